@@ -1,0 +1,166 @@
+"""What the source's catalog says of its tables: plain facts, with a JSON form.
+
+Read by :mod:`pgcdc_assets.source.catalog`, saved beside the project for Dagster, and carried in the
+change log beside the Relation messages, which lack attribute numbers, keys and type families.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Self
+
+from pgcdc_assets.core.names import TableName
+
+ReplicaIdentity = Literal["d", "n", "f", "i"]
+"""pg_class.relreplident: default, nothing, full, index."""
+
+
+@dataclass(frozen=True)
+class PgType:
+    """A type as pg_type has it. ``base`` is set for domains (already the innermost), ``element`` for arrays."""
+
+    oid: int
+    name: str
+    typmod: int = -1
+    family: str = "b"
+    """pg_type.typtype: b base, d domain, e enum, c composite, r range, m multirange, p pseudo."""
+    base: PgType | None = None
+    element: PgType | None = None
+    delimiter: str = ","
+    """pg_type.typdelim of the element type; ``;`` for box alone."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        nested = {k: cls.from_json(data[k]) for k in ("base", "element") if data.get(k)}
+        return cls(**{**data, **nested})
+
+
+@dataclass(frozen=True)
+class Column:
+    attnum: int
+    name: str
+    type: PgType
+    not_null: bool = False
+    generated: str = ""
+    """pg_attribute.attgenerated: '' none, 's' stored, 'v' virtual."""
+    missing: str | None = None
+    """pg_attribute.attmissingval as text: the value rows older than an ADD COLUMN ... DEFAULT have."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf partition, published as itself and mirrored into its root's table."""
+
+    oid: int
+    name: TableName
+    relfilenode: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """A published table. For a partitioned root ``leaves`` is not empty and holds the storage.
+
+    ``columns`` are the columns that the stream carries (published, generated ones as the server's
+    version has them), in attnum order. ``key`` holds the attnums of the mirror's key: the primary
+    key where all its columns are published, else the identity index; empty where there is none
+    that is immediate, valid, whole and not partial.
+    """
+
+    oid: int
+    name: TableName
+    columns: tuple[Column, ...]
+    key: tuple[int, ...] = ()
+    replica_identity: ReplicaIdentity = "d"
+    identity_key: tuple[int, ...] = ()
+    """attnums that a key tuple ``K`` carries; empty for FULL and NOTHING."""
+    relfilenode: int = 0
+    partitioned: bool = False
+    leaves: tuple[Leaf, ...] = ()
+    root: TableName | None = None
+    """For a leaf: the root whose mirror it is written to."""
+    row_filter: str | None = None
+    """SQL of the publication's row filter, as pg_publication_tables.rowfilter gives it."""
+    updates_seen: bool = True
+    """False: published for inserts (and truncate) only, for want of a usable replica identity."""
+    pages: int = 0
+    rows: int = 0
+    """Estimates (relpages, reltuples), to size the pieces of a copy."""
+
+    @property
+    def mirror(self) -> TableName:
+        return self.root or self.name
+
+    @property
+    def multiset(self) -> bool:
+        """No key and FULL identity: mirrored as a multiset of rows."""
+        return not self.key and self.replica_identity == "f"
+
+    @property
+    def key_columns(self) -> tuple[Column, ...]:
+        by_attnum = {column.attnum: column for column in self.columns}
+        return tuple(by_attnum[attnum] for attnum in self.key)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(
+            **{
+                **data,
+                "name": TableName(**data["name"]),
+                "columns": tuple(Column(**{**c, "type": PgType.from_json(c["type"])}) for c in data["columns"]),
+                "key": tuple(data["key"]),
+                "identity_key": tuple(data["identity_key"]),
+                "leaves": tuple(Leaf(**{**leaf, "name": TableName(**leaf["name"])}) for leaf in data["leaves"]),
+                "root": TableName(**data["root"]) if data["root"] else None,
+            }
+        )
+
+    def without_volatile(self) -> Self:
+        """The facts that decide how rows are decoded and applied: no storage numbers, no estimates."""
+        return replace(self, relfilenode=0, leaves=(), pages=0, rows=0)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whose changes a log holds. Two of them are the same stream only if all three fields agree."""
+
+    system_identifier: str
+    database: str
+    slot: str
+
+    def app_id(self, *parts: str) -> str:
+        """An application id for Delta's ``txn`` action: ``pgcdc/<system>/<database>/<slot>[/...]``."""
+        return "/".join(("pgcdc", self.system_identifier, self.database, self.slot, *parts))
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The saved catalog (``.pgcdc/catalog.json``): all Dagster needs to draw the graph."""
+
+    identity: Identity
+    publication: str
+    server_version: int
+    """server_version_num, like 180004."""
+    tables: tuple[Table, ...] = field(default_factory=tuple)
+    """Mirrored tables: roots and plain tables, not leaves."""
+    publications: tuple[str, ...] = ()
+    """All publication names to pass as publication_names (the insert-only one is separate)."""
+
+    def table(self, name: TableName) -> Table | None:
+        return next((table for table in self.tables if table.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(
+            **{
+                **data,
+                "identity": Identity(**data["identity"]),
+                "tables": tuple(Table.from_json(table) for table in data["tables"]),
+                "publications": tuple(data["publications"]),
+            }
+        )

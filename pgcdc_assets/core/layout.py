@@ -1,0 +1,54 @@
+"""Where things lie in the lake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgcdc_assets.core.names import TableName
+
+OWN = "_pgcdc"
+"""Folder of all that is not a mirror. A schema of this name is percent-encoded, so none collides."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Folders under the lake's root; nothing is created here."""
+
+    root: Path
+
+    @property
+    def own(self) -> Path:
+        return self.root / OWN
+
+    @property
+    def change_log(self) -> Path:
+        return self.own / "change_log"
+
+    @property
+    def consistent_points(self) -> Path:
+        return self.own / "consistent_points"
+
+    @property
+    def table_states(self) -> Path:
+        return self.own / "table_states"
+
+    @property
+    def merge(self) -> Path:
+        """Scratch of merges: collapsed sources, deleted after their commit."""
+        return self.own / "merge"
+
+    @property
+    def lock(self) -> Path:
+        return self.own / "lock"
+
+    @property
+    def hold(self) -> Path:
+        """Request of a running ``verify`` for a boundary at its LSN."""
+        return self.own / "hold"
+
+    def mirror(self, table: TableName) -> Path:
+        return self.root / table.folder
+
+    def changes(self, table: TableName) -> Path:
+        return self.own / "changes" / table.folder

@@ -1,0 +1,69 @@
+"""Names of tables: as SQL writes them, and as folders of the lake."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from pgcdc_assets.errors import UsageError
+
+_PART = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\W\d][\w$]*))\s*')
+_PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
+
+
+@dataclass(frozen=True, order=True)
+class TableName:
+    """A table's schema and name, verbatim (unquoted)."""
+
+    schema: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read an SQL identifier: ``t``, ``public.t``, ``"Odd Schema"."Select"``; unqualified means public."""
+        parts: list[str] = []
+        at = 0
+        while True:
+            match = _PART.match(text, at)
+            if match is None:
+                raise UsageError(f'{text!r} is not a table name; write t, schema.t or "Odd Schema"."Select"')
+            parts.append(match[1].replace('""', '"') if match[1] is not None else match[2].lower())
+            at = match.end()
+            if at == len(text):
+                break
+            if text[at] != "." or len(parts) == 2:
+                raise UsageError(f'{text!r} is not a table name; write t, schema.t or "Odd Schema"."Select"')
+            at += 1
+        return cls(*parts) if len(parts) == 2 else cls("public", parts[0])
+
+    def __str__(self) -> str:
+        return f"{_quoted(self.schema)}.{_quoted(self.name)}"
+
+    @property
+    def folder(self) -> str:
+        """Relative folder in the lake: ``<schema>/<table>``, unambiguous for any two names."""
+        return f"{encoded(self.schema)}/{encoded(self.name)}"
+
+
+def _quoted(part: str) -> str:
+    return part if _PLAIN.fullmatch(part) else '"' + part.replace('"', '""') + '"'
+
+
+def encoded(part: str) -> str:
+    """A name as one folder: verbatim, except what a file system or the lake's own layout would misread.
+
+    ``/``, NUL and ``%`` (the escape itself) are percent-encoded everywhere; ``.`` and ``..``, and a
+    leading ``_pgcdc``, by their first character.
+    """
+    text = part.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    if text in (".", ".."):
+        return "%2E" + text[1:]
+    if text.startswith("_pgcdc"):
+        return "%5F" + text[1:]
+    return text
+
+
+def decoded(folder: str) -> str:
+    """The inverse of :func:`encoded`."""
+    return re.sub(r"%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), folder)

@@ -1,0 +1,77 @@
+"""LSN ranges: half-open spans of WAL whose ends are transaction boundaries.
+
+A transaction belongs to the range ``(start, end]`` that contains its ``end_lsn``. Because no
+boundary ever lies inside a commit record, the same is decided by ``start <= commit_lsn < end``,
+which is the form that filters use: ``commit_lsn`` is known from Begin and orders the log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import BadRange, RangeGap
+
+_KEY = re.compile(r"([0-9A-F]{12,16})-([0-9A-F]{12,16})")
+
+
+@dataclass(frozen=True, order=True)
+class LsnRange:
+    """``(start, end]`` in terms of ``end_lsn``; ``[start, end)`` in terms of ``commit_lsn``."""
+
+    start: Lsn
+    end: Lsn
+
+    def __post_init__(self) -> None:
+        if self.start > self.end:
+            raise BadRange(f"range ends at {self.end}, before its start {self.start}")
+
+    @property
+    def key(self) -> str:
+        """The Dagster partition key: fixed-width hexadecimal, so that text order is LSN order."""
+        return f"{self.start:012X}-{self.end:012X}"
+
+    @classmethod
+    def from_key(cls, key: str) -> Self:
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise BadRange(f"{key!r} is not a range key; it looks like 0000015D3F88-0000015D4A10")
+        return cls(Lsn(int(match[1], 16)), Lsn(int(match[2], 16)))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``X/Y..X/Y`` or a partition key."""
+        start, dots, end = text.partition("..")
+        if not dots:
+            return cls.from_key(text)
+        try:
+            return cls(Lsn.parse(start), Lsn.parse(end))
+        except ValueError as error:
+            raise BadRange(f"{text!r} is not a range: {error}") from None
+
+    def __str__(self) -> str:
+        return f"{self.start}..{self.end}"
+
+    def holds_commit(self, commit_lsn: int) -> bool:
+        """Whether the transaction whose commit record starts here belongs to this range."""
+        return self.start <= commit_lsn < self.end
+
+
+def merged(ranges: Iterable[LsnRange]) -> LsnRange:
+    """One range over contiguous ones, whatever order they are given in; RangeGap names the hole."""
+    ordered = sorted(ranges)
+    if not ordered:
+        raise BadRange("no range was selected")
+    for left, right in pairwise(ordered):
+        if left.end != right.start:
+            raise RangeGap(f"ranges do not follow each other: {left} is followed by {right}", lsn=left.end)
+    return LsnRange(ordered[0].start, ordered[-1].end)
+
+
+def missing_between(position: Lsn, target: LsnRange, known: Sequence[LsnRange]) -> list[LsnRange]:
+    """The known ranges that lie between a table's ``replay_lsn`` and the start of ``target``."""
+    return [r for r in known if r.end > position and r.end <= target.start]

@@ -1,0 +1,27 @@
+"""The life of a mirrored table.
+
+| state | set by | stored | meaning |
+|---|---|---|---|
+| waiting | the first sight of the table in the catalog | no | nothing copied, nothing asked |
+| copying | the copy, when its snapshot is taken | yes | rows under one snapshot; left out of consistent points |
+| catching_up | the copy, when its commit is made | yes | has a replay_lsn of its own, behind or ahead of the others |
+| streaming | the publisher, with the first consistent point that lists it | no | replay_lsn moves with the others |
+| set_aside | the transform or the watch of the catalog | yes | not followed exactly; its changes stay in the log |
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class TableState(StrEnum):
+    WAITING = "waiting"
+    COPYING = "copying"
+    CATCHING_UP = "catching_up"
+    STREAMING = "streaming"
+    SET_ASIDE = "set_aside"
+
+    @property
+    def readable(self) -> bool:
+        """Whether the mirror stands in the rows of ``consistent_points``."""
+        return self in (TableState.CATCHING_UP, TableState.STREAMING)

@@ -1,0 +1,158 @@
+"""Every situation that stops us, as one class: what, which object, which LSN, what to do.
+
+Messages carry names, LSNs and counts; never row values, never secrets.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PgcdcError(Exception):
+    """Base of all. ``str()`` is one line: ``thing: what, at LSN X/Y; do``."""
+
+    retryable: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+    advice: ClassVar[str] = ""
+    """What to do, where the raiser says nothing more precise."""
+
+    def __init__(self, what: str, *, thing: str | None = None, lsn: object = None, do: str | None = None) -> None:
+        self.what = what
+        self.thing = thing
+        self.lsn = lsn
+        self.do = do or self.advice
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        text = f"{self.thing}: {self.what}" if self.thing else self.what
+        if self.lsn is not None:
+            text += f", at LSN {self.lsn}"
+        return f"{text}; {self.do}" if self.do else text
+
+
+# Usage and settings ---------------------------------------------------------------------------
+
+
+class UsageError(PgcdcError):
+    """A wrong argument or option."""
+
+    exit_code = 2
+
+
+class SettingsError(UsageError):
+    """A setting that cannot be used; names the field."""
+
+
+class BadRange(UsageError):
+    """A text or key that is not an LSN range."""
+
+
+class RangeGap(PgcdcError):
+    """A range cannot be applied because ranges before it are missing; names them."""
+
+
+class UnknownTable(PgcdcError):
+    """A table that the catalog or the lake does not know."""
+
+    advice = "see `pgcdc status` for the tables"
+
+
+class SetupNeeded(PgcdcError):
+    """Publication, slot or saved catalog is not there yet."""
+
+    advice = "run `pgcdc setup`"
+
+
+class MachineError(PgcdcError):
+    """Java missing or of a wrong version, no network on first use, no write access."""
+
+
+class LockHeld(PgcdcError):
+    """Another process writes to this lake; names pid and command."""
+
+    advice = "wait for it, or stop it"
+
+
+# Source ---------------------------------------------------------------------------------------
+
+
+class SourceUnavailable(PgcdcError):
+    """The source cannot be reached, or the connection was lost."""
+
+    retryable = True
+
+
+class SourceNotReady(PgcdcError):
+    """A setting, right or free place is lacking on the source; says which and what to change."""
+
+
+class SlotMissing(PgcdcError):
+    """The replication slot does not exist."""
+
+
+class SlotLost(PgcdcError):
+    """The slot was invalidated: the WAL it needs is gone. Only a new slot and new copies help."""
+
+
+class SlotActive(PgcdcError):
+    """Another process holds the slot; names its pid."""
+
+    retryable = True
+
+
+class SlotAhead(PgcdcError):
+    """``confirmed_flush_lsn`` is above ``transform_lsn``: changes between the two are gone."""
+
+
+class IdentityMismatch(PgcdcError):
+    """Another system, database, slot or timeline stands under the name that the log belongs to."""
+
+
+class LogAhead(PgcdcError):
+    """The log holds positions that this source's WAL has not reached: a restored backup."""
+
+
+class EmptyPublication(PgcdcError):
+    """The publication lists no table."""
+
+
+class CopyBlocked(PgcdcError):
+    """A snapshot cannot be had: open or prepared transactions hold it up; names pid, gid, age."""
+
+    retryable = True
+
+
+# Stream and log -------------------------------------------------------------------------------
+
+
+class ProtocolError(PgcdcError):
+    """A malformed, truncated or unknown message; names kind and LSN."""
+
+
+class LogCorrupt(PgcdcError):
+    """A segment is missing, damaged, or not what its commit says."""
+
+
+class LogConflict(PgcdcError):
+    """Another writer moved the log's position while we held it."""
+
+
+class ReceiverDied(PgcdcError):
+    """The receiver process ended without a report."""
+
+    retryable = True
+
+
+# Lake -----------------------------------------------------------------------------------------
+
+
+class LakeError(PgcdcError):
+    """A mirror, feed or point in the lake is not what it must be."""
+
+
+class MergeMismatch(LakeError):
+    """A commit reported other counts than were to change."""
+
+
+class NotRepairable(LakeError):
+    """A key's base image lies before the log and the copy: copy the table anew."""
