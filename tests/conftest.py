@@ -1,0 +1,3 @@
+"""Fixtures by theme."""
+
+pytest_plugins = ["tests.fix_postgres", "tests.fix_spark"]
