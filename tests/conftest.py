@@ -1,3 +1,20 @@
-"""Fixtures by theme."""
+"""Fixtures by theme, and the switch for the long set."""
+
+from __future__ import annotations
+
+import pytest
 
 pytest_plugins = ["tests.fix_postgres", "tests.fix_spark"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-long", action="store_true", help="run the tests marked `long` too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--run-long"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]

@@ -1,0 +1,61 @@
+# Needs Python 3.11 (to 3.13), Java 17 or newer, and make. All else is installed into .venv and a cache.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.PHONY: machine
+machine:
+	@test -n "$(PYTHON)" || { echo "pgcdc: Python is not installed; install Python 3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	  || { echo "pgcdc: $(PYTHON) is `$(PYTHON) -V 2>&1`; install Python 3.11 or name one: make PYTHON=..." >&2; exit 1; }
+	@test -w . || { echo "pgcdc: no write access to `pwd`; run make in a folder of your own" >&2; exit 1; }
+	@command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null 2>&1 \
+	  || { echo "pgcdc: Java is not installed; install Java 17, or set JAVA_HOME" >&2; exit 1; }
+
+$(READY): requirements.lock pyproject.toml | machine
+	@$(PYTHON) -m venv $(VENV) || { echo "pgcdc: no virtual environment could be made; install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock \
+	  || { echo "pgcdc: packages could not be installed; the first use needs the network" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: install
+install: machine $(READY) ## A virtual environment with all that is needed
+
+.PHONY: demo
+demo: install ## PostgreSQL into Delta tables in one go, with proof at the end
+	@$(BIN)/pgcdc demo
+
+.PHONY: up
+up: install ## Dagster's UI with the sensor on
+	@$(BIN)/pgcdc up
+
+.PHONY: test
+test: install ## The default tests
+	@$(BIN)/python -m pytest
+
+.PHONY: test-all
+test-all: install ## All tests, the long ones too
+	@$(BIN)/python -m pytest -o addopts="-ra --strict-markers --durations=30" --run-long
+
+.PHONY: check
+check: install ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+.PHONY: lock
+lock: install ## Lock the dependencies anew
+	@$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --extra dev --no-emit-index-url \
+	  --no-emit-find-links --no-emit-options --no-emit-trusted-host --output-file requirements.lock pyproject.toml
+
+.PHONY: clean
+clean: ## Removes the virtual environment and caches of the checkout
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
