@@ -1,0 +1,1 @@
+"""The stages put together: copy, receive, transform, apply and publish, under one lock."""

@@ -1,0 +1,71 @@
+"""How ``verify`` gets a boundary at its own LSN out of a running sync.
+
+A snapshot of the source has an exact LSN C only as a slot's consistent point, and a running sync would
+pass C by. So verify first places a request without LSN: the sync starts no further turn. Then it takes
+its snapshot, writes C into the request, and the sync's next turn ends exactly at C and is published.
+A request is a locked file, so one whose verify died holds nothing up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import LockHeld
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A request in force. ``lsn`` is None until the snapshot is taken."""
+
+    lsn: Lsn | None
+
+
+class HoldRequest:
+    """Verify's side of the request."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def at(self, lsn: Lsn) -> None:
+        """Ask for the boundary itself, once its LSN is known."""
+        self._file.seek(0)
+        self._file.write(str(lsn))
+        self._file.flush()
+
+
+@contextmanager
+def placed(layout: Layout) -> Iterator[HoldRequest]:
+    """Place a request for the time of the block; LockHeld when another verify has one."""
+    layout.hold.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(layout.hold, os.O_RDWR | os.O_CREAT, 0o644), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockHeld("another `pgcdc verify` is running", thing=str(layout.root)) from None
+        file.truncate(0)
+        try:
+            yield HoldRequest(file)
+        finally:
+            file.truncate(0)
+
+
+def current(layout: Layout) -> Hold | None:
+    """The request in force, if any: the sync's side."""
+    try:
+        file = layout.hold.open()
+    except OSError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = file.read().strip()
+            return Hold(Lsn.parse(text) if text else None)
+        return None

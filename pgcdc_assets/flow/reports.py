@@ -1,0 +1,65 @@
+"""What the stages did, as plain values: for metadata, progress and the commands' results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.lake.copy import CopyReport
+
+
+@dataclass(frozen=True)
+class TableTurn:
+    """One table's part of a range (sums over the range's turns)."""
+
+    table: TableName
+    replay_lsn: Lsn
+    version: int
+    """Delta version of the mirror."""
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    """Rows changed in the mirror: net effects, so fewer than the changes."""
+    changes: dict[str, int] = field(default_factory=dict)
+    """Rows of the change feed by operation."""
+    seconds_transform: float = 0.0
+    seconds_apply: float = 0.0
+
+
+@dataclass(frozen=True)
+class RangeReport:
+    """One closed LSN range."""
+
+    span: LsnRange
+    transactions: int
+    rows: dict[str, int]
+    """Messages by kind (I, U, D, T)."""
+    bytes: int
+    """Payload bytes in the change log."""
+    transform_lsn: Lsn
+    replay_lsn: Lsn
+    lag_bytes: int
+    lag_seconds: float | None
+    tables: dict[TableName, TableTurn]
+    """Only tables that changed."""
+    seconds: dict[str, float]
+    """Wall seconds by stage: transform, apply, publish."""
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """A whole run."""
+
+    start: Lsn
+    """replay_lsn when it began."""
+    end: Lsn
+    """replay_lsn when it ended."""
+    transform_lsn: Lsn
+    copied: list[CopyReport]
+    turns: int
+    transactions: int
+    rows: int
+    seconds: float
+    set_aside: list[tuple[TableName, str]]
