@@ -1,0 +1,83 @@
+"""The embedded PostgreSQL server: one per session, a fresh database per test.
+
+``PGCDC_TEST_PG`` chooses the major version: 18 by default, or 16.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from pgcdc_assets.demo.server import EmbeddedServer
+
+
+@dataclass(frozen=True)
+class Database:
+    server: EmbeddedServer
+    name: str
+
+    @property
+    def conninfo(self) -> str:
+        return self.server.conninfo_of(self.name)
+
+    def connect(self, **kwargs: Any) -> psycopg.Connection:
+        return psycopg.connect(self.conninfo, **{"autocommit": True, **kwargs})
+
+
+@pytest.fixture(scope="session")
+def pg_version() -> int:
+    return int(os.environ.get("PGCDC_TEST_PG", "18"))
+
+
+@pytest.fixture(scope="session")
+def server(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    folder: Path = tmp_path_factory.mktemp("postgres") / "server"
+    with EmbeddedServer(folder, version=pg_version, fsync=False, settings=TEST_SETTINGS) as server:
+        yield server
+
+
+TEST_SETTINGS = {
+    "max_prepared_transactions": "10",
+    "wal_writer_delay": "50ms",
+    "max_replication_slots": "40",
+    "max_wal_senders": "40",
+    # Nothing of ours may depend on what a server has for its defaults.
+    "TimeZone": "Asia/Kathmandu",
+    "DateStyle": "SQL, DMY",
+    "IntervalStyle": "sql_standard",
+    "bytea_output": "escape",
+    "extra_float_digits": "-15",
+}
+
+
+@pytest.fixture
+def database(server: EmbeddedServer) -> Iterator[Database]:
+    """A database of its own; at the end its slots are dropped with it, whoever still holds them."""
+    name = f"t_{secrets.token_hex(5)}"
+    with psycopg.connect(server.conninfo_of("postgres"), autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    yield Database(server, name)
+    if server.running:
+        _drop(server, name)
+
+
+def _drop(server: EmbeddedServer, name: str) -> None:
+    with psycopg.connect(server.conninfo_of("postgres"), autocommit=True) as admin:
+        prepared = admin.execute("SELECT gid FROM pg_prepared_xacts WHERE database = %s", [name]).fetchall()
+        if prepared:
+            with psycopg.connect(server.conninfo_of(name), autocommit=True) as inside:
+                for (gid,) in prepared:
+                    inside.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+        admin.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", [name])
+        admin.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", [name]
+        )
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

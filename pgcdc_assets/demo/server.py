@@ -1,0 +1,252 @@
+"""A PostgreSQL server of our own in a folder: the default source, and the tests' server.
+
+Reached by a Unix socket alone, so it needs no free port and stands beside any other server. The
+folder holds ``data``, ``server.log`` and the socket, and belongs to the user who runs the server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from pgcdc_assets.demo.binaries import NEWEST, Runner, environment, programs
+from pgcdc_assets.errors import MachineError
+
+USER = "postgres"
+PORT = 5432
+"""Names the socket's file; nothing listens on TCP."""
+
+_SOCKET = f".s.PGSQL.{PORT}"
+_SOCKET_PATH_LIMIT = 100
+"""sun_path holds 107 bytes and a NUL; some room for the lock file's suffix."""
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_/.\-]+")
+"""libpq and unix_socket_directories read a comma as a list; quoting rules differ for the rest."""
+
+_START_SECONDS = 60
+_STOP_SECONDS = 20
+"""A fast shutdown waits for walsenders whose client does not confirm; then it is immediate."""
+
+SETTINGS: Mapping[str, str] = {
+    "wal_level": "logical",
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "max_connections": "100",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
+    "max_wal_size": "2GB",
+    "lc_messages": "C",
+    "log_min_messages": "warning",
+}
+
+
+@dataclass
+class EmbeddedServer:
+    """``start()`` makes the cluster if the folder is empty; a running server is joined, not started twice.
+
+    ``version`` counts for a new folder; an old one keeps its own. ``database`` is the one that
+    ``conninfo`` names. ``fsync=False`` is for tests. All trust is local: whoever may use the folder.
+    """
+
+    folder: Path
+    version: int = NEWEST
+    database: str = "postgres"
+    fsync: bool = True
+    settings: Mapping[str, str] = field(default_factory=dict)
+    _guard: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+    _started: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.absolute()
+        with suppress(FileNotFoundError, PermissionError):
+            self.version = int((self.data / "PG_VERSION").read_text())
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "server.log"
+
+    @property
+    def bin(self) -> Path:
+        return programs(self.version)
+
+    @cached_property
+    def runner(self) -> Runner:
+        return Runner.for_folders(self.bin, self.folder)
+
+    @property
+    def socket_folder(self) -> Path:
+        """The folder itself; a short one elsewhere when the socket's path would be too long or odd."""
+        path = str(self.folder)
+        if len(os.fsencode(path)) + len(_SOCKET) < _SOCKET_PATH_LIMIT and _PLAIN_PATH.fullmatch(path):
+            return self.folder
+        name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"pgcdc-{os.geteuid()}-{name}"
+
+    @property
+    def conninfo(self) -> str:
+        return self.conninfo_of(self.database)
+
+    def conninfo_of(self, database: str) -> str:
+        return make_conninfo(host=str(self.socket_folder), port=PORT, user=USER, dbname=database)
+
+    @property
+    def pid(self) -> int | None:
+        """The running postmaster's, None where none runs (whatever postmaster.pid says)."""
+        try:
+            pid = int((self.data / "postmaster.pid").read_text().split("\n", 1)[0])
+            process = psutil.Process(pid)
+            ours = process.name().startswith("postgres") and Path(process.cwd()) == self.data.resolve()
+            return pid if ours and process.status() != psutil.STATUS_ZOMBIE else None
+        except (OSError, ValueError, psutil.Error):
+            return None
+
+    @property
+    def running(self) -> bool:
+        return self.pid is not None
+
+    def start(self, *, survive: bool = True) -> Self:
+        """Start it, or find it running.
+
+        With ``survive=False`` a server that this call started ends with this process, however that ends.
+        """
+        with self._alone():
+            if not self.running:
+                self._prepare()
+                self._launch()
+                self._started = True
+        self._ensure_database()
+        if not survive and self._started and self._guard is None:
+            self._guard = self._watch_over()
+        return self
+
+    def stop(self, *, mode: str = "fast") -> None:
+        """Stop it: ``fast``, or ``immediate`` (as a crash; the next start recovers). Not running is fine."""
+        if self.running:
+            self._control("stop", "-w", "-m", mode, "-t", str(_STOP_SECONDS))
+        if self.running:
+            self._control("stop", "-w", "-m", "immediate", "-t", str(_STOP_SECONDS))
+        if self.running:
+            raise MachineError("does not stop", thing=f"embedded PostgreSQL in {self.folder}")
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.stdin.close()
+            self._guard.wait(_STOP_SECONDS)
+            self._guard = None
+        self._started = False
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self.start(survive=False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._started:
+            self.stop()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two commands may start at once: the second one waits, and finds the server running."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with (self.folder.parent / f".{self.folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _prepare(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        runner = self.runner
+        runner.own(self.folder)
+        runner.own(self.socket_folder)
+        if not (self.data / "PG_VERSION").exists():
+            options = ["--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync", f"--username={USER}"]
+            done = runner.run([self.bin / "initdb", *options, "-D", self.data])
+            if done.returncode:
+                raise MachineError(
+                    f"initdb failed: {_last_line(done.stderr)}", thing=f"embedded PostgreSQL in {self.folder}"
+                )
+        self._write_settings()
+        for stale in (self.data / "postmaster.pid", self.socket_folder / f"{_SOCKET}.lock"):
+            # Its pid may by now belong to another program (a restarted container), which PostgreSQL
+            # would take for a running server.
+            stale.unlink(missing_ok=True)
+
+    def _write_settings(self) -> None:
+        included = "include_if_exists = 'pgcdc.conf'"
+        main = self.data / "postgresql.conf"
+        if included not in (text := main.read_text()):
+            main.write_text(f"{text}\n{included}\n")
+        fsync = "on" if self.fsync else "off"
+        own = {"unix_socket_directories": str(self.socket_folder), "port": str(PORT), "fsync": fsync}
+        if not self.fsync:
+            own["full_page_writes"] = "off"
+        lines = [f"{name} = '{value}'" for name, value in {**SETTINGS, **own, **self.settings}.items()]
+        (self.data / "pgcdc.conf").write_text("\n".join(lines) + "\n")
+        (self.data / "pgcdc.conf").chmod(0o644)
+
+    def _launch(self) -> None:
+        done = self._control("start", "-w", "-t", str(_START_SECONDS), "-l", str(self.log))
+        deadline = time.monotonic() + _STOP_SECONDS
+        while done.returncode and not self.running and time.monotonic() < deadline:
+            # Children of a killed server may still be on their way out and hold its shared memory.
+            if "shared memory" not in self._log_tail():
+                break
+            time.sleep(0.2)
+            done = self._control("start", "-w", "-t", str(_START_SECONDS), "-l", str(self.log))
+        if done.returncode:
+            raise MachineError(
+                f"did not start: {_last_line(self._log_tail() or done.stderr)}",
+                thing=f"embedded PostgreSQL in {self.folder}",
+                do=f"see {self.log}",
+            )
+
+    def _control(self, action: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return self.runner.run([self.bin / "pg_ctl", action, "-s", "-D", self.data, *options])
+
+    def _ensure_database(self) -> None:
+        if self.database == "postgres":
+            return
+        with psycopg.connect(self.conninfo_of("postgres"), autocommit=True) as conn:
+            found = conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", [self.database]).fetchone()
+            if found is None:
+                conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.database)))
+
+    def _watch_over(self) -> subprocess.Popen[bytes]:
+        """A shell that waits for the end of our process (its input closes) and then stops the server."""
+        script = 'cat >/dev/null; "$1" stop -s -w -m fast -t 10 -D "$2" || "$1" stop -s -m immediate -D "$2"'
+        return subprocess.Popen(
+            self.runner.command(["sh", "-c", script, "sh", self.bin / "pg_ctl", self.data]),
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd="/", env=environment(), start_new_session=True,
+        )  # fmt: skip
+
+    def _log_tail(self) -> str:
+        with suppress(OSError):
+            return self.log.read_text(errors="replace")[-2000:]
+        return ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "FATAL" in line or "ERROR" in line), lines[-1] if lines else "?")
