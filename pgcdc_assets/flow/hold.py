@@ -8,8 +8,6 @@ A request is a locked file, so one whose verify died holds nothing up.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import IO
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LockHeld
+from pgcdc_assets.flow import filelock
 
 
 @dataclass(frozen=True)
@@ -36,19 +35,16 @@ class HoldRequest:
     def at(self, lsn: Lsn) -> None:
         """Ask for the boundary itself, once its LSN is known."""
         self._file.seek(0)
-        self._file.write(str(lsn))
+        self._file.write(f"{lsn}\n")
         self._file.flush()
 
 
 @contextmanager
 def placed(layout: Layout) -> Iterator[HoldRequest]:
     """Place a request for the time of the block; LockHeld when another verify has one."""
-    layout.hold.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(layout.hold, os.O_RDWR | os.O_CREAT, 0o644), "r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LockHeld("another `pgcdc verify` is running", thing=str(layout.root)) from None
+    with filelock.opened(layout.hold) as file:
+        if not filelock.taken(file):
+            raise LockHeld("another `pgcdc verify` is running", thing=str(layout.root))
         file.truncate(0)
         try:
             yield HoldRequest(file)
@@ -58,14 +54,8 @@ def placed(layout: Layout) -> Iterator[HoldRequest]:
 
 def current(layout: Layout) -> Hold | None:
     """The request in force, if any: the sync's side."""
-    try:
-        file = layout.hold.open()
-    except OSError:
+    text = filelock.text_of_holder(layout.hold)
+    if text is None:
         return None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            text = file.read().strip()
-            return Hold(Lsn.parse(text) if text else None)
-        return None
+    # A text without its newline is still being written.
+    return Hold(Lsn.parse(text) if text.endswith("\n") else None)

@@ -6,15 +6,15 @@ it with the process, however that ends. Every command, run, backfill and mainten
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, Self
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.errors import LockHeld, MachineError
+from pgcdc_assets.flow import filelock
 
 
 @dataclass(frozen=True)
@@ -25,63 +25,34 @@ class Holder:
     command: str
 
 
-class LakeLock:
-    """``with LakeLock(layout, "sync"): ...``; raises LockHeld, naming pid and command, when taken."""
-
-    def __init__(self, layout: Layout, command: str) -> None:
-        self._path = layout.lock
-        self._command = command
-        self._file: IO[str] | None = None
-
-    def __enter__(self) -> Self:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Never truncated on open: the holder's name must stay readable for those who fail to lock.
-            # O_CLOEXEC (Python's default) keeps the lock from living on in the receiver or the JVM.
-            file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
-        except OSError as error:
-            raise MachineError(f"cannot write there: {error.strerror}", thing=str(self._path.parent)) from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            other = _read(file)
-            file.close()
+@contextmanager
+def lake_lock(layout: Layout, command: str) -> Iterator[None]:
+    """Be the one writer for the time of the block; LockHeld names pid and command of another."""
+    try:
+        file = filelock.opened(layout.lock)
+    except OSError as error:
+        raise MachineError(f"cannot be written: {error.strerror}", thing=str(layout.root)) from None
+    with file:
+        if not filelock.taken(file):
+            other = holder(layout)
             who = f"`pgcdc {other.command}` (pid {other.pid})" if other else "another process"
-            raise LockHeld(f"{who} is writing to this lake", thing=str(self._path.parent.parent)) from None
-        file.seek(0)
-        file.truncate()
-        json.dump({"pid": os.getpid(), "command": self._command}, file)
+            raise LockHeld(f"{who} is writing to this lake", thing=str(layout.root))
+        file.truncate(0)
+        json.dump({"pid": os.getpid(), "command": command}, file)
         file.flush()
-        self._file = file
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            self._file.truncate(0)
-            self._file.close()
-            self._file = None
+        try:
+            yield
+        finally:
+            file.truncate(0)
 
 
 def holder(layout: Layout) -> Holder | None:
-    """Who writes to the lake now, or None. Takes the lock for an instant to find out; leaves no trace."""
-    try:
-        file = layout.lock.open("r+")
-    except OSError:
+    """Who writes to the lake now, or None."""
+    text = filelock.text_of_holder(layout.lock)
+    if text is None:
         return None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _read(file) or Holder(0, "unknown")
-        return None
-
-
-def _read(file: IO[str]) -> Holder | None:
-    file.seek(0)
     try:
-        content = json.load(file)
+        content = json.loads(text)
         return Holder(int(content["pid"]), str(content["command"]))
     except (ValueError, KeyError, TypeError):
-        return None
+        return Holder(0, "unknown")
