@@ -28,6 +28,7 @@ from pgcdc_assets.errors import SettingsError
 SETTINGS_FILE = Path("pgcdc.yaml")
 STATE_FOLDER = Path(".pgcdc")
 """Saved catalog and embedded server of a project directory."""
+CATALOG_FILE = STATE_FOLDER / "catalog.json"
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")

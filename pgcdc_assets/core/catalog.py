@@ -6,7 +6,10 @@ change log beside the Relation messages, which lack attribute numbers, keys and 
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pgcdc_assets.core.names import TableName
@@ -164,3 +167,18 @@ class Catalog:
                 "publications": tuple(data["publications"]),
             }
         )
+
+    def save(self, path: Path) -> None:
+        """Write it whole or not at all: readers (Dagster's code location) may come at any time."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text(json.dumps(self.to_json(), indent=1))
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self | None:
+        """The saved catalog, or None where there is none yet."""
+        try:
+            return cls.from_json(json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
