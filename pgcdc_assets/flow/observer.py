@@ -1,0 +1,45 @@
+"""Who is told what a run does: Dagster's events, a terminal's progress, a test's list."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.flow.reports import RangeReport
+from pgcdc_assets.lake.copy import CopyReport
+
+
+class Observer(Protocol):
+    """Called in the run's own thread, in LSN order; an exception ends the run at a boundary."""
+
+    def known_ranges(self) -> list[LsnRange]:
+        """The registered ranges, in order; new ones continue where the last ends."""
+
+    def copied(self, report: CopyReport) -> None:
+        """A table's copy stands in its mirror."""
+
+    def range_closed(self, report: RangeReport) -> None:
+        """A range is in the log, applied to every followed table, and published."""
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+        """For people; nothing may depend on it."""
+
+
+class Silent:
+    """An observer that keeps its ranges in memory and says nothing."""
+
+    def __init__(self) -> None:
+        self.ranges: list[RangeReport] = []
+        self.copies: list[CopyReport] = []
+
+    def known_ranges(self) -> list[LsnRange]:
+        return [report.span for report in self.ranges]
+
+    def copied(self, report: CopyReport) -> None:
+        self.copies.append(report)
+
+    def range_closed(self, report: RangeReport) -> None:
+        self.ranges.append(report)
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+        """Say nothing."""

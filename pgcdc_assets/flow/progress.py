@@ -1,0 +1,123 @@
+"""Where every mirrored table stands: its state, its effective ``replay_lsn``, its Delta version.
+
+Truth is in the lake. This is one run's view of it, read once at the start and moved on with every
+copy and turn, so that quiet tables cost nothing per turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pgcdc_assets.core.catalog import Catalog, Identity, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import UnknownTable
+from pgcdc_assets.lake.mirrors import Mirror
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.lake.states import StateRow, TableStates
+
+
+@dataclass(frozen=True)
+class TableProgress:
+    table: Table
+    """As at its copy, plus the columns that appeared since."""
+    state: TableState
+    replay_lsn: Lsn = ZERO
+    """Effective: what is applied, or known to hold nothing for this table."""
+    version: int = -1
+    reason: str | None = None
+
+
+class Progress:
+    """All tables of the catalog."""
+
+    def __init__(self, layout: Layout, identity: Identity, catalog: Catalog) -> None:
+        self.layout = layout
+        self.identity = identity
+        self.states = TableStates(layout)
+        self.points = ConsistentPoints(layout)
+        rows = self.states.all()
+        self._tables = {table.name: self._load(table, rows.get(table.name)) for table in catalog.tables}
+
+    def _load(self, table: Table, row: StateRow | None) -> TableProgress:
+        mirror = Mirror(self.layout, self.identity, table.name)
+        snapshot_lsn = mirror.snapshot_lsn
+        if row is None or row.table is None or snapshot_lsn is None or row.table.oid != table.oid:
+            return TableProgress(table, TableState.WAITING)
+        if row.state is TableState.COPYING and snapshot_lsn < row.lsn:
+            return TableProgress(table, TableState.WAITING)
+        replay_lsn = max(mirror.replay_lsn or ZERO, self.points.replay_lsn_of(table.name) or ZERO)
+        if row.state is TableState.SET_ASIDE:
+            return TableProgress(row.table, row.state, replay_lsn, mirror.version, row.reason)
+        return TableProgress(row.table, TableState.CATCHING_UP, replay_lsn, mirror.version)
+
+    def __getitem__(self, name: TableName) -> TableProgress:
+        try:
+            return self._tables[name]
+        except KeyError:
+            raise UnknownTable("is not among the published tables", thing=str(name)) from None
+
+    def __iter__(self) -> Iterable[TableProgress]:
+        return iter(self._tables.values())
+
+    def waiting(self) -> list[Table]:
+        """Tables to be copied, in the catalog's order."""
+        return [entry.table for entry in self._tables.values() if entry.state is TableState.WAITING]
+
+    def followed(self) -> list[TableProgress]:
+        return [entry for entry in self._tables.values() if entry.state.readable]
+
+    def set_aside(self) -> list[TableProgress]:
+        return [entry for entry in self._tables.values() if entry.state is TableState.SET_ASIDE]
+
+    @property
+    def replay_lsn(self) -> Lsn:
+        """The lowest position of the tables that are followed; ZERO where there is none."""
+        return min((entry.replay_lsn for entry in self.followed()), default=ZERO)
+
+    def request_copy(self, tables: Sequence[TableName]) -> None:
+        """Have these copied anew by the next copy."""
+        for name in tables:
+            self._tables[name] = replace(self[name], state=TableState.WAITING, reason=None)
+
+    def copying(self, tables: Iterable[Table], consistent_point: Lsn) -> None:
+        for table in tables:
+            self.states.set(table, TableState.COPYING, consistent_point)
+            self._tables[table.name] = TableProgress(table, TableState.COPYING, consistent_point)
+
+    def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
+        self.states.set(table, TableState.CATCHING_UP, consistent_point)
+        self._tables[table.name] = TableProgress(table, TableState.CATCHING_UP, consistent_point, version)
+
+    def moved(self, name: TableName, replay_lsn: Lsn, version: int | None = None, table: Table | None = None) -> None:
+        """A table's position after a turn; it never goes down."""
+        entry = self[name]
+        if table is not None and table != entry.table:
+            self.states.set(table, TableState.CATCHING_UP, replay_lsn)
+        self._tables[name] = replace(
+            entry,
+            table=table or entry.table,
+            replay_lsn=max(entry.replay_lsn, replay_lsn),
+            version=entry.version if version is None else version,
+        )
+
+    def put_aside(self, name: TableName, lsn: Lsn, reason: str) -> None:
+        entry = self[name]
+        self.states.set(entry.table, TableState.SET_ASIDE, lsn, reason)
+        self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason)
+
+    def publish(self, lsn: Lsn) -> None:
+        """Publish a consistent point of all tables that stand exactly at ``lsn``."""
+        versions = {entry.table.name: entry.version for entry in self.followed() if entry.replay_lsn == lsn}
+        self.points.publish(lsn, versions)
+        for name in versions:
+            self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
+
+    def reread_versions(self) -> None:
+        """Take the mirrors as they are now, so that a change made from outside is seen by ``verify``."""
+        for entry in self.followed():
+            version = Mirror(self.layout, self.identity, entry.table.name).version
+            self._tables[entry.table.name] = replace(entry, version=version)

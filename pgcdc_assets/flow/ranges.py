@@ -1,0 +1,100 @@
+"""When a range is cut, and what it held.
+
+Batches are for latency, ranges for people and backfills: a range is one or more whole batches, cut by
+size and by a minimum age. What a closed range held is counted from the log's own summaries, so that a
+run that died before its range was closed leaves nothing uncounted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.flow.reports import TableTurn
+from pgcdc_assets.log.table import BatchSummary
+
+ROW_KINDS = ("I", "U", "D", "T")
+
+
+@dataclass
+class OpenRange:
+    """The range that applied batches are being gathered into."""
+
+    start: Lsn
+    max_bytes: int
+    min_seconds: float
+    clock: Callable[[], float] = time.monotonic
+    _batches: list[BatchSummary] = field(default_factory=list)
+    _opened: float | None = None
+    _turns: dict[TableName, TableTurn] = field(default_factory=dict)
+    _seconds: Counter[str] = field(default_factory=Counter)
+
+    def add(self, batches: Sequence[BatchSummary], turns: Sequence[TableTurn], seconds: dict[str, float]) -> None:
+        """Take in what one turn applied. Batches without transactions open no range."""
+        self._batches += batches
+        if self._opened is None and any(batch.transactions for batch in batches):
+            self._opened = self.clock()
+        for turn in turns:
+            before = self._turns.get(turn.table)
+            self._turns[turn.table] = summed(before, turn) if before else turn
+        self._seconds.update(seconds)
+
+    @property
+    def due(self) -> bool:
+        if self._opened is None:
+            return False
+        size = sum(batch.bytes for batch in self._batches)
+        return size >= self.max_bytes or self.clock() - self._opened >= self.min_seconds
+
+    @property
+    def empty(self) -> bool:
+        return self._opened is None
+
+    def close(self) -> tuple[LsnRange, list[BatchSummary], dict[TableName, TableTurn], dict[str, float]]:
+        """End the range at its last batch, and open the next one there."""
+        span = LsnRange(self.start, self._batches[-1].end)
+        closed = span, self._batches, self._turns, dict(self._seconds)
+        self.start = span.end
+        self._batches, self._turns, self._seconds, self._opened = [], {}, Counter(), None
+        return closed
+
+
+def summed(left: TableTurn, right: TableTurn) -> TableTurn:
+    """Two turns of one table as one; positions are the later turn's."""
+    return TableTurn(
+        table=right.table,
+        replay_lsn=right.replay_lsn,
+        version=right.version,
+        inserted=left.inserted + right.inserted,
+        updated=left.updated + right.updated,
+        deleted=left.deleted + right.deleted,
+        changes=dict(Counter(left.changes) + Counter(right.changes)),
+        seconds_transform=left.seconds_transform + right.seconds_transform,
+        seconds_apply=left.seconds_apply + right.seconds_apply,
+    )
+
+
+def rows_by_kind(batches: Sequence[BatchSummary]) -> dict[str, int]:
+    """Row messages of some batches, by pgoutput letter."""
+    total: Counter[str] = Counter()
+    for batch in batches:
+        for kinds in batch.counts.values():
+            total.update({kind: count for kind, count in kinds.items() if kind in ROW_KINDS})
+    return {kind: total[kind] for kind in ROW_KINDS}
+
+
+def up_to(batches: Sequence[BatchSummary], max_bytes: int) -> list[BatchSummary]:
+    """The first batches that together reach ``max_bytes`` of payload: what one turn takes at most."""
+    taken: list[BatchSummary] = []
+    size = 0
+    for batch in batches:
+        taken.append(batch)
+        size += batch.bytes
+        if size >= max_bytes:
+            break
+    return taken

@@ -1,0 +1,78 @@
+"""One turn: whatever the log holds up to a boundary, into every followed mirror, then one consistent point."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.flow.progress import TableProgress
+from pgcdc_assets.flow.reports import TableTurn
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.apply import Applied, apply_tables
+from pgcdc_assets.lake.changes import FeedPart, Followed, transform
+
+
+@dataclass(frozen=True)
+class Turn:
+    upto: Lsn
+    tables: list[TableTurn]
+    """Tables whose mirror changed."""
+    seconds: dict[str, float]
+
+
+def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = None) -> Turn:
+    """Bring the tables (all followed ones) that stand below ``upto`` to it.
+
+    ``upto`` must be a boundary up to which the log is complete. Tables without changes move without a
+    commit. A table that cannot be followed is set aside; the others go on.
+    """
+    behind = [entry for entry in (tables or work.progress.followed()) if entry.replay_lsn < upto]
+    changed = [entry for entry in behind if entry.table.name in _changed(work, behind, upto)] if behind else []
+    seconds: dict[str, float] = {}
+    done: list[TableTurn] = []
+    if changed:
+        span = LsnRange(min(entry.replay_lsn for entry in changed), upto)
+        started = time.monotonic()
+        followed = [Followed(entry.table, entry.replay_lsn) for entry in changed]
+        parts = transform(work.session(), work.log, span, followed)
+        seconds["transform"] = time.monotonic() - started
+        started = time.monotonic()
+        applied = apply_tables(work.session(), work.layout, work.identity, list(parts.values()), upto)
+        seconds["apply"] = time.monotonic() - started
+        done = [_record(work, parts[result.table.name], result, seconds["transform"]) for result in applied]
+        for name, part in parts.items():
+            if part.set_aside is not None:
+                work.progress.put_aside(name, *part.set_aside)
+                work.observer.progress("apply", f"{name} is set aside: {part.set_aside[1]}")
+    for entry in behind:
+        if work.progress[entry.table.name].state.readable:
+            work.progress.moved(entry.table.name, upto)
+    return Turn(upto, done, seconds)
+
+
+def _changed(work: Work, behind: Sequence[TableProgress], upto: Lsn) -> set[TableName]:
+    """Mirrors that batches between the lowest position and ``upto`` have messages for."""
+    span = LsnRange(min(entry.replay_lsn for entry in behind), upto)
+    relations = {relation for batch in work.log.batches(span.start, upto) for relation in batch.counts}
+    if not relations:
+        return set()
+    return {shape.mirror for shape in work.log.shapes(span).values() if shape.relation_id in relations}
+
+
+def _record(work: Work, part: FeedPart, result: Applied, seconds: float) -> TableTurn:
+    work.progress.moved(result.table.name, result.replay_lsn, result.version, result.table)
+    return TableTurn(
+        table=result.table.name,
+        replay_lsn=result.replay_lsn,
+        version=result.version,
+        inserted=result.inserted,
+        updated=result.updated,
+        deleted=result.deleted,
+        changes=part.counts,
+        seconds_transform=seconds,
+        seconds_apply=result.seconds,
+    )
