@@ -82,6 +82,10 @@ class SourceUnavailable(PgcdcError):
     retryable = True
 
 
+class SourceFailed(PgcdcError):
+    """The source reported an error that no other class describes; names its SQLSTATE."""
+
+
 class SourceNotReady(PgcdcError):
     """A setting, right or free place is lacking on the source; says which and what to change."""
 

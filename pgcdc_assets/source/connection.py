@@ -1,0 +1,144 @@
+"""Connections to the source: the same session settings everywhere, typed errors, no secrets told."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import ProgrammingError
+from psycopg.abc import Params, PQGen, Query
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from pgcdc_assets.errors import SettingsError, SourceUnavailable
+from pgcdc_assets.source.failures import of_exception, of_refusal
+
+RV = TypeVar("RV")
+
+APPLICATION = "pgcdc_assets"
+"""First part of every application_name. Distinctive on purpose: where synchronous_standby_names
+matches it, each COMMIT on the source waits for us."""
+
+_SESSION = {
+    # One text form of every value, whatever the server's, database's or role's defaults are.
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    # A snapshot's holder sits idle in its transaction for as long as the copy takes.
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    # regclass and its like print by the search path, and operators are found by it: one path for
+    # all connections, on which nobody's function can stand.
+    "search_path": "pg_catalog",
+}
+_TRANSPORT = {
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "client_encoding": "UTF8",
+}
+"""A peer that vanished is noticed within a minute. The conninfo's own values win, the encoding aside."""
+
+_TRANSACTION_TIMEOUT_SINCE = 170000
+
+
+class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
+    """A psycopg connection whose loss is a SourceUnavailable, wherever it is noticed."""
+
+    endpoint: str = "source"
+    """For messages: see :func:`redacted`."""
+
+    def execute(
+        self, query: Query, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        if self.closed:
+            raise SourceUnavailable("the connection was lost", thing=self.endpoint)
+        return super().execute(query, params, prepare=prepare, binary=binary)
+
+    def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
+        try:
+            return super().wait(gen, interval, timeout)
+        except psycopg.OperationalError as error:
+            typed = of_exception(error).typed(self.endpoint)
+            if isinstance(typed, SourceUnavailable) or self.closed:
+                raise SourceUnavailable(typed.what, thing=self.endpoint) from None
+            raise
+
+
+def session_options(**more: str) -> str:
+    """The start-up option string ``-c name=value ...`` of every connection; ``more`` wins."""
+    return " ".join(f"-c {name}={_escaped(value)}" for name, value in {**_SESSION, **more}.items())
+
+
+def source_conninfo(conninfo: str, *, application_name: str, options: dict[str, str] | None = None, **more: str) -> str:
+    """``conninfo`` with our session settings behind the user's own; SettingsError if it is none."""
+    given = parsed(conninfo)
+    ours = session_options(**(options or {}))
+    own = str(given.get("options") or "")
+    merged = {**{k: v for k, v in _TRANSPORT.items() if k not in given or k == "client_encoding"}, **more}
+    merged["options"] = f"{own} {ours}".strip()
+    merged["application_name"] = application_name
+    return make_conninfo("", **{**given, **merged})
+
+
+def connect(
+    conninfo: str, *, application_name: str = APPLICATION, row_security: bool = True,
+    options: dict[str, str] | None = None, **kwargs: Any,
+) -> SourceConnection:  # fmt: skip
+    """An autocommit connection with the session settings above.
+
+    ``row_security=False`` is for copying: a policy that would hide rows is then an error, not a
+    shorter table. Raises SourceUnavailable, or SourceNotReady where the server refuses us.
+    """
+    extra = dict(options or {})
+    if not row_security:
+        extra["row_security"] = "off"
+    full = source_conninfo(conninfo, application_name=application_name, options=extra)
+    try:
+        conn = SourceConnection.connect(full, **{"autocommit": True, **kwargs})
+    except psycopg.OperationalError as error:
+        raise of_refusal(without_secret(str(error), conninfo)).typed(redacted(conninfo)) from None
+    conn.endpoint = redacted(conninfo)
+    if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
+        # Unknown before 17, where naming it at start-up would refuse the connection.
+        conn.execute("SELECT set_config('transaction_timeout', '0', false)")
+    return conn
+
+
+def parsed(conninfo: str) -> dict[str, Any]:
+    """The conninfo's fields. libpq's own complaint would quote the text, password and all."""
+    try:
+        return dict(conninfo_to_dict(conninfo))
+    except ProgrammingError:
+        raise SettingsError("is not a libpq conninfo or URL", thing="setting `source`") from None
+
+
+def redacted(conninfo: str) -> str:
+    """Where a conninfo leads, for messages: ``user@host:port/dbname``, without any secret."""
+    try:
+        given = conninfo_to_dict(conninfo)
+    except ProgrammingError:
+        return "source"
+    if given.get("service") and not given.get("host"):
+        return f"service {given['service']}"
+    host = str(given.get("host") or given.get("hostaddr") or "local socket")
+    user = f"{given['user']}@" if given.get("user") else ""
+    port = f":{given['port']}" if given.get("port") else ""
+    database = f"/{given['dbname']}" if given.get("dbname") else ""
+    return f"{user}{host}{port}{database}"
+
+
+def without_secret(text: str, conninfo: str) -> str:
+    """``text`` with every secret of the conninfo blotted out, should a library ever quote one."""
+    for name, value in parsed(conninfo).items():
+        if value and ("password" in name or "secret" in name or name == "scram_client_key"):
+            text = text.replace(str(value), "***")
+    return text
+
+
+def _escaped(value: str) -> str:
+    """For the options field: a backslash before blanks and backslashes (PostgreSQL's pg_split_opts)."""
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")

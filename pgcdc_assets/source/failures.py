@@ -1,0 +1,98 @@
+"""What PostgreSQL's errors mean to us: one table from SQLSTATE to class and advice.
+
+Only a message's primary line is kept: DETAIL and CONTEXT may hold row values.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import psycopg
+
+from pgcdc_assets.errors import (
+    CopyBlocked,
+    PgcdcError,
+    SlotActive,
+    SlotLost,
+    SlotMissing,
+    SourceFailed,
+    SourceNotReady,
+    SourceUnavailable,
+)
+
+_BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
+    "55006": (SlotActive, "wait until the process that holds it ends, or end it"),
+    "55P03": (CopyBlocked, "end the transaction that holds the lock, then run again"),
+    "42501": (SourceNotReady, "grant the right that the message names, then run again"),
+    "53400": (SourceNotReady, "raise max_replication_slots on the source and restart it, or drop a slot"),
+    "28000": (SourceNotReady, "let this user connect: see pg_hba.conf and the user's rights"),
+    "28P01": (SourceNotReady, "check PGPASSWORD, the service file or the passfile"),
+    "3D000": (SourceNotReady, "check the database's name in the setting `source`"),
+}
+_UNAVAILABLE_CLASSES = ("08", "57P", "53300")
+"""Connection exceptions, shutdown and crash (57P01 to 57P05), too many connections."""
+
+_AT_CONNECT = (
+    (re.compile(r"password authentication failed|no password supplied"), "28P01"),
+    (re.compile(r"no pg_hba\.conf entry|role .* does not exist|peer authentication failed|not permitted"), "28000"),
+    (re.compile(r"database .* does not exist"), "3D000"),
+    (re.compile(r"must be superuser or replication role|permission denied"), "42501"),
+)
+"""libpq gives no SQLSTATE for a refused connection; in other languages than English it stays retryable."""
+
+_LOST = re.compile(
+    r"can no longer (?:get changes|access)|cannot read from logical replication slot|has been invalidated"
+)
+_SLOT_NAME = re.compile(r'replication slot "([^"]*)"')
+
+
+@dataclass(frozen=True)
+class ServerError:
+    """An ErrorResponse, or libpq's own words where there is no SQLSTATE."""
+
+    state: str | None
+    message: str
+
+    def typed(self, thing: str = "source") -> PgcdcError:
+        slot = _SLOT_NAME.search(self.message)
+        if slot and (lost := self._slot_error(slot[1])):
+            return lost
+        if self.state is None or self.state.startswith(_UNAVAILABLE_CLASSES):
+            return SourceUnavailable(self.message, thing=thing)
+        if self.state == "58P01" and "WAL segment" in self.message:
+            return SlotLost(self.message, thing=thing, do="run `pgcdc teardown`, `pgcdc setup`, then copy anew")
+        if self.state in _BY_STATE:
+            kind, advice = _BY_STATE[self.state]
+            return kind(self.message, thing=thing, do=advice)
+        if "wal_level" in self.message:
+            return SourceNotReady(self.message, thing=thing, do="set wal_level = logical on the source and restart it")
+        return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing)
+
+    def _slot_error(self, slot: str) -> PgcdcError | None:
+        thing = f"slot {slot}"
+        if self.state == "42704":
+            return SlotMissing("does not exist", thing=thing, do="run `pgcdc setup`")
+        if self.state == "55006":
+            return SlotActive(self.message, thing=thing, do=_BY_STATE["55006"][1])
+        if self.state == "55000" and _LOST.search(self.message):
+            advice = "run `pgcdc teardown`, `pgcdc setup`, then copy anew"
+            return SlotLost("was invalidated: the WAL it needs is gone", thing=thing, do=advice)
+        return None
+
+
+def of_exception(error: psycopg.Error) -> ServerError:
+    """From psycopg's exception: its primary line alone."""
+    return ServerError(error.sqlstate, first_line(error.diag.message_primary or str(error)))
+
+
+def of_refusal(text: str) -> ServerError:
+    """From libpq's words on a connection that did not come about."""
+    line = first_line(text)
+    state = next((state for pattern, state in _AT_CONNECT if pattern.search(text)), None)
+    return ServerError(state, line)
+
+
+def first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else "no reason given"

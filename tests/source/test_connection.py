@@ -1,0 +1,141 @@
+"""Connections: session settings, typed errors, secrets kept."""
+
+from __future__ import annotations
+
+import traceback
+
+import psycopg
+import pytest
+
+from pgcdc_assets.errors import CopyBlocked, PgcdcError, SettingsError, SlotLost, SourceNotReady, SourceUnavailable
+from pgcdc_assets.source.connection import connect, parsed, redacted, source_conninfo, without_secret
+from pgcdc_assets.source.failures import ServerError, of_refusal
+from pgcdc_assets.source.replication import ReplicationConnection
+from tests.fix_postgres import Database
+
+SECRET = "s3cr'et w0rd"
+
+
+def test_values_have_one_text_form_whatever_the_defaults(database: Database) -> None:
+    """The test server's defaults are all others: see fix_postgres."""
+    query = (
+        "SELECT '2024-01-02 03:04:05.678901+00'::timestamptz::text, '1 day 02:00'::interval::text, "
+        "(0.1::float8 + 0.2)::text, '\\x00ff'::bytea::text, 'pg_class'::regclass::text"
+    )
+    with connect(database.conninfo) as conn:
+        row = conn.execute(query.encode()).fetchone()
+        assert row == ("2024-01-02 03:04:05.678901+00", "1 day 02:00:00", "0.30000000000000004", "\\x00ff", "pg_class")
+        assert conn.autocommit
+    with ReplicationConnection.open(database.conninfo) as walsender:
+        assert walsender.execute(query) == [row]
+
+
+def test_timeouts_of_roles_and_databases_do_not_reach_us(database: Database) -> None:
+    names = ["statement_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"]
+    with database.connect() as admin:
+        if admin.info.server_version >= 170000:
+            names.append("transaction_timeout")
+        for name in names:
+            admin.execute(f"ALTER DATABASE {database.name} SET {name} = '7s'".encode())
+    with connect(database.conninfo) as conn:
+        assert {conn.execute(f"SHOW {name}".encode()).fetchone() for name in names} == {("0",)}
+    with ReplicationConnection.open(database.conninfo) as walsender:
+        assert {walsender.execute(f"SHOW {name}")[0] for name in names} == {("0",)}
+        assert walsender.execute("SHOW wal_sender_timeout") == [("1min",)]
+
+
+def test_the_users_own_options_stay_and_ours_win() -> None:
+    conninfo = "host=h options='-c work_mem=1MB -c TimeZone=Asia/Tokyo' connect_timeout=3"
+    merged = parsed(source_conninfo(conninfo, application_name="x"))
+    assert merged["options"].startswith("-c work_mem=1MB")
+    assert merged["options"].index("TimeZone=UTC") > merged["options"].index("TimeZone=Asia/Tokyo")
+    assert (merged["connect_timeout"], merged["keepalives_idle"]) == ("3", "30")
+
+
+def test_a_lost_connection_is_typed_and_retryable(database: Database) -> None:
+    with connect(database.conninfo) as conn, database.connect() as admin:
+        admin.execute("SELECT pg_terminate_backend(%s, 5000)", [conn.info.backend_pid])
+        with pytest.raises(SourceUnavailable) as caught:
+            conn.execute("SELECT 1")
+        assert caught.value.retryable
+        with pytest.raises(SourceUnavailable):
+            conn.execute("SELECT 1")
+
+
+def test_other_errors_of_a_living_connection_stay_what_they_are(database: Database) -> None:
+    with connect(database.conninfo) as conn, database.connect() as other:
+        conn.execute("CREATE TABLE public.t ()")
+        other.execute("BEGIN; LOCK TABLE t")
+        conn.execute("SET lock_timeout = 50")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            conn.execute("TABLE public.t")
+        assert conn.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    "conninfo",
+    [
+        f"host=/nowhere dbname=d password='{SECRET.replace(chr(39), chr(92) + chr(39))}'",
+        f"postgresql://u:{SECRET}@127.0.0.1:1/d".replace(" ", "%20").replace("'", "%27"),
+        f"host=127.0.0.1 passwrd {SECRET}",
+        f"postgresql://u:{SECRET}@[::1/d",
+    ],
+)
+def test_no_error_tells_a_password(conninfo: str) -> None:
+    for open_it in (connect, ReplicationConnection.open):
+        with pytest.raises((SourceUnavailable, SettingsError)) as caught:
+            open_it(conninfo)
+        told = "".join(traceback.format_exception(caught.value)) + str(caught.value) + repr(caught.value.thing)
+        assert "s3cr" not in told
+        assert "w0rd" not in told
+    assert "s3cr" not in redacted(conninfo)
+
+
+def test_redacted_names_the_place() -> None:
+    assert redacted("postgresql://u:pw@h:5433/d?sslmode=require") == "u@h:5433/d"
+    assert redacted("service=prod password=pw") == "service prod"
+    assert redacted("dbname=d") == "local socket/d"
+    assert without_secret("bad pw here", "host=h password=pw") == "bad *** here"
+
+
+def test_refusals_that_waiting_cannot_heal_are_not_retryable(database: Database) -> None:
+    with pytest.raises(SourceNotReady, match="database") as caught:
+        connect(database.server.conninfo_of("no_such_database"))
+    assert not caught.value.retryable
+    with pytest.raises(SourceNotReady):
+        connect(f"{database.conninfo} user=nobody_here")
+    assert isinstance(of_refusal('FATAL:  password authentication failed for user "x"').typed(), SourceNotReady)
+    assert isinstance(of_refusal("FATAL:  the database system is starting up").typed(), SourceUnavailable)
+
+
+def test_row_security_fails_loudly_when_copying(database: Database) -> None:
+    with database.connect() as admin:
+        admin.execute(
+            "CREATE TABLE t AS SELECT generate_series(1, 11) AS i;"
+            "ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON t USING (i <= 6);"
+            f"CREATE ROLE reader_{database.name} LOGIN; GRANT SELECT ON t TO reader_{database.name}".encode()
+        )
+        try:
+            conninfo = f"{database.conninfo} user=reader_{database.name}"
+            with connect(conninfo) as conn:
+                assert conn.execute("SELECT count(*) FROM public.t").fetchone() == (6,)
+            with connect(conninfo, row_security=False) as conn, pytest.raises(psycopg.errors.InsufficientPrivilege):
+                conn.execute("SELECT count(*) FROM public.t")
+        finally:
+            admin.execute(f"DROP OWNED BY reader_{database.name}; DROP ROLE reader_{database.name}".encode())
+
+
+@pytest.mark.parametrize(
+    ("state", "message", "kind"),
+    [
+        ("55P03", "canceling statement due to lock timeout", CopyBlocked),
+        ("55000", 'can no longer get changes from replication slot "s"', SlotLost),
+        ("55000", 'can no longer access replication slot "s"', SlotLost),
+        ("58P01", "requested WAL segment 000000010000000000000001 has already been removed", SlotLost),
+        ("57P01", "terminating connection due to administrator command", SourceUnavailable),
+        (None, "server closed the connection unexpectedly", SourceUnavailable),
+        ("55000", "logical decoding requires wal_level >= logical", SourceNotReady),
+    ],
+)
+def test_server_errors_have_their_class(state: str | None, message: str, kind: type[PgcdcError]) -> None:
+    assert type(ServerError(state, message).typed()) is kind
