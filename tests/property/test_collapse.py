@@ -1,0 +1,189 @@
+"""The collapse against a plain model: a dict of rows, changed event by event as PostgreSQL would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgcdc_assets.lake.collapse import Collapsed, after_truncates, collapse
+from pgcdc_assets.lake.feed import FeedColumn
+from pgcdc_assets.lake.multiset import net_rows
+from tests.lake.feed_rows import COLUMNS, SCHEMA
+
+KEYS = st.integers(0, 5)
+NAMES = ("id", "b", "c", "d")
+WIDE = (*COLUMNS, FeedColumn("d", "d", 4, False))
+
+
+@dataclass
+class Source:
+    """A table (id primary key, b, c, d) that notes each change the way a feed does."""
+
+    rows: dict[int, tuple[Any, ...]]
+    events: list[dict[str, Any]] = field(default_factory=list)
+    lsn: int = 100
+    n: int = 0
+    values: int = 0
+
+    def fresh(self) -> str:
+        self.values += 1
+        return f"v{self.values}"
+
+    def insert(self, key: int) -> None:
+        if key not in self.rows:
+            self.rows[key] = (self.fresh(), self.fresh(), self.fresh())
+            self._note("insert", key, self.rows[key])
+
+    def update(self, key: int, sent: frozenset[int]) -> None:
+        """b always changes; of c and d only those ``sent`` do, the others come as unchanged TOAST."""
+        if key in self.rows:
+            self.rows[key] = self._changed(key, sent)
+            self._note("update_postimage", key, self.rows[key], {3, 4} - sent)
+
+    def move(self, key: int, to: int, sent: frozenset[int]) -> None:
+        if key in self.rows and to not in self.rows:
+            self._note("update_preimage", key, half=True)
+            self.rows[to] = self._changed(key, sent)
+            del self.rows[key]
+            self._note("update_postimage", to, self.rows[to], {3, 4} - sent)
+
+    def swap(self, a: int, b: int, sent: frozenset[int]) -> None:
+        """Through a value outside the range, as a statement per step would."""
+        if a in self.rows and b in self.rows and a != b:
+            self.move(a, 99, frozenset())
+            self.move(b, a, sent)
+            self.move(99, b, frozenset())
+
+    def shift(self) -> None:
+        """``UPDATE t SET id = id + 1``, in the one order that a key that is not deferrable allows."""
+        for key in sorted(self.rows, reverse=True):
+            self.move(key, key + 1, frozenset())
+
+    def delete(self, key: int) -> None:
+        if self.rows.pop(key, None):
+            self._note("delete", key)
+
+    def truncate(self) -> None:
+        self.rows.clear()
+        self._note("truncate", None)
+
+    def commit(self) -> None:
+        self.lsn, self.n = self.lsn + 7, 0
+
+    def _changed(self, key: int, sent: frozenset[int]) -> tuple[Any, ...]:
+        _, c, d = self.rows[key]
+        return self.fresh(), self.fresh() if 3 in sent else c, self.fresh() if 4 in sent else d
+
+    def _note(self, op: str, key: int | None, row: tuple[Any, ...] = (None,) * 3, hidden: Any = frozenset(),
+              half: bool = False) -> None:  # fmt: skip
+        shown = [None if attnum in hidden else value for attnum, value in zip((2, 3, 4), row, strict=True)]
+        self.events.append(
+            {"_pgcdc_op": op, "_pgcdc_commit_lsn": self.lsn, "_pgcdc_ordinal": 2 * self.n + (not half),
+             "_pgcdc_commit_ts": self.lsn, "_pgcdc_unchanged": sorted(hidden) or None, "_pgcdc_raw": None,
+             **dict(zip(NAMES, (key, *shown), strict=True))}
+        )  # fmt: skip
+        self.n += not half
+
+
+SENT = st.frozensets(st.sampled_from([3, 4]))
+STEPS = st.one_of(
+    st.tuples(st.just("insert"), KEYS),
+    st.tuples(st.just("update"), KEYS, SENT),
+    st.tuples(st.just("update"), KEYS, SENT),
+    st.tuples(st.just("move"), KEYS, KEYS, SENT),
+    st.tuples(st.just("move"), KEYS, KEYS, SENT),
+    st.tuples(st.just("swap"), KEYS, KEYS, SENT),
+    st.tuples(st.just("delete"), KEYS),
+    st.tuples(st.just("shift")),
+    st.tuples(st.just("commit")),
+)
+
+
+def events_of(source: Source, shuffle: int) -> pa.Table:
+    table = pa.Table.from_pylist(source.events, SCHEMA.append(pa.field("d", pa.string())))
+    return table.take(pa.array(np.random.default_rng(shuffle).permutation(table.num_rows)))
+
+
+def merged(target: dict[int, tuple[Any, ...]], result: Collapsed) -> dict[int, tuple[Any, ...]]:
+    """What the MERGE does, row by row, with its expectations checked."""
+    out = dict(target)
+    counts = {"inserted": 0, "updated": 0, "deleted": 0}
+    for row in result.rows.to_pylist():
+        key = row["id"]
+        assert row["_pgcdc_present"] == (key in target), "the target must hold exactly the keys that are expected"
+        if row["_pgcdc_op"] == "D":
+            del out[key]
+            counts["deleted"] += 1
+            continue
+        kept = target.get(row["_pgcdc_origin"]["id"] if row["_pgcdc_origin"] else key)
+        out[key] = tuple(
+            kept[at] if kept and row.get(f"_pgcdc_masked_{at + 2}") else row[name]
+            for at, name in enumerate(("b", "c", "d"))
+        )
+        counts["updated" if key in target else "inserted"] += 1
+    assert counts == {"inserted": result.inserted, "updated": result.updated, "deleted": result.deleted}
+    return out
+
+
+@given(start=st.sets(KEYS), steps=st.lists(STEPS, max_size=40), truncate_at=st.none() | st.integers(0, 40),
+       shuffle=st.integers(0, 99))  # fmt: skip
+@settings(max_examples=400, deadline=None)
+def test_the_merge_source_brings_the_target_to_the_state_of_the_source(
+    start: set[int], steps: list[tuple[Any, ...]], truncate_at: int | None, shuffle: int
+) -> None:
+    target = {key: (f"b{key}", f"c{key}", f"d{key}") for key in start}
+    source = Source(dict(target))
+    for place, (kind, *args) in enumerate(steps):
+        if place == truncate_at:
+            source.truncate()
+        getattr(source, kind)(*args)
+    left = after_truncates(events_of(source, shuffle))
+    result = collapse(left.events, WIDE, masked=(3, 4))
+    assert merged({} if left.truncated else target, result) == source.rows
+
+
+@given(
+    start=st.lists(st.sampled_from("abc"), max_size=6),
+    steps=st.lists(st.tuples(st.sampled_from(["add", "drop", "turn"]), *[st.sampled_from("abc")] * 2), max_size=30),
+    shuffle=st.integers(0, 99),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_multiset_keeps_every_copy(start: list[str], steps: list[tuple[str, str, str]], shuffle: int) -> None:
+    rows = list(start)
+    events: list[tuple[str, str]] = []
+    for kind, value, other in steps:
+        if kind == "add":
+            rows.append(value)
+            events.append(("insert", value))
+        elif value in rows:
+            rows.remove(value)
+            events.append(("delete" if kind == "drop" else "update_preimage", value))
+            if kind == "turn":
+                rows.append(other)
+                events.append(("update_postimage", other))
+    table = pa.table(
+        {
+            "_pgcdc_op": pa.array([op for op, _ in events], pa.string()),
+            "_pgcdc_commit_lsn": pa.array([100] * len(events), pa.int64()),
+            "_pgcdc_ordinal": pa.array(range(len(events)), pa.int64()),
+            "_pgcdc_commit_ts": pa.array([0] * len(events), pa.timestamp("us", "UTC")),
+            "_pgcdc_raw": pa.nulls(len(events), pa.map_(pa.string(), pa.string())),
+            "_pgcdc_row": pa.array([str(place) for place in range(len(events))], pa.string()),
+            "_pgcdc_hash": pa.array([ord(value) for _, value in events], pa.int64()),
+            "v": pa.array([value for _, value in events], pa.string()),
+        }
+    )
+    order = np.random.default_rng(shuffle).permutation(len(events))
+    net = net_rows(table.take(pa.array(order)), [FeedColumn("v", "v", 1, False)])
+    out = list(start)
+    for row in net.removed.to_pylist():
+        for _ in range(row["_pgcdc_count"]):
+            out.remove(row["v"])
+    assert sorted([*out, *net.added["v"].to_pylist()]) == sorted(rows)
+    assert len(set(net.added["_pgcdc_row"].to_pylist())) == net.added.num_rows
+    assert net.deleted == sum(net.removed["_pgcdc_count"].to_pylist())
