@@ -1,0 +1,123 @@
+"""The decodable form of a relation: what its Relation message says, and what only the catalog knows.
+
+The stream lacks attribute numbers, keys, what a domain stands on and what an array holds. The
+log carries these facts beside the Relation messages, so a shape can be had from the log alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from typing import Any, Self
+
+from pgcdc_assets.core.catalog import Column, PgType, ReplicaIdentity, Table
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.messages import Relation, RelationColumn
+from pgcdc_assets.protocol.scalar import decode
+
+TEXT = PgType(oid=25, name="text")
+"""What a column of a type that nothing is known of is read as: the text that PostgreSQL wrote."""
+
+
+@dataclass(frozen=True)
+class RelationFacts:
+    """What the catalog said when the Relation message came. ``table`` is None where it knew it no more."""
+
+    table: Table | None
+    types: dict[int, PgType] = field(default_factory=dict)
+    """By OID: the types of the message's columns, resolved (domains, arrays), typmod -1."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The form stored in the log; the OIDs are texts there."""
+        return {
+            "table": self.table.to_json() if self.table else None,
+            "types": {str(oid): asdict(self.types[oid]) for oid in sorted(self.types)},
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        table = Table.from_json(data["table"]) if data["table"] else None
+        return cls(table, {int(oid): PgType.from_json(item) for oid, item in data["types"].items()})
+
+    def without_volatile(self) -> Self:
+        """Without storage numbers and estimates, which change while the decoding does not."""
+        return replace(self, table=self.table.without_volatile()) if self.table else self
+
+
+@dataclass(frozen=True)
+class ShapeColumn:
+    name: str
+    attnum: int | None
+    """None where the catalog had no column of this name and type any more."""
+    type: PgType
+    key: bool
+    """The Relation message's flag: part of the replica identity; under FULL every column is."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A relation in force: columns in the order of its tuples."""
+
+    schema_id: int
+    relation_id: int
+    table: TableName
+    """The relation itself."""
+    mirror: TableName
+    """The table that its rows are mirrored to: the root of a leaf, else itself."""
+    leaf: TableName | None
+    """The relation itself where it is a leaf that is mirrored into its root."""
+    columns: tuple[ShapeColumn, ...]
+    replica_identity: ReplicaIdentity
+    key: tuple[str, ...]
+    """Names of the mirror's key columns."""
+
+    @classmethod
+    def resolve(cls, relation_payload: bytes, facts: RelationFacts, lsn: Lsn = ZERO) -> Self:
+        """The shape of a Relation message (kind ``R``, byte for byte) under these facts."""
+        relation = decode(relation_payload, lsn)
+        if not isinstance(relation, Relation):
+            raise ProtocolError(f"message of kind {relation_payload[:1]!r} where a Relation belongs", lsn=lsn)
+        name = TableName(relation.schema or "pg_catalog", relation.name)
+        root = facts.table.root if facts.table else None
+        return cls(
+            schema_id=fingerprint(relation_payload, facts),
+            relation_id=relation.relation_id,
+            table=name,
+            mirror=root or name,
+            leaf=name if root else None,
+            columns=_columns(relation, facts),
+            replica_identity=relation.replica_identity,
+            key=_key(relation, facts.table),
+        )
+
+
+def fingerprint(relation_payload: bytes, facts: RelationFacts) -> int:
+    """The ``schema_id`` of the log: equal exactly where decoding is. A signed 64-bit integer out of SHA-256."""
+    known = json.dumps(facts.without_volatile().to_json(), sort_keys=True, separators=(",", ":"))
+    # The length keeps message and facts apart, whatever bytes the message ends with.
+    digest = sha256(len(relation_payload).to_bytes(8, "big") + relation_payload + known.encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _columns(relation: Relation, facts: RelationFacts) -> tuple[ShapeColumn, ...]:
+    known = {column.name: column for column in facts.table.columns} if facts.table else {}
+    return tuple(_column(column, known.get(column.name), facts.types) for column in relation.columns)
+
+
+def _column(column: RelationColumn, known: Column | None, types: dict[int, PgType]) -> ShapeColumn:
+    """A catalog column of this name but another type is not taken for the same: the catalog is newer."""
+    if known is not None and known.type.oid == column.type_oid:
+        return ShapeColumn(column.name, known.attnum, replace(known.type, typmod=column.typmod), column.key)
+    type_ = types.get(column.type_oid)
+    return ShapeColumn(column.name, None, replace(type_, typmod=column.typmod) if type_ else TEXT, column.key)
+
+
+def _key(relation: Relation, table: Table | None) -> tuple[str, ...]:
+    if table is not None:
+        return tuple(column.name for column in table.key_columns)
+    # The catalog has forgotten the table: its identity is all that is known, and under FULL that is no key.
+    keyed = relation.replica_identity in ("d", "i")
+    return tuple(column.name for column in relation.columns if column.key) if keyed else ()
