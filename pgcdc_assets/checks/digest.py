@@ -1,0 +1,171 @@
+"""Two 64-bit numbers for each row, of its key and of all its values, and the comparison of two sets of them.
+
+Rows are met by their key's digest and told apart by the other. A difference goes unseen with
+probability 2^-64 a row, whatever the data: the digests are seeded anew for each comparison.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Digests = npt.NDArray[np.uint64]
+
+ROWS_A_BUCKET = 1 << 20
+"""A comparison sorts one bucket of each side: some 100 MB at this size."""
+_MAX_BITS = 12
+
+_ROW = np.dtype([("key", "<u8"), ("row", "<u8")])
+
+
+@dataclass(frozen=True)
+class Seed:
+    """The secret of one comparison."""
+
+    value: int = field(default_factory=lambda: secrets.randbits(64))
+
+    def of_texts(self, text: pa.Array) -> Digests:
+        """One number a value of a string array: NULL, the empty string and any other text are kept apart."""
+        if not len(text):
+            return np.empty(0, np.uint64)
+        plain = text.cast(pa.large_string())
+        _, offset_buffer, data = plain.buffers()
+        bounds = np.frombuffer(offset_buffer, np.int64)[plain.offset : plain.offset + len(plain) + 1]
+        lengths = np.diff(bounds)
+        content = np.zeros(int(bounds[-1] - bounds[0]) + 8, np.uint8)
+        if data is not None:
+            content[:-8] = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
+        sums = _sums_of_words(content, bounds[:-1] - bounds[0], lengths, np.uint64(self.value))
+        digests = _mixed(sums + _mixed(lengths.astype(np.uint64) ^ np.uint64(self.value)))
+        if plain.null_count:
+            digests[plain.is_null().to_numpy(zero_copy_only=False)] = np.uint64(self.value)
+        return digests
+
+    def of_rows(self, columns: Sequence[Digests], rows: int) -> Digests:
+        """One number a row, from its columns' numbers in their order."""
+        places = _mixed(np.arange(len(columns), dtype=np.uint64) + np.uint64(self.value ^ 0x5851F42D4C957F2D))
+        total = np.zeros(rows, np.uint64)
+        for place, column in zip(places, columns, strict=True):
+            total += _mixed(column ^ place)
+        return _mixed(total)
+
+
+def _sums_of_words(content: npt.NDArray[np.uint8], starts: Digests, lengths: Digests, seed: np.uint64) -> Digests:
+    """For each value the sum over its 8-byte words of (word and place), mixed; ``content`` is padded by 8 bytes."""
+    words = (lengths + 7) // 8
+    ends = np.cumsum(words)
+    total = int(ends[-1]) if len(ends) else 0
+    place = np.arange(total) - np.repeat(ends - words, words)
+    at = np.repeat(starts, words) + 8 * place
+    overlapping = np.ndarray((len(content) - 7,), "<u8", content.data, strides=(1,))
+    value = overlapping[at]
+    left = np.repeat(lengths, words) - 8 * place
+    short = left < 8
+    value[short] &= (np.uint64(1) << (8 * left[short]).astype(np.uint64)) - np.uint64(1)
+    mixed = _mixed(value ^ _mixed(place.astype(np.uint64) + seed))
+    running = np.concatenate((np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)))
+    return running[ends] - running[ends - words]
+
+
+def _mixed(values: Digests) -> Digests:
+    """The finaliser of splitmix64: every bit of the result depends on every bit of the value."""
+    x = values + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class DigestStore:
+    """The digests of one side of one table, on disk in buckets by key."""
+
+    def __init__(self, folder: Path, rows_expected: int) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self._bits = min(_MAX_BITS, max(0, (rows_expected // ROWS_A_BUCKET).bit_length()))
+        self.rows = 0
+
+    @property
+    def buckets(self) -> int:
+        return 1 << self._bits
+
+    def add(self, keys: Digests, rows: Digests) -> None:
+        self.rows += len(keys)
+        pairs = np.empty(len(keys), _ROW)
+        pairs["key"], pairs["row"] = keys, rows
+        if not self._bits:
+            return self._append(0, pairs)
+        bucket = keys >> np.uint64(64 - self._bits)
+        order = np.argsort(bucket, kind="stable")
+        bounds = np.searchsorted(bucket[order], np.arange(self.buckets + 1, dtype=np.uint64))
+        for number in np.flatnonzero(np.diff(bounds)):
+            self._append(int(number), pairs[order[bounds[number] : bounds[number + 1]]])
+        return None
+
+    def bucket(self, number: int) -> npt.NDArray[np.void]:
+        path = self._folder / str(number)
+        return np.fromfile(path, _ROW) if path.exists() else np.empty(0, _ROW)
+
+    def _append(self, number: int, pairs: npt.NDArray[np.void]) -> None:
+        with (self._folder / str(number)).open("ab") as file:
+            file.write(pairs.tobytes())
+
+
+@dataclass
+class Differences:
+    """Counts of rows, and some key digests of each kind."""
+
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    keys: dict[str, list[int]] = field(default_factory=lambda: {"different": [], "missing": [], "extra": []})
+
+    @property
+    def total(self) -> int:
+        return self.missing + self.extra + self.different
+
+
+def compare(source: DigestStore, mirror: DigestStore, examples: int) -> Differences:
+    """Both sides as multisets of rows: a key in both with other values is ``different``, else missing or extra."""
+    found = Differences()
+    for left, right in _buckets(source, mirror):
+        keys, surplus, lack = _unmatched(left, right)
+        changed = np.minimum(surplus, lack)
+        for kind, count in (("different", changed), ("missing", surplus - changed), ("extra", lack - changed)):
+            setattr(found, kind, getattr(found, kind) + int(count.sum()))
+            room = examples - len(found.keys[kind])
+            found.keys[kind] += [int(key) for key in keys[count > 0][:room]]
+    return found
+
+
+def _buckets(
+    source: DigestStore, mirror: DigestStore
+) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.void]]]:
+    for number in range(source.buckets):
+        yield source.bucket(number), mirror.bucket(number)
+
+
+def _unmatched(
+    left: npt.NDArray[np.void], right: npt.NDArray[np.void]
+) -> tuple[Digests, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Keys with rows that have no equal on the other side, and how many of those each side has."""
+    keys = np.concatenate((left["key"], right["key"]))
+    rows = np.concatenate((left["row"], right["row"]))
+    sign = np.repeat(np.array([1, -1], np.int64), (len(left), len(right)))
+    order = np.lexsort((rows, keys))
+    keys, rows, sign = keys[order], rows[order], sign[order]
+    if not len(keys):
+        return keys, sign, sign
+    starts = np.flatnonzero(np.concatenate(([True], (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1]))))
+    net = np.add.reduceat(sign, starts)
+    keys, net = keys[starts][net != 0], net[net != 0]
+    unique, place = np.unique(keys, return_inverse=True)
+    surplus, lack = np.zeros(len(unique), np.int64), np.zeros(len(unique), np.int64)
+    np.add.at(surplus, place, np.maximum(net, 0))
+    np.add.at(lack, place, np.maximum(-net, 0))
+    return unique, surplus, lack

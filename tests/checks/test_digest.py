@@ -1,0 +1,96 @@
+"""Digests keep different texts apart, and the comparison counts rows as multisets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgcdc_assets.checks.digest import Differences, DigestStore, Seed, compare
+
+texts = st.one_of(st.none(), st.text(st.characters(codec="utf-8"), max_size=40), st.sampled_from(["", "\0", "\0\0"]))
+
+
+@settings(deadline=None)
+@given(st.lists(texts, max_size=30), st.integers(0, 2**64 - 1))
+def test_equal_texts_and_no_others_have_equal_digests(values: list[str | None], seed: int) -> None:
+    digests = Seed(seed).of_texts(pa.array(values, pa.string())).tolist()
+    assert [a == b for a in values for b in values] == [a == b for a in digests for b in digests]
+
+
+@settings(deadline=None)
+@given(st.lists(texts, max_size=20), st.integers(0, 20))
+def test_a_digest_depends_on_the_text_alone(values: list[str | None], skip: int) -> None:
+    seed = Seed(7)
+    whole = seed.of_texts(pa.array(values, pa.large_string()))
+    assert (seed.of_texts(pa.array(values, pa.string()).slice(skip)) == whole[skip:]).all()
+    assert (seed.of_texts(pa.array(values, pa.string_view())) == whole).all()
+
+
+def test_a_row_depends_on_the_place_of_its_values() -> None:
+    seed = Seed()
+    a, b = (seed.of_texts(pa.array([text])) for text in ("a", "b"))
+    assert seed.of_rows([a, b], 1) != seed.of_rows([b, a], 1)
+    assert seed.of_rows([a, a], 1) != seed.of_rows([b, b], 1)
+
+
+def test_seeds_differ() -> None:
+    text = pa.array(["a"])
+    assert Seed().of_texts(text) != Seed().of_texts(text)
+
+
+Pairs = list[tuple[int, int]]
+
+
+def _compared(folder: Path, source: Pairs, mirror: Pairs, rows_expected: int = 0) -> Differences:
+    stores = []
+    for name, pairs in (("source", source), ("mirror", mirror)):
+        store = DigestStore(folder / name, rows_expected)
+        for part in (pairs[:3], pairs[3:]):
+            keys = np.array([key for key, _ in part], np.uint64)
+            store.add(keys, np.array([row for _, row in part], np.uint64))
+        assert store.rows == len(pairs)
+        stores.append(store)
+    return compare(*stores, examples=3)
+
+
+@pytest.mark.parametrize("rows_expected", [0, 10_000_000])
+def test_each_kind_of_difference_is_counted_and_named(tmp_path: Path, rows_expected: int) -> None:
+    top = 1 << 63
+    source = [(1, 10), (2, 20), (top + 3, 30), (4, 40), (5, 50), (5, 50)]
+    mirror = [(top + 3, 31), (1, 10), (4, 40), (4, 40), (6, 60), (5, 50)]
+    found = _compared(tmp_path, source, mirror, rows_expected)
+    assert (found.missing, found.extra, found.different) == (2, 2, 1)
+    assert found.keys["different"] == [top + 3]
+    assert sorted(found.keys["missing"]) == [2, 5]
+    assert sorted(found.keys["extra"]) == [4, 6]
+
+
+def test_examples_are_bounded(tmp_path: Path) -> None:
+    found = _compared(tmp_path, [(key, key) for key in range(100)], [])
+    assert (found.missing, len(found.keys["missing"])) == (100, 3)
+
+
+pairs = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=12)
+
+
+@settings(deadline=None)
+@given(pairs, pairs)
+def test_counts_are_those_of_multisets(
+    tmp_path_factory: pytest.TempPathFactory, source: Pairs, mirror: Pairs
+) -> None:
+    found = _compared(tmp_path_factory.mktemp("compare"), source, mirror)
+    surplus, lack = Counter(source) - Counter(mirror), Counter(mirror) - Counter(source)
+    by_key = [
+        (sum(n for (k, _), n in surplus.items() if k == key), sum(n for (k, _), n in lack.items() if k == key))
+        for key in range(6)
+    ]
+    different = sum(min(pair) for pair in by_key)
+    assert found.different == different
+    assert found.missing == surplus.total() - different
+    assert found.extra == lack.total() - different
