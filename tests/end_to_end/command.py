@@ -1,0 +1,87 @@
+"""The ``pgcdc`` command as a user runs it: a process in a project directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TIMEOUT = 240
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project directory and its settings."""
+
+    folder: Path
+    settings: dict[str, str]
+
+    @property
+    def lake(self) -> Path:
+        return self.folder / "lake"
+
+    def run(self, *args: str, expect: int | None = 0) -> Result:
+        """Run to the end; fails with the command's own words when the exit code is another."""
+        process = self._start(args)
+        try:
+            out, err = process.communicate(timeout=TIMEOUT)
+        finally:
+            end_group(process)
+        assert expect is None or process.returncode == expect, f"exit {process.returncode}\n{out}\n{err}"
+        return Result(process.returncode, out, err)
+
+    @contextmanager
+    def running(self, *args: str) -> Iterator[subprocess.Popen[str]]:
+        """A command in the background; its whole process group is gone at the end."""
+        log = (self.folder / f"{args[0]}.log").open("w")
+        process = self._start(args, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield process
+        finally:
+            end_group(process)
+            log.close()
+
+    def log(self, command: str) -> str:
+        return (self.folder / f"{command}.log").read_text()
+
+    def _start(self, args: tuple[str, ...], **more: Any) -> subprocess.Popen[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("PGCDC_", "DAGSTER_"))}
+        piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+        return subprocess.Popen(
+            [str(Path(sys.executable).with_name("pgcdc")), *args],
+            cwd=self.folder, env={**clean, **self.settings}, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, **piped,
+        )  # fmt: skip
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120, what: str = "the condition") -> None:
+    """Poll for something that another process brings about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come about within {seconds:.0f} s"
+        time.sleep(0.05)
