@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import ProgrammingError
-from psycopg.abc import Params, PQGen, Query
+from psycopg.abc import Params, PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgcdc_assets.errors import SettingsError, SourceUnavailable
@@ -52,7 +52,7 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
     """For messages: see :func:`redacted`."""
 
     def execute(
-        self, query: Query, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
+        self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
     ) -> psycopg.Cursor[tuple[Any, ...]]:
         if self.closed:
             raise SourceUnavailable("the connection was lost", thing=self.endpoint)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import select
-import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from psycopg import OperationalError, pq
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError, SourceUnavailable
+from pgcdc_assets.protocol.frames import EPOCH, status_update
 from pgcdc_assets.source.connection import APPLICATION, redacted, source_conninfo, without_secret
 from pgcdc_assets.source.failures import ServerError, first_line, of_refusal
 
@@ -28,9 +28,6 @@ _POLL_SECONDS = 0.5
 _TRANSACTION_TIMEOUT_SINCE = 170000
 _SENDER_TIMEOUT = "60s"
 """wal_sender_timeout of our own connections: with 0 a vanished client would hold its slot for ever."""
-_POSTGRES_EPOCH = 946_684_800
-"""2000-01-01 UTC in Unix seconds: the protocol's clock counts microseconds from there."""
-_STATUS = struct.Struct(">cQQQqB")
 _HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
 
@@ -172,9 +169,9 @@ class ReplicationConnection:
 
     def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
         """A standby status update. The caller answers for it that no position ever falls."""
-        now = int((time.time() - _POSTGRES_EPOCH) * 1_000_000)
+        now = int(time.time() * 1_000_000) - EPOCH
         try:
-            self.pgconn.put_copy_data(_STATUS.pack(b"r", write, flush, apply, now, reply))
+            self.pgconn.put_copy_data(status_update(write, flush, apply, now, reply))
             self.pgconn.flush()
         except OperationalError as error:
             raise SourceUnavailable(first_line(str(error)), thing=self.endpoint) from None

@@ -1,0 +1,233 @@
+"""The source's catalog as plain facts: tables, columns, keys, leaves, types."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import psycopg
+
+from pgcdc_assets.core.catalog import Catalog, Column, Identity, Leaf, ReplicaIdentity, Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.protocol.shape import RelationFacts
+from pgcdc_assets.source.keys import Index, RowIdentity, followable, mirror_key
+from pgcdc_assets.source.patterns import TablePatterns
+from pgcdc_assets.source.pgtypes import PgTypes
+from pgcdc_assets.source.published import GENERATED_SINCE, Published, read_published
+
+_RELATIONS = """
+SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
+       pg_catalog.pg_relation_filenode(c.oid), greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
+       CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid)::oid END
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY(%s)
+"""
+_COLUMNS = """
+SELECT attrelid, attnum, attname::text, atttypid, atttypmod, attnotnull, attgenerated::text,
+       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END
+FROM pg_catalog.pg_attribute
+WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
+"""
+_INDEXES = """
+SELECT i.indrelid, i.indisprimary, i.indisreplident,
+       i.indisvalid AND i.indisready AND i.indislive AND i.indisunique AND i.indimmediate
+           AND i.indpred IS NULL AND i.indexprs IS NULL,
+       ARRAY(SELECT a.attname::text
+             FROM unnest(string_to_array(i.indkey::text, ' ')::int2[]) WITH ORDINALITY AS k (attnum, place)
+             JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+             WHERE k.place <= i.indnkeyatts ORDER BY k.place)
+FROM pg_catalog.pg_index i
+WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident)
+"""
+_LEAVES = """
+SELECT r.oid, t.relid::oid
+FROM unnest(%s::oid[]) AS r (oid), pg_catalog.pg_partition_tree(r.oid) AS t WHERE t.isleaf
+"""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A row of pg_class with its columns and identity, before publications have their say."""
+
+    oid: int
+    name: TableName
+    kind: Literal["r", "p"]
+    replica_identity: ReplicaIdentity
+    relfilenode: int
+    pages: int
+    rows: int
+    root: int | None
+    columns: tuple[Column, ...]
+    identity: RowIdentity
+
+    @property
+    def partitioned(self) -> bool:
+        return self.kind == "p"
+
+    def attnums(self, names: Iterable[str]) -> tuple[int, ...]:
+        by_name = {column.name: column.attnum for column in self.columns}
+        return tuple(by_name[name] for name in names if name in by_name)
+
+
+def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, Relation]:
+    """The relations that still exist under these oids. Four queries, however many."""
+    wanted = sorted(set(oids))
+    heads = list(conn.execute(_RELATIONS, [wanted]))
+    attributes = list(conn.execute(_COLUMNS, [wanted]))
+    types = PgTypes.read(conn, {row[3] for row in attributes})
+    columns: dict[int, list[Column]] = defaultdict(list)
+    for oid, attnum, name, type_oid, typmod, not_null, generated, missing in attributes:
+        columns[oid].append(Column(attnum, name, types.get(type_oid, typmod), not_null, generated, missing))
+    indexes: dict[int, list[Index]] = defaultdict(list)
+    for oid, primary, identity, usable, names in conn.execute(_INDEXES, [wanted]):
+        indexes[oid].append(Index(tuple(names), primary, identity, usable))
+    return {
+        oid: Relation(
+            oid, TableName(schema, name), kind, replident, filenode or 0, pages, rows, root,
+            tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]),
+        )
+        for oid, schema, name, kind, replident, filenode, pages, rows, root in heads
+    }  # fmt: skip
+
+
+def read_leaves(conn: psycopg.Connection[Any], roots: Iterable[int]) -> dict[int, tuple[int, ...]]:
+    """Oids of all leaves of each partitioned table, published or not."""
+    found: dict[int, list[int]] = defaultdict(list)
+    wanted = sorted(set(roots))
+    for root, leaf in conn.execute(_LEAVES, [wanted]) if wanted else ():
+        found[root].append(leaf)
+    return {root: tuple(sorted(leaves)) for root, leaves in found.items()}
+
+
+def read_tables(
+    conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str] = ()
+) -> tuple[Table, ...]:
+    """The mirrored tables of these publications, by name: roots and plain tables, leaves behind their roots."""
+    published = read_published(conn, publications)
+    relations = read_relations(conn, published)
+    roots = {relation.root for relation in relations.values() if relation.root and not relation.partitioned}
+    via_root = {oid for oid, relation in relations.items() if relation.partitioned}
+    leaves = read_leaves(conn, via_root)
+    more = (roots | {leaf for group in leaves.values() for leaf in group}) - relations.keys()
+    relations |= read_relations(conn, more)
+    tables = _Assembly(conn.info.server_version, published, relations, leaves).tables()
+    wanted = TablePatterns.parse(patterns)
+    return tuple(table for table in tables if wanted.match(table.name))
+
+
+def read_catalog(
+    conn: psycopg.Connection[Any], identity: Identity, publications: Sequence[str], patterns: Sequence[str] = ()
+) -> Catalog:
+    """The catalog to save. The first publication is the main one."""
+    tables = read_tables(conn, publications, patterns)
+    return Catalog(identity, publications[0], conn.info.server_version, tables, tuple(publications))
+
+
+def relation_facts(
+    conn: psycopg.Connection[Any], relation_id: int, type_oids: Iterable[int], publications: Sequence[str]
+) -> RelationFacts:
+    """What a Relation message lacks, as the catalog has it now.
+
+    ``table`` is the relation itself: a leaf has its own columns by its own attnums, its root's name,
+    and the root's key by the leaf's attnums. It is None once the relation is dropped.
+    """
+    types = PgTypes.read(conn, type_oids)
+    known = {oid: types.get(oid) for oid in type_oids if oid in types}
+    published = read_published(conn, publications)
+    relations = read_relations(conn, [relation_id])
+    if relation_id not in relations:
+        return RelationFacts(None, known)
+    relation = relations[relation_id]
+    root = relation.root if not relation.partitioned else None
+    leaves = read_leaves(conn, [relation_id]) if relation.partitioned else {}
+    family = {root} if root else set(leaves.get(relation_id, ()))
+    siblings = [oid for oid, group in read_leaves(conn, [root]).items() for oid in group] if root else []
+    relations |= read_relations(conn, (family | {oid for oid in siblings if oid in published}) - relations.keys())
+    assembly = _Assembly(conn.info.server_version, published, relations, leaves)
+    return RelationFacts(assembly.leaf(relation) if root else assembly.plain(relation), known)
+
+
+@dataclass(frozen=True)
+class _Assembly:
+    """Relations and what is published of them, put together as tables."""
+
+    server_version: int
+    published: Mapping[int, Published]
+    relations: Mapping[int, Relation]
+    leaves: Mapping[int, tuple[int, ...]]
+
+    def tables(self) -> list[Table]:
+        made: dict[TableName, Table] = {}
+        grouped: dict[int, list[Relation]] = defaultdict(list)
+        for oid in self.published:
+            relation = self.relations.get(oid)
+            if relation is None:
+                continue
+            if relation.root and not relation.partitioned:
+                grouped[relation.root].append(relation)
+            else:
+                made[relation.name] = self.plain(relation)
+        for root, senders in grouped.items():
+            if root in self.relations and self.relations[root].name not in made:
+                made[self.relations[root].name] = self.root(self.relations[root], senders)
+        return [made[name] for name in sorted(made)]
+
+    def plain(self, relation: Relation) -> Table:
+        """A table that is published as itself; a partitioned one then carries its leaves' rows."""
+        rows = [self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations]
+        senders = [relation.identity, *(leaf.identity for leaf in rows)]
+        return self._table(relation, relation.oid, senders, rows)
+
+    def root(self, relation: Relation, senders: Sequence[Relation]) -> Table:
+        """A partitioned table whose leaves are published as themselves."""
+        identities = [sender.identity for sender in senders]
+        return self._table(relation, senders[0].oid, identities, senders)
+
+    def leaf(self, relation: Relation) -> Table:
+        """A leaf by itself, with its root's key by name."""
+        root = self.relations.get(relation.root or 0)
+        own = self._table(relation, relation.oid, [relation.identity], ())
+        if root is None:
+            return own
+        siblings = [
+            other for other in self.relations.values()
+            if other.root == root.oid and not other.partitioned and other.oid in self.published
+        ]  # fmt: skip
+        whole = self.root(root, siblings or [relation])
+        key = relation.attnums(column.name for column in whole.key_columns)
+        return replace(own, root=root.name, key=key, updates_seen=own.updates_seen and whole.updates_seen)
+
+    def _table(
+        self, relation: Relation, sender: int, identities: Sequence[RowIdentity], storage: Sequence[Relation]
+    ) -> Table:
+        entry = self.published.get(sender)
+        columns = self._columns(relation, entry)
+        names = [column.name for column in columns]
+        sent = entry is None or (entry.updates and entry.deletes)
+        seen = sent and followable(relation.identity, identities, names)
+        key = mirror_key(relation.identity, identities, names) if seen else ()
+        whole_rows = all(identity.replica_identity == "f" for identity in identities)
+        return Table(
+            oid=relation.oid,
+            name=relation.name,
+            columns=columns,
+            key=relation.attnums(key),
+            replica_identity="f" if whole_rows else relation.replica_identity,
+            identity_key=relation.attnums(relation.identity.carried),
+            relfilenode=relation.relfilenode,
+            partitioned=relation.partitioned,
+            leaves=tuple(Leaf(leaf.oid, leaf.name, leaf.relfilenode) for leaf in sorted(storage, key=lambda r: r.name)),
+            row_filter=entry.row_filter if entry else None,
+            updates_seen=seen,
+            pages=relation.pages + sum(leaf.pages for leaf in storage),
+            rows=relation.rows if not storage else sum(leaf.rows for leaf in storage),
+        )
+
+    def _columns(self, relation: Relation, entry: Published | None) -> tuple[Column, ...]:
+        listed = entry.columns if entry else None
+        columns = [column for column in relation.columns if listed is None or column.name in listed]
+        if self.server_version < GENERATED_SINCE:
+            columns = [column for column in columns if not column.generated]
+        return tuple(columns)
