@@ -1,0 +1,102 @@
+"""Ranges by hand: apply forward, derive again, repair. All of it from the log; the source is not touched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import RangeGap, UsageError
+from pgcdc_assets.flow.closing import range_report
+from pgcdc_assets.flow.progress import TableProgress
+from pgcdc_assets.flow.reports import RangeReport, TableTurn
+from pgcdc_assets.flow.turn import take_turn
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.changes import Followed, transform
+from pgcdc_assets.lake.repair import repair_table
+
+
+def check(work: Work, span: LsnRange) -> RangeReport:
+    """Verify that the range is in the log, whole and readable; it is never received twice."""
+    span = widened(work, span)
+    work.log.verify(span)
+    return _report(work, span, {})
+
+
+def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
+    """Write the change feeds of a range again, from the log."""
+    span = widened(work, span)
+    followed = [Followed(work.progress[name].table, span.start) for name in tables]
+    parts = transform(work.session(), work.log, span, followed)
+    turns = {
+        name: TableTurn(name, work.progress[name].replay_lsn, work.progress[name].version, changes=part.counts)
+        for name, part in parts.items()
+    }
+    return _report(work, span, turns)
+
+
+def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
+    """Apply a range to some mirrors: what lies above a table's ``replay_lsn`` forward, what lies below as repair.
+
+    A gap between ``replay_lsn`` and the range is filled first: the log holds it.
+    """
+    span = widened(work, span)
+    turns: dict[TableName, TableTurn] = {}
+    for name in tables:
+        entry = work.progress[name]
+        if not entry.state.readable:
+            raise UsageError(f"is {entry.state}, so no range can be applied to it", thing=str(name),
+                             do=f"copy it first: pgcdc snapshot '{name}'")  # fmt: skip
+        if span.start < entry.replay_lsn:
+            turns[name] = _repaired(work, entry, LsnRange(span.start, min(span.end, entry.replay_lsn)))
+    forward = [work.progress[name] for name in tables if work.progress[name].replay_lsn < span.end]
+    if forward:
+        for turn in take_turn(work, span.end, forward).tables:
+            turns[turn.table] = turn
+    return _report(work, span, turns)
+
+
+def repair(work: Work, name: TableName, span: LsnRange) -> RangeReport:
+    """Derive the keys that a range touched again from the log up to ``replay_lsn``, and merge them."""
+    span = widened(work, span)
+    entry = work.progress[name]
+    if span.end > entry.replay_lsn:
+        raise UsageError(
+            f"range {span} ends after the table's replay_lsn {entry.replay_lsn}", thing=str(name),
+            do="run `pgcdc sync` to apply it",
+        )  # fmt: skip
+    return _report(work, span, {name: _repaired(work, entry, span)})
+
+
+def _repaired(work: Work, entry: TableProgress, span: LsnRange) -> TableTurn:
+    result = repair_table(work.session(), work.log, work.layout, work.identity, entry.table, span, entry.replay_lsn)
+    work.progress.moved(entry.table.name, entry.replay_lsn, result.version)
+    return TableTurn(
+        table=entry.table.name,
+        replay_lsn=entry.replay_lsn,
+        version=result.version,
+        inserted=result.inserted,
+        updated=result.updated,
+        deleted=result.deleted,
+        seconds_apply=result.seconds,
+    )
+
+
+def widened(work: Work, span: LsnRange) -> LsnRange:
+    """The range as the log can hold it: refused where the log does not reach."""
+    start, end = work.log.start, work.log.position()
+    if span.start < start:
+        raise RangeGap(f"range {span} begins before the log, which starts at {start}", lsn=span.start)
+    if span.end > end:
+        raise RangeGap(f"range {span} ends after the log's last position {end}", lsn=span.end, do="run `pgcdc sync`")
+    ends = [batch.end for batch in work.log.batches(start, end)]
+    return LsnRange(
+        max((lsn for lsn in [start, *ends] if lsn <= span.start), default=start),
+        min((lsn for lsn in ends if lsn >= span.end), default=Lsn(end)),
+    )
+
+
+def _report(work: Work, span: LsnRange, turns: dict[TableName, TableTurn]) -> RangeReport:
+    batches = [batch for batch in work.log.batches(span.start, span.end) if batch.end <= span.end]
+    return range_report(work, span, batches, turns, {}, work.log.position())

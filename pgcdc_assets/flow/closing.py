@@ -1,0 +1,62 @@
+"""The report of a range that is closed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.flow.ranges import ROW_KINDS, OpenRange, rows_by_kind
+from pgcdc_assets.flow.reports import RangeReport, TableTurn
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.log.table import BatchSummary
+
+
+def closed_range(work: Work, open_range: OpenRange, source_position: Lsn) -> RangeReport:
+    """Close the range and say what it held; ``source_position`` is the source's flush LSN now."""
+    span, batches, turns, seconds = open_range.close()
+    return range_report(work, span, batches, turns, seconds, source_position)
+
+
+def range_report(
+    work: Work,
+    span: LsnRange,
+    batches: Sequence[BatchSummary],
+    turns: dict[TableName, TableTurn],
+    seconds: dict[str, float],
+    source_position: Lsn,
+) -> RangeReport:
+    replay_lsn = work.progress.replay_lsn
+    last_commit = max((batch.last_commit_ts for batch in batches if batch.last_commit_ts is not None), default=None)
+    return RangeReport(
+        span=span,
+        transactions=sum(batch.transactions for batch in batches),
+        rows=rows_by_kind(batches),
+        bytes=sum(batch.bytes for batch in batches),
+        transform_lsn=work.log.position(),
+        replay_lsn=replay_lsn,
+        lag_bytes=max(0, source_position - replay_lsn),
+        lag_seconds=None if last_commit is None else max(0.0, time.time() - last_commit / 1e6),
+        tables={**_from_log(work, span, batches), **turns},
+        seconds=seconds,
+    )
+
+
+def _from_log(work: Work, span: LsnRange, batches: Sequence[BatchSummary]) -> dict[TableName, TableTurn]:
+    """Changed tables as the log counts them: also those that an earlier run applied before it died."""
+    mirrors = {shape.relation_id: shape.mirror for shape in work.log.shapes(span).values()}
+    changes: dict[TableName, Counter[str]] = {}
+    for batch in batches:
+        for relation, kinds in batch.counts.items():
+            if relation in mirrors:
+                rows = {kind: count for kind, count in kinds.items() if kind in ROW_KINDS}
+                changes.setdefault(mirrors[relation], Counter()).update(rows)
+    result: dict[TableName, TableTurn] = {}
+    for name, counts in changes.items():
+        if name in work.progress:
+            entry = work.progress[name]
+            result[name] = TableTurn(name, entry.replay_lsn, entry.version, changes=dict(counts))
+    return result

@@ -1,0 +1,67 @@
+"""The run's view of its receiver: how far the log is complete, and how far it is to go."""
+
+from __future__ import annotations
+
+import psycopg
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.client import ReceiverProcess
+from pgcdc_assets.log.table import ChangeLog
+
+
+class Stream:
+    """Owns the receiver process for one run. Every method runs in the run's own thread."""
+
+    def __init__(self, receiver: ReceiverProcess, log: ChangeLog, conn: psycopg.Connection) -> None:
+        self._receiver = receiver
+        self._conn = conn
+        self._until: Lsn | None = None
+        self._marks: set[Lsn] = set()
+        self._reported = Lsn(0)
+        self.complete_to = log.position()
+        """Every transaction with ``commit_lsn`` below this is in the log: its position, or a mark above it."""
+        self.arrived = False
+        """The goal set by :meth:`until` is reached; the receiver has ended or is about to."""
+
+    def start(self) -> None:
+        self._receiver.start()
+
+    def until(self, lsn: Lsn) -> None:
+        """Receive up to here, then end."""
+        self._until = lsn
+        self._receiver.until(lsn)
+
+    def mark(self, lsn: Lsn) -> None:
+        """Say when the log is complete to here (a known boundary), and go on receiving."""
+        if lsn not in self._marks:
+            self._marks.add(lsn)
+            self._receiver.mark(lsn)
+
+    def take_events(self) -> None:
+        """Take in what the receiver said; raises its error, or ReceiverDied."""
+        for event in self._receiver.events(0):
+            self._take(event)
+
+    def _take(self, event: object) -> None:
+        raise NotImplementedError
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until the receiver says something, at most this long."""
+        self._receiver.wait(seconds)
+
+    def report_apply(self, lsn: Lsn) -> None:
+        if lsn > self._reported:
+            self._reported = lsn
+            self._receiver.report_apply(lsn)
+
+    def source_position(self) -> Lsn:
+        """The source's flush position now: all that is durable there ends at or before it."""
+        row = self._conn.execute(
+            "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END"
+        ).fetchone()
+        assert row is not None
+        return Lsn.parse(str(row[0]))
+
+    def stop(self) -> None:
+        """End the receiver at a boundary and wait for it."""
+        self._receiver.stop()

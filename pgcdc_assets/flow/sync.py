@@ -1,0 +1,203 @@
+"""The bounded run: receive without pause, copy beside it, apply all that has landed since the last turn."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.flow import hold
+from pgcdc_assets.flow.copying import Copied, copy
+from pgcdc_assets.flow.closing import closed_range
+from pgcdc_assets.flow.ranges import OpenRange, up_to
+from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.stream import Stream
+from pgcdc_assets.flow.turn import Turn, take_turn
+from pgcdc_assets.flow.work import Work
+
+WAIT_SECONDS = 0.2
+"""How long the loop sleeps at most when nothing lands; a batch wakes it at once."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """When a run ends."""
+
+    until: Lsn | None = None
+    """Receive to here and end; None with ``follow`` False means the source's flush position."""
+    follow: bool = False
+    max_seconds: float | None = None
+    idle_seconds: float | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Sync:
+    """One run. ``run()`` returns when its bounds say so; any failure of a part ends it with that error."""
+
+    def __init__(self, work: Work, stream: Stream, bounds: Bounds) -> None:
+        self._work = work
+        self._stream = stream
+        self._bounds = bounds
+        self._landed: queue.SimpleQueue[Copied] = queue.SimpleQueue()
+        self._copies: Future[None] | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
+        self._unpublished = False
+        known = work.observer.known_ranges()
+        start = known[-1].end if known else work.log.start
+        self._range = OpenRange(start, work.settings.range_bytes, work.settings.range_seconds)
+        self._counted = start
+        self._started = self._moved = time.monotonic()
+        self._start = work.progress.replay_lsn
+        self._copied: list[Copied] = []
+        self._turns = self._transactions = self._rows = 0
+
+    def run(self) -> SyncReport:
+        try:
+            self._stream.start()
+            self._begin_copies(self._work.progress.waiting())
+            if self._copies is None:
+                self._aim()
+            while not self._finished():
+                if not self._step():
+                    self._stream.wait(WAIT_SECONDS)
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._stream.stop()
+        self._close_range()
+        return self._summary()
+
+    def _step(self) -> bool:
+        """Whether anything moved."""
+        before = self._stream.complete_to
+        self._stream.take_events()
+        moved = self._stream.complete_to > before
+        moved |= self._take_copies()
+        moved |= self._turn()
+        if self._range.due:
+            self._close_range()
+        if moved:
+            self._moved = time.monotonic()
+        return moved
+
+    # Copies -----------------------------------------------------------------------------------
+
+    def _begin_copies(self, tables: list[Table]) -> None:
+        if tables:
+            self._work.observer.progress("snapshot", f"copying {len(tables)} tables")
+            self._copies = self._pool.submit(copy, self._work, [table.name for table in tables], self._landed.put)
+
+    def _take_copies(self) -> bool:
+        if self._copies is None:
+            return False
+        done = self._copies.done()
+        moved = False
+        while not self._landed.empty():
+            copied = self._landed.get()
+            self._work.progress.copied(copied.table, copied.report.consistent_point, copied.report.version)
+            self._work.observer.copied(copied.report)
+            self._copied.append(copied)
+            self._unpublished = moved = True
+        if done:
+            self._copies.result()
+            self._copies = None
+            self._aim()
+        return moved
+
+    # The stream's goal ------------------------------------------------------------------------
+
+    def _aim(self) -> None:
+        """Tell the receiver how far to go, once no copy is under way.
+
+        A table copied at C can be read together with the others only from C on, so a run that copied
+        goes at least to C.
+        """
+        copied = max((c.report.consistent_point for c in self._copied), default=ZERO)
+        if not self._bounds.follow:
+            self._stream.until(max(self._bounds.until or self._stream.source_position(), copied))
+        elif copied > self._stream.complete_to:
+            self._stream.mark(copied)
+
+    # Turns ------------------------------------------------------------------------------------
+
+    def _turn(self) -> bool:
+        work = self._work
+        # The position first, then the request: a request seen too late has an LSN above this position.
+        complete = self._stream.complete_to
+        request = hold.current(work.layout)
+        if request is not None and request.lsn is None:
+            return False
+        exact = request.lsn if request is not None and not work.progress.points.has(request.lsn) else None
+        if exact is not None and complete < exact:
+            self._stream.mark(exact)
+        upto = self._boundary(complete, exact)
+        behind = [entry for entry in work.progress.followed() if entry.replay_lsn < upto]
+        if not behind and not self._unpublished and exact != upto:
+            return False
+        turn = take_turn(work, upto)
+        self._account(turn)
+        if exact == upto:
+            work.progress.reread_versions()
+        if turn.tables or exact == upto or self._unpublished:
+            self._unpublished = not work.progress.publish(upto)
+        self._stream.report_apply(work.progress.replay_lsn)
+        return bool(turn.tables) or exact == upto
+
+    def _boundary(self, complete: Lsn, exact: Lsn | None) -> Lsn:
+        """Where this turn ends: by size at a batch's end, at verify's LSN, or at the log's."""
+        limit = complete if exact is None else min(complete, exact)
+        waiting = self._work.log.batches(self._work.progress.replay_lsn, limit)
+        taken = up_to(waiting, self._work.settings.range_bytes)
+        if len(taken) < len(waiting):
+            return min(limit, taken[-1].end)
+        return limit
+
+    def _account(self, turn: Turn) -> None:
+        batches = [b for b in self._work.log.batches(self._counted, turn.upto) if b.end <= turn.upto]
+        if batches:
+            self._counted = batches[-1].end
+            self._range.add(batches, turn.tables, turn.seconds)
+            self._transactions += sum(batch.transactions for batch in batches)
+            self._rows += sum(sum(kinds.values()) for batch in batches for kinds in batch.counts.values())
+        if turn.tables:
+            self._turns += 1
+
+    # Ranges and the end -----------------------------------------------------------------------
+
+    def _close_range(self) -> None:
+        if self._range.empty:
+            return
+        report = closed_range(self._work, self._range, self._stream.source_position())
+        self._work.observer.range_closed(report)
+
+    def _finished(self) -> bool:
+        bounds, now = self._bounds, time.monotonic()
+        if bounds.stop.is_set():
+            return True
+        if bounds.max_seconds is not None and now - self._started >= bounds.max_seconds:
+            return True
+        if self._copies is not None:
+            return False
+        if bounds.idle_seconds is not None and now - self._moved >= bounds.idle_seconds:
+            return True
+        if bounds.follow or not self._stream.arrived:
+            return False
+        level = all(entry.replay_lsn >= self._stream.complete_to for entry in self._work.progress.followed())
+        return level and not self._unpublished
+
+    def _summary(self) -> SyncReport:
+        progress = self._work.progress
+        return SyncReport(
+            start=self._start,
+            end=progress.replay_lsn,
+            transform_lsn=self._work.log.position(),
+            copied=[copied.report for copied in self._copied],
+            turns=self._turns,
+            transactions=self._transactions,
+            rows=self._rows,
+            seconds=time.monotonic() - self._started,
+            set_aside=[(entry.table.name, entry.reason or "") for entry in progress.set_aside()],
+        )

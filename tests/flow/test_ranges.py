@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pgcdc_assets.log.table import BatchSummary
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.flow.ranges import OpenRange, rows_by_kind, summed, up_to
+from pgcdc_assets.flow.reports import TableTurn
+
+ORDERS = TableName("public", "orders")
+
+
+def batch(start: int, end: int, size: int = 10, transactions: int = 1) -> BatchSummary:
+    return BatchSummary(
+        start=Lsn(start), end=Lsn(end), timeline=1, transactions=transactions, last_xid=1, first_commit_ts=None,
+        last_commit_ts=None, counts={7: {"I": transactions, "C": 1}} if transactions else {}, bytes=size, relations={},
+    )  # fmt: skip
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def open_range(clock: Clock) -> OpenRange:
+    return OpenRange(Lsn(100), max_bytes=30, min_seconds=60, clock=clock)
+
+
+def test_cut_by_size() -> None:
+    gathered = open_range(Clock())
+    gathered.add([batch(100, 110), batch(110, 120)], [], {})
+    assert not gathered.due
+    gathered.add([batch(120, 130)], [], {})
+    assert gathered.due
+
+
+def test_cut_by_age_of_its_first_transaction() -> None:
+    clock = Clock()
+    gathered = open_range(clock)
+    clock.now = 1000.0
+    gathered.add([batch(100, 110)], [], {})
+    assert not gathered.due
+    clock.now = 1060.0
+    assert gathered.due
+
+
+def test_positions_alone_open_no_range_and_the_next_one_covers_them() -> None:
+    clock = Clock()
+    gathered = open_range(clock)
+    gathered.add([batch(100, 150, 0, 0)], [], {})
+    clock.now = 1e6
+    assert gathered.empty
+    assert not gathered.due
+    gathered.add([batch(150, 160)], [], {})
+    span, batches, _, _ = gathered.close()
+    assert span == LsnRange(Lsn(100), Lsn(160))
+    assert len(batches) == 2
+    assert gathered.start == Lsn(160)
+    assert gathered.empty
+
+
+def test_turns_of_a_range_add_up() -> None:
+    left = TableTurn(ORDERS, Lsn(1), 4, 1, 2, 3, {"insert": 1}, 0.5, 0.5)
+    right = TableTurn(ORDERS, Lsn(2), 5, 10, 20, 30, {"insert": 2, "delete": 1}, 1.0, 1.0)
+    assert summed(left, right) == TableTurn(ORDERS, Lsn(2), 5, 11, 22, 33, {"insert": 3, "delete": 1}, 1.5, 1.5)
+
+
+def test_a_turn_takes_whole_batches_until_the_size_is_reached() -> None:
+    batches = [batch(0, 1), batch(1, 2), batch(2, 3)]
+    assert up_to(batches, 1) == batches[:1]
+    assert up_to(batches, 20) == batches[:2]
+    assert up_to(batches, 1000) == batches
+
+
+def test_only_row_messages_are_counted() -> None:
+    assert rows_by_kind([batch(0, 1, transactions=3)]) == {"I": 3, "U": 0, "D": 0, "T": 0}
