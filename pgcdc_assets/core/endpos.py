@@ -1,0 +1,65 @@
+"""Where a run must stop: the decisions, without the waiting.
+
+``endpos`` is a goal to reach, never a position to confirm or store: the run ends at the last
+transaction boundary at or below it.
+
+| where endpos falls | decided by |
+|---|---|
+| on a commit boundary | :meth:`Endpos.takes` that transaction; nothing later |
+| between transactions, or in WAL that carries nothing published | :meth:`Endpos.arrived_at_begin` or :meth:`Endpos.arrived_at_wal_end` |
+| inside a transaction (``end_lsn`` > endpos) | :meth:`Endpos.takes` says no: it is sent again to the next range |
+| inside a record, past a page header, or unflushed | :meth:`Endpos.arrived_at_wal_end` with a late flush position |
+"""
+
+from __future__ import annotations
+
+from pgcdc_assets.core.lsn import Lsn
+
+DELAYS_UNTIL_FLUSHED = 3
+"""An asynchronous commit is on disk after at most three ``wal_writer_delay`` (PostgreSQL's documentation
+of ``synchronous_commit``): what is not flushed by then holds no transaction."""
+
+
+class Endpos:
+    """One goal. ``now`` is any monotonic clock in seconds, ``wal_writer_delay`` is in seconds.
+
+    A goal beyond the source's WAL is followed until reached, so the clock of the late flush starts
+    only when the source is first seen to have inserted that far.
+    """
+
+    def __init__(self, lsn: Lsn, *, wal_writer_delay: float) -> None:
+        self.lsn = lsn
+        self._delay = DELAYS_UNTIL_FLUSHED * wal_writer_delay
+        self._inserted_at: float | None = None
+        self._late_flush: Lsn | None = None
+
+    def takes(self, end_lsn: int) -> bool:
+        """Whether the transaction that ends there belongs to the run."""
+        return end_lsn <= self.lsn
+
+    def arrived_at_begin(self, final_lsn: int) -> bool:
+        """Transactions come in the order of their commits: this one and all later ones end past endpos."""
+        return final_lsn >= self.lsn
+
+    def arrived_at_wal_end(self, wal_end: int) -> bool:
+        """``wal_end`` of a keepalive: all transactions that commit below it have been sent."""
+        return wal_end >= self.lsn or (self._late_flush is not None and wal_end >= self._late_flush)
+
+    def allows(self, boundary: int) -> bool:
+        """Whether a boundary may end the run: never one past endpos."""
+        return boundary <= self.lsn
+
+    # The source's own positions, read by SQL while the stream is quiet -------------------------------
+
+    @property
+    def flush_wanted(self) -> bool:
+        """Whether :meth:`saw_source` has still something to learn."""
+        return self._late_flush is None
+
+    def saw_source(self, inserted: Lsn, flushed: Lsn, now: float) -> None:
+        """Take in the source's insert and flush positions, read at ``now`` or later."""
+        if self._inserted_at is None:
+            if inserted >= self.lsn:
+                self._inserted_at = now
+        elif self._late_flush is None and now > self._inserted_at + self._delay:
+            self._late_flush = flushed

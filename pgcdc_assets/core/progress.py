@@ -1,0 +1,43 @@
+"""The positions that a standby status update reports. None of them ever goes down."""
+
+from __future__ import annotations
+
+from pgcdc_assets.core.lsn import Lsn
+
+
+class Progress:
+    """``write``, ``flush`` and ``apply``, floored at the slot's ``confirmed_flush_lsn`` at connect.
+
+    ``flush`` is ``transform_lsn``: up to there every transaction is durable in the log. ``write`` has
+    been received, ``apply`` stands in every mirror; neither decides what the server may forget.
+    Each setter returns what stands afterwards.
+    """
+
+    def __init__(self, floor: Lsn) -> None:
+        self._write = self._flush = self._apply = floor
+
+    @property
+    def write(self) -> Lsn:
+        return self._write
+
+    @property
+    def flush(self) -> Lsn:
+        return self._flush
+
+    @property
+    def apply(self) -> Lsn:
+        return min(self._apply, self._flush)
+
+    def received(self, lsn: Lsn) -> Lsn:
+        self._write = max(self._write, lsn)
+        return self._write
+
+    def durable(self, lsn: Lsn) -> Lsn:
+        self._flush = max(self._flush, lsn)
+        self.received(lsn)
+        return self._flush
+
+    def replayed(self, lsn: Lsn) -> Lsn:
+        """Reported only up to ``flush``, whatever is said here."""
+        self._apply = max(self._apply, lsn)
+        return self.apply

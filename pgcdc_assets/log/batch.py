@@ -1,0 +1,206 @@
+"""Batches: the smallest durable piece of the log.
+
+Two sides. :class:`Pending` belongs to the receiving thread: frames of whole transactions, frames of
+the open one, and the segments already staged for either. :class:`BatchWriter` belongs to the writing
+thread: it turns frames into segments and commits them, one job after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.commit import LogWriter
+from pgcdc_assets.log.relations import RelationRecord, Relations
+from pgcdc_assets.log.rows import ABSENT, Tally, rows_of
+from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes, write_segment
+from pgcdc_assets.log.spill import SpillFolder, Staged
+from pgcdc_assets.log.tape import OpenTransaction, Run, joined
+
+
+@dataclass
+class Frames:
+    """Frames in memory, and the transaction that is open in front of them."""
+
+    runs: list[Run] = field(default_factory=list)
+    size: int = 0
+    opening: OpenTransaction | None = None
+
+    def append(self, run: Run) -> None:
+        self.runs.append(run)
+        self.size += run.size
+
+
+@dataclass
+class Pending:
+    """What has been received and is not yet handed to a commit.
+
+    A Staged is filled by the writing thread and read only there: here it is but a reference.
+    """
+
+    closed: Frames = field(default_factory=Frames)
+    """Whole transactions; the first one may have begun in ``staged``."""
+    staged: list[Staged] = field(default_factory=list)
+    """Segments of whole transactions."""
+    open: Frames = field(default_factory=Frames)
+    spilled: list[Staged] = field(default_factory=list)
+    """Segments of the transaction whose Commit has not come."""
+    since: float | None = None
+    """When the first whole transaction came; None while there is none."""
+    staged_size: int = 0
+    spilled_size: int = 0
+    """Bytes of the frames that went into those segments."""
+
+    @property
+    def in_memory(self) -> int:
+        return self.closed.size + self.open.size
+
+    @property
+    def closed_size(self) -> int:
+        return self.closed.size + self.staged_size
+
+    def receive(self, run: Run, whole: int, after: OpenTransaction | None, now: float) -> None:
+        """Take frames in, of which the first ``whole`` end a transaction; ``after`` is open behind them."""
+        if whole:
+            self._close(run.part(0, whole), now)
+        rest = run.part(whole, len(run))
+        if len(rest) and after is not None:
+            self.open.append(rest)
+
+    def take_closed(self) -> tuple[Frames, list[Staged]]:
+        """Hand over all whole transactions; the open one stays."""
+        taken = self.closed, self.staged
+        self.closed, self.staged, self.since, self.staged_size = Frames(), [], None, 0
+        return taken
+
+    def stage_closed(self) -> tuple[Frames, Staged]:
+        """Hand over the frames of whole transactions, to be written ahead of their commit."""
+        frames, self.closed = self.closed, Frames()
+        self.staged_size += frames.size
+        self.staged.append(Staged())
+        return frames, self.staged[-1]
+
+    def spill_open(self, state: OpenTransaction) -> tuple[Frames, Staged]:
+        """Hand over the open transaction's frames; ``state`` is where it goes on."""
+        frames, self.open = self.open, Frames(opening=state)
+        self.spilled_size += frames.size
+        self.spilled.append(Staged())
+        return frames, self.spilled[-1]
+
+    def _close(self, run: Run, now: float) -> None:
+        if not self.closed.runs:
+            self.closed.opening = self.open.opening
+        for earlier in self.open.runs:
+            self.closed.append(earlier)
+        self.closed.append(run)
+        self.staged += self.spilled
+        self.staged_size += self.spilled_size
+        self.open, self.spilled, self.spilled_size = Frames(), [], 0
+        self.since = now if self.since is None else self.since
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A commit that stands on disk. A position-only one has no rows."""
+
+    start: Lsn
+    end: Lsn
+    transactions: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+
+class BatchWriter:
+    """Segments and commits, in the order of the calls; all of them run in one thread."""
+
+    def __init__(self, path: Path, identity: Identity, timeline: int, relations: Relations) -> None:
+        self._log = LogWriter(path, identity)
+        self._spill = SpillFolder(path)
+        self._spill.clear()
+        self._timeline = timeline
+        self._relations = relations
+        self.position = self._log.position
+
+    def stage(self, frames: Frames, into: Staged) -> None:
+        """Write frames as segments of a batch to come."""
+        into.add(self._spill.stage(frames.runs, frames.opening, self._relations))
+
+    def commit(self, closed: Frames, parts: Sequence[Staged], end: Lsn) -> Committed:
+        """One batch: what was staged, the frames still in memory, and the notes that make it readable alone."""
+        rows = rows_of(joined(closed.runs), closed.opening, self._relations)
+        closed.runs.clear()
+        last, rest = self._spill.stage_large(rows)
+        staged = Staged()
+        for part in (*parts, last):
+            staged.add(part)
+        start, tally = self.position, staged.tally
+        notes = table_of_notes(self._notes(start, end, tally))
+        # The notes come first and alone in a row group: whoever wants only them reads only them.
+        staged.files.append(write_segment(self._spill.path, [notes, table_of(rest)]))
+        self._move(end, staged)
+        return Committed(start, end, tally.transactions, tally.rows, tally.bytes)
+
+    def advance(self, end: Lsn) -> Committed:
+        """A position alone: WAL without anything for us."""
+        start = self.position
+        self._move(end, Staged())
+        return Committed(start, end)
+
+    def _move(self, end: Lsn, staged: Staged) -> None:
+        files = self._spill.seal(staged.files, end)
+        self._log.commit(self.position, end, self._timeline, files)
+        self.position = end
+
+    def _notes(self, start: Lsn, end: Lsn, tally: Tally) -> list[Note]:
+        records = [self._relations.record(schema_id) for schema_id in sorted(tally.schema_ids)]
+        summary = summary_of(start, end, self._timeline, tally, records)
+        return [Note(SUMMARY, _json(summary)), *_relation_notes(records)]
+
+
+def summary_of(
+    start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Sequence[RelationRecord]
+) -> dict[str, Any]:
+    """The summary row of a batch; the counts leave the notes themselves out."""
+    counts: dict[str, dict[str, int]] = {}
+    for (relation_id, kind), number in sorted(tally.counts.items()):
+        counts.setdefault("" if relation_id == ABSENT else str(relation_id), {})[kind] = number
+    return {
+        "start": int(start),
+        "end": int(end),
+        "timeline": timeline,
+        "transactions": tally.transactions,
+        "last_xid": tally.last_xid,
+        "first_commit_ts": _time(tally.first_ts),
+        "last_commit_ts": _time(tally.last_ts),
+        "counts": counts,
+        "bytes": tally.bytes,
+        "relations": {str(record.relation_id): [record.name.schema, record.name.name] for record in records},
+        "schemas": sorted(tally.schema_ids),
+    }
+
+
+def _relation_notes(records: Iterable[RelationRecord]) -> Iterable[Note]:
+    types: dict[bytes, None] = {}
+    for record in records:
+        yield Note("R", record.payload, record.relation_id, record.schema_id)
+        yield Note(FACTS, _json(record.facts.to_json()), record.relation_id, record.schema_id)
+        types.update(dict.fromkeys(record.types))
+    for payload in types:
+        yield Note("Y", payload)
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _time(microseconds: int | None) -> str | None:
+    """ISO 8601: whoever opens the log with another tool reads it without arithmetic."""
+    if microseconds is None:
+        return None
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)).isoformat()

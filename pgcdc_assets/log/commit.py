@@ -1,0 +1,165 @@
+"""Commits to the log: compare-and-set, and on disk before anybody is told.
+
+Neither pyarrow nor delta-rs syncs anything, and delta-rs checks neither transaction versions nor
+files. So: segments and their folder are fsynced before the commit, the commit's file and folder
+before :meth:`LogWriter.commit` returns; the position must be where the caller thinks it is on the
+very handle that commits; and each file is compared with what it claims to be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import LogConflict, LogCorrupt
+from pgcdc_assets.log.segment import LOG_SCHEMA, SegmentFile
+
+DELTA_LOG = "_delta_log"
+_LAST_CHECKPOINT = "_last_checkpoint"
+
+_PROPERTIES = {
+    "delta.appendOnly": "true",
+    "delta.dataSkippingStatsColumns": "batch_end,relation_id,commit_lsn,kind",
+    "delta.autoOptimize.autoCompact": "false",
+    # One commit a second makes 86,400 files a day; nothing that we need lives in commits alone.
+    "delta.logRetentionDuration": "interval 1 days",
+}
+
+
+def timeline_app_id(identity: Identity) -> str:
+    """The app transaction whose version is the timeline of the newest commit."""
+    return identity.app_id("timeline")
+
+
+def create_log(path: Path, identity: Identity, start: Lsn, timeline: int) -> None:
+    """Make the empty table, standing at ``start``; durable when this returns."""
+    path.mkdir(parents=True)
+    DeltaTable.create(
+        path,
+        LOG_SCHEMA,
+        configuration={
+            **_PROPERTIES,
+            "pgcdc.system_identifier": identity.system_identifier,
+            "pgcdc.database": identity.database,
+            "pgcdc.slot": identity.slot,
+            "pgcdc.start_lsn": str(start),
+            "pgcdc.format": "1",
+        },
+        raise_if_key_not_exists=False,
+        commit_properties=_transactions(identity, start, timeline),
+    )
+    _sync_commits(path, 0, 0)
+    for folder in (path, *path.parents[:3]):
+        sync_folder(folder)
+
+
+class LogWriter:
+    """The one handle that commits. Used from one thread."""
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        self._path = path
+        self._identity = identity
+        self._table = DeltaTable(path)
+        # A process killed between its commit and the fsync left its last commit to us.
+        _sync_commits(path, self._table.version(), self._table.version())
+
+    @property
+    def position(self) -> Lsn:
+        return Lsn(self._table.transaction_version(self._identity.app_id()) or 0)
+
+    def commit(self, start: Lsn, end: Lsn, timeline: int, files: Sequence[SegmentFile]) -> None:
+        """Move the log from ``start`` to ``end`` with the files of one batch, or with none.
+
+        The files lie in the table's folder, fsynced. Raises LogConflict if the log is not at
+        ``start`` (another writer); nothing is committed then.
+        """
+        if files:
+            for file in files:
+                check_file(self._path / file.path, file)
+            sync_folder(self._path)
+        self._table.update_incremental()
+        if self.position != start:
+            raise LogConflict(
+                f"stands at {self.position}, not at {start} where this batch begins", thing=str(self._path)
+            )
+        before = self._table.version()
+        try:
+            self._table.create_write_transaction(
+                [_add_action(file) for file in files], "append", LOG_SCHEMA,
+                commit_properties=_transactions(self._identity, end, timeline),
+            )  # fmt: skip
+        except CommitFailedError as error:
+            raise LogConflict(f"another writer committed: {error}", thing=str(self._path), lsn=start) from None
+        self._table.update_incremental()
+        _sync_commits(self._path, before + 1, self._table.version())
+
+
+def check_file(path: Path, file: SegmentFile) -> None:
+    """Size, rows and schema against the file's own footer; LogCorrupt names what differs."""
+    try:
+        size = path.stat().st_size
+        footer = pq.read_metadata(path)
+    except (OSError, ValueError) as error:
+        raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
+    if size != file.size:
+        raise LogCorrupt(f"has {size} bytes instead of {file.size}", thing=str(path))
+    if footer.num_rows != file.rows:
+        raise LogCorrupt(f"has {footer.num_rows} rows instead of {file.rows}", thing=str(path))
+    if not footer.schema.to_arrow_schema().equals(LOG_SCHEMA):
+        raise LogCorrupt("has other columns than the log", thing=str(path))
+
+
+def sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable: a file's own fsync does not."""
+    sync_file(path)
+
+
+def _add_action(file: SegmentFile) -> AddAction:
+    return AddAction(
+        path=file.path,
+        size=file.size,
+        partition_values={},
+        modification_time=int(time.time() * 1000),
+        data_change=True,
+        stats=json.dumps(file.stats),
+    )
+
+
+def _transactions(identity: Identity, position: Lsn, timeline: int) -> CommitProperties:
+    return CommitProperties(
+        app_transactions=[
+            Transaction(identity.app_id(), int(position)),
+            Transaction(timeline_app_id(identity), timeline),
+        ]
+    )
+
+
+def _sync_commits(path: Path, first: int, last: int) -> None:
+    """fsync the commits ``first`` to ``last``, the checkpoint that the last one may have made, and their folder."""
+    folder = path / DELTA_LOG
+    for version in range(first, last + 1):
+        sync_file(folder / f"{version:020}.json")
+    checkpoints = list(folder.glob(f"{last:020}.checkpoint*.parquet"))
+    for checkpoint in checkpoints:
+        sync_file(checkpoint)
+    if checkpoints:
+        sync_file(folder / _LAST_CHECKPOINT)
+    sync_folder(folder)

@@ -1,0 +1,249 @@
+"""Frames into rows of the log: numpy over a whole segment, no step per row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.tape import HEADER, IS_CHANGE, IS_ROW, POSTGRES_EPOCH_US, Ints, OpenTransaction, Run
+from pgcdc_assets.protocol.messages import LogicalMessage, Origin, Truncate
+
+ABSENT = -1
+"""NULL in the integer columns below: no position, number or time of ours is negative."""
+
+_INLINE = 12
+"""Arrow's view layout: values up to this length stand in the view itself."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of the log in columns; ABSENT stands for NULL. All arrays have one entry per row."""
+
+    raw: bytes
+    offset: Ints
+    length: Ints
+    """Where each payload lies in ``raw``."""
+    kind: NDArray[np.uint8]
+    commit_lsn: Ints
+    ordinal: Ints
+    xid: Ints
+    commit_ts: Ints
+    lsn: Ints
+    relation_id: Ints
+    schema_id: Ints
+    """Meaningless where ``relation_id`` is ABSENT."""
+    origin: NDArray[np.object_] | None
+    """Names or None; absent as a whole in a stream without origins."""
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def take(self, index: Ints) -> Rows:
+        """Rows by number; shares the payloads' bytes."""
+        picked: dict[str, Any] = {}
+        for column in fields(self):
+            value = getattr(self, column.name)
+            picked[column.name] = value[index] if isinstance(value, np.ndarray) else value
+        return Rows(**picked)
+
+    def payload(self) -> pa.Array:
+        """The messages as an Arrow view over ``raw``: nothing is copied."""
+        octets = np.frombuffer(self.raw, np.uint8)
+        views = np.zeros((len(self), 4), dtype=np.int32)
+        views[:, 0] = self.length
+        last = max(len(octets) - 1, 0)
+        prefix = octets[np.minimum(self.offset[:, None] + np.arange(4), last)]
+        views[:, 1] = np.ascontiguousarray(prefix).view(np.int32)[:, 0]
+        views[:, 3] = self.offset
+        short = np.flatnonzero(self.length <= _INLINE)
+        if len(short):
+            at = np.arange(_INLINE)
+            inline = octets[np.minimum(self.offset[short, None] + at, last)]
+            inline = np.where(at < self.length[short, None], inline, 0).astype(np.uint8)
+            views[short, 1:] = inline.view(np.int32)
+        return pa.Array.from_buffers(
+            pa.binary_view(), len(self), [None, pa.py_buffer(views), pa.py_buffer(self.raw)]
+        )
+
+
+@dataclass
+class Tally:
+    """What a batch says of itself; adds up over its segments."""
+
+    counts: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """Rows by relation_id (ABSENT for none) and kind."""
+    schema_ids: set[int] = field(default_factory=set)
+    transactions: int = 0
+    last_xid: int | None = None
+    first_ts: int | None = None
+    last_ts: int | None = None
+    """commit_ts of the first and last transaction, microseconds since 1970."""
+    bytes: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.counts.total()
+
+    def add(self, other: Tally) -> None:
+        """Take in what follows."""
+        self.counts.update(other.counts)
+        self.schema_ids |= other.schema_ids
+        self.transactions += other.transactions
+        self.bytes += other.bytes
+        if other.last_xid is not None:
+            self.last_xid, self.last_ts = other.last_xid, other.last_ts
+            self.first_ts = other.first_ts if self.first_ts is None else self.first_ts
+
+
+def rows_of(run: Run, opening: OpenTransaction | None, relations: Relations) -> Rows:
+    """The rows that a run of frames puts into the log, in stream order.
+
+    ``opening`` is the transaction that is open where the run begins. Begin and Origin become
+    columns; Relation and Type stand once per batch, beside these rows; a TRUNCATE stands once per
+    table; a transaction without changes leaves nothing.
+    """
+    transactions = _Transactions.of(run, opening)
+    stored = IS_CHANGE[run.kinds]
+    stored[transactions.commits] = transactions.changes_of_commits > 0
+    frames = np.flatnonzero(stored)
+    relation_of_frame = np.full(len(run), ABSENT, dtype=np.int64)
+    row_frames = np.flatnonzero(IS_ROW[run.kinds])
+    relation_of_frame[row_frames] = run.field(row_frames, HEADER + 1, ">u4")
+    frames, relation_id = _with_truncates(run, frames, relation_of_frame[frames])
+    known = np.flatnonzero(relation_id != ABSENT)
+    schema_id = np.zeros(len(frames), dtype=np.int64)
+    schema_id[known] = relations.schema_ids(relation_id[known], run.sequence[frames[known]])
+    columns = transactions.columns(frames)
+    lsn = run.field(frames, 1, ">i8")
+    for index in np.flatnonzero(run.kinds[frames] == ord("M")).tolist():
+        _loosen(run, int(frames[index]), index, columns, lsn)
+    return Rows(
+        raw=run.raw,
+        offset=run.offsets[frames] + HEADER,
+        length=run.lengths[frames] - HEADER,
+        kind=run.kinds[frames],
+        lsn=lsn,
+        relation_id=relation_id,
+        schema_id=schema_id,
+        **columns,
+    )
+
+
+def tally_of(rows: Rows) -> Tally:
+    code = rows.relation_id * 256 + rows.kind
+    values, numbers = np.unique(code, return_counts=True)
+    commits = np.flatnonzero(rows.kind == ord("C"))
+    tally = Tally(
+        counts=Counter(
+            {(value >> 8, chr(value & 0xFF)): number for value, number in zip(values.tolist(), numbers.tolist(), strict=True)}
+        ),
+        schema_ids=set(np.unique(rows.schema_id[rows.relation_id != ABSENT]).tolist()),
+        transactions=len(commits),
+        bytes=int(rows.length.sum()),
+    )
+    if len(commits):
+        tally.last_xid = int(rows.xid[commits[-1]])
+        tally.first_ts, tally.last_ts = int(rows.commit_ts[commits[0]]), int(rows.commit_ts[commits[-1]])
+    return tally
+
+
+@dataclass(frozen=True)
+class _Transactions:
+    """The transactions of a run; number 0 is the one open at its start (or none)."""
+
+    number: Ints
+    """Of each frame."""
+    ordinal: Ints
+    """Of each frame: changes of its transaction before it."""
+    commits: Ints
+    changes_of_commits: Ints
+    final_lsn: Ints
+    commit_ts: Ints
+    xid: Ints
+    origins: tuple[str | None, ...] | None
+
+    @classmethod
+    def of(cls, run: Run, opening: OpenTransaction | None) -> _Transactions:
+        begins, commits = run.at("B"), run.at("C")
+        records = run.begins(begins)
+        number = np.cumsum(run.kinds == ord("B"))
+        before = np.cumsum(IS_CHANGE[run.kinds]) - IS_CHANGE[run.kinds]
+        base = np.concatenate(([-opening.ordinal if opening else 0], before[begins]))
+        ordinal = before - base[number]
+        first = (opening.final_lsn, opening.commit_ts, opening.xid) if opening else (ABSENT,) * 3
+        return cls(
+            number=number,
+            ordinal=ordinal,
+            commits=commits,
+            changes_of_commits=ordinal[commits],
+            final_lsn=np.concatenate(([first[0]], records["final_lsn"].astype(np.int64))),
+            commit_ts=np.concatenate(([first[1]], records["commit_ts"].astype(np.int64) + POSTGRES_EPOCH_US)),
+            xid=np.concatenate(([first[2]], records["xid"].astype(np.int64))),
+            origins=_origins(run, number, len(begins) + 1, opening),
+        )
+
+    def columns(self, frames: Ints) -> dict[str, Any]:
+        number = self.number[frames]
+        origin = None if self.origins is None else np.array(self.origins, dtype=object)[number]
+        return {
+            "commit_lsn": self.final_lsn[number],
+            "commit_ts": self.commit_ts[number],
+            "xid": self.xid[number],
+            "ordinal": self.ordinal[frames],
+            "origin": origin,
+        }
+
+
+def _origins(
+    run: Run, number: Ints, transactions: int, opening: OpenTransaction | None
+) -> tuple[str | None, ...] | None:
+    """The origin of each transaction, from its Origin message; None if no transaction has one."""
+    found = run.at("O").tolist()
+    carried = opening.origin if opening else None
+    if not found and carried is None:
+        return None
+    names: list[str | None] = [carried] + [None] * (transactions - 1)
+    for index in found:
+        message = run.message(index)
+        assert isinstance(message, Origin)
+        names[int(number[index])] = message.name
+    return tuple(names)
+
+
+def _with_truncates(run: Run, frames: Ints, relation_id: Ints) -> tuple[Ints, Ints]:
+    """Each TRUNCATE once per table that it names."""
+    truncates = np.flatnonzero(run.kinds[frames] == ord("T")).tolist()
+    if not truncates:
+        return frames, relation_id
+    tables: dict[int, Sequence[int]] = {}
+    for index in truncates:
+        message = run.message(int(frames[index]))
+        assert isinstance(message, Truncate)
+        tables[index] = message.relation_ids
+    times = np.ones(len(frames), dtype=np.int64)
+    times[truncates] = [len(tables[index]) for index in truncates]
+    starts = np.cumsum(times) - times
+    frames, relation_id = np.repeat(frames, times), np.repeat(relation_id, times)
+    for index in truncates:
+        relation_id[starts[index] : starts[index] + times[index]] = tables[index]
+    return frames, relation_id
+
+
+def _loosen(run: Run, frame: int, index: int, columns: dict[str, Any], lsn: Ints) -> None:
+    """A non-transactional message belongs to no transaction; its place is the LSN that it names."""
+    message = run.message(frame)
+    if not isinstance(message, LogicalMessage):
+        raise ProtocolError("message M does not decode to one", lsn=run.lsn(frame))
+    if message.transactional:
+        return
+    for name in ("commit_lsn", "commit_ts", "xid", "ordinal"):
+        columns[name][index] = ABSENT
+    lsn[index] = int(message.lsn)

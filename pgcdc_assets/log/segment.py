@@ -1,0 +1,192 @@
+"""Segments: the Parquet files of the log.
+
+A segment is written before the end of its batch is known (an open transaction spills; the batch
+goes on). ``batch_end`` is therefore written as a placeholder and put in when the batch is cut: the
+column is dictionary-encoded and uncompressed with one value per row group, so that value is eight
+bytes in front of the first data page (Parquet, "Data Pages": a dictionary page holds its values
+PLAIN, and a column chunk's dictionary page comes directly before its data pages). Its footer carries
+no statistics; those of the add action are the ones that readers prune by.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import LogCorrupt
+from pgcdc_assets.log.rows import ABSENT, Rows
+from pgcdc_assets.log.tape import Ints
+
+LOG_SCHEMA = pa.schema(
+    [
+        ("batch_end", pa.int64()),
+        ("commit_lsn", pa.int64()),
+        ("tx_ordinal", pa.int32()),
+        ("xid", pa.int64()),
+        ("commit_ts", pa.timestamp("us", tz="UTC")),
+        ("origin", pa.string()),
+        ("lsn", pa.int64()),
+        ("kind", pa.string()),
+        ("relation_id", pa.int64()),
+        ("schema_id", pa.int64()),
+        ("payload", pa.binary()),
+    ]
+)
+"""One row per stored message; what each column means stands in docs/concepts.md. All are nullable."""
+
+SUMMARY = "#"
+"""Kind of our own: the summary of a batch, JSON."""
+FACTS = "="
+"""Kind of our own: the catalog facts of a relation in force, JSON."""
+
+OWN_FILE_BYTES = 4 << 20
+"""A relation with this much of a segment gets a file of its own; the others share one. With 16 MiB
+segments that is at most four files, and a reader of one table skips at least what a row group costs."""
+
+_PLACEHOLDER = 0x7065_6E64_696E_6721
+"""Stands for ``batch_end`` until the batch is cut; no WAL reaches it."""
+_STATISTICS = ("batch_end", "commit_lsn", "kind", "relation_id")
+
+_ROW_SCHEMA = LOG_SCHEMA.set(LOG_SCHEMA.get_field_index("payload"), pa.field("payload", pa.binary_view()))
+_REPEATED = ["batch_end", "commit_lsn", "xid", "commit_ts", "origin", "kind", "relation_id", "schema_id"]
+_WRITING: dict[str, Any] = {
+    "compression": {name: "NONE" if name == "batch_end" else "ZSTD" for name in LOG_SCHEMA.names},
+    "compression_level": {name: 1 for name in LOG_SCHEMA.names if name != "batch_end"},
+    "use_dictionary": _REPEATED,
+    "column_encoding": {"lsn": "DELTA_BINARY_PACKED", "tx_ordinal": "DELTA_BINARY_PACKED"},
+    "write_statistics": ["commit_lsn", "kind", "relation_id"],
+    # Without the Arrow schema the payload's view type stays ours, and readers see plain binary.
+    "store_schema": False,
+}
+
+
+@dataclass(frozen=True)
+class SegmentFile:
+    """A file of the log: its name in the table's folder, and what its add action says of it."""
+
+    path: str
+    size: int
+    rows: int
+    stats: dict[str, Any]
+    """Delta's statistics: numRecords, minValues, maxValues, nullCount."""
+
+    def sealed(self, batch_end: Lsn) -> SegmentFile:
+        low, high = ({**self.stats[key], "batch_end": int(batch_end)} for key in ("minValues", "maxValues"))
+        return replace(self, stats={**self.stats, "minValues": low, "maxValues": high})
+
+
+def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
+    """Rows split by relation: those with a large share each alone, and the others, sorted by relation."""
+    if len(rows) == 0:
+        return [], rows
+    order = np.argsort(rows.relation_id, kind="stable")
+    relation_id = rows.relation_id[order]
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(relation_id)) + 1))
+    sizes = np.add.reduceat(rows.length[order], starts)
+    ends = np.concatenate((starts[1:], [len(order)]))
+    large = (sizes >= OWN_FILE_BYTES) & (relation_id[starts] != ABSENT)
+    alone = [rows.take(order[starts[i] : ends[i]]) for i in np.flatnonzero(large)]
+    shared = np.repeat(~large, ends - starts)
+    return alone, rows.take(order[shared])
+
+
+def write_segment(folder: Path, groups: Sequence[pa.Table]) -> SegmentFile:
+    """Write one file, a row group per table of LOG_SCHEMA's columns (empty ones left out), and fsync it.
+
+    Its ``batch_end`` is still to come: see :func:`seal`.
+    """
+    path = folder / f"{uuid4().hex}.parquet"
+    held = [table for table in groups if table.num_rows]
+    with path.open("xb") as sink:
+        with pq.ParquetWriter(sink, _ROW_SCHEMA, **_WRITING) as writer:
+            for table in held:
+                writer.write_table(table, row_group_size=table.num_rows)
+        size = sink.tell()
+        sink.flush()
+        os.fsync(sink.fileno())
+    return SegmentFile(path.name, size, sum(table.num_rows for table in held), _stats(held))
+
+
+def table_of(rows: Rows) -> pa.Table:
+    """Rows as a table of the log's columns, ``batch_end`` a placeholder."""
+    number = len(rows)
+    no_transaction = rows.commit_lsn == ABSENT
+    kind_ends = pa.py_buffer(np.arange(number + 1, dtype=np.int32))
+    arrays = {
+        "batch_end": pa.array(np.full(number, _PLACEHOLDER)),
+        "commit_lsn": pa.array(rows.commit_lsn, mask=no_transaction),
+        "tx_ordinal": pa.array(rows.ordinal.astype(np.int32), mask=no_transaction),
+        "xid": pa.array(rows.xid, mask=no_transaction),
+        "commit_ts": pa.array(rows.commit_ts, pa.int64(), mask=no_transaction).cast(pa.timestamp("us", tz="UTC")),
+        "origin": pa.nulls(number, pa.string()) if rows.origin is None else pa.array(rows.origin, pa.string()),
+        "lsn": pa.array(rows.lsn),
+        # One ASCII letter each.
+        "kind": pa.Array.from_buffers(pa.string(), number, [None, kind_ends, pa.py_buffer(rows.kind.tobytes())]),
+        "relation_id": pa.array(rows.relation_id, mask=rows.relation_id == ABSENT),
+        "schema_id": pa.array(rows.schema_id, mask=rows.relation_id == ABSENT),
+        "payload": rows.payload(),
+    }
+    return pa.table(arrays, schema=_ROW_SCHEMA)
+
+
+@dataclass(frozen=True)
+class Note:
+    """A row that belongs to a batch as a whole: R, Y, ``=`` or ``#``."""
+
+    kind: str
+    payload: bytes
+    relation_id: int | None = None
+    schema_id: int | None = None
+
+
+def table_of_notes(notes: Sequence[Note]) -> pa.Table:
+    empty = {name: pa.nulls(len(notes), _ROW_SCHEMA.field(name).type) for name in _ROW_SCHEMA.names}
+    own = {
+        "batch_end": pa.array(np.full(len(notes), _PLACEHOLDER)),
+        "kind": pa.array([note.kind for note in notes], pa.string()),
+        "relation_id": pa.array([note.relation_id for note in notes], pa.int64()),
+        "schema_id": pa.array([note.schema_id for note in notes], pa.int64()),
+        "payload": pa.array([note.payload for note in notes], pa.binary_view()),
+    }
+    return pa.table({**empty, **own}, schema=_ROW_SCHEMA)
+
+
+def seal(source: Path, target: Path, file: SegmentFile, batch_end: Lsn) -> SegmentFile:
+    """Put the batch's end into a segment, fsync it and move it to its place. LogCorrupt if it is not ours."""
+    footer = pq.read_metadata(source)
+    descriptor = os.open(source, os.O_RDWR)
+    try:
+        for group in range(footer.num_row_groups):
+            at = footer.row_group(group).column(0).data_page_offset - 8
+            if os.pread(descriptor, 8, at) != struct.pack("<q", _PLACEHOLDER):
+                raise LogCorrupt("a segment was not written by this version", thing=str(source))
+            os.pwrite(descriptor, struct.pack("<q", batch_end), at)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    source.rename(target)
+    return file.sealed(batch_end)
+
+
+def _stats(tables: Sequence[pa.Table]) -> dict[str, Any]:
+    """Delta's statistics; a column that is NULL throughout has no minimum and no maximum."""
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    for name in _STATISTICS[1:]:
+        column = pa.chunked_array([chunk for table in tables for chunk in table[name].chunks])
+        if column.null_count < len(column):
+            bounds = pa.compute.min_max(column).as_py()
+            low[name], high[name] = bounds["min"], bounds["max"]
+    nulls = {name: sum(table[name].null_count for table in tables) for name in _STATISTICS}
+    number = sum(table.num_rows for table in tables)
+    return {"numRecords": number, "minValues": low, "maxValues": high, "nullCount": nulls}

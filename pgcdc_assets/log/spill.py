@@ -1,0 +1,63 @@
+"""Segments on their way: written under ``_spill/``, moved into the table when their batch is cut.
+
+VACUUM leaves names that begin with ``_`` alone, so a transaction may stay open for longer than its
+retention. What lies here is in no commit; all of it is dropped at each connect, because the server
+sends it again from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.rows import Rows, Tally, rows_of, tally_of
+from pgcdc_assets.log.segment import SegmentFile, clustered, seal, table_of, write_segment
+from pgcdc_assets.log.tape import OpenTransaction, Run, joined
+
+SPILL = "_spill"
+
+
+@dataclass
+class Staged:
+    """Written segments that no commit names yet, and what they hold."""
+
+    files: list[SegmentFile] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+
+    def add(self, other: Staged) -> None:
+        self.files += other.files
+        self.tally.add(other.tally)
+
+
+class SpillFolder:
+    """``_spill/`` in the log's folder. Used by the writing thread alone, once cleared."""
+
+    def __init__(self, table: Path) -> None:
+        self._table = table
+        self.path = table / SPILL
+        self.path.mkdir(exist_ok=True)
+
+    def clear(self) -> None:
+        for left in self.path.iterdir():
+            left.unlink()
+
+    def stage(self, runs: Sequence[Run], opening: OpenTransaction | None, relations: Relations) -> Staged:
+        """Write the rows of these frames, clustered by relation."""
+        rows = rows_of(joined(runs), opening, relations)
+        staged, rest = self.stage_large(rows)
+        if len(rest):
+            staged.files.append(write_segment(self.path, [table_of(rest)]))
+        return staged
+
+    def stage_large(self, rows: Rows) -> tuple[Staged, Rows]:
+        """Write the relations that get a file of their own; the rest is handed back. The tally is of all."""
+        alone, rest = clustered(rows)
+        files = [write_segment(self.path, [table_of(part)]) for part in alone]
+        return Staged(files, tally_of(rows)), rest
+
+    def seal(self, files: Sequence[SegmentFile], batch_end: Lsn) -> list[SegmentFile]:
+        """Move segments into the table, their batch's end put in."""
+        return [seal(self.path / file.path, self._table / file.path, file, batch_end) for file in files]

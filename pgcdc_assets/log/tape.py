@@ -1,0 +1,199 @@
+"""Replication frames as they came, indexed with numpy: what the receiver holds until it is written.
+
+An XLogData frame is ``w``, start of the WAL record (8 bytes, big-endian), end (8), send time (8),
+then the pgoutput message whose first byte is its kind (PostgreSQL, "Message Formats").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.messages import Message, Origin
+from pgcdc_assets.protocol.scalar import decode
+
+Ints = NDArray[np.int64]
+Records = NDArray[Any]
+
+HEADER = 25
+"""Bytes of an XLogData frame before its message. A shorter frame is a keepalive."""
+
+_BEGIN = np.dtype([("kind", "u1"), ("final_lsn", ">i8"), ("commit_ts", ">i8"), ("xid", ">u4")])
+_COMMIT = np.dtype([("kind", "u1"), ("flags", "u1"), ("commit_lsn", ">i8"), ("end_lsn", ">i8"), ("commit_ts", ">i8")])
+POSTGRES_EPOCH_US = 946_684_800_000_000
+"""2000-01-01 UTC in microseconds since 1970."""
+
+
+def _kinds(letters: bytes) -> NDArray[np.bool_]:
+    table = np.zeros(256, dtype=bool)
+    table[list(letters)] = True
+    return table
+
+
+IS_ROW = _kinds(b"IUD")
+IS_CHANGE = _kinds(b"IUDTM")
+"""What ``tx_ordinal`` counts."""
+IS_CONTROL = ~_kinds(b"IUDBC")
+"""Few, and read one by one."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive frames: their bytes, and one entry per frame."""
+
+    raw: bytes
+    offsets: Ints
+    lengths: Ints
+    kinds: NDArray[np.uint8]
+    sequence: Ints
+    """Number of the frame in the stream: decides which Relation message is in force for it."""
+
+    @classmethod
+    def of(cls, frames: Sequence[bytes | memoryview], first: int) -> Run:
+        """Index XLogData frames; ``first`` is the number of the first one. ProtocolError for anything else."""
+        raw = b"".join(frames)
+        lengths = np.fromiter(map(len, frames), np.int64, len(frames))
+        offsets = np.cumsum(lengths) - lengths
+        octets = np.frombuffer(raw, np.uint8)
+        if (octets[offsets] != ord("w")).any() or (lengths <= HEADER).any():
+            raise ProtocolError("a replication frame is neither XLogData nor a keepalive")
+        return cls(raw, offsets, lengths, octets[offsets + HEADER], np.arange(first, first + len(frames)))
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def part(self, start: int, end: int) -> Run:
+        """The frames from ``start`` to ``end``; shares the bytes."""
+        return replace(
+            self,
+            offsets=self.offsets[start:end],
+            lengths=self.lengths[start:end],
+            kinds=self.kinds[start:end],
+            sequence=self.sequence[start:end],
+        )
+
+    @property
+    def size(self) -> int:
+        return int(self.lengths.sum())
+
+    def at(self, kind: str) -> Ints:
+        return np.flatnonzero(self.kinds == ord(kind))
+
+    def payload(self, index: int) -> bytes:
+        offset = int(self.offsets[index])
+        return self.raw[offset + HEADER : offset + int(self.lengths[index])]
+
+    def lsn(self, index: int) -> Lsn:
+        offset = int(self.offsets[index])
+        return Lsn(int.from_bytes(self.raw[offset + 1 : offset + 9], "big"))
+
+    def message(self, index: int) -> Message:
+        return decode(self.payload(index), self.lsn(index))
+
+    def begins(self, index: Ints) -> Records:
+        return self._records(index, _BEGIN)
+
+    def commits(self, index: Ints) -> Records:
+        return self._records(index, _COMMIT)
+
+    def field(self, index: Ints, at: int, kind: str) -> Ints:
+        """The big-endian integer at byte ``at`` of the frames, widened to 64 bits."""
+        width = np.dtype(kind).itemsize
+        octets = np.frombuffer(self.raw, np.uint8)
+        gathered = octets[(self.offsets[index] + at)[:, None] + np.arange(width)]
+        return gathered.view(kind)[:, 0].astype(np.int64)
+
+    def _records(self, index: Ints, dtype: np.dtype[Any]) -> Records:
+        wrong = np.flatnonzero(self.lengths[index] != HEADER + dtype.itemsize)
+        if len(wrong):
+            first = int(index[wrong[0]])
+            raise ProtocolError(f"message {chr(self.kinds[first])} has a wrong length", lsn=self.lsn(first))
+        octets = np.frombuffer(self.raw, np.uint8)
+        gathered = octets[(self.offsets[index] + HEADER)[:, None] + np.arange(dtype.itemsize)]
+        return gathered.view(dtype)[:, 0]
+
+
+def joined(runs: Sequence[Run]) -> Run:
+    """One run over several, with bytes of its own that hold only their frames."""
+    pieces: list[memoryview] = []
+    offsets: list[Ints] = []
+    base = 0
+    for run in runs:
+        if not len(run):
+            continue
+        start, end = int(run.offsets[0]), int(run.offsets[-1] + run.lengths[-1])
+        pieces.append(memoryview(run.raw)[start:end])
+        offsets.append(run.offsets + (base - start))
+        base += end - start
+    held = [run for run in runs if len(run)]
+    if not held:
+        empty = np.zeros(0, dtype=np.int64)
+        return Run(b"", empty, empty, np.zeros(0, dtype=np.uint8), empty)
+    return Run(
+        b"".join(pieces),
+        np.concatenate(offsets),
+        np.concatenate([run.lengths for run in held]),
+        np.concatenate([run.kinds for run in held]),
+        np.concatenate([run.sequence for run in held]),
+    )
+
+
+@dataclass(frozen=True)
+class OpenTransaction:
+    """A transaction whose Commit has not come: Begin's fields, and how far its changes were counted."""
+
+    final_lsn: int
+    commit_ts: int
+    """Microseconds since 1970."""
+    xid: int
+    ordinal: int = 0
+    """Changes seen so far: the ``tx_ordinal`` of the next one."""
+    origin: str | None = None
+
+
+def transaction_after(run: Run, before: OpenTransaction | None) -> OpenTransaction | None:
+    """The transaction that is open behind a run, given the one open in front of it."""
+    begins, commits = run.at("B"), run.at("C")
+    _check_nesting(run, begins, commits, before)
+    last = int(begins[-1]) if len(begins) else -1
+    if len(commits) and commits[-1] > last:
+        return None
+    now = before
+    if last >= 0:
+        record = run.begins(begins[-1:])[0]
+        now = OpenTransaction(
+            int(record["final_lsn"]), int(record["commit_ts"]) + POSTGRES_EPOCH_US, int(record["xid"])
+        )
+    if now is None:
+        return None
+    rest = run.kinds[last + 1 :]
+    return replace(
+        now,
+        ordinal=now.ordinal + int(IS_CHANGE[rest].sum()),
+        origin=origin_in(run.part(last + 1, len(run))) or now.origin,
+    )
+
+
+def origin_in(run: Run) -> str | None:
+    """The name in the last Origin message."""
+    found = run.at("O")
+    message = run.message(int(found[-1])) if len(found) else None
+    return message.name if isinstance(message, Origin) else None
+
+
+def _check_nesting(run: Run, begins: Ints, commits: Ints, before: OpenTransaction | None) -> None:
+    """Begin and Commit take turns, and rows stand between them: anything else is no pgoutput stream."""
+    steps = np.zeros(len(run), dtype=np.int64)
+    steps[begins], steps[commits] = 1, -1
+    depth = np.cumsum(steps) + (before is not None)
+    outside = IS_ROW[run.kinds] & (depth != 1)
+    wrong = np.flatnonzero((depth < 0) | (depth > 1) | outside)
+    if len(wrong):
+        first = int(wrong[0])
+        raise ProtocolError(f"message {chr(run.kinds[first])} stands outside of its place", lsn=run.lsn(first))
