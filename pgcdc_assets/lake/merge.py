@@ -6,6 +6,7 @@ anything is committed, so that a mirror that differs from its source is never wr
 that Delta reports after the commit are compared as well; they can differ only by a fault of ours.
 """
 
+# ruff: noqa: S608 - Spark binds no identifiers: every name goes through quoted(), every text through literal().
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -124,14 +125,15 @@ def multiset_merge(path: str, columns: Sequence[FeedColumn], version: int, *, ha
         f"row_number() OVER (PARTITION BY {group} ORDER BY t.{ROW}) AS place "
         f"FROM {REMOVED} AS r LEFT JOIN delta.{quoted(path)} VERSION AS OF {version} AS t ON {' AND '.join(same)}"
     )
-    leaving = f"SELECT '{REMOVE}', {_unless('found < wanted', 'row', LACKS, 'STRING')}, {', '.join('NULL' for _ in names)}"
+    row = _unless("found < wanted", "row", LACKS, "STRING")
+    leaving = f"SELECT '{REMOVE}', {row}, {', '.join('NULL' for _ in names)} FROM ({copies}) WHERE place <= wanted"
     arriving = f"SELECT '{UPSERT}' AS {OP}, {ROW}, {', '.join(feed for feed, _ in names)} FROM {ADDED}"
     targets = ", ".join([ROW, *(mirror for _, mirror in names)])
     values = ", ".join([f"s.{ROW}", *(f"s.{feed}" for feed, _ in names)])
     return "\n".join(
         [
             f"MERGE INTO delta.{quoted(path)} AS t",
-            f"USING ({arriving} UNION ALL {leaving} FROM ({copies}) WHERE place <= wanted) AS s",
+            f"USING ({arriving} UNION ALL {leaving}) AS s",
             f"ON t.{ROW} = s.{ROW}",
             f"WHEN MATCHED AND s.{OP} = '{REMOVE}' THEN DELETE",
             f"WHEN NOT MATCHED AND s.{OP} = '{UPSERT}' THEN INSERT ({targets}) VALUES ({values})",

@@ -1,0 +1,149 @@
+"""Whether a relation in force can still be followed into a mirror that was copied under an earlier one.
+
+Columns are compared by attnum (PostgreSQL never gives one out twice), so that a column dropped and made
+anew under its old name is seen. Leaves have attnums of their own; theirs are compared by name, as
+PostgreSQL itself ties them to their root. What appears without touching old rows is taken in; all else
+sets the table aside, and a new copy brings it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why rows of a relation cannot be followed."""
+
+    reason: str
+
+
+def evolved(table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False) -> Table | Refusal:
+    """The table as the shape makes it: itself, or with columns that appeared; or why it cannot be followed.
+
+    ``facts`` are those of the shape; they are needed only where a column appeared. ``past`` is for spans
+    that the mirror has already applied: columns added since are then lacking in a shape, not dropped.
+    """
+    reason = _other_table(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
+    if reason:
+        return Refusal(reason)
+    new = [column for column in shape.columns if _known(table, shape, column) is None]
+    if not new:
+        return table
+    return _with_new(table, shape, new, facts)
+
+
+def added(before: Table, after: Table) -> tuple[Column, ...]:
+    """Columns of ``after`` that ``before`` lacks."""
+    have = {column.name for column in before.columns}
+    return tuple(column for column in after.columns if column.name not in have)
+
+
+def together(tables: Iterable[Table]) -> Table:
+    """One table with the columns that any of these versions of it has."""
+    first, *rest = tables
+    for other in rest:
+        first = replace(first, columns=(*first.columns, *added(first, other)))
+    return first
+
+
+def _other_table(table: Table, shape: Shape) -> str | None:
+    if shape.leaf is None and shape.relation_id != table.oid:
+        return "the table was dropped and made anew"
+    return None
+
+
+def _other_key(table: Table, shape: Shape) -> str | None:
+    if table.multiset and shape.replica_identity != "f":
+        return "REPLICA IDENTITY is no longer FULL, and there is no key"
+    key = {column.name for column in table.key_columns}
+    if not key or key == set(shape.key):
+        return None
+    if _forgotten(shape) and key <= {column.name for column in shape.columns if column.key}:
+        return None
+    return f"the key changed from ({_listed(key)}) to ({_listed(shape.key)})"
+
+
+def _other_columns(table: Table, shape: Shape, past: bool) -> str | None:
+    seen = set()
+    for column in shape.columns:
+        known = _known(table, shape, column)
+        if known is None:
+            continue
+        seen.add(known.attnum)
+        if known.name != column.name:
+            return f"column {known.name!r} was renamed to {column.name!r}"
+        if not _same_type(known.type, column.type):
+            return f"the type of column {known.name!r} changed from {_type(known.type)} to {_type(column.type)}"
+    for gone in table.columns:
+        if gone.attnum not in seen and not (past and gone.attnum > max(seen, default=0)):
+            again = any(column.name == gone.name for column in shape.columns)
+            return f"column {gone.name!r} was dropped" + (" and made anew" if again else " or is no longer published")
+    return None
+
+
+def _known(table: Table, shape: Shape, column: ShapeColumn) -> Column | None:
+    """The mirror's column that a column of the shape stands for.
+
+    One that the catalog had forgotten by the time it was asked is found by name and type: the stream
+    is older than the change that made it forget.
+    """
+    for known in table.columns:
+        if shape.leaf is not None:
+            if known.name == column.name:
+                return known
+        elif column.attnum is None:
+            if known.name == column.name and _same_type(known.type, column.type):
+                return known
+        elif known.attnum == column.attnum:
+            return known
+    return None
+
+
+def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: RelationFacts | None) -> Table | Refusal:
+    relation = facts.table if facts else None
+    columns = {column.name: column for column in relation.columns} if relation else {}
+    newest = max((column.attnum for column in table.columns), default=0)
+    appeared: list[Column] = []
+    for column in new:
+        fact = columns.get(column.name)
+        if relation is None or fact is None or column.attnum is None:
+            return Refusal(f"column {column.name!r} appeared, and the catalog no longer tells how")
+        if fact.missing is not None:
+            return Refusal(f"column {column.name!r} was added with a default, which old rows have too")
+        if shape.leaf is None and fact.attnum <= newest:
+            return Refusal(f"column {column.name!r} is published only now; what old rows hold in it is not known")
+        if _rewritten(table, shape, relation):
+            return Refusal(f"column {column.name!r} was added and the table rewritten: old rows may hold values in it")
+        attnum = fact.attnum if fact.attnum > newest else newest + 1
+        newest = attnum
+        appeared.append(replace(fact, attnum=attnum))
+    return replace(table, columns=(*table.columns, *appeared))
+
+
+def _rewritten(table: Table, shape: Shape, relation: Table) -> bool:
+    """Whether the storage is another than at the copy: a default that is no constant fills it in so."""
+    if shape.leaf is None:
+        return table.relfilenode != relation.relfilenode
+    at_copy = next((leaf for leaf in table.leaves if leaf.oid == shape.relation_id), None)
+    return at_copy is not None and at_copy.relfilenode != relation.relfilenode
+
+
+def _forgotten(shape: Shape) -> bool:
+    return all(column.attnum is None for column in shape.columns)
+
+
+def _same_type(left: PgType, right: PgType) -> bool:
+    return (left.oid, left.typmod) == (right.oid, right.typmod)
+
+
+def _type(type_: PgType) -> str:
+    return type_.name if type_.typmod == -1 else f"{type_.name} (typmod {type_.typmod})"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,117 @@
+"""Which relations can be followed into a mirror that was copied under another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.lake.evolve import Refusal, added, evolved, together
+from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
+
+INT, TEXT, NUMERIC = PgType(23, "int4"), PgType(25, "text"), PgType(1700, "numeric", 655366)
+NAME = TableName("public", "t")
+TABLE = Table(
+    oid=1000,
+    name=NAME,
+    columns=(Column(1, "id", INT, True), Column(2, "b", TEXT), Column(4, "n", NUMERIC)),
+    key=(1,),
+    identity_key=(1,),
+    relfilenode=50,
+)
+
+
+def shape(*columns: ShapeColumn, key: tuple[str, ...] = ("id",), oid: int = 1000, identity: str = "d",
+          leaf: TableName | None = None) -> Shape:  # fmt: skip
+    return Shape(1, oid, leaf or NAME, NAME, leaf, columns, identity, key)  # type: ignore[arg-type]
+
+
+ID, B, N = ShapeColumn("id", 1, INT, True), ShapeColumn("b", 2, TEXT, False), ShapeColumn("n", 4, NUMERIC, False)
+NEW = ShapeColumn("c", 5, TEXT, False)
+
+
+def facts(*columns: Column, relfilenode: int = 50) -> RelationFacts:
+    return RelationFacts(replace(TABLE, columns=(*TABLE.columns, *columns), relfilenode=relfilenode))
+
+
+def reason(found: Table | Refusal) -> str:
+    assert isinstance(found, Refusal)
+    return found.reason
+
+
+def test_the_same_relation_is_followed() -> None:
+    assert evolved(TABLE, shape(ID, B, N)) is TABLE
+
+
+def test_order_in_the_tuple_does_not_matter() -> None:
+    assert evolved(TABLE, shape(N, B, ID)) is TABLE
+
+
+def test_a_nullable_column_appears() -> None:
+    after = evolved(TABLE, shape(ID, B, N, NEW), facts(Column(5, "c", TEXT)))
+    assert isinstance(after, Table)
+    assert added(TABLE, after) == (Column(5, "c", TEXT),)
+    assert evolved(after, shape(ID, B, N, NEW)) is after
+
+
+@pytest.mark.parametrize(
+    ("columns", "told", "words"),
+    [
+        ((ID, B), None, "column 'n' was dropped or is no longer published"),
+        ((ID, B, replace(N, attnum=7)), None, "column 'n' was dropped and made anew"),
+        ((ID, replace(B, name="b2"), N), None, "renamed to 'b2'"),
+        ((ID, B, replace(N, type=PgType(1700, "numeric", 655368))), None, "type of column 'n' changed"),
+        ((ID, B, N, NEW), facts(Column(5, "c", TEXT, missing="x")), "with a default"),
+        ((ID, B, N, NEW), facts(Column(5, "c", TEXT), relfilenode=51), "rewritten"),
+        ((ID, B, N, replace(NEW, attnum=3)), facts(Column(3, "c", TEXT)), "published only now"),
+        ((ID, B, N, replace(NEW, attnum=None)), facts(), "no longer tells"),
+        ((ID, B, N, NEW), None, "no longer tells"),
+    ],
+)
+def test_what_cannot_be_followed(columns: tuple[ShapeColumn, ...], told: RelationFacts | None, words: str) -> None:
+    assert words in reason(evolved(TABLE, shape(*columns), told))
+
+
+def test_another_key_is_refused() -> None:
+    assert "the key changed from (id) to (b)" in reason(evolved(TABLE, shape(ID, B, N, key=("b",))))
+
+
+def test_a_table_made_anew_is_refused() -> None:
+    assert "made anew" in reason(evolved(TABLE, shape(ID, B, N, oid=1001)))
+
+
+def test_a_multiset_needs_full() -> None:
+    table = replace(TABLE, key=(), replica_identity="f")
+    assert evolved(table, shape(ID, B, N, key=(), identity="f")) is table
+    assert "FULL" in reason(evolved(table, shape(ID, B, N, key=())))
+
+
+def test_a_relation_that_the_catalog_forgot_is_taken_by_name_and_type() -> None:
+    forgotten = [replace(column, attnum=None) for column in (ID, B, N)]
+    assert evolved(TABLE, shape(*forgotten)) is TABLE
+    assert "dropped and made anew" in reason(evolved(TABLE, shape(ID, B, replace(N, attnum=None, type=TEXT))))
+
+
+def test_columns_added_since_are_lacking_in_the_past_alone() -> None:
+    after = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT)))
+    assert evolved(after, shape(ID, B, N), past=True) is after
+    assert "dropped" in reason(evolved(after, shape(ID, B, N)))
+
+
+def test_a_leaf_is_compared_by_name() -> None:
+    leaf = TableName("public", "t_1")
+    root = replace(TABLE, partitioned=True, leaves=(Leaf(7, leaf, 70),))
+    columns = (replace(ID, attnum=2), replace(B, attnum=1), N)
+    assert evolved(root, shape(*columns, oid=7, leaf=leaf)) is root
+    told = RelationFacts(replace(TABLE, columns=(Column(3, "c", TEXT),), relfilenode=70, root=NAME))
+    after = evolved(root, shape(*columns, replace(NEW, attnum=3), oid=7, leaf=leaf), told)
+    assert isinstance(after, Table)
+    assert added(root, after) == (Column(5, "c", TEXT),), "an attnum that no other column has"
+
+
+def test_versions_of_a_table_add_up() -> None:
+    one = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT)))
+    two = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT), Column(6, "d", TEXT)))
+    assert [column.name for column in together([TABLE, one, two]).columns] == ["id", "b", "n", "c", "d"]
