@@ -18,10 +18,10 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import LogWriter
 from pgcdc_assets.log.relations import RelationRecord, Relations
-from pgcdc_assets.log.rows import ABSENT, Tally, rows_of
+from pgcdc_assets.log.rows import ABSENT, Rows, Tally, rows_of
 from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes, write_segment
 from pgcdc_assets.log.spill import SpillFolder, Staged
-from pgcdc_assets.log.tape import OpenTransaction, Run, joined
+from pgcdc_assets.log.tape import IS_CHANGE, OpenTransaction, Run, joined
 
 
 @dataclass
@@ -35,6 +35,12 @@ class Frames:
     def append(self, run: Run) -> None:
         self.runs.append(run)
         self.size += run.size
+
+    def rows(self, relations: Relations) -> Rows:
+        """What they put into the log. The frames are let go of: their bytes exist once."""
+        run = joined(self.runs)
+        self.runs.clear()
+        return rows_of(run, self.opening, relations)
 
 
 @dataclass
@@ -66,7 +72,11 @@ class Pending:
         return self.closed.size + self.staged_size
 
     def receive(self, run: Run, whole: int, after: OpenTransaction | None, now: float) -> None:
-        """Take frames in, of which the first ``whole`` end a transaction; ``after`` is open behind them."""
+        """Take frames in, of which the first ``whole`` end a transaction; ``after`` is open behind them.
+
+        Transactions without any change (PostgreSQL 14 sends foreign ones so) leave nothing here: their
+        end is a position like a keepalive's.
+        """
         if whole:
             self._close(run.part(0, whole), now)
         rest = run.part(whole, len(run))
@@ -94,6 +104,9 @@ class Pending:
         return frames, self.spilled[-1]
 
     def _close(self, run: Run, now: float) -> None:
+        if not (self.spilled or any(IS_CHANGE[part.kinds].any() for part in (*self.open.runs, run))):
+            self.open = Frames()
+            return
         if not self.closed.runs:
             self.closed.opening = self.open.opening
         for earlier in self.open.runs:
@@ -129,13 +142,11 @@ class BatchWriter:
 
     def stage(self, frames: Frames, into: Staged) -> None:
         """Write frames as segments of a batch to come."""
-        into.add(self._spill.stage(frames.runs, frames.opening, self._relations))
+        into.add(self._spill.stage(frames.rows(self._relations)))
 
     def commit(self, closed: Frames, parts: Sequence[Staged], end: Lsn) -> Committed:
         """One batch: what was staged, the frames still in memory, and the notes that make it readable alone."""
-        rows = rows_of(joined(closed.runs), closed.opening, self._relations)
-        closed.runs.clear()
-        last, rest = self._spill.stage_large(rows)
+        last, rest = self._spill.stage_large(closed.rows(self._relations))
         staged = Staged()
         for part in (*parts, last):
             staged.add(part)
@@ -151,6 +162,10 @@ class BatchWriter:
         start = self.position
         self._move(end, Staged())
         return Committed(start, end)
+
+    def drop_spill(self) -> None:
+        """An open transaction is left to the next run: the server sends it again from the start."""
+        self._spill.clear()
 
     def _move(self, end: Lsn, staged: Staged) -> None:
         files = self._spill.seal(staged.files, end)

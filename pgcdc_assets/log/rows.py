@@ -138,13 +138,11 @@ def rows_of(run: Run, opening: OpenTransaction | None, relations: Relations) -> 
 
 
 def tally_of(rows: Rows) -> Tally:
-    code = rows.relation_id * 256 + rows.kind
-    values, numbers = np.unique(code, return_counts=True)
+    values, numbers = np.unique(rows.relation_id * 256 + rows.kind, return_counts=True)
+    counts = zip(values.tolist(), numbers.tolist(), strict=True)
     commits = np.flatnonzero(rows.kind == ord("C"))
     tally = Tally(
-        counts=Counter(
-            {(value >> 8, chr(value & 0xFF)): number for value, number in zip(values.tolist(), numbers.tolist(), strict=True)}
-        ),
+        counts=Counter({(value >> 8, chr(value & 0xFF)): number for value, number in counts}),
         schema_ids=set(np.unique(rows.schema_id[rows.relation_id != ABSENT]).tolist()),
         transactions=len(commits),
         bytes=int(rows.length.sum()),
@@ -175,7 +173,7 @@ class _Transactions:
         begins, commits = run.at("B"), run.at("C")
         records = run.begins(begins)
         number = np.cumsum(run.kinds == ord("B"))
-        before = np.cumsum(IS_CHANGE[run.kinds]) - IS_CHANGE[run.kinds]
+        before: Ints = np.cumsum(IS_CHANGE[run.kinds]) - IS_CHANGE[run.kinds]
         base = np.concatenate(([-opening.ordinal if opening else 0], before[begins]))
         ordinal = before - base[number]
         first = (opening.final_lsn, opening.commit_ts, opening.xid) if opening else (ABSENT,) * 3

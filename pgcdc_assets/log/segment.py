@@ -25,7 +25,6 @@ import pyarrow.parquet as pq
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.log.rows import ABSENT, Rows
-from pgcdc_assets.log.tape import Ints
 
 LOG_SCHEMA = pa.schema(
     [

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.rows import Rows, Tally, rows_of, tally_of
+from pgcdc_assets.log.rows import Rows, Tally, tally_of
 from pgcdc_assets.log.segment import SegmentFile, clustered, seal, table_of, write_segment
-from pgcdc_assets.log.tape import OpenTransaction, Run, joined
 
 SPILL = "_spill"
 
@@ -33,7 +31,7 @@ class Staged:
 
 
 class SpillFolder:
-    """``_spill/`` in the log's folder. Used by the writing thread alone, once cleared."""
+    """``_spill/`` in the log's folder. Used by the writing thread alone."""
 
     def __init__(self, table: Path) -> None:
         self._table = table
@@ -44,9 +42,8 @@ class SpillFolder:
         for left in self.path.iterdir():
             left.unlink()
 
-    def stage(self, runs: Sequence[Run], opening: OpenTransaction | None, relations: Relations) -> Staged:
-        """Write the rows of these frames, clustered by relation."""
-        rows = rows_of(joined(runs), opening, relations)
+    def stage(self, rows: Rows) -> Staged:
+        """Write rows, clustered by relation."""
         staged, rest = self.stage_large(rows)
         if len(rest):
             staged.files.append(write_segment(self.path, [table_of(rest)]))

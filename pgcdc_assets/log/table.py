@@ -167,7 +167,8 @@ class ChangeLog:
         for segment in self._segments():
             if not segment.notes or segment.batch_end <= span.start:
                 continue
-            ids = {i for s in self._summaries_in(segment) if s.end > span.start and s.start < span.end for i in s.schemas}
+            summaries = self._summaries_in(segment)
+            ids = {i for s in summaries if s.end > span.start and s.start < span.end for i in s.schemas}
             wanted |= ids
             holders[segment.path] = ids
         for path, ids in holders.items():
@@ -262,12 +263,12 @@ def _notes_in(path: Path, kinds: Iterable[str]) -> pa.Table:
 
 
 def _shapes_in(path: Path) -> dict[int, Shape]:
-    notes = _notes_in(path, ["R", FACTS]).to_pylist()
-    facts = {
-        note["schema_id"]: RelationFacts.from_json(json.loads(note["payload"])) for note in notes if note["kind"] == FACTS
+    payloads = {(note["kind"], note["schema_id"]): note["payload"] for note in _notes_in(path, ["R", FACTS]).to_pylist()}
+    return {
+        schema_id: Shape.resolve(payload, RelationFacts.from_json(json.loads(payloads[FACTS, schema_id])))
+        for (kind, schema_id), payload in payloads.items()
+        if kind == "R"
     }
-    relations = {note["schema_id"]: note["payload"] for note in notes if note["kind"] == "R"}
-    return {schema_id: Shape.resolve(payload, facts[schema_id]) for schema_id, payload in relations.items()}
 
 
 def _counts_in(path: Path) -> Counter[tuple[int, int | None, str]]:

@@ -106,8 +106,8 @@ class Run:
         """The big-endian integer at byte ``at`` of the frames, widened to 64 bits."""
         width = np.dtype(kind).itemsize
         octets = np.frombuffer(self.raw, np.uint8)
-        gathered = octets[(self.offsets[index] + at)[:, None] + np.arange(width)]
-        return gathered.view(kind)[:, 0].astype(np.int64)
+        gathered: Records = octets[(self.offsets[index] + at)[:, None] + np.arange(width)]
+        return gathered.view(kind)[:, 0].astype(np.int64, copy=False)
 
     def _records(self, index: Ints, dtype: np.dtype[Any]) -> Records:
         wrong = np.flatnonzero(self.lengths[index] != HEADER + dtype.itemsize)
@@ -115,8 +115,9 @@ class Run:
             first = int(index[wrong[0]])
             raise ProtocolError(f"message {chr(self.kinds[first])} has a wrong length", lsn=self.lsn(first))
         octets = np.frombuffer(self.raw, np.uint8)
-        gathered = octets[(self.offsets[index] + HEADER)[:, None] + np.arange(dtype.itemsize)]
-        return gathered.view(dtype)[:, 0]
+        gathered: Records = octets[(self.offsets[index] + HEADER)[:, None] + np.arange(dtype.itemsize)]
+        records: Records = gathered.view(dtype)[:, 0]
+        return records
 
 
 def joined(runs: Sequence[Run]) -> Run:

@@ -1,0 +1,178 @@
+"""The receiver as a process: ``python -m pgcdc_assets.log.process``.
+
+stdin: one JSON line of settings (secrets never stand in arguments), then orders, one JSON object a
+line: ``{"until": lsn}``, ``{"mark": lsn}``, ``{"apply_lsn": lsn}``, ``{"stop": true}``. Its end means
+that the parent died: the process stops at a boundary. stdout: events, one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.log.batch import BatchWriter
+from pgcdc_assets.log.receiver import Arrived, Complete, Landed, Limits, Receiver, Report
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.start import check_identity, start_stream
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.source.connection import APPLICATION, connect
+from pgcdc_assets.source.replication import ReplicationConnection
+
+
+@dataclass(frozen=True)
+class ReceiverSettings:
+    """What the child needs to know; sent as its first line."""
+
+    conninfo: str
+    lake: str
+    publications: tuple[str, ...]
+    batch_bytes: int
+    batch_seconds: float
+
+    def to_line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> ReceiverSettings:
+        given = json.loads(line)
+        return cls(**{**given, "publications": tuple(given["publications"])})
+
+
+class Orders:
+    """Lines on a pipe, read without waiting."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
+        self._buffer = b""
+        self.ended = False
+        """The other side is gone, or has ordered a stop."""
+
+    def first_line(self) -> bytes:
+        """Waits for it."""
+        while b"\n" not in self._buffer and not self.ended:
+            self._read()
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def lines(self) -> list[dict[str, Any]]:
+        while not self.ended and self._poll.poll(0):
+            self._read()
+        *whole, self._buffer = self._buffer.split(b"\n")
+        return [json.loads(line) for line in whole if line.strip()]
+
+    def _read(self) -> None:
+        piece = os.read(self._descriptor, 65536)
+        self._buffer += piece
+        self.ended = self.ended or not piece
+
+
+class ReceiverRun:
+    """From the settings to the end of the stream."""
+
+    def __init__(self, settings: ReceiverSettings, orders: Orders) -> None:
+        self._settings = settings
+        self._orders = orders
+        self._terminated = False
+        signal.signal(signal.SIGTERM, self._terminate)
+        # A terminal's interrupt is the parent's to answer: it stops us at a boundary.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def run(self) -> None:
+        settings = self._settings
+        log = ChangeLog(Layout(Path(settings.lake))).open()
+        identity, timeline, position = log.identity, log.timeline, log.position()
+        with (
+            connect(settings.conninfo, application_name=f"{APPLICATION}/catalog") as conn,
+            ReplicationConnection.open(settings.conninfo) as stream,
+        ):
+            source = check_identity(stream, identity, timeline, position)
+            floor = start_stream(
+                stream, conn, identity.slot, settings.publications, position, keep_waiting=self._keep_waiting
+            )
+            relations = Relations()
+            receiver = Receiver(
+                stream, conn, BatchWriter(log.path, identity, source.timeline, relations), relations,
+                publications=settings.publications, floor=floor,
+                limits=Limits(settings.batch_bytes, settings.batch_seconds),
+                report=tell, orders=self._obey,
+            )  # fmt: skip
+            _emit("started", lsn=int(position), floor=int(floor))
+            receiver.run()
+
+    def _keep_waiting(self) -> bool:
+        return not (self._terminated or self._orders.ended)
+
+    def _obey(self, receiver: Receiver) -> None:
+        for order in self._orders.lines():
+            if "apply_lsn" in order:
+                receiver.applied(Lsn(order["apply_lsn"]))
+            if "mark" in order:
+                receiver.mark(Lsn(order["mark"]))
+            if "until" in order:
+                receiver.until(Lsn(order["until"]))
+            if order.get("stop"):
+                receiver.stop()
+        if not self._keep_waiting():
+            receiver.stop()
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self._terminated = True
+
+
+def tell(report: Report) -> None:
+    match report:
+        case Landed(batch) if batch.rows:
+            _emit("batch", **{name: int(value) for name, value in asdict(batch).items()})
+        case Landed(batch):
+            _emit("position", lsn=int(batch.end))
+        case Complete(lsn):
+            _emit("complete", lsn=int(lsn))
+        case Arrived(lsn):
+            _emit("arrived", lsn=int(lsn))
+
+
+def _emit(event: str, **fields: Any) -> None:
+    line = json.dumps({"event": event, **fields}).encode() + b"\n"
+    while line:
+        try:
+            line = line[os.write(sys.stdout.fileno(), line) :]
+        except BrokenPipeError:
+            # The parent is gone; its end of our stdin says so too, and the loop stops by that.
+            return
+
+
+def main() -> int:
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    orders = Orders(sys.stdin.fileno())
+    line = orders.first_line()
+    if not line:
+        return 1
+    try:
+        ReceiverRun(ReceiverSettings.from_line(line), orders).run()
+    except PgcdcError as error:
+        lsn = None if error.lsn is None else str(error.lsn)
+        _emit("error", **{"class": type(error).__name__, "what": error.what, "thing": error.thing, "lsn": lsn, "do": error.do})
+        return 1
+    except Exception as error:  # noqa: BLE001 - the last place that can say what happened
+        # Where it happened, but not the message: it might quote a row.
+        traceback.print_tb(error.__traceback__)
+        _emit("error", **{"class": "ReceiverDied", "what": f"ended by {type(error).__name__}", "thing": "receiver"})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

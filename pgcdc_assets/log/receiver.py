@@ -1,0 +1,330 @@
+"""The receive loop: frames from the slot into durable batches.
+
+One thread receives and decides, another writes (Parquet, fsync and commit leave the interpreter
+lock alone for most of their time). Per message the loop calls ``get_copy_data``, makes one test
+and appends; all else is done per run of frames with numpy. At most one job of the writing thread is
+under way while the next segment fills, so memory is bounded whatever the size of a transaction.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from pgcdc_assets.core.endpos import Endpos
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.progress import Progress
+from pgcdc_assets.log.batch import BatchWriter, Committed, Pending
+from pgcdc_assets.log.intake import Intake
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.tape import HEADER, Run
+from pgcdc_assets.log.watch import SourceClock
+from pgcdc_assets.protocol.frames import keepalive
+from pgcdc_assets.source.replication import ReplicationConnection
+
+SEGMENT_BYTES = 16 << 20
+"""Frames in memory before they are written. Twice this is held at the worst (one being written, one
+filling), which with the libraries' own footprint stays well below 300 MB."""
+FOREIGN_WAL_BYTES = 16 << 20
+"""WAL that carries nothing for us is let go each time this much has passed: one WAL segment file."""
+
+_RUN_FRAMES = 8192
+_RUN_BYTES = 1 << 20
+"""Frames and bytes that are indexed together: large enough that numpy's calls cost nothing per frame,
+small enough that their libpq buffers stay in the cache."""
+_RUN_SECONDS = 0.05
+_LINGER_MS = 2
+"""A run that is not full waits for more: so many milliseconds for the next frame, so many seconds in all."""
+_IDLE_MS = 100
+STATUS_SECONDS = 5.0
+"""Between status updates; a twelfth of the walsender's timeout, so that it never has to ask."""
+_ASK_SECONDS = 0.1
+"""Between requests for a keepalive while a goal or mark is ahead and nothing comes."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    batch_bytes: int
+    batch_seconds: float
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A commit is durable and confirmed."""
+
+    batch: Committed
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Every transaction that commits below the mark is durable in the log."""
+
+    lsn: Lsn
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """The goal is reached; ``lsn`` is the boundary where the log stands."""
+
+    lsn: Lsn
+
+
+Report = Landed | Complete | Arrived
+
+
+class Receiver:
+    """One run of receiving. ``run`` returns at the goal, or at a boundary after ``stop``."""
+
+    def __init__(
+        self,
+        stream: ReplicationConnection,
+        conn: psycopg.Connection[Any],
+        writer: BatchWriter,
+        relations: Relations,
+        *,
+        publications: Sequence[str],
+        floor: Lsn,
+        limits: Limits,
+        report: Callable[[Report], None],
+        orders: Callable[[Receiver], None] = lambda receiver: None,
+    ) -> None:
+        self._stream = stream
+        self._writer = writer
+        self._limits = limits
+        self._report = report
+        self._orders = orders
+        self._clock = SourceClock(conn)
+        self._progress = Progress(floor)
+        self._pending = Pending()
+        self._intake = Intake(conn, relations, publications, writer.position)
+        self._frames: list[memoryview] = []
+        self._frames_size = 0
+        self._frames_since = 0.0
+        self._poll = select.poll()
+        self._poll.register(stream.fileno(), select.POLLIN)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
+        self._job: Future[Committed | None] | None = None
+        self._planned = writer.position
+        self._goal: Endpos | None = None
+        self._marks: list[Lsn] = []
+        self._flush_now = False
+        self._stopping = False
+        self._arrived = False
+        self._status_at = self._asked_at = 0.0
+        self._progress.durable(writer.position)
+
+    # Orders, given between two rounds ----------------------------------------------------------------
+
+    def until(self, lsn: Lsn) -> None:
+        """Receive up to here, then end."""
+        self._goal = self._intake.goal = Endpos(lsn, wal_writer_delay=self._clock.wal_writer_delay)
+        if max(self._intake.boundary, self._intake.seen) >= lsn:
+            self._arrived = True
+
+    def mark(self, lsn: Lsn) -> None:
+        """Report once everything that commits below ``lsn`` is durable, and go on."""
+        self._marks.append(lsn)
+
+    def applied(self, lsn: Lsn) -> None:
+        """Every mirror has been brought to here."""
+        self._progress.replayed(lsn)
+
+    def stop(self) -> None:
+        """End at the last boundary; an open transaction is left to the next run."""
+        self._stopping = True
+
+    # The loop ---------------------------------------------------------------------------------------
+
+    def run(self) -> Lsn:
+        """Receive until told otherwise; the boundary where the log stands."""
+        try:
+            self._send_status(ask=True)
+            while not (self._stopping or self._arrived):
+                idle = self._receive()
+                self._round(idle)
+            self._finish()
+            return self._progress.flush
+        finally:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _receive(self) -> bool:
+        """Take what has arrived, up to one run; whether the stream is quiet."""
+        while self._fill():
+            if not self._frames:
+                self._poll.poll(_LINGER_MS if self._job else _IDLE_MS)
+                return True
+            if time.monotonic() - self._frames_since > _RUN_SECONDS or not self._poll.poll(_LINGER_MS):
+                break
+        self._index()
+        return False
+
+    def _fill(self) -> bool:
+        """Frames off the connection until a run is full or nothing is left; True if nothing is left."""
+        pgconn, frames = self._stream.pgconn, self._frames
+        get, append = pgconn.get_copy_data, frames.append
+        if not frames:
+            self._frames_since = time.monotonic()
+        fresh = False
+        for _ in range(_RUN_FRAMES - len(frames)):
+            length, data = get(1)
+            if length > HEADER:
+                append(data)
+                self._frames_size += length
+                if self._frames_size > _RUN_BYTES:
+                    return False
+            elif length > 0:
+                self._keepalive(bytes(data))
+                return False
+            elif length < 0:
+                raise self._stream.stream_error()
+            elif fresh:
+                return True
+            else:
+                self._stream.consume()
+                fresh = True
+                continue
+            fresh = False
+        return False
+
+    def _index(self) -> None:
+        """Turn the frames at hand into a run and take it in."""
+        if not self._frames:
+            return
+        run = Run.of(self._frames, self._intake.sequence)
+        self._frames, self._frames_size = [], 0
+        taken = self._intake.take(run)
+        self._pending.receive(taken.run, taken.whole, taken.after, time.monotonic())
+        self._arrived |= taken.arrived
+        if self._pending.in_memory >= SEGMENT_BYTES:
+            self._write_ahead()
+
+    def _keepalive(self, frame: bytes) -> None:
+        """``wal_end`` is a boundary: what committed below it has been sent, whatever is open."""
+        self._index()
+        message = keepalive(frame)
+        if self._goal is None or self._goal.allows(message.wal_end):
+            self._intake.reached(message.wal_end)
+        self._intake.passed(message.wal_end)
+        if self._goal is not None and self._goal.arrived_at_wal_end(message.wal_end):
+            self._arrived = True
+        if message.reply_requested:
+            # Answered at once with what is durable; and the rest made durable, or a source that
+            # shuts down would wait for ever.
+            self._flush_now = True
+            self._send_status()
+
+    def _round(self, idle: bool) -> None:
+        """What is due between two runs of frames."""
+        self._orders(self)
+        self._collect(0)
+        now = time.monotonic()
+        self._marks_reached()
+        if self._job is None:
+            self._cut_if_due(now)
+        if now - self._status_at > STATUS_SECONDS:
+            self._send_status()
+        if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
+            self._look_ahead(now)
+
+    def _look_ahead(self, now: float) -> None:
+        """A goal is ahead and the stream is quiet: ask where the server stands instead of waiting for traffic."""
+        if self._goal is not None and self._goal.flush_wanted:
+            self._goal.saw_source(*self._clock.positions(), now)
+        self._send_status(ask=True)
+
+    # Cutting ----------------------------------------------------------------------------------------
+
+    def _cut_if_due(self, now: float) -> None:
+        pending = self._pending
+        if pending.since is not None:
+            full = pending.closed_size >= self._limits.batch_bytes
+            if full or self._flush_now or now - pending.since >= self._limits.batch_seconds:
+                self._cut()
+        elif self._intake.boundary - self._planned >= (1 if self._flush_now else FOREIGN_WAL_BYTES):
+            self._cut()
+        self._flush_now = False
+
+    def _cut(self) -> None:
+        """Commit everything up to the last boundary."""
+        end = self._intake.boundary
+        if self._pending.since is not None:
+            closed, staged = self._pending.take_closed()
+            self._submit(lambda: self._writer.commit(closed, staged, end))
+        elif end > self._planned:
+            self._submit(lambda: self._writer.advance(end))
+        self._planned = max(self._planned, end)
+
+    def _write_ahead(self) -> None:
+        """Memory is full: write segments of the batch, and spill the open transaction if it is the large one."""
+        pending, state = self._pending, self._intake.transaction
+        if pending.closed.runs:
+            if pending.closed_size >= self._limits.batch_bytes:
+                self._cut()
+            else:
+                frames, staged = pending.stage_closed()
+                self._submit(lambda: self._writer.stage(frames, staged))
+        if state is not None and pending.open.size >= SEGMENT_BYTES // 2:
+            opened, spilled = pending.spill_open(state)
+            self._submit(lambda: self._writer.stage(opened, spilled))
+
+    def _submit(self, job: Callable[[], Committed | None]) -> None:
+        while self._job is not None:
+            self._collect(STATUS_SECONDS)
+            if self._job is not None:
+                self._send_status()
+        self._job = self._thread.submit(job)
+
+    def _collect(self, seconds: float) -> None:
+        """Take the writing thread's result, if it comes in time; raises what it raised."""
+        if self._job is None:
+            return
+        wait_for([self._job], timeout=seconds)
+        if not self._job.done():
+            return
+        committed, self._job = self._job.result(), None
+        if committed is not None:
+            self._progress.durable(committed.end)
+            self._send_status()
+            self._report(Landed(committed))
+
+    # Ends and marks ---------------------------------------------------------------------------------
+
+    def _marks_reached(self) -> None:
+        due = [lsn for lsn in self._marks if max(self._intake.seen, self._intake.boundary) >= lsn]
+        if not due:
+            return
+        if self._pending.since is not None:
+            self._flush_now = True
+        elif self._job is None:
+            self._marks = [lsn for lsn in self._marks if lsn not in due]
+            for lsn in due:
+                self._report(Complete(lsn))
+
+    def _finish(self) -> None:
+        """Make durable what is whole, confirm it, and say where we are."""
+        if not self._arrived:
+            self._index()
+        self._cut()
+        while self._job is not None:
+            self._collect(STATUS_SECONDS)
+        self._writer.drop_spill()
+        self._marks_reached()
+        self._send_status()
+        if self._arrived:
+            self._report(Arrived(self._progress.flush))
+        self._stream.end_stream()
+
+    def _send_status(self, *, ask: bool = False) -> None:
+        progress = self._progress
+        progress.received(self._intake.boundary)
+        self._stream.send_status(progress.write, progress.flush, progress.apply, reply=ask)
+        self._status_at = time.monotonic()
+        if ask:
+            self._asked_at = self._status_at

@@ -1,0 +1,106 @@
+"""What must hold before the first frame is taken: the log, the slot and the source belong together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotActive
+from pgcdc_assets.source.replication import ReplicationConnection, SystemIdentity
+from pgcdc_assets.source.slots import COPY_ANEW, check_slot, require_slot
+
+SLOT_PATIENCE_SECONDS = 10.0
+"""A slot stays active for a moment after its last holder left (0.3 s seen): only then is it somebody else's."""
+_RETRY_SECONDS = 0.1
+
+
+def check_identity(
+    stream: ReplicationConnection, log: Identity, log_timeline: int, transform_lsn: Lsn
+) -> SystemIdentity:
+    """That the source is the one whose changes the log holds. Raises IdentityMismatch or LogAhead."""
+    source = stream.identify()
+    thing = "change log"
+    if source.system_identifier != log.system_identifier:
+        raise IdentityMismatch(
+            f"belongs to system {log.system_identifier}, but the source is system {source.system_identifier}",
+            thing=thing, do="set `source` or `lake` to the matching one, or copy into a new lake",
+        )  # fmt: skip
+    if source.database != log.database:
+        raise IdentityMismatch(
+            f"belongs to database {log.database}, but the source is database {source.database}",
+            thing=thing, do="set `source` or `lake` to the matching one, or copy into a new lake",
+        )  # fmt: skip
+    _check_timeline(stream, source.timeline, log_timeline, transform_lsn)
+    if transform_lsn > source.flush_lsn:
+        raise LogAhead(
+            f"ends at {transform_lsn}, ahead of the source's WAL at {source.flush_lsn}: "
+            "the source was restored to an earlier time", thing=thing, do=COPY_ANEW,
+        )  # fmt: skip
+    return source
+
+
+def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, transform_lsn: Lsn) -> None:
+    """A promoted standby is followed only if the log ends before the fork: what the log holds beyond it,
+    the new primary never had, and its own transactions there would be skipped as known."""
+    if now == log_timeline:
+        return
+    if now < log_timeline:
+        raise IdentityMismatch(
+            f"holds timeline {log_timeline}, but the source is on timeline {now}",
+            thing="change log", lsn=transform_lsn, do="set `source` to the current primary",
+        )  # fmt: skip
+    switches = {switch.timeline: switch.switch_lsn for switch in stream.timeline_history(now)}
+    fork = switches.get(log_timeline)
+    if fork is None or transform_lsn > fork:
+        left = f"left it at {fork}" if fork is not None else "does not descend from it"
+        raise IdentityMismatch(
+            f"ends at {transform_lsn} on timeline {log_timeline}, but the source, on timeline {now}, {left}",
+            thing="change log", do=COPY_ANEW,
+        )  # fmt: skip
+
+
+def start_stream(
+    stream: ReplicationConnection,
+    conn: psycopg.Connection[Any],
+    slot: str,
+    publications: Sequence[str],
+    transform_lsn: Lsn,
+    *,
+    patience: float = SLOT_PATIENCE_SECONDS,
+    keep_waiting: Callable[[], bool] = lambda: True,
+) -> Lsn:
+    """START_REPLICATION at ``transform_lsn``; the slot's ``confirmed_flush_lsn``, the floor of all reports.
+
+    Whether the slot has passed the log is asked again once the stream holds it: only then can
+    nobody else confirm. Raises what ``check_slot`` does, or SlotActive after ``patience`` seconds.
+    """
+    check_slot(require_slot(conn, slot), transform_lsn)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            stream.start(slot, transform_lsn, publications)
+            break
+        except SlotActive as held:
+            if time.monotonic() > deadline or not keep_waiting():
+                raise _with_holder(conn, slot, held) from None
+            time.sleep(_RETRY_SECONDS)
+    status = require_slot(conn, slot)
+    check_slot(status, transform_lsn)
+    return status.confirmed_flush_lsn or transform_lsn
+
+
+def _with_holder(conn: psycopg.Connection[Any], slot: str, held: SlotActive) -> SlotActive:
+    row = conn.execute(
+        "SELECT a.pid, a.application_name, a.client_addr::text FROM pg_replication_slots s "
+        "JOIN pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = %s", [slot],
+    ).fetchone()  # fmt: skip
+    if row is None:
+        return held
+    pid, name, address = row
+    where = f" from {address}" if address else ""
+    return SlotActive(f"is held by pid {pid} of the server, application `{name}`{where}", thing=f"slot {slot}")
