@@ -51,6 +51,7 @@ SETTINGS: Mapping[str, str] = {
     "max_replication_slots": "20",
     "max_wal_senders": "20",
     "max_wal_size": "2GB",
+    "max_slot_wal_keep_size": "16GB",
     "lc_messages": "C",
     "log_min_messages": "warning",
 }
