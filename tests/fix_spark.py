@@ -1,0 +1,34 @@
+"""The session's JVM: one for all tests that need Spark, small, started by the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pgcdc_assets.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK_SETTINGS = {
+    "master": "local[2]",
+    "spark.driver.memory": "1500m",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session with Delta. Commits with an application transaction take a ``table_session`` of it."""
+    from pgcdc_assets.lake.session import spark_session, stop_session
+
+    folder: Path = tmp_path_factory.mktemp("spark")
+    settings = Settings(
+        lake=folder / "lake", spark={**SPARK_SETTINGS, "spark.sql.warehouse.dir": str(folder / "warehouse")}
+    )
+    session = spark_session(settings)
+    yield session
+    stop_session(session)

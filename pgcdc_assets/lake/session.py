@@ -1,0 +1,126 @@
+"""Spark's session, and all that needs the JVM's driver at hand: sessions per commit, jobs, settings.
+
+Every setting stands in the builder: ``newSession()`` inherits those and not what ``conf.set`` changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import LakeError, MachineError, SettingsError
+from pgcdc_assets.lake.jars import delta_jars, java_command
+from pgcdc_assets.lake.tasks import run_tasks
+from pgcdc_assets.settings import Settings
+
+EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+DRIVER_MEMORY = "2g"
+"""Heap of the driver, which in local mode runs the merges too; the tasks' Arrow memory lies outside it."""
+
+TXN_APP_ID = "spark.databricks.delta.write.txnAppId"
+TXN_VERSION = "spark.databricks.delta.write.txnVersion"
+
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
+def spark_session(settings: Settings) -> SparkSession:
+    """The process's session with Delta; a running one is taken as it is, if it has Delta.
+
+    Raises MachineError where Java or the jars are missing, SettingsError where the master cannot work
+    on this lake.
+    """
+    if SparkContext._active_spark_context is not None:
+        running: SparkSession = SparkSession.builder.getOrCreate()
+        _refuse_without_delta(running)
+        return running
+    master = settings.spark.get("master", "local[*]")
+    refuse_remote_master(settings.layout.root, master)
+    java_command()
+    # Spark takes the tasks' Python from the environment alone.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("pgcdc_assets").master(master)
+    for key, value in _configuration(settings, master).items():
+        builder = builder.config(key, value)
+    try:
+        session: SparkSession = builder.getOrCreate()
+    except (PySparkException, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise MachineError(f"did not start: {reason}", thing="Spark") from error
+    return session
+
+
+def stop_session(session: SparkSession) -> None:
+    """Cancel what runs and stop; the JVM itself ends with this process. Stopping twice is fine."""
+    context = session.sparkContext
+    if context._jsc is None:
+        return
+    context.cancelAllJobs()
+    session.stop()
+
+
+def refuse_remote_master(lake: Path, master: str) -> None:
+    """Executors on other machines would write to their own disks."""
+    if not master.startswith("local"):
+        raise SettingsError(
+            f"{master} cannot be used with a lake on a local path ({lake})",
+            thing="setting `spark`",
+            do="use master local[*]",
+        )
+
+
+def table_session(session: SparkSession, app_id: str, version: int) -> SparkSession:
+    """A session for one commit on one table: the application transaction would leak into the next write.
+
+    Delta skips the write if the table has this version of ``app_id`` or a higher one: check before.
+    """
+    own = session.newSession()
+    own.conf.set(TXN_APP_ID, app_id)
+    own.conf.set(TXN_VERSION, str(int(version)))
+    return own
+
+
+def _refuse_without_delta(session: SparkSession) -> None:
+    if EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
+        raise LakeError("the process runs a Spark session without Delta Lake", thing="Spark", do="stop it first")
+
+
+def _configuration(settings: Settings, master: str) -> dict[str, str]:
+    """What the user set wins, save what correctness needs."""
+    jars = [str(jar) for jar in delta_jars()]
+    cores = str(os.cpu_count() or 1)
+    base = {
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} -XX:-UsePerfData",
+        "spark.sql.shuffle.partitions": cores,
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+        # The defaults are for tables of thousands of files: 50 partitions cost seconds at every commit.
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.databricks.delta.snapshotCache.storageLevel": "MEMORY_ONLY",
+    }
+    jars_at = "spark.driver.extraClassPath" if master.startswith("local") else "spark.jars"
+    needed = {
+        jars_at: (":" if master.startswith("local") else ",").join(jars),
+        "spark.sql.extensions": EXTENSION,
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.caseSensitive": "false",
+        "spark.sql.ansi.enabled": "true",
+        "spark.databricks.delta.schema.autoMerge.enabled": "false",
+        "spark.databricks.delta.autoCompact.enabled": "false",
+        "spark.databricks.delta.optimizeWrite.enabled": "false",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    }
+    user = {key: value for key, value in settings.spark.items() if key != "master"}
+    return {**base, **user, **needed}
+
+
+__all__ = ["refuse_remote_master", "run_tasks", "spark_session", "stop_session", "table_session"]
