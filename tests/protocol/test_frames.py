@@ -1,0 +1,52 @@
+"""Replication frames, against bytes written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.frames import (
+    EPOCH,
+    XLOG_HEADER,
+    Keepalive,
+    XLogData,
+    keepalive,
+    status_update,
+    xlog_data,
+)
+
+DATA = b"w" + bytes.fromhex("00000016B374D848 FFFFFFFF00000000 0000000000000005") + b"Bmessage"
+ALIVE = b"k" + bytes.fromhex("00000016B374D848 FFFFFFFFFFFFFFFE 01")
+
+
+def test_xlog_data() -> None:
+    assert xlog_data(DATA) == XLogData(Lsn.parse("16/B374D848"), Lsn.parse("FFFFFFFF/0"), 5, b"Bmessage")
+    assert DATA[XLOG_HEADER.size :] == b"Bmessage"
+
+
+def test_keepalive() -> None:
+    assert keepalive(ALIVE) == Keepalive(Lsn.parse("16/B374D848"), -2, True)
+    assert keepalive(ALIVE[:-1] + b"\0").reply_requested is False
+
+
+@pytest.mark.parametrize("frame", [b"", b"k", DATA[:24], ALIVE])
+def test_what_is_no_xlog_data_is_refused(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        xlog_data(frame)
+
+
+@pytest.mark.parametrize("frame", [b"", b"w", ALIVE[:-1], ALIVE + b"\0", DATA])
+def test_what_is_no_keepalive_is_refused(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        keepalive(frame)
+
+
+def test_status_update() -> None:
+    frame = status_update(1, 2, 3, 4, True)
+    assert frame == b"r" + bytes.fromhex("0000000000000001 0000000000000002 0000000000000003 0000000000000004 01")
+    assert status_update(1 << 63, 0, 0, 0, False)[-1:] == b"\0"
+
+
+def test_the_clock_starts_in_2000() -> None:
+    assert EPOCH == 946_684_800 * 10**6
