@@ -1,0 +1,53 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pgcdc_assets.core.lsn import Lsn
+    from pgcdc_assets.core.names import TableName
+    from pgcdc_assets.core.ranges import LsnRange
+
+
+class LsnType(click.ParamType["Lsn"]):
+    name = "LSN"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Lsn:
+        from pgcdc_assets.core.lsn import Lsn
+
+        try:
+            return value if isinstance(value, Lsn) else Lsn.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class TableType(click.ParamType["TableName"]):
+    name = "TABLE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TableName:
+        from pgcdc_assets.core.names import TableName
+        from pgcdc_assets.errors import UsageError
+
+        try:
+            return value if isinstance(value, TableName) else TableName.parse(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+class RangeType(click.ParamType["LsnRange"]):
+    name = "RANGE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LsnRange:
+        from pgcdc_assets.core.ranges import LsnRange
+        from pgcdc_assets.errors import BadRange
+
+        try:
+            return value if isinstance(value, LsnRange) else LsnRange.parse(value)
+        except BadRange as error:
+            self.fail(str(error), param, ctx)
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")

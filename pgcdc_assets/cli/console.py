@@ -1,0 +1,78 @@
+"""Progress on stderr: one living line and short notes on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+if TYPE_CHECKING:
+    from pgcdc_assets.flow.reports import RangeReport, SyncReport
+    from pgcdc_assets.lake.copy import CopyReport
+
+
+class Progress:
+    """What a command shows while its run works; the watcher of Dagster's observer.
+
+    Writes to its own copy of stderr, because a run redirects the process's streams.
+    """
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+        self._console = Console(file=stream, force_terminal=self._terminal, highlight=False, soft_wrap=True)
+        self._status: Status | None = None
+        self._started = time.monotonic()
+        self.stop = threading.Event()
+        """Set it to end the run at a boundary."""
+        self.copies: list[CopyReport] = []
+        self.report: SyncReport | None = None
+        """The run's own report, once it has ended."""
+        self.ranges: list[RangeReport] = []
+
+    @contextmanager
+    def shown(self, what: str) -> Iterator[Progress]:
+        if not self._terminal:
+            yield self
+            return
+        with self._console.status(escape(what)) as self._status:
+            yield self
+        self._status = None
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        if self._terminal:
+            self._console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/]  {escape(text)}")
+        else:
+            self._console.print(f"{time.monotonic() - self._started:.1f}s {escape(text)}")
+
+    # The watcher's side -----------------------------------------------------------------------
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+        told = " ".join(f"{name}={value}" for name, value in numbers.items())
+        line = f"{stage}: {message} {told}".rstrip()
+        if self._status is not None:
+            self._status.update(escape(line))
+        else:
+            self.note(line)
+
+    def copied(self, report: CopyReport) -> None:
+        self.copies.append(report)
+        self.note(f"copied {report.table}: {report.rows:,} rows in {report.seconds:.1f} s")
+
+    def range_closed(self, report: RangeReport) -> None:
+        self.ranges.append(report)
+        changed = len(report.tables)
+        rows = sum(report.rows.values())
+        self.note(f"range {report.span}: {report.transactions:,} transactions, {rows:,} rows, {changed} tables")
+
+    def finished(self, report: SyncReport) -> None:
+        self.report = report

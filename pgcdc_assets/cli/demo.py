@@ -1,0 +1,144 @@
+"""``pgcdc demo``: the main job in one go, in a fresh folder, with proof at the end."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from pgcdc_assets.checks.verify import VerifyReport
+    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.flow.reports import SyncReport
+    from pgcdc_assets.settings import Settings
+
+SECONDS = 30
+RATE = 50.0
+"""Transactions per second: a shop on a good day, and light enough for two cores beside Spark."""
+LONGEST_SECONDS = 60
+_FOLLOW_SECONDS = 120
+"""Start of the JVM, copy and live changes: with set-up and proof the demo stays under three minutes."""
+
+
+@click.command()
+@click.option("--seconds", type=click.IntRange(1, LONGEST_SECONDS), default=SECONDS, show_default=True,
+              help="How long to follow live changes once all is copied.")  # fmt: skip
+@click.option("--rate", type=click.FloatRange(0.1, 5000), default=RATE, show_default=True,
+              help="Transactions per second that the generator writes.")  # fmt: skip
+@click.option("--ui", is_flag=True, help="Leave Dagster's UI open on it at the end.")
+def demo(seconds: int, rate: float, ui: bool) -> int:
+    """Copy a live PostgreSQL shop, follow it, prove that every table is equal."""
+    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.source import make_ready
+    from pgcdc_assets.defs.project import started_source
+    from pgcdc_assets.settings import Settings
+
+    folder = fresh_folder()
+    progress = Progress()
+    progress.note(f"working in {folder}")
+    settings = Settings.load()
+    with progress.shown("starting PostgreSQL"):
+        conninfo = started_source(settings, survive=False)
+        tables = len(make_ready(settings, conninfo).catalog.tables)
+        progress.note(f"PostgreSQL runs, {tables} tables, slot and publication are made")
+    show = Show(settings, conninfo, progress, tables, seconds)
+    proof = show.run(rate)
+    _print(show, proof, folder)
+    if ui:
+        _leave_open(settings)
+    return 0 if proof.ok else 1
+
+
+def fresh_folder() -> Path:
+    """A project directory of its own, whatever settings the caller has."""
+    for name in [name for name in os.environ if name.startswith("PGCDC_") or name == "DAGSTER_HOME"]:
+        del os.environ[name]
+    folder = Path(tempfile.mkdtemp(prefix="pgcdc-demo-"))
+    # The embedded server may run as a user of its own, who must reach its folder.
+    folder.chmod(0o755)
+    os.chdir(folder)
+    return folder
+
+
+class Show:
+    """Writers, a sync in this thread, and beside it a verify that ends it."""
+
+    def __init__(self, settings: Settings, conninfo: str, progress: Progress, tables: int, seconds: int) -> None:
+        self._settings = settings
+        self._conninfo = conninfo
+        self._progress = progress
+        self._tables = tables
+        self._seconds = seconds
+        self._proof: VerifyReport | BaseException | None = None
+        self.transactions = 0
+        """Committed by the generator."""
+
+    @property
+    def report(self) -> SyncReport | None:
+        return self._progress.report
+
+    def run(self, rate: float) -> VerifyReport:
+        from pgcdc_assets.cli.jobs import run_sync
+        from pgcdc_assets.demo.generator import Generator
+
+        generator = Generator(self._conninfo, rate)
+        threads = [
+            threading.Thread(target=generator.run, name="generator", daemon=True),
+            threading.Thread(target=self._prove, name="verify", daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            with self._progress.shown("follow"):
+                run_sync(self._progress, command="demo", follow=True, max_seconds=_FOLLOW_SECONDS)
+        finally:
+            self._progress.stop.set()
+            generator.stop()
+            for thread in threads:
+                thread.join()
+        self.transactions = generator.transactions
+        if isinstance(self._proof, BaseException):
+            raise self._proof
+        assert self._proof is not None
+        return self._proof
+
+    def _prove(self) -> None:
+        """Once all is copied and followed for a while: compare, while the writers and the sync go on."""
+        from pgcdc_assets.cli.looking import verified
+
+        stop = self._progress.stop
+        while len(self._progress.copies) < self._tables and not stop.wait(0.1):
+            pass
+        stop.wait(self._seconds)
+        try:
+            self._proof = verified(self._settings, self._conninfo, None, self._progress)
+        except BaseException as error:  # noqa: BLE001  (raised again by the main thread)
+            self._proof = error
+        finally:
+            stop.set()
+
+
+def _print(show: Show, proof: VerifyReport, folder: Path) -> None:
+    from pgcdc_assets.cli.looking import print_report
+
+    print_report(proof)
+    report = show.report
+    if report is not None:
+        click.echo(
+            f"{len(report.copied)} tables copied, {report.transactions} transactions and {report.rows} rows followed "
+            f"in {report.seconds:.0f} s; the generator committed {show.transactions}"
+        )
+    click.echo("all tables are equal" if proof.ok else "tables differ")
+    click.echo(f"pgcdc: lake and Dagster's runs stay in {folder}; see them with: cd {folder} && pgcdc up", err=True)
+
+
+def _leave_open(settings: Settings) -> None:
+    from pgcdc_assets.cli.serving import serve, stopped_by_signals
+
+    stop = threading.Event()
+    with stopped_by_signals(stop):
+        serve(settings.layout, stop)

@@ -1,0 +1,68 @@
+"""Run the project's own Dagster jobs in this process, on its own instance, so that they stand in the UI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pgcdc_assets.defs.project import LOCATION, dagster_home
+from pgcdc_assets.errors import PgcdcError
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from pgcdc_assets.cli.console import Progress
+
+QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
+"""Dagster's event log goes to the instance; what a person should see, our own progress shows."""
+_NO_COMPUTE_LOGS = {
+    "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
+}
+"""A foreground command keeps its own stdout and stderr."""
+
+
+def environment() -> dict[str, str]:
+    """What Dagster's processes of this project are to have."""
+    return {"DAGSTER_HOME": str(dagster_home()), "DAGSTER_EVENT_BATCH_SIZE": "1000"}
+
+
+def instance() -> dg.DagsterInstance:
+    import dagster as dg
+    from dagster._core.instance import InstanceRef
+
+    os.environ.update(environment())
+    return dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(dagster_home()), overrides=_NO_COMPUTE_LOGS))
+
+
+def run_sync(progress: Progress, **config: Any) -> None:
+    from pgcdc_assets.defs.sync import SYNC_OP, sync_job
+
+    _run(sync_job, SYNC_OP, config, progress)
+
+
+def run_repair(progress: Progress, **config: Any) -> None:
+    from pgcdc_assets.defs.sync import REPAIR_OP, repair_job
+
+    _run(repair_job, REPAIR_OP, config, progress)
+
+
+def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: Progress) -> None:
+    """Raises the run's own error, as if it had been called directly."""
+    import dagster as dg
+
+    from pgcdc_assets.defs.resources import Engines, LakeSpark, Source
+
+    resources = {"engines": Engines(spark=LakeSpark(), source=Source()), "watcher": progress}
+    with instance() as runs:
+        try:
+            job.execute_in_process(
+                run_config={"ops": {op: {"config": dict(config)}}, "loggers": QUIET},
+                instance=runs,
+                resources=resources,
+                tags={".dagster/repository": f"__repository__@{LOCATION}"},
+            )
+        except dg.Failure as failure:
+            if isinstance(failure.__cause__, PgcdcError):
+                raise failure.__cause__ from None
+            raise

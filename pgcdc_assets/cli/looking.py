@@ -1,0 +1,150 @@
+"""The commands that look: status, verify. They work beside a running sync."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from pgcdc_assets.cli.arguments import TableType, as_json
+
+if TYPE_CHECKING:
+    from pgcdc_assets.checks.status import Status
+    from pgcdc_assets.checks.verify import Point, TableReport, VerifyReport
+    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.core.lsn import Lsn
+    from pgcdc_assets.core.names import TableName
+    from pgcdc_assets.flow.hold import HoldRequest
+    from pgcdc_assets.settings import Settings
+
+_POLL_SECONDS = 0.1
+
+
+@click.command()
+@as_json
+def status(as_json: bool) -> int:
+    """Slot health, positions, lag, and the state of every table."""
+    from pgcdc_assets.checks import status as checks
+    from pgcdc_assets.defs.project import started_source
+    from pgcdc_assets.settings import Settings
+
+    settings = Settings.load()
+    found = checks.status(settings, started_source(settings))
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=1))
+    else:
+        _print_status(found)
+    return 0 if found.ok else 1
+
+
+@click.command()
+@click.argument("tables", nargs=-1, type=TableType(), metavar="[TABLE]...")
+@as_json
+def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
+    """Compare source and mirrors, every row and value, at one LSN, while writes go on."""
+    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.defs.project import started_source
+    from pgcdc_assets.settings import Settings
+
+    settings = Settings.load()
+    progress = Progress()
+    with progress.shown("verify"):
+        report = verified(settings, started_source(settings), tables or None, progress)
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1))
+    else:
+        print_report(report)
+    return 0 if report.ok else 1
+
+
+def verified(
+    settings: Settings, conninfo: str, tables: tuple[TableName, ...] | None, progress: Progress
+) -> VerifyReport:
+    """Verify, with a boundary at the snapshot's LSN from whoever writes to the lake, or from a run of our own."""
+    from pgcdc_assets.checks.verify import verify
+    from pgcdc_assets.core.catalog import Catalog
+    from pgcdc_assets.errors import SetupNeeded
+    from pgcdc_assets.flow import hold
+    from pgcdc_assets.settings import CATALOG_FILE
+
+    catalog = Catalog.load(CATALOG_FILE)
+    if catalog is None:
+        raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
+
+    def told(report: TableReport) -> None:
+        said = "equal" if report.equal else "NOT equal"
+        progress.note(f"verify: {report.table}: {said}, {report.source_rows:,} rows")
+
+    with hold.placed(settings.layout) as request:
+        return verify(
+            settings,
+            catalog,
+            tables,
+            lambda lsn: _reach(lsn, settings, request, progress),
+            conninfo=conninfo,
+            on_table=told,
+        )
+
+
+def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, progress: Progress) -> Point:
+    """The consistent point at exactly ``lsn``."""
+    from pgcdc_assets.cli.jobs import run_sync
+    from pgcdc_assets.errors import LakeError, LockHeld
+    from pgcdc_assets.flow import lock
+    from pgcdc_assets.lake.points import ConsistentPoints
+
+    request.at(lsn)
+    points = ConsistentPoints(settings.layout)
+    while not points.has(lsn):
+        if lock.holder(settings.layout) is not None:
+            time.sleep(_POLL_SECONDS)
+            continue
+        try:
+            run_sync(progress, command="verify", until=str(lsn))
+        except LockHeld:
+            continue
+        if not points.has(lsn):
+            raise LakeError("was reached, but no table could be brought to it", lsn=lsn, do="see `pgcdc status`")
+    point = points.at(lsn)
+    assert point is not None
+    return point
+
+
+def print_report(report: VerifyReport) -> None:
+    """A table on stdout, then the rows that differ, by key."""
+    width = max((len(str(table.table)) for table in report.tables), default=5)
+    click.echo(f"{'table':<{width}}  {'source':>12}  {'mirror':>12}  at {report.lsn}")
+    for table in report.tables:
+        said = "equal" if table.equal else _difference(table)
+        click.echo(f"{table.table!s:<{width}}  {table.source_rows:>12,}  {table.mirror_rows:>12,}  {said}")
+    for table in report.tables:
+        for example in table.examples:
+            key = ", ".join(f"{name}={value}" for name, value in example.key.items())
+            columns = f": {', '.join(example.columns)}" if example.columns else ""
+            click.echo(f"{table.table}: {example.kind} ({key}){columns}")
+
+
+def _difference(table: TableReport) -> str:
+    counts = {"missing": table.missing, "extra": table.extra, "different": table.different}
+    found = [f"{count:,} {name}" for name, count in counts.items() if count]
+    return "; ".join([*([", ".join(found)] if found else []), *([table.reason] if table.reason else [])])
+
+
+def _print_status(found: Status) -> None:
+    data = found.to_json()
+    slot = ", ".join(f"{name} {value}" for name, value in data["slot"].items() if value is not None)
+    click.echo(f"slot: {slot or 'none'}")
+    click.echo(
+        f"transform_lsn {data['transform_lsn']}, replay_lsn {data['replay_lsn']}, "
+        f"{data['lag_bytes'] if data['lag_bytes'] is not None else '?'} bytes behind"
+    )
+    width = max((len(table["name"]) for table in data["tables"]), default=0)
+    for table in data["tables"]:
+        reason = f"  {table['reason']}" if table["reason"] else ""
+        click.echo(f"  {table['name']:<{width}}  {table['state']:<12} {table['replay_lsn'] or '-'}{reason}")
+    for problem in data["problems"]:
+        click.echo(f"{problem['severity']}: {problem['what']}; {problem['do']}")
+    if not data["problems"]:
+        click.echo("nothing is wrong")

@@ -1,0 +1,239 @@
+"""The graph from slot to mirrors, drawn from the saved catalog.
+
+All tables of a kind share one op that takes any subset of them, because the work is shared: one Spark
+job decodes for all, one turn applies to all.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.defs import keys, metadata
+from pgcdc_assets.defs.observer import DagsterObserver, Watcher
+from pgcdc_assets.defs.partitions import LSN_RANGES, SNAPSHOT_RANGES, RangeRegister, selected_span
+from pgcdc_assets.defs.resources import Engines
+from pgcdc_assets.defs.sync import SyncConfig, run_sync, writing_run
+from pgcdc_assets.errors import RangeGap
+from pgcdc_assets.settings import Settings
+
+if TYPE_CHECKING:
+    from pgcdc_assets.flow.engine import Engine
+
+IN_ONE_RUN = dg.BackfillPolicy.single_run()
+"""A contiguous selection is one range to the engine, and one start of Spark."""
+
+
+def pipeline_assets(catalog: Catalog) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """All assets of the catalog's tables, but the slot."""
+    tables = list(catalog.tables)
+    return [
+        change_log_asset(),
+        snapshot_assets(tables),
+        changes_assets(tables),
+        mirror_assets(tables),
+        consistent_points(tables),
+    ]
+
+
+def change_log_asset() -> dg.AssetsDefinition:
+    @dg.asset(
+        key=keys.CHANGE_LOG,
+        deps=[keys.SLOT],
+        partitions_def=LSN_RANGES,
+        backfill_policy=IN_ONE_RUN,
+        group_name="log",
+        kinds={"postgres", "deltalake"},
+        description=(
+            "The messages of logical replication as PostgreSQL sent them: append-only, durable before the slot is "
+            "confirmed. Written by the sync job. Materialising a range by hand checks that it is in the log, whole; "
+            "it is never received twice."
+        ),
+    )
+    def change_log(
+        context: dg.AssetExecutionContext, engines: Engines, watcher: dg.ResourceParam[Watcher]
+    ) -> dg.MaterializeResult[None]:
+        with writing_run(context.op_execution_context):
+            span = _span(context)
+            report = _engine(context, engines, watcher, "check of the change log").check_range(span)
+        return dg.MaterializeResult(metadata=metadata.of_log(report))
+
+    return change_log
+
+
+def snapshot_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
+    by_out = _by_out("snapshot", tables)
+
+    @dg.multi_asset(
+        name="snapshot",
+        outs={
+            out: dg.AssetOut(
+                key=keys.snapshot_key(table.name),
+                dagster_type=dg.Nothing,
+                is_required=False,
+                kinds={"spark", "postgres"},
+                description=f"Copies of {table.name} under an exported snapshot, each exact at its consistent point. "
+                "Materialising any partition asks for a new copy.",
+            )
+            for out, table in by_out.items()
+        },
+        ins={"slot": dg.AssetIn(keys.SLOT, dagster_type=dg.Nothing)},
+        internal_asset_deps={out: {keys.SLOT} for out in by_out},
+        partitions_def=SNAPSHOT_RANGES,
+        backfill_policy=IN_ONE_RUN,
+        can_subset=True,
+        group_name="snapshot",
+    )
+    def snapshot(
+        context: dg.AssetExecutionContext, engines: Engines, watcher: dg.ResourceParam[Watcher]
+    ) -> Iterator[dg.Output[None]]:
+        chosen = _selected(context, by_out)
+        names = [str(table.name) for table in chosen.values()]
+        config = SyncConfig(copy_anew=names, command="snapshot")
+        report = run_sync(context.op_execution_context, config, engines, watcher)
+        points = {copy.table: copy for copy in report.copied}
+        for out, table in chosen.items():
+            found = metadata.of_copy(points[table.name], table) if table.name in points else {}
+            yield dg.Output(None, out, metadata=found)
+
+    return snapshot
+
+
+def changes_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
+    by_out = _by_out("changes", tables)
+
+    @dg.multi_asset(
+        name="changes",
+        outs={
+            out: dg.AssetOut(
+                key=keys.changes_key(table.name),
+                dagster_type=dg.Nothing,
+                is_required=False,
+                kinds={"spark", "deltalake"},
+                description=f"Typed change feed of {table.name}, in commit order. Materialising a range derives it "
+                "again from the log.",
+            )
+            for out, table in by_out.items()
+        },
+        ins={"change_log": dg.AssetIn(keys.CHANGE_LOG, dagster_type=dg.Nothing)},
+        internal_asset_deps={out: {keys.CHANGE_LOG} for out in by_out},
+        partitions_def=LSN_RANGES,
+        backfill_policy=IN_ONE_RUN,
+        can_subset=True,
+        group_name="changes",
+    )
+    def changes(
+        context: dg.AssetExecutionContext, engines: Engines, watcher: dg.ResourceParam[Watcher]
+    ) -> Iterator[dg.Output[None]]:
+        chosen = _selected(context, by_out)
+        with writing_run(context.op_execution_context):
+            span = _span(context)
+            engine = _engine(context, engines, watcher, "changes")
+            report = engine.transform_range([table.name for table in chosen.values()], span)
+        for out, table in chosen.items():
+            found = metadata.of_changes(report, report.tables.get(table.name))
+            yield _result(context, out, keys.changes_key(table.name), found)
+
+    return changes
+
+
+def mirror_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
+    by_out = _by_out("mirror", tables)
+    sources = {
+        name: key
+        for table in tables
+        for name, key in (
+            (keys.op_name("changes", table.name), keys.changes_key(table.name)),
+            (keys.op_name("snapshot", table.name), keys.snapshot_key(table.name)),
+        )
+    }
+
+    @dg.multi_asset(
+        name="mirror",
+        outs={out: _mirror_out(table) for out, table in by_out.items()},
+        ins={f"from_{name}": dg.AssetIn(key, dagster_type=dg.Nothing) for name, key in sources.items()},
+        internal_asset_deps={
+            out: {keys.changes_key(table.name), keys.snapshot_key(table.name)} for out, table in by_out.items()
+        },
+        partitions_def=LSN_RANGES,
+        backfill_policy=IN_ONE_RUN,
+        can_subset=True,
+        group_name="mirror",
+    )
+    def mirror(
+        context: dg.AssetExecutionContext, engines: Engines, watcher: dg.ResourceParam[Watcher]
+    ) -> Iterator[dg.Output[None]]:
+        chosen = _selected(context, by_out)
+        with writing_run(context.op_execution_context):
+            span = _span(context)
+            engine = _engine(context, engines, watcher, "apply")
+            report = engine.apply_range([table.name for table in chosen.values()], span)
+        for out, table in chosen.items():
+            found = metadata.of_mirror(report, report.tables.get(table.name), table)
+            yield _result(context, out, keys.mirror_key(table.name), found)
+
+    return mirror
+
+
+def _mirror_out(table: Table) -> dg.AssetOut:
+    follows = "" if table.updates_seen else " Published for inserts only: updates and deletes are not seen."
+    return dg.AssetOut(
+        key=keys.mirror_key(table.name),
+        dagster_type=dg.Nothing,
+        is_required=False,
+        kinds={"deltalake", "spark"},
+        metadata=metadata.of_table(table),
+        description=f"{table.name}, equal to the source at its replay_lsn.{follows} Materialising a range above "
+        "replay_lsn applies it; at or below, it repairs the keys that the range touched.",
+    )
+
+
+def consistent_points(tables: Sequence[Table]) -> dg.AssetSpec:
+    """Written by every turn; not an op of its own, so that no point is made of tables that stand apart."""
+    return dg.AssetSpec(
+        keys.CONSISTENT_POINTS,
+        deps=[keys.mirror_key(table.name) for table in tables],
+        partitions_def=LSN_RANGES,
+        group_name="mirror",
+        kinds={"deltalake"},
+        description="One row per turn: replay_lsn, and the Delta version of every mirror that stands exactly there. "
+        "Lake(root).at(lsn) reads all tables together by it.",
+    )
+
+
+def _by_out(kind: str, tables: Iterable[Table]) -> dict[str, Table]:
+    return {keys.op_name(kind, table.name): table for table in tables}
+
+
+def _selected(context: dg.AssetExecutionContext, by_out: Mapping[str, Table]) -> dict[str, Table]:
+    selected = context.op_execution_context.selected_output_names
+    return {out: table for out, table in by_out.items() if out in selected}
+
+
+def _span(context: dg.AssetExecutionContext) -> LsnRange:
+    """The selected partitions as one range; they must be registered, for Dagster takes any text for a key."""
+    span = selected_span(context.partition_keys)
+    known = RangeRegister(context.instance).known()
+    unknown = [key for key in context.partition_keys if LsnRange.from_key(key) not in known]
+    if unknown:
+        raise RangeGap(f"no range {unknown[0]} is registered", do="choose among the partitions that the UI lists")
+    return span
+
+
+def _result(
+    context: dg.AssetExecutionContext, out: str, key: dg.AssetKey, found: metadata.Metadata
+) -> dg.Output[None]:
+    """The result, with every partition's own bounds; the counts are those of the whole selection."""
+    for partition in context.partition_keys:
+        span = LsnRange.from_key(partition)
+        own = metadata.lsns(start_lsn=span.start, end_lsn=span.end)
+        context.add_asset_metadata(own, asset_key=key, partition_key=partition)
+    return dg.Output(None, out, metadata=found)
+
+
+def _engine(context: dg.AssetExecutionContext, engines: Engines, watcher: Watcher, command: str) -> "Engine":
+    settings = Settings.load()
+    observer = DagsterObserver(context.op_execution_context, settings.layout, watcher)
+    return engines.engine(settings, observer, command)

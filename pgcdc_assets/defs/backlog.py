@@ -1,0 +1,94 @@
+"""One cheap look at how far the source is ahead of the lake: plain SQL, and reads of small tables.
+
+Opens no replication connection, starts no Spark, and moves no position.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, Look
+from pgcdc_assets.errors import SlotMissing
+
+if TYPE_CHECKING:
+    from pgcdc_assets.log.table import ChangeLog
+    from pgcdc_assets.source.connection import SourceConnection
+
+_PEEK_WAL_BYTES = 4 * FOREIGN_WAL_BYTES
+"""Decoding begins at restart_lsn each time; behind a long transaction a look would cost too much."""
+_PEEK_MILLISECONDS = 10_000
+
+_POSITIONS = """
+SELECT active, coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(restart_lsn, '0/0')::text,
+       (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text
+FROM pg_replication_slots WHERE slot_name = %s
+"""
+
+# Whole transactions of the slot, unconsumed: I, U, D and T are the messages of published changes.
+_PEEK = """
+SELECT EXISTS (
+  SELECT FROM pg_logical_slot_peek_binary_changes(%s, %s::text::pg_lsn, NULL,
+    'proto_version', '1', 'publication_names', %s)
+  WHERE get_byte(data, 0) IN (68, 73, 84, 85))
+"""
+
+
+def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Cursor) -> Look:
+    """Positions of source and lake now. SlotMissing, or SourceUnavailable, as the connection has it."""
+    from pgcdc_assets.log.table import ChangeLog
+
+    slot = catalog.identity.slot
+    found = conn.execute(_POSITIONS, [slot]).fetchone()
+    if found is None:
+        raise SlotMissing("does not exist", thing=f"slot {slot}", do="see `pgcdc status`")
+    active, (confirmed, restart, flushed) = found[0], (Lsn.parse(text) for text in found[1:])
+    log = ChangeLog(layout)
+    position = log.position() if log.exists else confirmed
+    seen = Look(
+        now=time.time(),
+        flush_lsn=flushed,
+        position=position,
+        to_copy=_to_copy(catalog, layout),
+        unapplied=_unapplied(log, layout),
+    )
+    if seen.to_copy or seen.unapplied or not ZERO < flushed - position < FOREIGN_WAL_BYTES:
+        return seen
+    if cursor.empty_to == flushed:
+        return seen.with_published(False)
+    if active or flushed - restart > _PEEK_WAL_BYTES:
+        return seen
+    return seen.with_published(_published(conn, catalog, flushed))
+
+
+def _to_copy(catalog: Catalog, layout: Layout) -> int:
+    from pgcdc_assets.lake.states import TableStates
+
+    rows = TableStates(layout).all()
+    states = {name: row.state for name, row in rows.items()}
+    return sum(states.get(table.name) in (None, TableState.COPYING) for table in catalog.tables)
+
+
+def _unapplied(log: ChangeLog, layout: Layout) -> int:
+    """Batches with transactions beyond the newest consistent point."""
+    from pgcdc_assets.lake.points import ConsistentPoints
+
+    if not log.exists:
+        return 0
+    point = ConsistentPoints(layout).newest()
+    return sum(batch.transactions > 0 for batch in log.batches(point.replay_lsn if point else log.start))
+
+
+def _published(conn: SourceConnection, catalog: Catalog, upto: Lsn) -> bool | None:
+    """Whether the slot holds a published change; None where PostgreSQL would not say (a reader came, time ran out)."""
+    conn.execute("SELECT set_config('statement_timeout', %s, false)", [str(_PEEK_MILLISECONDS)])
+    try:
+        names = ",".join('"' + name.replace('"', '""') + '"' for name in catalog.publications)
+        found = conn.execute(_PEEK, [catalog.identity.slot, str(upto), names]).fetchone()
+    except conn.Error:
+        return None
+    return bool(found and found[0])

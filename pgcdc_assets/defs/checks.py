@@ -1,0 +1,122 @@
+"""Health in words, as asset checks on the slot and on every mirror, and the slot as an observable asset."""
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.defs import keys, metadata
+from pgcdc_assets.settings import Settings
+
+if TYPE_CHECKING:
+    from pgcdc_assets.checks.health import Problem
+    from pgcdc_assets.checks.status import Status
+
+SLOT_CHECK = "healthy"
+MIRROR_CHECK = "followed"
+
+
+def slot_asset() -> dg.SourceAsset:
+    @dg.observable_source_asset(
+        key=keys.SLOT,
+        group_name="source",
+        description="The replication slot on the source: where the stream stands, and what it holds back there.",
+        tags={"dagster/kind/postgres": ""},
+    )
+    def slot() -> dg.ObserveResult:
+        return dg.ObserveResult(metadata=of_slot(current_health()))
+
+    return slot
+
+
+def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
+    """One op for all checks: one look at source and lake serves them.
+
+    Put together by hand, because Dagster's decorator makes names for inputs and outputs out of asset keys,
+    where odd ones are refused and different ones collide.
+    """
+    specs = {"slot": dg.AssetCheckSpec(SLOT_CHECK, asset=keys.SLOT, description="Slot, publication, source settings")}
+    for table in catalog.tables:
+        specs[keys.op_name("mirror", table.name)] = dg.AssetCheckSpec(
+            MIRROR_CHECK, asset=keys.mirror_key(table.name), description="Followed exactly, not set aside"
+        )
+
+    @dg.op(
+        name="health",
+        ins={f"of_{name}": dg.In(dg.Nothing) for name in specs},
+        out={name: dg.Out(is_required=False) for name in specs},
+    )
+    def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        selected = context.selected_asset_check_keys
+        for evaluation in evaluations(current_health()):
+            if dg.AssetCheckKey(evaluation.asset_key, evaluation.check_name) in selected:
+                yield dg.AssetCheckResult(
+                    asset_key=evaluation.asset_key,
+                    check_name=evaluation.check_name,
+                    passed=evaluation.passed,
+                    severity=evaluation.severity,
+                    description=evaluation.description,
+                    metadata=evaluation.metadata,
+                )
+
+    return dg.AssetChecksDefinition.create(
+        node_def=health,
+        keys_by_input_name={f"of_{name}": spec.asset_key for name, spec in specs.items()},
+        check_specs_by_output_name=specs,
+        can_subset=True,
+    )
+
+
+def current_health() -> "Status":
+    from pgcdc_assets.checks.status import status
+
+    return status(Settings.load())
+
+
+def evaluations(health: "Status") -> list[dg.AssetCheckEvaluation]:
+    """One per check: passed, or what is wrong and what to do."""
+    names = [table.name for table in health.tables]
+    of_table = {name: [p for p in health.problems if p.thing == f"table {name}"] for name in names}
+    rest = [p for p in health.problems if not any(p in found for found in of_table.values())]
+    return [
+        _evaluation(keys.SLOT, SLOT_CHECK, rest, of_slot(health)),
+        *(
+            _evaluation(keys.mirror_key(table.name), MIRROR_CHECK, of_table[table.name], _of_table(table))
+            for table in health.tables
+        ),
+    ]
+
+
+def health_digest(health: "Status") -> str:
+    """Changes when another problem, or another way out, is there; not with every number."""
+    found = sorted(f"{problem.severity}|{problem.thing}|{problem.do}" for problem in health.problems)
+    return sha256("\n".join(found).encode()).hexdigest()[:16]
+
+
+def of_slot(health: "Status") -> metadata.Metadata:
+    positions = metadata.lsns(transform_lsn=health.transform_lsn, replay_lsn=health.replay_lsn)
+    return positions | metadata.numbers({"lag_bytes": health.lag_bytes}) | _words(health.problems)
+
+
+def _evaluation(
+    key: dg.AssetKey, name: str, problems: Sequence["Problem"], found: metadata.Metadata
+) -> dg.AssetCheckEvaluation:
+    errors = any(problem.severity == "error" for problem in problems)
+    said = "; ".join(f"{problem.thing} {problem.what}: {problem.do}" for problem in problems)
+    return dg.AssetCheckEvaluation(
+        asset_key=key,
+        check_name=name,
+        passed=not problems,
+        severity=dg.AssetCheckSeverity.ERROR if errors else dg.AssetCheckSeverity.WARN,
+        description=said or "nothing is wrong",
+        metadata=found | _words(problems),
+    )
+
+
+def _words(problems: Sequence["Problem"]) -> metadata.Metadata:
+    if not problems:
+        return {}
+    lines = [f"- **{problem.thing}** {problem.what}. _{problem.do}_" for problem in problems]
+    return {"problems": dg.MetadataValue.md("\n".join(lines))}

@@ -1,0 +1,121 @@
+"""Whether a sync run is wanted now: a pure decision over what one look at slot, log and runs shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Self
+
+from pgcdc_assets.core.lsn import ZERO, Lsn
+
+FOREIGN_WAL_BYTES = 16 << 20
+"""One WAL segment: so much may be held back on the source by tables that we do not follow."""
+
+_FIRST_PAUSE_SECONDS = 15.0
+_LONGEST_PAUSE_SECONDS = 600.0
+"""Between runs that fail one after another: the pause doubles from the one to the other."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one tick sees. Nothing here was received, decoded by us, or changed."""
+
+    now: float
+    flush_lsn: Lsn
+    """WAL flushed on the source."""
+    position: Lsn
+    """Ours: the log's transform_lsn, or the slot's confirmed_flush_lsn where there is no log yet."""
+    to_copy: int = 0
+    """Published tables without a finished copy."""
+    unapplied: int = 0
+    """Batches in the log that the mirrors lack."""
+    published: bool | None = None
+    """Whether the slot has a published change waiting; None when that was not looked at, or cannot be."""
+
+    def with_published(self, published: bool | None) -> Self:
+        return replace(self, published=published)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Dagster's side: who is at work, and how the last runs ended."""
+
+    holder: str | None = None
+    """Who holds the lake's lock."""
+    under_way: Sequence[str] = ()
+    """Ids of runs that are queued, starting or running."""
+    failures: int = 0
+    """Sync runs that failed in a row."""
+    last_ended: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """What a tick remembers for the next."""
+
+    position: Lsn = ZERO
+    since: float = 0.0
+    """When our position was first seen where it is."""
+    empty_to: Lsn = ZERO
+    """Up to here the slot was seen to hold nothing published."""
+    told: float = 0.0
+    """When the slot's observation was last recorded."""
+    health: str = ""
+    """What the checks said then, in short: they are recorded when it changes."""
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        try:
+            data = json.loads(text or "{}")
+            lsns = Lsn(int(data["position"])), Lsn(int(data["empty_to"]))
+            return cls(lsns[0], float(data["since"]), lsns[1], float(data["told"]), str(data["health"]))
+        except (ValueError, KeyError, TypeError):
+            return cls()
+
+    def __str__(self) -> str:
+        return json.dumps(asdict(self))
+
+    def seen(self, look: Look) -> Self:
+        empty_to = look.flush_lsn if look.published is False else self.empty_to
+        moved = not self.since or look.position != self.position
+        since = look.now if moved else self.since
+        return replace(self, position=look.position, since=since, empty_to=empty_to)
+
+
+@dataclass(frozen=True)
+class Decision:
+    wanted: bool
+    why: str
+
+
+def busy(runs: Runs, now: float) -> str | None:
+    """Why no run may be requested, whatever there is to do; None when one may."""
+    if runs.holder is not None:
+        return f"`pgcdc {runs.holder}` is at work"
+    if runs.under_way:
+        return f"run {runs.under_way[0][:8]} is queued or starting"
+    if runs.failures:
+        pause = min(_FIRST_PAUSE_SECONDS * 2 ** (runs.failures - 1), _LONGEST_PAUSE_SECONDS)
+        left = runs.last_ended + pause - now
+        if left > 0:
+            return f"the last {runs.failures} runs failed; next try in {left:.0f} s"
+    return None
+
+
+def decide(look: Look, cursor: Cursor, range_seconds: float) -> Decision:
+    """Request a run when a mirror is behind, or WAL has moved on by 16 MiB or for ``range_seconds``."""
+    if look.to_copy:
+        return Decision(True, f"{look.to_copy} tables are to be copied")
+    if look.unapplied:
+        return Decision(True, f"{look.unapplied} batches of the log are not applied")
+    ahead = look.flush_lsn - look.position
+    if ahead <= 0:
+        return Decision(False, f"the source stands at {look.flush_lsn}, and so do we")
+    if look.published:
+        return Decision(True, f"published changes wait in the slot, {ahead} bytes of WAL")
+    if ahead >= FOREIGN_WAL_BYTES:
+        return Decision(True, f"{ahead} bytes of WAL have passed")
+    if look.published is None and look.now - cursor.since >= range_seconds:
+        return Decision(True, f"WAL has moved for {look.now - cursor.since:.0f} s")
+    return Decision(False, f"nothing published in {ahead} bytes of WAL")

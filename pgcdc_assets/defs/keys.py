@@ -1,0 +1,58 @@
+"""Names of tables as Dagster's names: asset keys that people read, op outputs that never collide."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from itertools import chain
+
+import dagster as dg
+
+from pgcdc_assets.core.names import TableName
+
+SLOT = dg.AssetKey("slot")
+CHANGE_LOG = dg.AssetKey("change_log")
+CONSISTENT_POINTS = dg.AssetKey("consistent_points")
+
+_PLAIN = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
+_KEPT_ASCII = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-. ")
+
+
+def mirror_key(table: TableName) -> dg.AssetKey:
+    """``<schema>/<table>``: two parts, so no mirror meets a key of another kind."""
+    return dg.AssetKey([readable(table.schema), readable(table.name)])
+
+
+def changes_key(table: TableName) -> dg.AssetKey:
+    return mirror_key(table).with_prefix("changes")
+
+
+def snapshot_key(table: TableName) -> dg.AssetKey:
+    return mirror_key(table).with_prefix("snapshot")
+
+
+def readable(part: str) -> str:
+    """One part of an asset key, one to one.
+
+    The UI puts keys into paths, selections and patterns: what would be read as syntax there (``/``, ``*``,
+    quotes, ...) is written ``~<hex>~``, letters of any script stay.
+    """
+    if part in (".", ".."):
+        return "".join(f"~{ord(letter):x}~" for letter in part)
+    return "".join(letter if _kept(letter) else f"~{ord(letter):x}~" for letter in part)
+
+
+def _kept(letter: str) -> bool:
+    return letter in _KEPT_ASCII or (not letter.isascii() and letter.isprintable())
+
+
+def op_name(kind: str, table: TableName) -> str:
+    """A name of letters, digits and ``_`` for an op's output or input, one to one.
+
+    Plain names are spelled out. Others get a digest after an upper-case ``X``, which no plain name has.
+    """
+    if _PLAIN.fullmatch(table.schema) and _PLAIN.fullmatch(table.name):
+        return f"{kind}__{table.schema}__{table.name}"
+    slug = "_".join(chain.from_iterable(re.findall(r"[A-Za-z0-9]+", part) for part in (table.schema, table.name)))
+    digest = sha256(f"{table.schema}\0{table.name}".encode()).hexdigest()[:16]
+    return f"{kind}__{slug[:60]}__X{digest}"

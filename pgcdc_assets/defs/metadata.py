@@ -1,0 +1,123 @@
+"""Reports as metadata: every LSN as text for people and as an integer for plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.lsn import Lsn
+
+if TYPE_CHECKING:
+    from pgcdc_assets.flow.reports import RangeReport, TableTurn
+    from pgcdc_assets.lake.copy import CopyReport
+
+Metadata = dict[str, dg.MetadataValue]
+
+_KINDS = {"I": "inserts", "U": "updates", "D": "deletes", "T": "truncates"}
+"""Messages of pgoutput by their letter."""
+
+
+def lsns(**positions: Lsn | None) -> Metadata:
+    """``name`` as ``X/Y`` and ``name_int`` as a number, which alone can be plotted."""
+    found: Metadata = {}
+    for name, lsn in positions.items():
+        if lsn is not None:
+            found[name] = dg.MetadataValue.text(str(lsn))
+            found[f"{name}_int"] = dg.MetadataValue.int(int(lsn))
+    return found
+
+
+def numbers(values: Mapping[str, float | int | None], prefix: str = "") -> Metadata:
+    return {
+        prefix + name: dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(value)
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def of_range(report: RangeReport) -> Metadata:
+    """What every asset of a closed range shows."""
+    span = report.span
+    positions = lsns(
+        start_lsn=span.start, end_lsn=span.end, transform_lsn=report.transform_lsn, replay_lsn=report.replay_lsn
+    )
+    return positions | numbers(
+        {"lag_bytes": report.lag_bytes, "lag_seconds": report.lag_seconds, "transactions": report.transactions}
+    )
+
+
+def of_log(report: RangeReport) -> Metadata:
+    rows = {_KINDS.get(kind, kind): count for kind, count in report.rows.items()}
+    return (
+        of_range(report)
+        | numbers({"rows": sum(rows.values()), "bytes": report.bytes})
+        | numbers(rows, "rows_")
+        | numbers(report.seconds, "seconds_")
+    )
+
+
+def of_changes(report: RangeReport, turn: TableTurn | None) -> Metadata:
+    """A table's feed in a range; ``turn`` is None for a table without changes."""
+    counts = turn.changes if turn else {}
+    seconds = {"seconds_transform": turn.seconds_transform} if turn else {}
+    rows = {"rows": sum(counts.values())}
+    return of_range(report) | numbers(rows) | numbers(counts, "rows_") | numbers(seconds)
+
+
+def of_mirror(report: RangeReport, turn: TableTurn | None, table: Table | None, version: int | None = None) -> Metadata:
+    """A mirror after a range: what changed in it, its own position, its columns and its Delta version."""
+    found = of_range(report)
+    if turn is not None:
+        found |= lsns(replay_lsn=turn.replay_lsn)
+        version = turn.version
+    counts = {
+        "rows_inserted": turn.inserted if turn else 0,
+        "rows_updated": turn.updated if turn else 0,
+        "rows_deleted": turn.deleted if turn else 0,
+    }
+    found |= numbers({**counts, "delta_version": version, "seconds_apply": turn.seconds_apply if turn else None})
+    return found | ({"dagster/column_schema": column_schema(table)} if table else {})
+
+
+def of_copy(report: CopyReport, table: Table | None) -> Metadata:
+    found = lsns(consistent_point=report.consistent_point, replay_lsn=report.consistent_point) | numbers(
+        {
+            "dagster/row_count": report.rows,
+            "bytes": report.bytes,
+            "files": report.files,
+            "seconds": report.seconds,
+            "delta_version": report.version,
+        }
+    )
+    return found | ({"dagster/column_schema": column_schema(table)} if table else {})
+
+
+def of_table(table: Table) -> Metadata:
+    """What the definitions say of a mirror before anything ran."""
+    identity = {"d": "default", "n": "nothing", "f": "full", "i": "index"}[table.replica_identity]
+    key = ", ".join(column.name for column in table.key_columns)
+    return {
+        "dagster/column_schema": column_schema(table),
+        "key": dg.MetadataValue.text(key or ("none (multiset of rows)" if table.multiset else "none")),
+        "replica_identity": dg.MetadataValue.text(identity),
+    }
+
+
+def column_schema(table: Table) -> dg.MetadataValue:
+    return dg.MetadataValue.table_schema(dg.TableSchema([_column(column, table) for column in table.columns]))
+
+
+def _column(column: Column, table: Table) -> dg.TableColumn:
+    in_key = column.attnum in table.key
+    constraints = dg.TableColumnConstraints(nullable=not column.not_null, other=["key"] if in_key else [])
+    return dg.TableColumn(name=column.name, type=_type_name(column.type), constraints=constraints)
+
+
+def _type_name(type_: PgType) -> str:
+    """The source's type; what it becomes in the mirror stands in docs/types.md."""
+    if type_.element is not None:
+        return f"{_type_name(type_.element)}[]"
+    return type_.name

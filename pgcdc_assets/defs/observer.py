@@ -1,0 +1,140 @@
+"""A run's reports as Dagster events: partitions registered and materialisations recorded as ranges close."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import dagster as dg
+from dagster._core.events import DagsterEvent, DagsterEventBatchMetadata, generate_event_batch_id
+
+from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.defs import keys, metadata
+from pgcdc_assets.defs.partitions import RangeRegister, register_snapshot
+from pgcdc_assets.settings import CATALOG_FILE
+
+if TYPE_CHECKING:
+    from pgcdc_assets.flow.reports import RangeReport, SyncReport
+    from pgcdc_assets.lake.copy import CopyReport
+
+
+class Watcher(Protocol):
+    """Who looks on beside Dagster: a command's terminal."""
+
+    stop: threading.Event
+    """Set to end the run at a boundary."""
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None: ...
+
+    def copied(self, report: CopyReport) -> None: ...
+
+    def range_closed(self, report: RangeReport) -> None: ...
+
+    def finished(self, report: SyncReport) -> None: ...
+
+
+class Nobody:
+    """The watcher of a run that no command waits for."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None: ...
+
+    def copied(self, report: CopyReport) -> None: ...
+
+    def range_closed(self, report: RangeReport) -> None: ...
+
+    def finished(self, report: SyncReport) -> None: ...
+
+
+class DagsterObserver:
+    """The engine's observer inside a run.
+
+    Events are recorded by asset key, never by looking the asset up: the catalog may have gained tables
+    since the code location was loaded.
+    """
+
+    def __init__(self, context: dg.OpExecutionContext, layout: Layout, watcher: Watcher) -> None:
+        self._context = context
+        self._layout = layout
+        self._watcher = watcher
+        self._ranges = RangeRegister(context.instance)
+
+    def known_ranges(self) -> list[LsnRange]:
+        """Asked by the engine under the lake's lock. Keys go with the log that they stand for."""
+        from pgcdc_assets.log.table import ChangeLog
+
+        log = ChangeLog(self._layout)
+        if log.exists and (gone := self._ranges.prune(log.start, log.position())):
+            self._context.log.info(f"dropped {len(gone)} range keys that the log does not hold (any more)")
+        return self._ranges.known()
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+        self._watcher.progress(stage, message, **numbers)
+        told = " ".join(f"{name}={value}" for name, value in numbers.items())
+        self._context.log.info(f"{stage}: {message} {told}".rstrip())
+
+    def copied(self, report: CopyReport) -> None:
+        key = register_snapshot(self._context.instance, report.consistent_point)
+        found = metadata.of_copy(report, self._table(report.table))
+        self._context.log_event(
+            dg.AssetMaterialization(keys.snapshot_key(report.table), partition=key, metadata=found)
+        )
+        self._watcher.copied(report)
+
+    def range_closed(self, report: RangeReport) -> None:
+        key = self._ranges.add(report.span).key
+        changed, unchanged = self._events(report, key)
+        for event in changed:
+            self._context.log_event(event)
+        _record_together(self._context, unchanged)
+        self._watcher.range_closed(report)
+
+    def _events(
+        self, report: RangeReport, key: str
+    ) -> tuple[list[dg.AssetMaterialization], list[dg.AssetMaterialization]]:
+        """Events of what changed, and of followed tables without changes."""
+        from pgcdc_assets.lake.points import ConsistentPoints
+
+        point = ConsistentPoints(self._layout).newest()
+        versions = dict(point.tables) if point else {}
+        changed = [
+            dg.AssetMaterialization(keys.CHANGE_LOG, partition=key, metadata=metadata.of_log(report)),
+            *self._of_tables(report, key, report.tables, versions),
+            dg.AssetMaterialization(
+                keys.CONSISTENT_POINTS,
+                partition=key,
+                metadata=metadata.of_range(report) | metadata.numbers({"tables": len(versions)}),
+            ),
+        ]
+        quiet = [table for table in versions if table not in report.tables]
+        return changed, self._of_tables(report, key, quiet, versions)
+
+    def _of_tables(
+        self, report: RangeReport, key: str, tables: Iterable[TableName], versions: dict[TableName, int]
+    ) -> list[dg.AssetMaterialization]:
+        events = []
+        for table in tables:
+            turn = report.tables.get(table)
+            mirror = metadata.of_mirror(report, turn, self._table(table) if turn else None, versions.get(table))
+            changes = metadata.of_changes(report, turn)
+            events.append(dg.AssetMaterialization(keys.changes_key(table), partition=key, metadata=changes))
+            events.append(dg.AssetMaterialization(keys.mirror_key(table), partition=key, metadata=mirror))
+        return events
+
+    def _table(self, name: TableName) -> Table | None:
+        catalog = Catalog.load(CATALOG_FILE)
+        return catalog.table(name) if catalog else None
+
+
+def _record_together(context: dg.OpExecutionContext, events: Sequence[dg.AssetMaterialization]) -> None:
+    """One write for all, where the storage can (``DAGSTER_EVENT_BATCH_SIZE`` is set by the commands)."""
+    step = context.get_step_execution_context()
+    batch = generate_event_batch_id()
+    for number, event in enumerate(events, start=1):
+        DagsterEvent.asset_materialization(step, event, DagsterEventBatchMetadata(batch, number == len(events)))

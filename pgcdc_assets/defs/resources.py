@@ -1,0 +1,72 @@
+"""What runs need: the engine, Spark's session, a connection to the source. All made on first use only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import PrivateAttr
+
+from pgcdc_assets.defs.project import source_of, started_source
+from pgcdc_assets.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pgcdc_assets.flow.engine import Engine
+    from pgcdc_assets.flow.observer import Observer
+    from pgcdc_assets.source.connection import SourceConnection
+
+
+class LakeSpark(dg.ConfigurableResource[Any]):
+    """The run's Spark session: started by the first who asks, stopped at the end also of a failed run."""
+
+    _session: Any = PrivateAttr(default=None)
+
+    def session(self, settings: Settings) -> SparkSession:
+        if self._session is None:
+            from pgcdc_assets.lake.session import spark_session
+
+            self._session = spark_session(settings)
+        return self._session
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        if self._session is not None:
+            from pgcdc_assets.lake.session import stop_session
+
+            session, self._session = self._session, None
+            stop_session(session)
+
+
+class Source(dg.ConfigurableResource[Any]):
+    """The source, by plain SQL: runs of the pipeline open their replication connection themselves."""
+
+    def conninfo(self, settings: Settings) -> str:
+        """The embedded server is not started by this."""
+        return source_of(settings)
+
+    def started(self, settings: Settings) -> str:
+        """The conninfo of a source that runs: the embedded server is started where it does not."""
+        return started_source(settings)
+
+    @contextmanager
+    def connection(self, settings: Settings) -> Iterator[SourceConnection]:
+        from pgcdc_assets.source.connection import connect
+
+        with connect(self.conninfo(settings), connect_timeout=5) as conn:
+            yield conn
+
+
+class Engines(dg.ConfigurableResource[Any]):
+    """Makes the engine that works on the project's lake."""
+
+    spark: LakeSpark
+    source: Source
+
+    def engine(self, settings: Settings, observer: Observer, command: str) -> Engine:
+        from pgcdc_assets.flow.engine import Engine
+
+        conninfo = self.source.started(settings)
+        return Engine(settings, conninfo, observer, lambda: self.spark.session(settings), command)

@@ -1,0 +1,141 @@
+"""Runs and the processes behind them: which died, which wait, and how one is asked to end.
+
+Dagster's run status is not the truth about who writes: a run whose processes were all killed stays
+STARTED for ever and holds the queue. So every run of ours names its process in a tag.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import dagster as dg
+import psutil
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.defs.project import LOCATION
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.flow import lock
+
+PROCESS_TAG = "pgcdc/process"
+SYNC_JOB = "sync"
+JOBS = (SYNC_JOB, "repair")
+
+OURS = {".dagster/repository": f"__repository__@{LOCATION}"}
+"""The tag that Dagster gives to every run launched from our code location."""
+
+WAITING = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING]
+RUNNING = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+
+_START_GRACE_SECONDS = 120
+"""A run without a tag may still be importing; run monitoring gives up on it later than this."""
+_LOOK_SECONDS = 2.0
+"""How often a sync looks whether another run waits for its place."""
+
+
+def mark_process(context: dg.OpExecutionContext) -> None:
+    """Write this process into the run's tags."""
+    context.instance.add_run_tags(context.run_id, {PROCESS_TAG: process_mark()})
+
+
+def process_mark() -> str:
+    return f"{socket.gethostname()}.{os.getpid()}.{int(psutil.Process().create_time())}"
+
+
+def process_lives(mark: str) -> bool:
+    """Whether the process of a tag is there; True for another host's, which cannot be seen from here."""
+    host, pid, created = mark.rsplit(".", 2)
+    if host != socket.gethostname():
+        return True
+    try:
+        return int(psutil.Process(int(pid)).create_time()) == int(created)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def report_dead_runs(instance: dg.DagsterInstance, layout: Layout, now: float | None = None) -> list[str]:
+    """Report runs of ours as failed that stand as running while nobody holds the lake's lock and whose
+    process is gone. Returns their ids."""
+    if lock.holder(layout) is not None:
+        return []
+    records = instance.get_run_records(dg.RunsFilter(statuses=RUNNING), limit=50)
+    dead = [record.dagster_run for record in records if _died(record, now or time.time())]
+    for run in dead:
+        instance.report_run_failed(run, "its process is gone; the next run goes on from what is durable")
+    return [run.run_id for run in dead]
+
+
+def _died(record: dg.RunRecord, now: float) -> bool:
+    mark = record.dagster_run.tags.get(PROCESS_TAG)
+    if mark is not None:
+        return not process_lives(mark)
+    started = record.start_time or record.create_timestamp.timestamp()
+    return record.dagster_run.job_name in JOBS and now - started > _START_GRACE_SECONDS
+
+
+@contextmanager
+def stop_on_signals(stop: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set ``stop``, so that the run ends at a boundary; a second one interrupts it.
+
+    Dagster cancels a run by such a signal to its process, too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def stop_for_waiting_runs(context: dg.OpExecutionContext, stop: threading.Event) -> Iterator[None]:
+    """While inside, set ``stop`` when another run is queued: a backfill gets its turn within seconds."""
+    done = threading.Event()
+    thread = threading.Thread(
+        target=_watch_queue, args=(context.instance, stop, done, context.log.info), name="queue", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _watch_queue(
+    instance: dg.DagsterInstance, stop: threading.Event, done: threading.Event, say: Callable[[str], None]
+) -> None:
+    while not done.wait(_LOOK_SECONDS):
+        if instance.get_runs_count(dg.RunsFilter(tags=OURS, statuses=[dg.DagsterRunStatus.QUEUED])):
+            say("another run waits: this one ends at the next boundary")
+            stop.set()
+            return
+
+
+@contextmanager
+def as_failures() -> Iterator[None]:
+    """Our own errors as Dagster's failures: one line that names the thing and the way out."""
+    try:
+        yield
+    except PgcdcError as error:
+        found = {"what": error.what, "thing": error.thing, "lsn": str(error.lsn or "") or None, "do": error.do}
+        raise dg.Failure(
+            description=str(error),
+            metadata={name: text for name, text in found.items() if text},
+            allow_retries=False,
+        ) from error

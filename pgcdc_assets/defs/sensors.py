@@ -1,0 +1,113 @@
+"""The sensor that keeps the mirrors following: it looks, and asks for a run of ``sync`` when one is needed."""
+
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.defs import keys, metadata
+from pgcdc_assets.defs.backlog import look
+from pgcdc_assets.defs.checks import evaluations, health_digest
+from pgcdc_assets.defs.demand import Cursor, Decision, Look, Runs, busy, decide
+from pgcdc_assets.defs.resources import Source
+from pgcdc_assets.defs.runs import OURS, RUNNING, SYNC_JOB, WAITING, report_dead_runs
+from pgcdc_assets.defs.sync import SYNC_OP, sync_job
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.flow import lock
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+
+SENSOR_ON = "PGCDC_ASSETS_SENSOR"
+"""Set to ``on`` by ``pgcdc up``; elsewhere the sensor waits to be switched on in the UI."""
+
+_TELL_SECONDS = 60.0
+"""How often the slot's observation is recorded: a day's events stay few."""
+
+
+def sync_sensor(settings: Settings) -> dg.SensorDefinition:
+    running = os.environ.get(SENSOR_ON) == "on"
+
+    @dg.sensor(
+        name="sync_sensor",
+        job=sync_job,
+        minimum_interval_seconds=settings.sensor_seconds,
+        default_status=dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED,
+        description="Looks at slot and log by plain SQL; requests one sync run when the mirrors are behind.",
+    )
+    def sensor(context: dg.SensorEvaluationContext, source: Source) -> dg.SensorResult | dg.SkipReason:
+        return tick(context, Settings.load(), source)
+
+    return sensor
+
+
+def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source) -> dg.SensorResult | dg.SkipReason:
+    """One evaluation: cursor in, at most one request out."""
+    catalog = Catalog.load(CATALOG_FILE)
+    if catalog is None:
+        return dg.SkipReason("nothing is set up yet: run `pgcdc setup`")
+    cursor = Cursor.parse(context.cursor)
+    for run_id in report_dead_runs(context.instance, settings.layout):
+        context.log.warning(f"run {run_id[:8]} died: reported as failed")
+    reason = busy(_runs(context.instance, settings), time.time())
+    if reason:
+        return dg.SkipReason(reason)
+    try:
+        with source.connection(settings) as conn:
+            seen = look(conn, catalog, settings.layout, cursor)
+    except PgcdcError as error:
+        return dg.SkipReason(str(error))
+    decision = decide(seen, cursor.seen(seen), settings.range_seconds)
+    return _result(decision, seen, cursor.seen(seen), settings)
+
+
+def _result(decision: Decision, seen: Look, cursor: Cursor, settings: Settings) -> dg.SensorResult:
+    events: list[Any] = []
+    if seen.now - cursor.told >= _TELL_SECONDS:
+        events, cursor = _told(seen, cursor, settings)
+    requests = [dg.RunRequest(run_config=run_config(settings))] if decision.wanted else []
+    skip = None if decision.wanted else dg.SkipReason(decision.why)
+    return dg.SensorResult(run_requests=requests, skip_reason=skip, cursor=str(cursor), asset_events=events)
+
+
+def run_config(settings: Settings) -> dict[str, Any]:
+    """A run that follows until idle or out of time, and ends early for whoever waits."""
+    config = {
+        "follow": True,
+        "max_seconds": settings.run_seconds,
+        "idle_seconds": settings.idle_seconds,
+        "give_way": True,
+    }
+    return {"ops": {SYNC_OP: {"config": config}}}
+
+
+def _told(seen: Look, cursor: Cursor, settings: Settings) -> tuple[list[Any], Cursor]:
+    from pgcdc_assets.checks.status import status
+
+    lag = metadata.numbers({"lag_bytes": max(0, seen.flush_lsn - seen.position)})
+    positions = metadata.lsns(flush_lsn=seen.flush_lsn, transform_lsn=seen.position)
+    events: list[Any] = [dg.AssetObservation(keys.SLOT, metadata=positions | lag)]
+    health = status(settings)
+    digest = health_digest(health)
+    if digest != cursor.health:
+        events += evaluations(health)
+    return events, replace(cursor, told=seen.now, health=digest)
+
+
+def _runs(instance: dg.DagsterInstance, settings: Settings) -> Runs:
+    holder = lock.holder(settings.layout)
+    alive = instance.get_runs(dg.RunsFilter(job_name=SYNC_JOB, statuses=WAITING + RUNNING), limit=5)
+    queued = instance.get_runs(dg.RunsFilter(tags=OURS, statuses=WAITING), limit=5)
+    ended = instance.get_run_records(dg.RunsFilter(job_name=SYNC_JOB), limit=20)
+    failures = 0
+    for record in ended:
+        if record.dagster_run.status is not dg.DagsterRunStatus.FAILURE:
+            break
+        failures += 1
+    return Runs(
+        holder=holder.command if holder else None,
+        under_way=[run.run_id for run in (*alive, *queued)],
+        failures=failures,
+        last_ended=(ended[0].end_time or 0.0) if ended else 0.0,
+    )

@@ -1,0 +1,154 @@
+"""The jobs that write: continuous sync, new copies, repairs. One op each, in process."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.defs import keys, metadata
+from pgcdc_assets.defs.observer import DagsterObserver, Watcher
+from pgcdc_assets.defs.partitions import RangeRegister
+from pgcdc_assets.defs.resources import Engines
+from pgcdc_assets.defs.runs import (
+    SYNC_JOB,
+    as_failures,
+    mark_process,
+    report_dead_runs,
+    stop_for_waiting_runs,
+    stop_on_signals,
+)
+from pgcdc_assets.errors import UsageError
+from pgcdc_assets.settings import Settings
+
+if TYPE_CHECKING:
+    from pgcdc_assets.flow.reports import SyncReport
+
+
+SYNC_OP = "sync_changes"
+REPAIR_OP = "repair_range"
+
+
+class SyncConfig(dg.Config):
+    """What one run is to do; the defaults catch up to now, then end."""
+
+    until: str | None = None
+    """An LSN to reach; without it, the source's position at the start."""
+    follow: bool = False
+    """Go on until idle, stopped or out of time."""
+    max_seconds: float | None = None
+    idle_seconds: float | None = None
+    copy_anew: list[str] = []  # noqa: RUF012  (pydantic copies it)
+    """Tables to copy anew first."""
+    command: str = SYNC_JOB
+    """What the lake's lock names."""
+    give_way: bool = False
+    """End early, at a boundary, when another run is queued: the sensor starts the next."""
+
+
+class RepairConfig(dg.Config):
+    table: str
+    span: str
+    """``X/Y..X/Y`` or a partition key; widened to whole batches."""
+
+
+@dg.op(
+    name=SYNC_OP,
+    out=dg.Out(dg.Nothing),
+    description="Copies what is not yet copied, receives, applies and publishes; records every range as it closes.",
+)
+def sync_op(
+    context: dg.OpExecutionContext, config: SyncConfig, engines: Engines, watcher: dg.ResourceParam[Watcher]
+) -> None:
+    report = run_sync(context, config, engines, watcher)
+    context.add_output_metadata(of_sync(report))
+    watcher.finished(report)
+
+
+@dg.op(
+    name=REPAIR_OP,
+    out=dg.Out(dg.Nothing),
+    description="Derives the keys that a range touched again from the log, and merges them into the mirror.",
+)
+def repair_op(
+    context: dg.OpExecutionContext, config: RepairConfig, engines: Engines, watcher: dg.ResourceParam[Watcher]
+) -> None:
+    with writing_run(context):
+        settings = Settings.load()
+        table, span = TableName.parse(config.table), LsnRange.parse(config.span)
+        observer = DagsterObserver(context, settings.layout, watcher)
+        report = engines.engine(settings, observer, f"repair {table}").repair(table, span)
+    found = metadata.of_mirror(report, report.tables.get(table), None) | {"repaired": dg.MetadataValue.bool(True)}
+    context.add_output_metadata(found)
+    for known in RangeRegister(context.instance).known():
+        if report.span.start <= known.start and known.end <= report.span.end:
+            event = dg.AssetMaterialization(keys.mirror_key(table), partition=known.key, metadata=found)
+            context.log_event(event)
+    watcher.range_closed(report)
+
+
+def run_sync(context: dg.OpExecutionContext, config: SyncConfig, engines: Engines, watcher: Watcher) -> "SyncReport":
+    """One bounded run of the engine, in this process."""
+    from pgcdc_assets.flow.sync import Bounds
+
+    stop = watcher.stop
+    with writing_run(context, stop):
+        settings = Settings.load()
+        observer = DagsterObserver(context, settings.layout, watcher)
+        bounds = Bounds(_until(config), config.follow, config.max_seconds, config.idle_seconds, stop)
+        copy_anew = [TableName.parse(table) for table in config.copy_anew]
+        engine = engines.engine(settings, observer, config.command)
+        if not config.give_way:
+            return engine.sync(bounds, copy_anew=copy_anew)
+        with stop_for_waiting_runs(context, stop):
+            return engine.sync(bounds, copy_anew=copy_anew)
+
+
+@contextmanager
+def writing_run(context: dg.OpExecutionContext, stop: threading.Event | None = None) -> Iterator[None]:
+    """What every run that writes does around its work: name its process, clear away dead runs, listen to
+    signals where it can end at a boundary, and tell our errors in one line."""
+    mark_process(context)
+    with as_failures():
+        report_dead_runs(context.instance, Settings.load().layout)
+        if stop is None:
+            yield
+        else:
+            with stop_on_signals(stop):
+                yield
+
+
+def of_sync(report: "SyncReport") -> metadata.Metadata:
+    positions = metadata.lsns(start_lsn=report.start, replay_lsn=report.end, transform_lsn=report.transform_lsn)
+    counts = {
+        "tables_copied": len(report.copied),
+        "turns": report.turns,
+        "transactions": report.transactions,
+        "rows": report.rows,
+        "seconds": report.seconds,
+        "tables_set_aside": len(report.set_aside),
+    }
+    return positions | metadata.numbers(counts)
+
+
+def _until(config: SyncConfig) -> Lsn | None:
+    if config.until is None:
+        return None
+    try:
+        return Lsn.parse(config.until)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+@dg.job(name=SYNC_JOB, description="PostgreSQL's changes into the mirrors, for as long as the run is asked to.")
+def sync_job() -> None:
+    sync_op()
+
+
+@dg.job(name="repair", description="Repair one mirror for one LSN range, from the change log.")
+def repair_job() -> None:
+    repair_op()

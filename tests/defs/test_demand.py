@@ -1,0 +1,85 @@
+"""The sensor's decision, one situation each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, Look, Runs, busy, decide
+
+NOW = 1_000_000.0
+LEVEL = Look(now=NOW, flush_lsn=Lsn(0x1000), position=Lsn(0x1000))
+AHEAD = replace(LEVEL, flush_lsn=Lsn(0x2000))
+FRESH = Cursor(position=Lsn(0x1000), since=NOW - 5)
+OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
+
+
+@pytest.mark.parametrize(
+    ("look", "cursor", "wanted", "why"),
+    [
+        pytest.param(LEVEL, OLD, False, "the source stands at 0/1000", id="level"),
+        pytest.param(replace(LEVEL, to_copy=2), FRESH, True, "2 tables are to be copied", id="a table to copy"),
+        pytest.param(replace(LEVEL, unapplied=3), FRESH, True, "3 batches", id="log not applied"),
+        pytest.param(replace(AHEAD, published=True), FRESH, True, "published changes wait", id="published change"),
+        pytest.param(replace(AHEAD, published=False), OLD, False, "nothing published", id="foreign WAL, little"),
+        pytest.param(AHEAD, FRESH, False, "nothing published", id="not looked at, young"),
+        pytest.param(AHEAD, OLD, True, "WAL has moved for 60 s", id="not looked at, range_seconds old"),
+        pytest.param(
+            replace(AHEAD, flush_lsn=Lsn(0x1000 + FOREIGN_WAL_BYTES)), FRESH, True, "16777216 bytes", id="16 MiB"
+        ),
+        pytest.param(
+            replace(AHEAD, flush_lsn=Lsn(0xFFF + FOREIGN_WAL_BYTES), published=False), OLD, False, "nothing published",
+            id="one byte less than 16 MiB",
+        ),
+        pytest.param(replace(LEVEL, flush_lsn=Lsn(0xF00)), OLD, False, "and so do we", id="source behind us"),
+    ],
+)  # fmt: skip
+def test_decision(look: Look, cursor: Cursor, wanted: bool, why: str) -> None:
+    decision = decide(look, cursor, range_seconds=60)
+    assert decision.wanted is wanted
+    assert why in decision.why
+
+
+@pytest.mark.parametrize(
+    ("runs", "why"),
+    [
+        (Runs(), None),
+        (Runs(holder="follow"), "`pgcdc follow` is at work"),
+        (Runs(under_way=["abcdefgh-1"]), "run abcdefgh is queued or starting"),
+        (Runs(failures=1, last_ended=NOW - 5), "next try in 10 s"),
+        (Runs(failures=1, last_ended=NOW - 15), None),
+        (Runs(failures=3, last_ended=NOW - 50), "next try in 10 s"),
+        (Runs(failures=30, last_ended=NOW - 500), "next try in 100 s"),
+        (Runs(failures=30, last_ended=NOW - 601), None),
+    ],
+)
+def test_when_no_run_may_be_requested(runs: Runs, why: str | None) -> None:
+    reason = busy(runs, NOW)
+    assert reason is None if why is None else why in str(reason)
+
+
+def test_cursor_remembers_since_when_the_position_stands() -> None:
+    first = Cursor().seen(LEVEL)
+    assert first.since == NOW
+    later = first.seen(replace(AHEAD, now=NOW + 30))
+    assert later.since == NOW
+    moved = later.seen(replace(AHEAD, now=NOW + 40, position=Lsn(0x1800)))
+    assert (moved.since, moved.position) == (NOW + 40, Lsn(0x1800))
+
+
+def test_cursor_remembers_what_was_seen_to_be_empty() -> None:
+    cursor = Cursor().seen(replace(AHEAD, published=False))
+    assert cursor.empty_to == AHEAD.flush_lsn
+    assert cursor.seen(replace(AHEAD, flush_lsn=Lsn(0x3000))).empty_to == AHEAD.flush_lsn
+
+
+def test_cursor_survives_its_text_form() -> None:
+    cursor = Cursor(Lsn(0x16_B374_D848), 12.5, Lsn(7), 3.25, "ab")
+    assert Cursor.parse(str(cursor)) == cursor
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "[]", "x", '{"position": -1, "since": 0}'])
+def test_an_unreadable_cursor_is_a_fresh_one(text: str | None) -> None:
+    assert Cursor.parse(text) == Cursor()
