@@ -107,7 +107,11 @@ class _Walk:
         head = self._read(None)
         self._move(None, self.at + _HEAD, "truncated")
         self._require(head >> 56 == ord(self.kind), None, "of another kind")
+        self._require(self.at < self.ends, None, "truncated")
         letters = self._read(None) >> 56
+        # Before an update's new tuple stands a letter in any case, which is looked at there.
+        known = (letters == ord("K")) | (letters == ord("O")) | (self.kind != "D")
+        self._require(known, None, "with an unknown letter before its tuple")
         found: list[Images] = []
         if self.kind != "I":
             found += self._tuples("K", np.flatnonzero(letters == ord("K")))
@@ -115,7 +119,7 @@ class _Walk:
         if self.kind != "D":
             # Behind the old tuple, where there was one: the cursor decides, not the first letter.
             found += self._tuples("N", None)
-        self._require(self.at == self.ends, None, "with an unknown letter before its tuple, or bytes behind its end")
+        self._require(self.at == self.ends, None, "with bytes behind its end")
         return found
 
     def _tuples(self, image: Image, rows: Positions | None) -> list[Images]:
