@@ -126,6 +126,12 @@ class CopyBlocked(PgcdcError):
     retryable = True
 
 
+class CopyOutdated(PgcdcError):
+    """A table was truncated, rewritten or dropped between the snapshot and its copy: take a new snapshot."""
+
+    retryable = True
+
+
 # Stream and log -------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 import psycopg
+from psycopg import pq
 
 from pgcdc_assets.errors import (
     CopyBlocked,
@@ -84,6 +85,14 @@ class ServerError:
 def of_exception(error: psycopg.Error) -> ServerError:
     """From psycopg's exception: its primary line alone."""
     return ServerError(error.sqlstate, first_line(error.diag.message_primary or str(error)))
+
+
+def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn) -> ServerError:
+    """From libpq's result of status FATAL_ERROR."""
+    state = result.error_field(pq.DiagnosticField.SQLSTATE)
+    primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)
+    text = primary.decode("utf-8", "replace") if primary else pgconn.get_error_message()
+    return ServerError(state.decode() if state else None, first_line(text))
 
 
 def of_refusal(text: str) -> ServerError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,15 +20,20 @@ SELECT p.transaction::text::int8, age(p.transaction), NULL, p.gid, p.database::t
 FROM pg_catalog.pg_prepared_xacts p
 ORDER BY 2 DESC
 """
-# pg_blocking_pids says 0 for a prepared transaction. Holders of the lock and those in front of us count alike.
-_BLOCKING = """
-SELECT a.backend_xid::text::int8, 0, b.pid, NULL, a.datname::text, a.application_name,
-       clock_timestamp() - a.xact_start
-FROM unnest(pg_catalog.pg_blocking_pids(%(pid)s)) AS b (pid)
-JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid
-UNION ALL
-SELECT p.transaction::text::int8, 0, NULL, p.gid, p.database::text, NULL, clock_timestamp() - p.prepared
-FROM pg_catalog.pg_prepared_xacts p WHERE 0 = ANY(pg_catalog.pg_blocking_pids(%(pid)s))
+# Those who hold the strongest lock on a table, or stand in line for it: a reader waits behind both.
+# A prepared transaction has no pid in pg_locks: its virtual transaction is -1/<xid>.
+_LOCKING = """
+SELECT DISTINCT coalesce(a.backend_xid, x.transaction)::text::int8, 0, l.pid, x.gid, d.datname::text,
+       a.application_name, clock_timestamp() - coalesce(a.xact_start, x.prepared)
+FROM pg_catalog.pg_locks l
+JOIN pg_catalog.pg_database d ON d.oid = l.database AND d.datname = current_database()
+LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_catalog.pg_prepared_xacts x ON l.pid IS NULL AND l.virtualtransaction = '-1/' || x.transaction::text
+WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' AND l.relation = ANY(%s)
+"""
+_WAITING_FOR = """
+SELECT a.pid FROM pg_catalog.pg_stat_activity a
+WHERE a.wait_event_type = 'Lock' AND a.backend_xid IS NOT NULL AND %s = ANY(pg_catalog.pg_blocking_pids(a.pid))
 """
 
 
@@ -55,9 +61,14 @@ def transactions(conn: psycopg.Connection[Any]) -> list[Holder]:
     return [_holder(row) for row in conn.execute(_WITH_XID)]
 
 
-def blockers(conn: psycopg.Connection[Any], pid: int) -> list[Holder]:
-    """Whom the session ``pid`` waits for, asked from another session; empty when it does not wait."""
-    return [_holder(row) for row in conn.execute(_BLOCKING, {"pid": pid})]
+def lockers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Holder]:
+    """Who holds ACCESS EXCLUSIVE on one of these tables, or waits for it."""
+    return [_holder(row) for row in conn.execute(_LOCKING, [list(tables)])]
+
+
+def waiting_for(conn: psycopg.Connection[Any], pid: int) -> list[int]:
+    """Pids of transactions with an xid that wait for a lock of the session ``pid``."""
+    return [waiter for (waiter,) in conn.execute(_WAITING_FOR, [pid])]
 
 
 def _holder(row: tuple[Any, ...]) -> Holder:

@@ -11,6 +11,7 @@ import re
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -21,7 +22,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError, SourceUnavailable
 from pgcdc_assets.protocol.frames import EPOCH, status_update
 from pgcdc_assets.source.connection import APPLICATION, redacted, source_conninfo, without_secret
-from pgcdc_assets.source.failures import ServerError, first_line, of_refusal
+from pgcdc_assets.source.failures import ServerError, first_line, of_refusal, result_error
 
 _POLL_SECONDS = 0.5
 """How long a command waits at a time, so that signals and ``waiting`` get their turn."""
@@ -203,7 +204,7 @@ class ReplicationConnection:
         except OperationalError as error:
             return SourceUnavailable(first_line(str(error)), thing=self.endpoint)
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            return _server_error(result, self.pgconn).typed(self.endpoint)
+            return result_error(result, self.pgconn).typed(self.endpoint)
         return SourceUnavailable("the server ended the stream", thing=self.endpoint)
 
     def fileno(self) -> int:
@@ -240,15 +241,25 @@ class ReplicationConnection:
                 if result.status == pq.ExecStatus.COPY_BOTH:
                     return result
                 if result.status == pq.ExecStatus.FATAL_ERROR:
-                    failed = failed or _server_error(result, self.pgconn)
+                    failed = failed or result_error(result, self.pgconn)
                 last = result
         except OperationalError as error:
             raise SourceUnavailable(first_line(str(error)), thing=self.endpoint) from None
+        except BaseException:
+            # Interrupted while the server waits, where it would not notice that we are gone.
+            self._cancel()
+            raise
         if failed is not None:
             raise failed.typed(self.endpoint)
         if last is None:
             raise SourceUnavailable("the server gave no answer", thing=self.endpoint)
         return last
+
+    def _cancel(self) -> None:
+        with suppress(OperationalError):
+            self.pgconn.get_cancel().cancel()
+            while self.pgconn.get_result() is not None:
+                pass
 
     def _until_ready(self, waiting: Callable[[], None] | None) -> None:
         while self.pgconn.is_busy():
@@ -256,12 +267,6 @@ class ReplicationConnection:
                 self.pgconn.consume_input()
             elif waiting is not None:
                 waiting()
-
-
-def _server_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn) -> ServerError:
-    state = _text(result.error_field(pq.DiagnosticField.SQLSTATE))
-    primary = _text(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY))
-    return ServerError(state, first_line(primary or pgconn.get_error_message()))
 
 
 def _text(value: bytes | None) -> str | None:

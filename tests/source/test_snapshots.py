@@ -1,0 +1,280 @@
+"""Snapshots with an exact LSN: what they hold, whom they wait for, what they keep off."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import CopyBlocked, CopyOutdated, SourceFailed, SourceUnavailable, UnknownTable
+from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.pieces import Piece, copy_blocks, pieces
+from pgcdc_assets.source.snapshots import Snapshot, _Xids, exported_snapshot
+from tests.fix_postgres import Database
+
+T = TableName("public", "t")
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "condition not met in time"
+        time.sleep(0.02)
+
+
+def scalar(conn: psycopg.Connection, query: str) -> object:
+    row = conn.execute(query.encode()).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def copied(database: Database, snapshot: Snapshot, name: TableName, target: int = 1 << 30) -> list[bytes]:
+    """All rows of a published table, as CSV lines."""
+    (table,) = [t for t in read_tables(snapshot.conn, ["p"]) if t.name == name]
+    cut = pieces(snapshot.conn, table, target)
+    return [line for piece in cut for block in copy_blocks(database.conninfo, snapshot.name, piece, 1 << 16)
+            for line in block.splitlines()]  # fmt: skip
+
+
+def publish(conn: psycopg.Connection, columns: str = "i int PRIMARY KEY, x text") -> None:
+    conn.execute(f"CREATE TABLE t ({columns}); CREATE PUBLICATION p FOR TABLE t".encode())
+
+
+def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database) -> None:
+    with database.connect() as conn:
+        publish(conn)
+        conn.execute("INSERT INTO t SELECT i, 'old' FROM generate_series(1, 1000) AS i")
+        with exported_snapshot(database.conninfo, [T]) as snapshot:
+            conn.execute("INSERT INTO t VALUES (1001, 'new'); UPDATE t SET x = 'changed' WHERE i = 1")
+            assert scalar(conn, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+            lines = copied(database, snapshot, T)
+            assert len(lines) == 1000
+            assert b'"1","old"' in lines
+            snapshot.check()
+        held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_xmin IS NOT NULL"
+        wait_for(lambda: scalar(conn, held + " AND pid <> pg_backend_pid()") == 0)
+
+
+def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database) -> None:
+    """Under concurrent writers: rows in the snapshot are those committed before it, by commit LSN."""
+    stop = threading.Event()
+    slot = f"s_{secrets.token_hex(5)}"
+
+    def write(start: int) -> None:
+        with database.connect() as conn:
+            i = start
+            while not stop.is_set():
+                conn.execute("INSERT INTO t VALUES (%s, 'w')", [i])
+                i += 3
+
+    with database.connect() as conn:
+        publish(conn)
+        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+        writers = [threading.Thread(target=write, args=(start,)) for start in (1, 2, 3)]
+        for writer in writers:
+            writer.start()
+        try:
+            wait_for(lambda: int(str(scalar(conn, "SELECT count(*) FROM t"))) > 100)
+            with exported_snapshot(database.conninfo, [T]) as snapshot:
+                point = snapshot.consistent_point
+                rows = {int(line.split(b",")[0].strip(b'"')) for line in copied(database, snapshot, T)}
+        finally:
+            stop.set()
+            for writer in writers:
+                writer.join()
+        before, after = _streamed(conn, slot, int(point))
+        assert before == rows
+        assert after
+        assert not after & rows
+
+
+def _streamed(conn: psycopg.Connection, slot: str, point: int) -> tuple[set[int], set[int]]:
+    """Keys inserted by transactions whose commit record starts before the point, and the others."""
+    found: tuple[set[int], set[int]] = (set(), set())
+    commit = 0
+    query = (
+        "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1',"
+        " 'publication_names', 'p')"
+    )
+    for (data,) in conn.execute(query, [slot]):
+        if data[:1] == b"B":
+            commit = int.from_bytes(data[1:9], "big")
+        elif data[:1] == b"I":
+            size = int.from_bytes(data[9:13], "big")
+            found[commit >= point].add(int(data[13 : 13 + size]))
+    return found
+
+
+def test_waiting_is_told_bounded_and_names_who_is_in_the_way(database: Database) -> None:
+    gid = f"g_{secrets.token_hex(4)}"
+    with database.connect() as conn, database.connect(application_name="the writer") as writer:
+        publish(conn)
+        writer.execute("BEGIN; INSERT INTO t VALUES (1)")
+        with (
+            pytest.raises(CopyBlocked, match="the writer") as caught,
+            exported_snapshot(database.conninfo, [T], lock_seconds=0.8),
+        ):
+            pass
+        assert str(writer.info.backend_pid) in caught.value.what
+        assert caught.value.retryable
+        writer.execute("ROLLBACK")
+        conn.execute("BEGIN; INSERT INTO t VALUES (2)")
+        conn.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+        with pytest.raises(CopyBlocked, match=gid), exported_snapshot(database.conninfo, [T], lock_seconds=0.8):
+            pass
+        conn.execute(f"COMMIT PREPARED '{gid}'".encode())
+        left = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+        wait_for(lambda: scalar(conn, left) == 0)
+
+
+def test_a_locked_table_is_named_with_its_locker(database: Database) -> None:
+    with database.connect() as conn, database.connect() as locker:
+        publish(conn)
+        locker.execute("BEGIN; LOCK TABLE t")
+        with (
+            pytest.raises(CopyBlocked, match=f"pid {locker.info.backend_pid}") as caught,
+            exported_snapshot(database.conninfo, [T], lock_seconds=0.3),
+        ):
+            pass
+        assert "public.t" in str(caught.value)
+
+
+def test_nobody_can_truncate_or_rewrite_under_the_snapshot(database: Database) -> None:
+    with database.connect() as conn:
+        publish(conn)
+        conn.execute("INSERT INTO t VALUES (1)")
+        with exported_snapshot(database.conninfo, [T]) as snapshot:
+            conn.execute("SET lock_timeout = 100")
+            for ddl in ("TRUNCATE t", "ALTER TABLE t ALTER i TYPE bigint", "DROP TABLE t"):
+                with pytest.raises(psycopg.errors.LockNotAvailable):
+                    conn.execute(ddl.encode())
+            conn.execute("INSERT INTO t VALUES (2)")
+            assert len(copied(database, snapshot, T)) == 1
+
+
+def test_a_truncate_that_waits_for_our_lock_while_we_wait_for_it_gets_its_way(database: Database) -> None:
+    """It has an xid, so the slot's creation waits for it; it waits for our ACCESS SHARE."""
+    result: list[int] = []
+
+    def take() -> None:
+        with exported_snapshot(database.conninfo, [T]) as snapshot:
+            result.extend([len(copied(database, snapshot, T))])
+
+    with database.connect() as conn, database.connect() as blocker, database.connect() as truncating:
+        publish(conn)
+        conn.execute("INSERT INTO t VALUES (1)")
+        blocker.execute("BEGIN; SELECT pg_current_xact_id()")
+        taker = threading.Thread(target=take)
+        taker.start()
+        creating = "SELECT count(*) FROM pg_replication_slots WHERE temporary AND database = current_database()"
+        wait_for(lambda: scalar(conn, creating))
+        started = time.monotonic()
+        truncating.execute("SET lock_timeout = '20s'")
+        truncating.execute("TRUNCATE t")
+        assert time.monotonic() - started < 10
+        blocker.execute("COMMIT")
+        taker.join(30)
+        assert result == [0]
+
+
+def test_a_rewrite_between_snapshot_and_copy_is_noticed(database: Database) -> None:
+    """Should the lock be lost with its holder while tasks go on."""
+    with database.connect() as conn:
+        publish(conn)
+        conn.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 1000) AS i")
+        with exported_snapshot(database.conninfo, []) as snapshot:
+            (table,) = read_tables(snapshot.conn, ["p"])
+            (piece,) = pieces(snapshot.conn, table, 1 << 30)
+            conn.execute("ALTER TABLE t ALTER i TYPE bigint")
+            with pytest.raises(CopyOutdated) as caught:
+                b"".join(copy_blocks(database.conninfo, snapshot.name, piece, 1 << 16))
+            assert caught.value.retryable
+            conn.execute("DROP TABLE t")
+            with pytest.raises(SourceFailed):
+                b"".join(copy_blocks(database.conninfo, snapshot.name, piece, 1 << 16))
+
+
+def test_a_lost_holder_is_noticed(database: Database) -> None:
+    with database.connect() as conn:
+        publish(conn)
+        with pytest.raises(SourceUnavailable, match="held"), exported_snapshot(database.conninfo, [T]) as snapshot:  # noqa: PT012
+            conn.execute("SELECT pg_terminate_backend(%s, 5000)", [snapshot.conn.info.backend_pid])
+            with pytest.raises(SourceUnavailable):
+                snapshot.check()
+
+
+def test_an_unknown_table_is_told(database: Database) -> None:
+    name = TableName("public", "nowhere")
+    with pytest.raises(UnknownTable, match=r"public\.nowhere"), exported_snapshot(database.conninfo, [name]):
+        pass
+
+
+def test_the_gate_compares_snapshots() -> None:
+    ours = _Xids.parse("10:20:12,15")
+    assert ours.agrees(_Xids.parse("12:20:12"))
+    assert ours.agrees(_Xids.parse("21:25:21,22"))
+    assert not ours.agrees(_Xids.parse("10:19:12")), "an older snapshot proves nothing"
+    assert not ours.agrees(_Xids.parse("10:20:12,13,15")), "13 is ended for us and running for others"
+    assert ours.agrees(_Xids.parse("20:20:"))
+
+
+def test_the_gate_holds_back_until_commit_status_is_there(database: Database) -> None:
+    """A commit that waits for a synchronous standby has its record written, and its status not seen.
+
+    It starts once the slot's snapshot is nearly built, so slot creation does not wait for it: the
+    unfixed servers then hand out a snapshot that counts it as committed. The gate keeps us from reading.
+    """
+    with database.connect() as conn, database.connect() as first, database.connect() as second:
+        publish(conn)
+        conn.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        conn.execute("SELECT pg_reload_conf()")
+        entered = threading.Event()
+        counted: list[int] = []
+
+        def take() -> None:
+            with exported_snapshot(database.conninfo, [T]) as snapshot:
+                entered.set()
+                counted.append(len(copied(database, snapshot, T)))
+
+        writer = database.connect()
+        creating = "SELECT count(*) FROM pg_stat_activity WHERE {} = ANY(pg_blocking_pids(pid))"
+        try:
+            wait_for(lambda: scalar(conn, "SHOW synchronous_standby_names") == "nobody")
+            for session in (first, second):
+                session.execute("SET synchronous_commit = local")
+            first.execute("BEGIN; SELECT pg_current_xact_id()")
+            taking = threading.Thread(target=take)
+            taking.start()
+            wait_for(lambda: scalar(conn, creating.format(first.info.backend_pid)))
+            second.execute("BEGIN; SELECT pg_current_xact_id()")
+            first.execute("COMMIT")
+            wait_for(lambda: scalar(conn, creating.format(second.info.backend_pid)))
+            writing = threading.Thread(target=lambda: writer.execute("INSERT INTO t VALUES (1)"))
+            writing.start()
+            wait_for(lambda: scalar(conn, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'") == 1)
+            second.execute("COMMIT")
+            assert not entered.wait(1.5)
+        finally:
+            conn.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            conn.execute("SELECT pg_reload_conf()")
+        writing.join(20)
+        taking.join(20)
+        writer.close()
+        assert counted == [1]
+
+
+def test_pieces_are_picklable(database: Database) -> None:
+    import pickle
+
+    with database.connect() as conn:
+        publish(conn)
+        with exported_snapshot(database.conninfo, [T]) as snapshot:
+            (table,) = read_tables(snapshot.conn, ["p"])
+            (piece,) = pieces(snapshot.conn, table, 1)
+            assert pickle.loads(pickle.dumps(piece)) == piece
+            assert isinstance(piece, Piece)
