@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -39,7 +39,7 @@ def range_report(
         transform_lsn=work.log.position(),
         replay_lsn=replay_lsn,
         lag_bytes=max(0, source_position - replay_lsn),
-        lag_seconds=None if last_commit is None else max(0.0, time.time() - last_commit / 1e6),
+        lag_seconds=None if last_commit is None else max(0.0, (datetime.now(UTC) - last_commit).total_seconds()),
         tables={**_from_log(work, span, batches), **turns},
         seconds=seconds,
     )

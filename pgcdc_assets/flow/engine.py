@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import EmptyPublication, SetupNeeded
@@ -25,6 +26,8 @@ from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog import read_catalog
 from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.slots import require_slot
 
 
 class Engine:
@@ -47,10 +50,18 @@ class Engine:
     def sync(self, bounds: Bounds, *, copy_anew: Sequence[TableName] = ()) -> SyncReport:
         """Copy what is not yet copied, receive, and apply, until ``bounds`` say so."""
         with lake_lock(self._settings.layout, self._command), connect(self._conninfo) as conn:
-            work = self._work(self._live_catalog(conn))
+            catalog = self._live_catalog(conn)
+            log = self._log(conn, catalog.identity)
+            work = self._work(catalog, log)
             work.progress.request_copy(copy_anew)
-            receiver = ReceiverProcess(self._settings, self._conninfo, work.catalog)
-            return Sync(work, Stream(receiver, work.log, conn), bounds, self._conninfo).run()
+            receiver = ReceiverProcess(
+                self._conninfo,
+                self._settings.layout,
+                catalog.publications,
+                batch_bytes=self._settings.batch_bytes,
+                batch_seconds=self._settings.batch_seconds,
+            )
+            return Sync(work, self._conninfo, Stream(receiver, log, conn), bounds).run()
 
     def check_range(self, span: LsnRange) -> RangeReport:
         """``change_log`` by hand: the range is in the log, whole."""
@@ -77,9 +88,9 @@ class Engine:
         if catalog is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
         with lake_lock(self._settings.layout, self._command):
-            yield self._work(catalog)
+            yield self._work(catalog, ChangeLog(self._settings.layout).open())
 
-    def _live_catalog(self, conn: psycopg.Connection) -> Catalog:
+    def _live_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:
         saved = Catalog.load(CATALOG_FILE)
         if saved is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
@@ -91,13 +102,27 @@ class Engine:
             live.save(CATALOG_FILE)
         return live
 
-    def _work(self, catalog: Catalog) -> Work:
-        layout = self._settings.layout
+    def _log(self, conn: psycopg.Connection[Any], identity: Identity) -> ChangeLog:
+        """The change log, made where there is none: it begins where the slot stands.
+
+        Nothing is lost by that, whatever was confirmed before: a mirror whose position lies below the
+        log's start is copied anew, and a copy's consistent point lies above it.
+        """
+        log = ChangeLog(self._settings.layout)
+        if not log.exists:
+            start = require_slot(conn, self._settings.slot).confirmed_flush_lsn
+            if start is None:
+                raise SetupNeeded("has no confirmed position", thing=f"slot {self._settings.slot}")
+            with ReplicationConnection.open(self._conninfo) as stream:
+                log.create(identity, start, stream.identify().timeline)
+        return log.open()
+
+    def _work(self, catalog: Catalog, log: ChangeLog) -> Work:
         return Work(
             settings=self._settings,
             catalog=catalog,
-            log=ChangeLog(layout),
-            progress=Progress(layout, catalog.identity, catalog),
+            log=log,
+            progress=Progress(self._settings.layout, catalog, log.start),
             observer=self._observer,
             session=self._session,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pgcdc_assets.core.catalog import Catalog, Identity, Table
+from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
@@ -32,11 +32,12 @@ class TableProgress:
 
 
 class Progress:
-    """All tables of the catalog."""
+    """All tables of the catalog. ``log_start``: a mirror that stands below it can no longer be followed."""
 
-    def __init__(self, layout: Layout, identity: Identity, catalog: Catalog) -> None:
+    def __init__(self, layout: Layout, catalog: Catalog, log_start: Lsn) -> None:
         self.layout = layout
-        self.identity = identity
+        self.identity = catalog.identity
+        self._log_start = log_start
         self.states = TableStates(layout)
         self.points = ConsistentPoints(layout)
         rows = self.states.all()
@@ -52,16 +53,18 @@ class Progress:
         replay_lsn = max(mirror.replay_lsn or ZERO, self.points.replay_lsn_of(table.name) or ZERO)
         if row.state is TableState.SET_ASIDE:
             return TableProgress(row.table, row.state, replay_lsn, mirror.version, row.reason)
+        if replay_lsn < self._log_start:
+            return TableProgress(table, TableState.WAITING)
         return TableProgress(row.table, TableState.CATCHING_UP, replay_lsn, mirror.version)
+
+    def __contains__(self, name: TableName) -> bool:
+        return name in self._tables
 
     def __getitem__(self, name: TableName) -> TableProgress:
         try:
             return self._tables[name]
         except KeyError:
             raise UnknownTable("is not among the published tables", thing=str(name)) from None
-
-    def __iter__(self) -> Iterable[TableProgress]:
-        return iter(self._tables.values())
 
     def waiting(self) -> list[Table]:
         """Tables to be copied, in the catalog's order."""
@@ -109,12 +112,15 @@ class Progress:
         self.states.set(entry.table, TableState.SET_ASIDE, lsn, reason)
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason)
 
-    def publish(self, lsn: Lsn) -> None:
-        """Publish a consistent point of all tables that stand exactly at ``lsn``."""
+    def publish(self, lsn: Lsn) -> bool:
+        """Publish a consistent point of all tables that stand exactly at ``lsn``; whether there are any."""
         versions = {entry.table.name: entry.version for entry in self.followed() if entry.replay_lsn == lsn}
+        if not versions:
+            return False
         self.points.publish(lsn, versions)
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
+        return True
 
     def reread_versions(self) -> None:
         """Take the mirrors as they are now, so that a change made from outside is seen by ``verify``."""

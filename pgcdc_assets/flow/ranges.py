@@ -32,7 +32,7 @@ class OpenRange:
     _batches: list[BatchSummary] = field(default_factory=list)
     _opened: float | None = None
     _turns: dict[TableName, TableTurn] = field(default_factory=dict)
-    _seconds: Counter[str] = field(default_factory=Counter)
+    _seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, batches: Sequence[BatchSummary], turns: Sequence[TableTurn], seconds: dict[str, float]) -> None:
         """Take in what one turn applied. Batches without transactions open no range."""
@@ -42,7 +42,8 @@ class OpenRange:
         for turn in turns:
             before = self._turns.get(turn.table)
             self._turns[turn.table] = summed(before, turn) if before else turn
-        self._seconds.update(seconds)
+        for stage, spent in seconds.items():
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + spent
 
     @property
     def due(self) -> bool:
@@ -58,9 +59,9 @@ class OpenRange:
     def close(self) -> tuple[LsnRange, list[BatchSummary], dict[TableName, TableTurn], dict[str, float]]:
         """End the range at its last batch, and open the next one there."""
         span = LsnRange(self.start, self._batches[-1].end)
-        closed = span, self._batches, self._turns, dict(self._seconds)
+        closed = span, self._batches, self._turns, self._seconds
         self.start = span.end
-        self._batches, self._turns, self._seconds, self._opened = [], {}, Counter(), None
+        self._batches, self._turns, self._seconds, self._opened = [], {}, {}, None
         return closed
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.client import ReceiverProcess
+from pgcdc_assets.log.client import Event, ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
 
 
 class Stream:
     """Owns the receiver process for one run. Every method runs in the run's own thread."""
 
-    def __init__(self, receiver: ReceiverProcess, log: ChangeLog, conn: psycopg.Connection) -> None:
+    def __init__(self, receiver: ReceiverProcess, log: ChangeLog, conn: psycopg.Connection[Any]) -> None:
         self._receiver = receiver
         self._conn = conn
-        self._until: Lsn | None = None
         self._marks: set[Lsn] = set()
         self._reported = Lsn(0)
         self.complete_to = log.position()
@@ -28,7 +29,6 @@ class Stream:
 
     def until(self, lsn: Lsn) -> None:
         """Receive up to here, then end."""
-        self._until = lsn
         self._receiver.until(lsn)
 
     def mark(self, lsn: Lsn) -> None:
@@ -42,8 +42,10 @@ class Stream:
         for event in self._receiver.events(0):
             self._take(event)
 
-    def _take(self, event: object) -> None:
-        raise NotImplementedError
+    def _take(self, event: Event) -> None:
+        if event.name == "arrived":
+            self.arrived = True
+        self.complete_to = max(self.complete_to, event.lsn)
 
     def wait(self, seconds: float) -> None:
         """Sleep until the receiver says something, at most this long."""

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.flow import hold
-from pgcdc_assets.flow.copying import Copied, copy
 from pgcdc_assets.flow.closing import closed_range
+from pgcdc_assets.flow.copying import Copied, copy
 from pgcdc_assets.flow.ranges import OpenRange, up_to
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.stream import Stream
 from pgcdc_assets.flow.turn import Turn, take_turn
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.session import cancel_jobs
 
 WAIT_SECONDS = 0.2
 """How long the loop sleeps at most when nothing lands; a batch wakes it at once."""
@@ -38,8 +39,9 @@ class Bounds:
 class Sync:
     """One run. ``run()`` returns when its bounds say so; any failure of a part ends it with that error."""
 
-    def __init__(self, work: Work, stream: Stream, bounds: Bounds) -> None:
+    def __init__(self, work: Work, conninfo: str, stream: Stream, bounds: Bounds) -> None:
         self._work = work
+        self._conninfo = conninfo
         self._stream = stream
         self._bounds = bounds
         self._landed: queue.SimpleQueue[Copied] = queue.SimpleQueue()
@@ -65,7 +67,7 @@ class Sync:
                 if not self._step():
                     self._stream.wait(WAIT_SECONDS)
         finally:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._end_copies()
             self._stream.stop()
         self._close_range()
         return self._summary()
@@ -88,7 +90,8 @@ class Sync:
     def _begin_copies(self, tables: list[Table]) -> None:
         if tables:
             self._work.observer.progress("snapshot", f"copying {len(tables)} tables")
-            self._copies = self._pool.submit(copy, self._work, [table.name for table in tables], self._landed.put)
+            names = [table.name for table in tables]
+            self._copies = self._pool.submit(copy, self._work, self._conninfo, names, self._landed.put)
 
     def _take_copies(self) -> bool:
         if self._copies is None:
@@ -107,6 +110,12 @@ class Sync:
             self._aim()
         return moved
 
+    def _end_copies(self) -> None:
+        """A copy under way is given up: it must not commit once the lock is free."""
+        if self._copies is not None and not self._copies.done():
+            cancel_jobs(self._work.session())
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
     # The stream's goal ------------------------------------------------------------------------
 
     def _aim(self) -> None:
@@ -116,10 +125,10 @@ class Sync:
         goes at least to C.
         """
         copied = max((c.report.consistent_point for c in self._copied), default=ZERO)
+        if copied > self._stream.complete_to:
+            self._stream.mark(copied)
         if not self._bounds.follow:
             self._stream.until(max(self._bounds.until or self._stream.source_position(), copied))
-        elif copied > self._stream.complete_to:
-            self._stream.mark(copied)
 
     # Turns ------------------------------------------------------------------------------------
 

@@ -57,7 +57,9 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = No
 def _changed(work: Work, behind: Sequence[TableProgress], upto: Lsn) -> set[TableName]:
     """Mirrors that batches between the lowest position and ``upto`` have messages for."""
     span = LsnRange(min(entry.replay_lsn for entry in behind), upto)
-    relations = {relation for batch in work.log.batches(span.start, upto) for relation in batch.counts}
+    # A boundary that verify asked for may cut through a batch: that one counts too.
+    batches = [batch for batch in work.log.batches(span.start) if batch.start < upto]
+    relations = {relation for batch in batches for relation in batch.counts}
     if not relations:
         return set()
     return {shape.mirror for shape in work.log.shapes(span).values() if shape.relation_id in relations}

@@ -63,6 +63,11 @@ def stop_session(session: SparkSession) -> None:
     session.stop()
 
 
+def cancel_jobs(session: SparkSession) -> None:
+    """End every job that runs in this session's Spark; its callers see them fail."""
+    session.sparkContext.cancelAllJobs()
+
+
 def refuse_remote_master(lake: Path, master: str) -> None:
     """Executors on other machines would write to their own disks."""
     if not master.startswith("local"):

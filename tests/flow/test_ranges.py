@@ -14,7 +14,8 @@ ORDERS = TableName("public", "orders")
 def batch(start: int, end: int, size: int = 10, transactions: int = 1) -> BatchSummary:
     return BatchSummary(
         start=Lsn(start), end=Lsn(end), timeline=1, transactions=transactions, last_xid=1, first_commit_ts=None,
-        last_commit_ts=None, counts={7: {"I": transactions, "C": 1}} if transactions else {}, bytes=size, relations={},
+        last_commit_ts=None, counts={7: {"I": transactions}} if transactions else {}, others={"C": transactions},
+        bytes=size, relations={}, schemas=(),
     )  # fmt: skip
 
 
