@@ -1,0 +1,206 @@
+"""Data files that tasks write themselves, and the one commit that makes them part of a table.
+
+A file is invisible until its commit, and carries a uuid, so that a repeated task leaves an orphan and
+never rows twice. Delta checks nothing about the files that it is given: a missing one is counted, one
+of other types is read as NULL. So the committer looks at each.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+
+from pgcdc_assets.errors import LakeError
+
+OWN_PREFIX: Final = "_pgcdc_"
+INDEXED_COLUMNS: Final = 32
+"""Columns with statistics, besides our own: Delta's default, so that the log of wide tables stays small."""
+LONGEST_BOUND: Final = 64
+"""Characters of a string that stands whole in the statistics. A cut one would hide rows."""
+PARQUET_OPTIONS: Final[dict[str, Any]] = {
+    "compression": "snappy",
+    "store_schema": False,
+    "store_decimal_as_integer": True,
+    "version": "2.6",
+}
+
+Mode = Literal["append", "overwrite"]
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """A finished data file: ``path`` is its name in the table's folder, ``stats`` Delta's JSON."""
+
+    path: str
+    size: int
+    rows: int
+    stats: str
+
+
+class DataFile:
+    """A Parquet file under way; made with the first rows, so that no rows make no file.
+
+    ``schema`` names the columns as the file is to have them (:meth:`Mirror.physical` for mapped tables).
+    """
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self.path = folder / f"part-{uuid.uuid4().hex}.parquet"
+        self._schema = schema
+        self._writer: pq.ParquetWriter | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Closed in any case; a file that failed is an orphan."""
+        if self._writer is not None and self._writer.is_open:
+            self._writer.close()
+
+    def write(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> None:
+        """Append one row group, its columns in the schema's order."""
+        table = pa.Table.from_arrays(list(columns), schema=self._schema)
+        if table.num_rows == 0:
+            return
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self.path, self._schema, **PARQUET_OPTIONS)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+
+    def finish(self) -> FileReport | None:
+        """Close the file and report it; None if nothing was written."""
+        if self._writer is None:
+            return None
+        self._writer.close()
+        footer = pq.read_metadata(self.path)
+        return FileReport(self.path.name, self.path.stat().st_size, footer.num_rows, statistics(footer, self._schema))
+
+
+def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
+    """Delta's statistics of a file, from its footer.
+
+    Bounds only where no reader can be led astray: none for floats (NaN lies outside of them), decimals
+    as JSON strings (a JSON number loses digits), strings whole or not at all.
+    """
+    bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
+    nulls: dict[str, int] = {}
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    for index, name in _indexed(footer, schema):
+        found = [group.column(index).statistics for group in groups]
+        if any(one is None or not one.has_null_count for one in found):
+            continue
+        nulls[name] = sum(one.null_count for one in found)
+        limits = _limits(schema.field(name).type, found)
+        if limits is not None:
+            bounds["minValues"][name], bounds["maxValues"][name] = limits
+    return json.dumps({"numRecords": footer.num_rows, **bounds, "nullCount": nulls})
+
+
+def _indexed(footer: pq.FileMetaData, schema: pa.Schema) -> list[tuple[int, str]]:
+    """Leaf columns of the file that stand for a whole column of the table, as (index, name)."""
+    plain = [name for name in schema.names if not pa.types.is_nested(schema.field(name).type)]
+    values = [name for name in plain if not name.startswith(OWN_PREFIX)][:INDEXED_COLUMNS]
+    wanted = {*values, *(name for name in plain if name.startswith(OWN_PREFIX))}
+    leaves = ((index, footer.schema.column(index)) for index in range(footer.num_columns))
+    # A nested column's leaf has a longer path; a column's own name may hold dots.
+    return [(index, leaf.name) for index, leaf in leaves if leaf.path == leaf.name and leaf.name in wanted]
+
+
+def _limits(type_: pa.DataType, found: Sequence[Any]) -> tuple[Any, Any] | None:
+    told = [one for one in found if one.has_min_max]
+    if not told or any(not one.has_min_max and one.num_values for one in found) or not _bounded(type_):
+        return None
+    low, high = min(one.min for one in told), max(one.max for one in told)
+    if isinstance(low, str) and max(len(low), len(high)) > LONGEST_BOUND:
+        return None
+    return _stated(low), _stated(high)
+
+
+def _bounded(type_: pa.DataType) -> bool:
+    is_kind = pa.types
+    return bool(
+        is_kind.is_integer(type_) or is_kind.is_decimal(type_) or is_kind.is_date(type_)
+        or is_kind.is_timestamp(type_) or is_kind.is_string(type_)
+    )  # fmt: skip
+
+
+def _stated(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None).isoformat(timespec="microseconds") + ("Z" if value.tzinfo else "")
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def commit(
+    path: Path, files: Sequence[FileReport], mode: Mode, transactions: dict[str, int],
+    metadata: dict[str, Any] | None = None,
+) -> int:  # fmt: skip
+    """Make the files part of the table at ``path`` (or its whole content) in one commit; returns its version.
+
+    ``transactions``: application id → version that the table has from then on. delta-rs compares none:
+    one that the table has passed already is refused here with LakeError, as is a file that is not what
+    its report or the table says, and a commit that another writer came before.
+    """
+    table = DeltaTable(path)
+    check_passed(table, path, mode, transactions)
+    check_files(path, files, table.schema())
+    now = int(time.time() * 1000)
+    adds: list[AddAction | RemoveAction] = [
+        AddAction(file.path, file.size, {}, now, True, file.stats) for file in files
+    ]
+    properties = CommitProperties(
+        custom_metadata=metadata,
+        max_commit_retries=0,
+        app_transactions=[Transaction(app_id, int(version)) for app_id, version in transactions.items()],
+    )
+    try:
+        table.create_write_transaction(adds, mode, table.schema(), commit_properties=properties)
+    except CommitFailedError:
+        raise LakeError("another writer committed at the same time", thing=str(path),
+                        do="let one process write to the lake") from None  # fmt: skip
+    table.update_incremental()
+    return int(table.version())
+
+
+def check_passed(table: DeltaTable, path: Path, mode: Mode, transactions: dict[str, int]) -> None:
+    """A table's positions never go down; an overwrite may repeat one."""
+    for app_id, version in transactions.items():
+        stands = table.transaction_version(app_id)
+        if stands is not None and (stands > version or (stands == version and mode == "append")):
+            raise LakeError(f"stands at {stands} of {app_id}, not below {version}", thing=str(path))
+
+
+def check_files(path: Path, files: Sequence[FileReport], schema: Schema) -> None:
+    """Each file is there, is as large as reported, and has the table's columns with exactly their types."""
+    expected = {_physical(field): str(field.type) for field in schema.fields}
+    for file in files:
+        data = path / file.path
+        try:
+            size = data.stat().st_size
+            footer = pq.read_metadata(data)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise LakeError(f"cannot be read: {type(error).__name__}", thing=str(data)) from None
+        if (size, footer.num_rows) != (file.size, file.rows):
+            raise LakeError("is not the file that its task reported", thing=str(data))
+        found = {field.name: str(field.type) for field in Schema.from_arrow(footer.schema.to_arrow_schema()).fields}
+        odd = [name for name in expected if found.get(name) != expected[name]]
+        odd += [name for name in found if name not in expected and not name.startswith(OWN_PREFIX)]
+        if odd:
+            raise LakeError(f"has other columns than its table: {', '.join(sorted(odd))}", thing=str(data))
+
+
+def _physical(field: Any) -> str:
+    return str(field.metadata.get("delta.columnMapping.physicalName", field.name))

@@ -1,0 +1,231 @@
+"""Mirrors: what their columns are, how they are made, and where they stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake import Schema as DeltaSchema
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import IdentityMismatch, LakeError
+from pgcdc_assets.lake.feed import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, ROW
+from pgcdc_assets.lake.rows import RAW_TYPE
+from pgcdc_assets.protocol.types import arrow_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
+"""What Delta refuses in a column's name without column mapping."""
+
+IDENTITY: Final = "pgcdc.identity"
+"""Table property: whose changes the mirror takes."""
+SOURCE_TABLE: Final = "pgcdc.table"
+
+PROPERTIES: Final = {
+    "delta.enableDeletionVectors": "true",
+    # Readers of an older consistent point have these times; Delta's defaults, but ours to promise.
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+    "delta.autoOptimize.autoCompact": "false",
+    "delta.autoOptimize.optimizeWrite": "false",
+}
+
+_SQL_TYPES: Final = (
+    (pa.types.is_boolean, "BOOLEAN"),
+    (pa.types.is_int16, "SMALLINT"),
+    (pa.types.is_int32, "INT"),
+    (pa.types.is_int64, "BIGINT"),
+    (pa.types.is_float32, "FLOAT"),
+    (pa.types.is_float64, "DOUBLE"),
+    (pa.types.is_date32, "DATE"),
+    (pa.types.is_binary, "BINARY"),
+    (pa.types.is_string, "STRING"),
+)
+
+
+def needs_column_mapping(names: Sequence[str]) -> bool:
+    """Only then: mapped tables are closed to some readers."""
+    return any(_REFUSED.search(name) for name in names)
+
+
+def refusal(table: Table) -> str | None:
+    """Why a table cannot be mirrored at all, in words; None where it can."""
+    names = [column.name for column in table.columns]
+    reserved = [name for name in names if name.lower() in OWN_COLUMNS]
+    if reserved:
+        return f"column {reserved[0]} has a name that the mirror keeps for itself"
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            return f"columns {other} and {name} differ in case alone, which Delta Lake cannot hold"
+    return None
+
+
+OWN_COLUMNS: Final = frozenset((COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH))
+
+
+@dataclass(frozen=True)
+class MirrorSchema:
+    """The columns of a mirror: the table's own, names verbatim, then ours. All nullable, keys too:
+    delta-rs lets a NULL into a NOT NULL column, and readers then see a neighbour's value."""
+
+    arrow: pa.Schema
+
+    @classmethod
+    def of(cls, table: Table) -> MirrorSchema:
+        """LakeError where :func:`refusal` has a reason."""
+        reason = refusal(table)
+        if reason is not None:
+            raise LakeError(f"cannot be mirrored: {reason}", thing=f"table {table.name}")
+        fields = [pa.field(column.name, arrow_type(column.type)) for column in table.columns]
+        return cls(pa.schema(fields + own_fields(table)))
+
+    @property
+    def mapped(self) -> bool:
+        return needs_column_mapping(self.arrow.names)
+
+    @property
+    def ddl(self) -> str:
+        """The columns as Spark's DDL names them."""
+        return ", ".join(f"{sql_name(field.name)} {sql_type(field.type)}" for field in self.arrow)
+
+
+def own_fields(table: Table) -> list[pa.Field]:
+    """Our columns: position, what no type holds, and where needed the partition and the row's identity."""
+    fields = [
+        pa.field(COMMIT_LSN, pa.int64()),
+        pa.field(COMMIT_TS, pa.timestamp("us", "UTC")),
+        pa.field(RAW, RAW_TYPE),
+    ]
+    if table.partitioned:
+        fields.append(pa.field(LEAF, pa.string()))
+    if table.multiset:
+        fields += [pa.field(ROW, pa.string()), pa.field(HASH, pa.int64())]
+    return fields
+
+
+def sql_type(type_: pa.DataType) -> str:
+    """An Arrow type as Spark's DDL names it."""
+    if pa.types.is_decimal(type_):
+        return f"DECIMAL({type_.precision},{type_.scale})"
+    if pa.types.is_timestamp(type_):
+        return "TIMESTAMP" if type_.tz else "TIMESTAMP_NTZ"
+    if pa.types.is_map(type_):
+        return f"MAP<{sql_type(type_.key_type)},{sql_type(type_.item_type)}>"
+    if pa.types.is_list(type_):
+        return f"ARRAY<{sql_type(type_.value_type)}>"
+    return next(name for fits, name in _SQL_TYPES if fits(type_))
+
+
+def sql_name(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def sql_text(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def sql_path(path: Path) -> str:
+    """A Delta table by its folder."""
+    return f"delta.{sql_name(str(path))}"
+
+
+def create_mirror(session: SparkSession, path: Path, schema: MirrorSchema, properties: dict[str, str]) -> None:
+    """Make an empty mirror, by Spark: delta-rs would add features that narrow the set of readers."""
+    told = {**PROPERTIES, **properties}
+    if schema.mapped:
+        told["delta.columnMapping.mode"] = "name"
+    stated = ", ".join(f"{sql_text(key)} = {sql_text(value)}" for key, value in told.items())
+    session.sql(f"CREATE TABLE {sql_path(path)} ({schema.ddl}) USING delta TBLPROPERTIES ({stated})").collect()
+
+
+class Mirror:
+    """One table's mirror as it stands when first asked; make a new one to look again."""
+
+    def __init__(self, layout: Layout, identity: Identity, name: TableName) -> None:
+        self.name = name
+        self.path = layout.mirror(name)
+        self.identity = identity
+
+    @cached_property
+    def delta(self) -> DeltaTable | None:
+        """None where there is none. IdentityMismatch where another stream, or somebody else, owns the table."""
+        if not DeltaTable.is_deltatable(str(self.path)):
+            return None
+        table = DeltaTable(self.path)
+        owner = table.metadata().configuration.get(IDENTITY)
+        if owner != self.identity.app_id():
+            raise IdentityMismatch(
+                f"belongs to {owner or 'nobody that we know'}, not to {self.identity.app_id()}",
+                thing=f"Delta table {self.path}",
+                do="use a lake of its own, or move that table away",
+            )
+        return table
+
+    @property
+    def exists(self) -> bool:
+        return self.delta is not None
+
+    @property
+    def version(self) -> int:
+        """-1 where there is none."""
+        return -1 if self.delta is None else int(self.delta.version())
+
+    @property
+    def snapshot_app_id(self) -> str:
+        return self.identity.app_id("snapshot", self.name.folder)
+
+    @cached_property
+    def snapshot_lsn(self) -> Lsn | None:
+        """Consistent point of the copy that the mirror holds; None where no copy was committed."""
+        return self._position(self.snapshot_app_id)
+
+    @property
+    def generation_app_id(self) -> str | None:
+        """The application that applies changes on top of this copy: each copy begins a new one."""
+        return None if self.snapshot_lsn is None else self.identity.app_id(f"{self.snapshot_lsn:X}")
+
+    @cached_property
+    def replay_lsn(self) -> Lsn | None:
+        """What the mirror itself says: the copy's consistent point, or the end of what was applied since."""
+        if self.snapshot_lsn is None or self.generation_app_id is None:
+            return None
+        return max(self.snapshot_lsn, self._position(self.generation_app_id) or self.snapshot_lsn)
+
+    def _position(self, app_id: str) -> Lsn | None:
+        found = None if self.delta is None else self.delta.transaction_version(app_id)
+        return None if found is None else Lsn(found)
+
+    def holds(self, schema: MirrorSchema) -> bool:
+        """Whether the mirror has exactly these columns."""
+        if self.delta is None:
+            return False
+        found = [(field.name, str(field.type)) for field in self.delta.schema().fields]
+        return found == [(field.name, str(field.type)) for field in DeltaSchema.from_arrow(schema.arrow).fields]
+
+    def physical(self, schema: MirrorSchema) -> pa.Schema:
+        """The columns as data files name them: mapped tables have names, and ids, of their own."""
+        if self.delta is None:
+            raise LakeError("does not exist", thing=f"mirror {self.name}")
+        fields = {field.name: field.metadata for field in self.delta.schema().fields}
+        return pa.schema([_physical_field(field, fields[field.name]) for field in schema.arrow])
+
+
+def _physical_field(field: pa.Field, metadata: dict[str, object]) -> pa.Field:
+    name = metadata.get("delta.columnMapping.physicalName")
+    if name is None:
+        return field
+    ids = {"PARQUET:field_id": str(metadata["delta.columnMapping.id"])}
+    return field.with_name(str(name)).with_metadata(ids)
