@@ -70,7 +70,8 @@ def _sums_of_words(content: npt.NDArray[np.uint8], starts: Digests, lengths: Dig
     value[short] &= (np.uint64(1) << (8 * left[short]).astype(np.uint64)) - np.uint64(1)
     mixed = _mixed(value ^ _mixed(place.astype(np.uint64) + seed))
     running = np.concatenate((np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)))
-    return running[ends] - running[ends - words]
+    sums: Digests = running[ends] - running[ends - words]
+    return sums
 
 
 def _mixed(values: Digests) -> Digests:

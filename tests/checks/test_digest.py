@@ -56,7 +56,7 @@ def _compared(folder: Path, source: Pairs, mirror: Pairs, rows_expected: int = 0
             store.add(keys, np.array([row for _, row in part], np.uint64))
         assert store.rows == len(pairs)
         stores.append(store)
-    return compare(*stores, examples=3)
+    return compare(stores[0], stores[1], examples=3)
 
 
 @pytest.mark.parametrize("rows_expected", [0, 10_000_000])
@@ -81,9 +81,7 @@ pairs = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=12)
 
 @settings(deadline=None)
 @given(pairs, pairs)
-def test_counts_are_those_of_multisets(
-    tmp_path_factory: pytest.TempPathFactory, source: Pairs, mirror: Pairs
-) -> None:
+def test_counts_are_those_of_multisets(tmp_path_factory: pytest.TempPathFactory, source: Pairs, mirror: Pairs) -> None:
     found = _compared(tmp_path_factory.mktemp("compare"), source, mirror)
     surplus, lack = Counter(source) - Counter(mirror), Counter(mirror) - Counter(source)
     by_key = [

@@ -1,0 +1,101 @@
+"""What the health rules look at: plain facts of source, log and lake at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.source.holders import Holder
+from pgcdc_assets.source.slots import SlotStatus
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The session that holds the slot."""
+
+    pid: int
+    application_name: str
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What a publication carries. ``tables`` are leaves, or roots where it publishes via them."""
+
+    name: str
+    tables: frozenset[TableName]
+    insert: bool = True
+    update: bool = True
+    delete: bool = True
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What the source says, besides its slot."""
+
+    identity: Identity
+    flush_lsn: Lsn
+    """Read after the log's position, so that a log ahead of it is ahead indeed."""
+    wal_level: str = "logical"
+    max_slot_wal_keep_bytes: int | None = None
+    """None: no bound (-1)."""
+    synchronous_standby_names: str = ""
+    idle_slot_timeout: timedelta = timedelta(0)
+    """idle_replication_slot_timeout, PostgreSQL 18; 0 is off."""
+    holder: Backend | None = None
+    oldest: Holder | None = None
+    """The oldest transaction of the whole cluster, open or prepared: it keeps ``restart_lsn`` back."""
+    publications: Mapping[str, Publication | None] = field(default_factory=dict)
+    """By the names we read; None: it does not exist."""
+    without_identity: frozenset[TableName] = frozenset()
+    """Published tables whose updates and deletes fail on the source, for want of a replica identity."""
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """Positions of the change log, None where there is none yet."""
+
+    identity: Identity
+    start: Lsn
+    transform_lsn: Lsn
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """One mirrored table."""
+
+    name: TableName
+    state: TableState
+    replay_lsn: Lsn | None = None
+    reason: str | None = None
+    lsn: Lsn | None = None
+    """Where it was set aside."""
+    updates_seen: bool = True
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that the rules look at. ``source`` or ``slot`` None: not reached, or not there."""
+
+    now: datetime
+    slot_name: str
+    source: SourceFacts | None = None
+    slot: SlotStatus | None = None
+    log: LogFacts | None = None
+    catalog: Catalog | None = None
+    tables: Sequence[TableFacts] = ()
+
+
+def span(of: timedelta) -> str:
+    """``3 hours``: the largest whole unit."""
+    seconds = int(of.total_seconds())
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = seconds // length
+            return f"{count} {unit}{'s' * (count != 1)}"
+    return f"{seconds} second{'s' * (seconds != 1)}"

@@ -1,0 +1,285 @@
+"""Health rules: facts in, problems in words out. Pure: the facts are read by :mod:`pgcdc_assets.checks.status`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import chain
+from typing import Literal
+
+from pgcdc_assets.checks.facts import Facts, Publication, span
+from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.source.connection import APPLICATION
+from pgcdc_assets.source.findings import matches_standby_names
+from pgcdc_assets.source.slots import COPY_ANEW, PLUGIN
+
+Severity = Literal["error", "warning"]
+
+MIB, GIB = 1 << 20, 1 << 30
+SAFE_WAL_BYTES = 256 * MIB
+"""Less room than this before the slot may be invalidated: some sixteen WAL segments, minutes on a busy source."""
+IDLE_WAL_BYTES = 64 * MIB
+"""Held for a slot that nobody reads: four WAL segments, so that a pause between two runs is none."""
+HELD_WAL_BYTES = GIB
+"""Held without any bound, or by a long transaction: worth a look before a disk of usual size is full."""
+LAG_BYTES = GIB
+LONGEST_PAUSE = timedelta(days=1)
+"""A source may be left alone for a night; its slot should outlive that."""
+CATALOG_XMIN_AGE = 200_000_000
+"""autovacuum_freeze_max_age's default: from here on the source vacuums in vain to keep its ids apart."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, with which thing, and what to do. An ``error`` means that the lake does not follow the source,
+    or that the source is at risk."""
+
+    severity: Severity
+    thing: str
+    what: str
+    do: str
+
+
+def problems(facts: Facts) -> list[Problem]:
+    """Every rule's findings, errors first."""
+    rules = (_setup, _slot, _slot_use, _wal_held, _positions, _source, _publications, _identities, _tables)
+    found = list(chain.from_iterable(rule(facts) for rule in rules))
+    return sorted(found, key=lambda problem: problem.severity != "error")
+
+
+def _setup(facts: Facts) -> Iterator[Problem]:
+    if facts.catalog is None:
+        yield _error("project", "is not set up", "run `pgcdc setup`")
+    elif facts.source and facts.slot is None:
+        thing = f"slot {facts.slot_name}"
+        if facts.log is None:
+            yield _error(thing, "does not exist", "run `pgcdc setup`")
+        else:
+            after = facts.log.transform_lsn
+            yield _error(thing, f"does not exist: changes after {after} are not kept for us", COPY_ANEW)
+
+
+def _slot(facts: Facts) -> Iterator[Problem]:
+    """The slot itself: usable at all?"""
+    slot = facts.slot
+    if slot is None:
+        return
+    thing = f"slot {facts.slot_name}"
+    if slot.lost:
+        yield _error(thing, f"was invalidated ({slot.lost}): the WAL it needs is gone", COPY_ANEW)
+    elif slot.wal_status == "unreserved":
+        yield _error(
+            thing, "is nearly lost: the WAL it needs may go at the source's next checkpoint",
+            "run `pgcdc sync` now, or raise max_slot_wal_keep_size on the source",
+        )  # fmt: skip
+    elif slot.safe_wal_size is not None and slot.safe_wal_size < SAFE_WAL_BYTES:
+        yield _warning(
+            thing, f"will be invalidated after {_size(max(0, slot.safe_wal_size))} more of WAL",
+            "run `pgcdc sync`, or raise max_slot_wal_keep_size on the source",
+        )  # fmt: skip
+    if (slot.plugin, slot.database) != (PLUGIN, slot.connected_to):
+        yield _error(
+            thing, f"is of plugin {slot.plugin}, database {slot.database}; ours would be of {PLUGIN}, "
+            f"{slot.connected_to}", "choose another name in the setting `slot`",
+        )  # fmt: skip
+    if slot.two_phase:
+        yield _error(thing, "has two_phase on: contents would come at PREPARE and never again", COPY_ANEW)
+    if slot.synced:
+        yield _error(
+            thing, "is a copy of a primary's slot, and cannot be read before this standby is promoted",
+            "set `source` to the primary",
+        )  # fmt: skip
+
+
+def _slot_use(facts: Facts) -> Iterator[Problem]:
+    """Who reads the slot, and whether anybody does."""
+    slot, source = facts.slot, facts.source
+    if slot is None or source is None:
+        return
+    thing = f"slot {facts.slot_name}"
+    if slot.active and source.holder and not source.holder.application_name.startswith(APPLICATION):
+        pid, name = source.holder.pid, source.holder.application_name
+        yield _error(
+            thing, f"is held by another process: pid {pid}, application {name!r}",
+            f"stop that process, or SELECT pg_terminate_backend({pid}) on the source",
+        )  # fmt: skip
+    behind = source.flush_lsn - (slot.confirmed_flush_lsn or source.flush_lsn)
+    if not slot.active and behind > IDLE_WAL_BYTES:
+        since = f" since {slot.inactive_since:%Y-%m-%d %H:%M} UTC" if slot.inactive_since else ""
+        yield _warning(
+            thing, f"is read by nobody{since}, and the source holds {_size(behind)} of WAL for it",
+            "run `pgcdc sync`, `pgcdc follow` or `pgcdc up`",
+        )  # fmt: skip
+    if source.idle_slot_timeout and source.idle_slot_timeout < LONGEST_PAUSE:
+        yield _warning(
+            thing, f"is invalidated when nobody reads it for {span(source.idle_slot_timeout)}",
+            f"raise idle_replication_slot_timeout on the source to {LONGEST_PAUSE.days} day or more, or set it to 0",
+        )  # fmt: skip
+
+
+def _wal_held(facts: Facts) -> Iterator[Problem]:
+    """WAL and dead rows that the slot keeps on the source."""
+    slot, source = facts.slot, facts.source
+    if slot is None or source is None or slot.restart_lsn is None:
+        return
+    thing = f"slot {facts.slot_name}"
+    held = source.flush_lsn - slot.restart_lsn
+    if held > HELD_WAL_BYTES and source.max_slot_wal_keep_bytes is None:
+        yield _warning(
+            thing, f"holds {_size(held)} of WAL, and only the source's disk bounds it (max_slot_wal_keep_size = -1)",
+            "let `pgcdc sync` catch up, or set max_slot_wal_keep_size on the source",
+        )  # fmt: skip
+    confirmed = slot.confirmed_flush_lsn or slot.restart_lsn
+    if confirmed - slot.restart_lsn > HELD_WAL_BYTES:
+        who = str(source.oldest) if source.oldest else "a long transaction on the source"
+        yield _warning(
+            thing, f"cannot let go of {_size(confirmed - slot.restart_lsn)} of WAL that we have read: {who} needs it",
+            "end that transaction on the source",
+        )  # fmt: skip
+    if slot.catalog_xmin_age is not None and slot.catalog_xmin_age > CATALOG_XMIN_AGE:
+        yield _warning(
+            thing, f"keeps dead catalog rows of {slot.catalog_xmin_age} transactions on the source",
+            "let `pgcdc sync` catch up, and end long transactions on the source",
+        )  # fmt: skip
+
+
+def _positions(facts: Facts) -> Iterator[Problem]:
+    """The log against the slot, the source's WAL and the tables (design, LSN rules)."""
+    log = facts.log
+    if log is None:
+        return
+    slot, source = facts.slot, facts.source
+    confirmed = slot.confirmed_flush_lsn if slot else None
+    if confirmed is not None and confirmed > log.transform_lsn:
+        yield _error(
+            "change log", f"ends at {log.transform_lsn}, but the slot was confirmed up to {confirmed}: "
+            "changes between the two are gone", COPY_ANEW,
+        )  # fmt: skip
+    if source and source.identity != log.identity:
+        yield _error(
+            "change log", f"belongs to {_stream(log.identity)}, but the source is {_stream(source.identity)}",
+            "set `source`, `slot` or `lake` back, or use a lake of its own",
+        )  # fmt: skip
+    elif source and log.transform_lsn > source.flush_lsn:
+        yield _error(
+            "change log", f"stands at {log.transform_lsn}, ahead of the source's WAL at {source.flush_lsn}: "
+            "the source was restored to an earlier time", COPY_ANEW,
+        )  # fmt: skip
+    for table in facts.tables:
+        if table.state.readable and table.replay_lsn is not None and table.replay_lsn < log.start:
+            yield _error(
+                f"table {table.name}", f"stands at {table.replay_lsn}, but the log begins at {log.start}: "
+                "changes between the two are gone", f"run `pgcdc snapshot {table.name}`",
+            )  # fmt: skip
+
+
+def _source(facts: Facts) -> Iterator[Problem]:
+    source = facts.source
+    if source is None:
+        return
+    if source.wal_level != "logical":
+        yield _error("source", f"has wal_level = {source.wal_level}", "set wal_level = logical and restart it")
+    if matches_standby_names(source.synchronous_standby_names, APPLICATION):
+        yield _error(
+            "source", "waits for us at every commit: synchronous_standby_names = "
+            f"{source.synchronous_standby_names!r} matches our application_name {APPLICATION!r}",
+            "name the standbys one by one there",
+        )  # fmt: skip
+
+
+def _publications(facts: Facts) -> Iterator[Problem]:
+    source, catalog = facts.source, facts.catalog
+    if source is None or catalog is None:
+        return
+    present = [publication for publication in source.publications.values() if publication]
+    for name, publication in source.publications.items():
+        if publication is None:
+            yield _error(f"publication {name}", "does not exist: changes are lost meanwhile", "run `pgcdc setup`")
+    published = frozenset(chain.from_iterable(publication.tables for publication in present))
+    if present and not published and catalog.tables:
+        names = ", ".join(publication.name for publication in present)
+        yield _error(f"publication {names}", "lists no table: changes are lost meanwhile", "run `pgcdc setup`")
+    elif present:
+        yield from _missing(catalog, published, present)
+
+
+def _missing(catalog: Catalog, published: frozenset[TableName], present: Sequence[Publication]) -> Iterator[Problem]:
+    for table in catalog.tables:
+        carried = {table.name, *(leaf.name for leaf in table.leaves)} if table.partitioned else {table.name}
+        storage = {leaf.name for leaf in table.leaves} if table.partitioned else {table.name}
+        if table.name not in published and storage - published:
+            lacking = ", ".join(str(name) for name in sorted(storage - published))
+            yield _error(
+                f"table {table.name}", f"is not published any more ({lacking}): its changes are lost meanwhile",
+                "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
+            )  # fmt: skip
+            continue
+        carriers = [publication for publication in present if publication.tables & carried]
+        yield from _operations(f"table {table.name}", carriers, updates=table.updates_seen)
+
+
+def _operations(thing: str, carriers: Sequence[Publication], *, updates: bool) -> Iterator[Problem]:
+    wanted = ["insert", "update", "delete"] if updates else ["insert"]
+    lacking = [kind for kind in wanted if not any(getattr(publication, kind) for publication in carriers)]
+    names = ", ".join(publication.name for publication in carriers)
+    if lacking:
+        kinds = " and ".join(lacking)
+        yield _error(thing, f"is published without {kinds}", f"let publication {names} publish them, then copy anew")
+    elif not any(publication.truncate for publication in carriers):
+        yield _warning(
+            thing, "is published without truncate: a TRUNCATE would not be seen",
+            f"let publication {names} publish truncate too",
+        )  # fmt: skip
+
+
+def _identities(facts: Facts) -> Iterator[Problem]:
+    if facts.source is not None:
+        for name in sorted(facts.source.without_identity):
+            yield _error(
+                f"table {name}", "has no usable replica identity, so UPDATE and DELETE fail on the source",
+                "give it a primary key or REPLICA IDENTITY FULL, or take it out of the publication",
+            )  # fmt: skip
+    for table in facts.tables:
+        if not table.updates_seen:
+            yield _warning(
+                f"table {table.name}", "has no usable replica identity: updates and deletes are not seen",
+                f"give it a primary key, or ALTER TABLE {table.name} REPLICA IDENTITY FULL; then run `pgcdc setup`",
+            )  # fmt: skip
+
+
+def _tables(facts: Facts) -> Iterator[Problem]:
+    for table in facts.tables:
+        if table.state is TableState.SET_ASIDE:
+            where = f" at {table.lsn}" if table.lsn is not None else ""
+            yield _error(
+                f"table {table.name}", f"was set aside{where}: {table.reason or 'no reason given'}",
+                f"run `pgcdc snapshot {table.name}`",
+            )  # fmt: skip
+    if facts.source is None:
+        return
+    for table in facts.tables:
+        if table.state.readable and table.replay_lsn is not None:
+            lag = facts.source.flush_lsn - table.replay_lsn
+            if lag > LAG_BYTES:
+                yield _warning(
+                    f"table {table.name}", f"is {_size(lag)} of WAL behind the source", "let `pgcdc sync` catch up"
+                )
+
+
+def _error(thing: str, what: str, do: str) -> Problem:
+    return Problem("error", thing, what, do)
+
+
+def _warning(thing: str, what: str, do: str) -> Problem:
+    return Problem("warning", thing, what, do)
+
+
+def _stream(identity: Identity) -> str:
+    return f"system {identity.system_identifier}, database {identity.database}, slot {identity.slot}"
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

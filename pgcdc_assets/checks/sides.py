@@ -1,0 +1,133 @@
+"""The two sides of a comparison as batches of text: a table under a snapshot, and its mirror at a version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from pyarrow import csv
+
+from pgcdc_assets.checks.rendering import RAW, Rendering, quoted, rendering, with_raw
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.source.pieces import Piece, copy_blocks
+
+LEAF = "_pgcdc_leaf"
+_BLOCK_BYTES = 8 << 20
+"""Of CSV at a time: large enough for Arrow's reader, a small part of a process's memory."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows as one array of comparable text a column, and (where asked for) as people read them."""
+
+    rows: int
+    texts: list[pa.Array]
+    shown: list[pa.Array]
+
+
+class Side(Protocol):
+    def batches(self, *, shown: bool) -> Iterator[Batch]: ...
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared of one table: its published columns, and for a partitioned one the leaf."""
+
+    table: Table
+    renderings: tuple[Rendering, ...]
+
+    @classmethod
+    def of(cls, table: Table, mirror: pa.Schema) -> Comparison:
+        kinds = {field.name: field.type for field in mirror}
+        return cls(table, tuple(rendering(column, kinds.get(column.name)) for column in table.columns))
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.renderings] + ([LEAF] if self.table.partitioned else [])
+
+    @property
+    def key(self) -> list[int]:
+        """Places of the key's columns; of all columns where there is no key."""
+        key = [place for place, column in enumerate(self.table.columns) if column.attnum in self.table.key]
+        return key or list(range(len(self.names)))
+
+
+@dataclass(frozen=True)
+class SourceSide:
+    """The published rows of a table under an exported snapshot, as PostgreSQL renders them."""
+
+    conninfo: str
+    snapshot: str
+    comparison: Comparison
+
+    def batches(self, *, shown: bool) -> Iterator[Batch]:
+        table = self.comparison.table
+        for leaf in [leaf.name for leaf in table.leaves] if table.partitioned else [None]:
+            yield from self._rows_of(leaf, shown=shown)
+
+    def _rows_of(self, leaf: TableName | None, *, shown: bool) -> Iterator[Batch]:
+        renderings = self.comparison.renderings
+        expressions = [column.source for column in renderings]
+        if shown:
+            expressions += [column.shown for column in renderings]
+        piece = Piece(table=self.comparison.table, leaf=leaf, sql=self._copy(leaf, expressions), rows_estimate=0)
+        for block in copy_blocks(self.conninfo, self.snapshot, piece, _BLOCK_BYTES):
+            columns = _parsed(block, max(1, len(expressions)))
+            texts, values = columns[: len(renderings)], columns[len(renderings) : len(expressions)]
+            if self.comparison.table.partitioned:
+                leaves = pa.repeat(pa.scalar(str(leaf), pa.large_string()), len(columns[0]))
+                texts, values = [*texts, leaves], [*values, *([leaves] if shown else [])]
+            yield Batch(len(columns[0]), texts, values)
+
+    def _copy(self, leaf: TableName | None, expressions: Sequence[str]) -> str:
+        name = leaf or self.comparison.table.name
+        # A table may have no columns; its rows still count.
+        chosen = ", ".join(expressions) or "''"
+        where = f" WHERE ({self.comparison.table.row_filter})" if self.comparison.table.row_filter else ""
+        query = f"SELECT {chosen} FROM ONLY {quoted(name.schema)}.{quoted(name.name)}{where}"  # noqa: S608 (quoted)
+        return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
+
+
+@dataclass(frozen=True)
+class MirrorSide:
+    """A mirror at one version. DataFusion reads deletion vectors and mapped column names right."""
+
+    mirror: DeltaTable
+    comparison: Comparison
+
+    def batches(self, *, shown: bool) -> Iterator[Batch]:
+        for batch in self._read():
+            raw = batch.column(0)
+            values = [batch.column(1 + place) for place in range(len(self.comparison.renderings))]
+            texts = [
+                with_raw(column.text(value), value, raw, column.name)
+                for column, value in zip(self.comparison.renderings, values, strict=True)
+            ]
+            leaves = [batch.column(batch.num_columns - 1)] if self.comparison.table.partitioned else []
+            yield Batch(batch.num_rows, [*texts, *leaves], [*values, *leaves] if shown else [])
+
+    def _read(self) -> pa.RecordBatchReader:
+        expressions = [quoted(RAW), *(column.mirror for column in self.comparison.renderings)]
+        expressions += [quoted(LEAF)] if self.comparison.table.partitioned else []
+        chosen = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(expressions))
+        query = f"SELECT {chosen} FROM mirror"  # noqa: S608 (quoted)
+        return pa.RecordBatchReader.from_stream(QueryBuilder().register("mirror", self.mirror).execute(query))
+
+
+def _parsed(block: bytes, columns: int) -> list[pa.Array]:
+    names = [f"c{place}" for place in range(columns)]
+    table = csv.read_csv(
+        pa.BufferReader(block),
+        read_options=csv.ReadOptions(column_names=names, block_size=len(block) + 1),
+        # A row of one NULL is an empty line.
+        parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.large_string()),
+            null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False,
+        ),
+    )  # fmt: skip
+    return [table.column(name).combine_chunks() for name in names]

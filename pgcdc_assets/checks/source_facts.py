@@ -1,0 +1,103 @@
+"""The source's side of the facts, by plain SQL on one short connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from pgcdc_assets.checks.facts import Backend, Publication, SourceFacts
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.source.catalog import read_leaves, read_relations
+from pgcdc_assets.source.connection import SourceConnection
+from pgcdc_assets.source.holders import transactions
+from pgcdc_assets.source.published import read_published
+from pgcdc_assets.source.slots import SlotStatus, identity
+
+_FLUSHED = """
+SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text
+"""
+# In the units that pg_settings names: they differ between versions.
+_SETTINGS = "SELECT name::text, setting, coalesce(unit, '') FROM pg_catalog.pg_settings WHERE name = ANY(%s)"
+_NAMES = ["wal_level", "max_slot_wal_keep_size", "synchronous_standby_names", "idle_replication_slot_timeout"]
+_BYTES = {"": 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+_HOLDER = "SELECT pid, application_name::text FROM pg_catalog.pg_stat_activity WHERE pid = %s"
+_PUBLICATIONS = """
+SELECT pubname::text, pubinsert, pubupdate, pubdelete, pubtruncate
+FROM pg_catalog.pg_publication WHERE pubname = ANY(%s)
+"""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    rows: dict[str, tuple[str, str]]
+
+    def text(self, name: str) -> str:
+        return self.rows[name][0] if name in self.rows else ""
+
+    def bytes(self, name: str) -> int | None:
+        """None: no bound."""
+        value, unit = self.rows[name]
+        return None if value == "-1" else int(value) * _BYTES[unit]
+
+    def span(self, name: str) -> timedelta:
+        value, unit = self.rows.get(name, ("0", ""))
+        return timedelta(seconds=int(value) * _SECONDS[unit])
+
+
+def read_source(conn: SourceConnection, slot: str, status: SlotStatus | None, names: Sequence[str]) -> SourceFacts:
+    """``names``: the publications that we read. To be called after the log's position was read."""
+    settings = _Settings({name: (value, unit) for name, value, unit in conn.execute(_SETTINGS, [_NAMES])})
+    published = _published_tables(conn, names)
+    return SourceFacts(
+        identity=identity(conn, slot),
+        flush_lsn=flush_lsn(conn),
+        wal_level=settings.text("wal_level"),
+        max_slot_wal_keep_bytes=settings.bytes("max_slot_wal_keep_size"),
+        synchronous_standby_names=settings.text("synchronous_standby_names"),
+        idle_slot_timeout=settings.span("idle_replication_slot_timeout"),
+        holder=_holder(conn, status),
+        oldest=next(iter(transactions(conn)), None),
+        publications={name: published.get(name) for name in names},
+        without_identity=_without_identity(conn, names),
+    )
+
+
+def flush_lsn(conn: SourceConnection) -> Lsn:
+    """Where the source's WAL is flushed up to; a standby's replay position."""
+    row = conn.execute(_FLUSHED).fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
+
+
+def _holder(conn: SourceConnection, status: SlotStatus | None) -> Backend | None:
+    """Without pg_read_all_stats the name of another role's session is NULL: then we do not know, and say nothing."""
+    if status is None or status.active_pid is None:
+        return None
+    row = conn.execute(_HOLDER, [status.active_pid]).fetchone()
+    return None if row is None or row[1] is None else Backend(*row)
+
+
+def _published_tables(conn: SourceConnection, names: Sequence[str]) -> dict[str, Publication]:
+    rows = conn.execute(
+        "SELECT pubname::text, schemaname::text, tablename::text FROM pg_catalog.pg_publication_tables"
+        " WHERE pubname = ANY(%s)",
+        [list(names)],
+    ).fetchall()
+    return {
+        name: Publication(name, frozenset(TableName(s, t) for pub, s, t in rows if pub == name), *operations)
+        for name, *operations in conn.execute(_PUBLICATIONS, [list(names)])
+    }
+
+
+def _without_identity(conn: SourceConnection, names: Sequence[str]) -> frozenset[TableName]:
+    """Relations whose updates or deletes PostgreSQL refuses: it asks the leaf, whatever is said of the root."""
+    published = {oid: entry for oid, entry in read_published(conn, names).items() if entry.updates or entry.deletes}
+    relations = read_relations(conn, published)
+    leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])
+    relations |= read_relations(conn, {leaf for group in leaves.values() for leaf in group} - relations.keys())
+    storage = (relation for relation in relations.values() if not relation.partitioned)
+    return frozenset(relation.name for relation in storage if not relation.identity.publishable)

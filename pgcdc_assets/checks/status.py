@@ -1,0 +1,171 @@
+"""How things stand: slot, positions, tables, and what is wrong. Plain SQL and delta-rs, no JVM.
+
+It works before setup, without a lake, without the source, and beside a running sync: what cannot be
+read is a problem in words, not an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from deltalake.exceptions import DeltaError
+
+from pgcdc_assets.checks.facts import Facts, LogFacts, TableFacts
+from pgcdc_assets.checks.health import Problem, problems
+from pgcdc_assets.checks.source_facts import read_source
+from pgcdc_assets.checks.table_facts import read_tables
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import CATALOG_FILE, STATE_FOLDER, Settings
+from pgcdc_assets.source.connection import APPLICATION, connect
+from pgcdc_assets.source.slots import SlotStatus, slot_status
+
+_CONNECT_SECONDS = 3
+"""The whole answer is promised within five."""
+
+_LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
+"""Of the slot: not columns of pg_replication_slots, or always the same."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """``replay_lsn`` is the lowest of the tables that are followed; ``lag_bytes`` is from there to the WAL's end."""
+
+    slot: SlotStatus | None
+    transform_lsn: Lsn | None
+    replay_lsn: Lsn | None
+    lag_bytes: int | None
+    tables: tuple[TableFacts, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Warnings leave it true."""
+        return not any(problem.severity == "error" for problem in self.problems)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "slot": _slot_json(self.slot),
+            "transform_lsn": _text(self.transform_lsn),
+            "replay_lsn": _text(self.replay_lsn),
+            "lag_bytes": self.lag_bytes,
+            "tables": [
+                {
+                    "name": str(table.name),
+                    "state": str(table.state),
+                    "replay_lsn": _text(table.replay_lsn),
+                    "reason": table.reason,
+                }
+                for table in self.tables
+            ],
+            "problems": [
+                {"severity": problem.severity, "what": f"{problem.thing} {problem.what}", "do": problem.do}
+                for problem in self.problems
+            ],
+        }
+
+
+def status(settings: Settings, conninfo: str | None = None) -> Status:
+    """Look at source, log and lake. ``conninfo`` None: the settings' source, or the embedded server's."""
+    facts = Facts(now=datetime.now(UTC), slot_name=settings.slot)
+    unread: list[Problem] = []
+    try:
+        facts = replace(facts, catalog=Catalog.load(CATALOG_FILE))
+    except (OSError, ValueError, KeyError, TypeError):
+        unread.append(Problem("error", str(CATALOG_FILE), "cannot be read", "run `pgcdc setup`"))
+    try:
+        facts = _with_source(facts, settings, conninfo or settings.source or _embedded())
+    except PgcdcError as error:
+        unread.append(_problem(error, "source"))
+        facts = replace(facts, source=None)
+    facts, more = _with_lake(facts, settings.layout)
+    found = [*unread, *more, *problems(facts)]
+    return _status(facts, sorted(found, key=lambda problem: problem.severity != "error"))
+
+
+def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
+    """In this order: the slot's position, the log's, the WAL's. Each moves up, so none seems ahead that is not."""
+    names = facts.catalog.publications if facts.catalog else (settings.publication,)
+    application = f"{APPLICATION}/status"
+    with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
+        slot = slot_status(conn, settings.slot)
+        facts, _ = _with_log(replace(facts, slot=slot), settings.layout)
+        return replace(facts, source=read_source(conn, settings.slot, slot, names))
+
+
+def _with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
+    if facts.log is not None:
+        return facts, []
+    log = ChangeLog(layout)
+    try:
+        if not log.exists:
+            return facts, []
+        return replace(facts, log=LogFacts(log.identity, log.start, log.position())), []
+    except PgcdcError as error:
+        return facts, [_problem(error, "change log")]
+    except (DeltaError, OSError) as error:
+        return facts, [_unreadable("change log", error)]
+
+
+def _with_lake(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
+    facts, unread = _with_log(facts, layout)
+    if facts.catalog is None:
+        return facts, unread
+    try:
+        return replace(facts, tables=tuple(read_tables(layout, facts.catalog))), unread
+    except PgcdcError as error:
+        return facts, [*unread, _problem(error, "lake")]
+    except (DeltaError, OSError) as error:
+        return facts, [*unread, _unreadable("lake", error)]
+
+
+def _status(facts: Facts, found: Sequence[Problem]) -> Status:
+    followed = [t.replay_lsn for t in facts.tables if t.state.readable and t.replay_lsn is not None]
+    replay_lsn = min(followed, default=None)
+    behind = facts.source.flush_lsn - replay_lsn if facts.source and replay_lsn is not None else None
+    return Status(
+        slot=facts.slot,
+        transform_lsn=facts.log.transform_lsn if facts.log else None,
+        replay_lsn=replay_lsn,
+        lag_bytes=None if behind is None else max(0, behind),
+        tables=tuple(facts.tables),
+        problems=tuple(found),
+    )
+
+
+def _embedded() -> str:
+    return EmbeddedServer(STATE_FOLDER.absolute() / "postgres", database="shop").conninfo
+
+
+def _problem(error: PgcdcError, thing: str) -> Problem:
+    where = f", at LSN {error.lsn}" if error.lsn is not None else ""
+    return Problem("error", error.thing or thing, f"{error.what}{where}", error.do or "see the log")
+
+
+def _unreadable(thing: str, error: Exception) -> Problem:
+    return Problem("error", thing, f"cannot be read: {type(error).__name__}", "see that its folder is there and whole")
+
+
+def _slot_json(slot: SlotStatus | None) -> dict[str, Any]:
+    if slot is None:
+        return {}
+    values = {field.name: getattr(slot, field.name) for field in fields(slot) if field.name not in _LEFT_OUT}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Lsn):
+        return str(value)
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _text(lsn: Lsn | None) -> str | None:
+    return None if lsn is None else str(lsn)

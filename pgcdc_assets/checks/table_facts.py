@@ -1,0 +1,50 @@
+"""The tables' side of the facts: state and effective ``replay_lsn`` of each, from the lake alone.
+
+A table that the newest consistent point lists needs no look at its mirror, so that hundreds of
+streaming tables cost one small read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pgcdc_assets.checks.facts import TableFacts
+from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.lake.mirrors import Mirror
+from pgcdc_assets.lake.points import ConsistentPoints, Point
+from pgcdc_assets.lake.states import StateRow, TableStates
+
+
+def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
+    """Every table of the catalog, in its order."""
+    rows = TableStates(layout).all()
+    points = ConsistentPoints(layout)
+    newest = points.newest()
+    for table in catalog.tables:
+        row = rows.get(table.name)
+        if row is None or row.table is None or row.table.oid != table.oid:
+            # Never copied, or dropped and made anew since.
+            yield TableFacts(table.name, TableState.WAITING, updates_seen=table.updates_seen)
+        elif newest and table.name in newest.tables and _readable(row, newest):
+            yield TableFacts(table.name, TableState.STREAMING, newest.replay_lsn, updates_seen=table.updates_seen)
+        else:
+            yield _behind(Mirror(layout, catalog.identity, table.name), table, row, points.replay_lsn_of(table.name))
+
+
+def _readable(row: StateRow, newest: Point) -> bool:
+    """Whether the point is one of the copy that the row tells of, and not of the copy before."""
+    return row.state is TableState.CATCHING_UP and row.lsn <= newest.replay_lsn
+
+
+def _behind(mirror: Mirror, table: Table, row: StateRow, listed: Lsn | None) -> TableFacts:
+    """A table that stands by itself: its own Delta commits say where."""
+    copied = mirror.snapshot_lsn
+    if row.state is TableState.COPYING and (copied is None or copied < row.lsn):
+        return TableFacts(table.name, TableState.COPYING, updates_seen=table.updates_seen)
+    replay_lsn = max(mirror.replay_lsn or ZERO, listed or ZERO) or None
+    if row.state is TableState.SET_ASIDE:
+        return TableFacts(table.name, row.state, replay_lsn, row.reason, row.lsn, table.updates_seen)
+    return TableFacts(table.name, TableState.CATCHING_UP, replay_lsn, updates_seen=table.updates_seen)

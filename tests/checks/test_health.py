@@ -1,0 +1,349 @@
+"""One situation each: the facts that make it, and the words that come of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from pgcdc_assets.checks.facts import Backend, Facts, LogFacts, Publication, SourceFacts, TableFacts
+from pgcdc_assets.checks.health import GIB, MIB, problems
+from pgcdc_assets.core.catalog import Catalog, Identity, Leaf, Table
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.source.holders import Holder
+from pgcdc_assets.source.slots import SlotStatus
+
+NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
+SOURCE = Identity("7123", "shop", "pgcdc")
+AT = Lsn(100 * GIB)
+ORDERS, EVENTS = TableName("public", "orders"), TableName("public", "events")
+LEAF_A, LEAF_B = TableName("public", "events_a"), TableName("public", "events_b")
+
+CATALOG = Catalog(
+    SOURCE, "pgcdc", 180004,
+    (
+        Table(1, ORDERS, (), key=(1,)),
+        Table(2, EVENTS, (), key=(1,), partitioned=True, leaves=(Leaf(3, LEAF_A, 3), Leaf(4, LEAF_B, 4))),
+    ),
+    ("pgcdc",),
+)  # fmt: skip
+PUBLICATION = Publication("pgcdc", frozenset({ORDERS, LEAF_A, LEAF_B}))
+WELL = Facts(
+    now=NOW,
+    slot_name="pgcdc",
+    source=SourceFacts(
+        SOURCE, AT, max_slot_wal_keep_bytes=10 * GIB, holder=Backend(5, "pgcdc_assets/receive"),
+        publications={"pgcdc": PUBLICATION},
+    ),
+    slot=None,
+    log=LogFacts(SOURCE, Lsn(AT - GIB), AT),
+    catalog=CATALOG,
+    tables=(
+        TableFacts(ORDERS, TableState.STREAMING, AT),
+        TableFacts(EVENTS, TableState.CATCHING_UP, Lsn(AT - 1000)),
+    ),
+)  # fmt: skip
+
+
+def _slot(**changes: Any) -> SlotStatus:
+    usual: dict[str, Any] = {
+        "name": "pgcdc", "plugin": "pgoutput", "database": "shop", "connected_to": "shop", "temporary": False,
+        "active": True, "active_pid": 5, "restart_lsn": Lsn(AT - MIB), "confirmed_flush_lsn": AT, "wal_lsn": AT,
+        "wal_status": "reserved", "safe_wal_size": None, "catalog_xmin_age": 100, "xmin_age": None,
+        "two_phase": False, "conflicting": False, "invalidation_reason": None, "inactive_since": None,
+        "failover": False, "synced": False,
+    }  # fmt: skip
+    return SlotStatus(**usual | changes)
+
+
+def _source(**changes: Any) -> dict[str, Any]:
+    assert WELL.source is not None
+    return {"source": replace(WELL.source, **changes)}
+
+
+def _table(state: TableState, replay_lsn: int | None = AT, **more: Any) -> dict[str, Any]:
+    return {"tables": (TableFacts(ORDERS, state, None if replay_lsn is None else Lsn(replay_lsn), **more),)}
+
+
+def _published(*names: TableName, **operations: bool) -> dict[str, Any]:
+    return _source(publications={"pgcdc": Publication("pgcdc", frozenset(names), **operations)})
+
+
+OLD = Holder(733, 4711, None, "shop", "psql", timedelta(hours=3))
+SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
+    # changes of the facts: severity, thing, words of what, words of what to do
+    "before setup": (
+        {"catalog": None, "slot": None, "log": None, "tables": ()},
+        "error",
+        "project",
+        "not set up",
+        "pgcdc setup",
+    ),
+    "slot gone before the first run": (
+        {"slot": None, "log": None},
+        "error",
+        "slot pgcdc",
+        "does not exist",
+        "pgcdc setup",
+    ),
+    "slot gone": ({"slot": None}, "error", "slot pgcdc", f"changes after {AT}", "copies anew"),
+    "slot lost": (
+        {"slot": _slot(wal_status="lost")},
+        "error",
+        "slot pgcdc",
+        "invalidated (wal_removed)",
+        "copies anew",
+    ),
+    "slot invalidated": (
+        {"slot": _slot(invalidation_reason="idle_timeout", wal_status="reserved")},
+        "error",
+        "slot pgcdc",
+        "invalidated (idle_timeout)",
+        "copies anew",
+    ),
+    "slot in conflict": (
+        {"slot": _slot(conflicting=True)},
+        "error",
+        "slot pgcdc",
+        "conflict with recovery",
+        "copies anew",
+    ),
+    "WAL removed on 14 to 16": (
+        {"slot": _slot(restart_lsn=None)},
+        "error",
+        "slot pgcdc",
+        "invalidated (wal_removed)",
+        "copies anew",
+    ),
+    "another plugin": (
+        {"slot": _slot(plugin="test_decoding")},
+        "error",
+        "slot pgcdc",
+        "plugin test_decoding",
+        "setting `slot`",
+    ),
+    "another database": ({"slot": _slot(database="erp")}, "error", "slot pgcdc", "database erp", "setting `slot`"),
+    "slot nearly lost": (
+        {"slot": _slot(wal_status="unreserved")},
+        "error",
+        "slot pgcdc",
+        "nearly lost",
+        "max_slot_wal_keep_size",
+    ),
+    "little room left": (
+        {"slot": _slot(safe_wal_size=100 * MIB)},
+        "warning",
+        "slot pgcdc",
+        "after 100 MiB more",
+        "max_slot_wal_keep_size",
+    ),
+    "no room left": ({"slot": _slot(safe_wal_size=-5)}, "warning", "slot pgcdc", "after 0 MiB more", "pgcdc sync"),
+    "two-phase slot": ({"slot": _slot(two_phase=True)}, "error", "slot pgcdc", "two_phase", "copies anew"),
+    "slot of a primary": ({"slot": _slot(synced=True)}, "error", "slot pgcdc", "primary's slot", "`source`"),
+    "held by another": (
+        _source(holder=Backend(99, "psql")),
+        "error",
+        "slot pgcdc",
+        "pid 99, application 'psql'",
+        "pg_terminate_backend(99)",
+    ),
+    "nobody reads": (
+        {"slot": _slot(active=False, confirmed_flush_lsn=Lsn(AT - 80 * MIB), inactive_since=NOW)},
+        "warning",
+        "slot pgcdc",
+        "since 2026-11-01 12:00 UTC, and the source holds 80 MiB",
+        "pgcdc sync",
+    ),
+    "idle timeout": (
+        _source(idle_slot_timeout=timedelta(hours=2)),
+        "warning",
+        "slot pgcdc",
+        "for 2 hours",
+        "idle_replication_slot_timeout",
+    ),
+    "unbounded WAL": (
+        {
+            **_source(max_slot_wal_keep_bytes=None),
+            "slot": _slot(restart_lsn=Lsn(AT - 2 * GIB), confirmed_flush_lsn=Lsn(AT - 2 * GIB)),
+        },
+        "warning",
+        "slot pgcdc",
+        "holds 2.0 GiB of WAL",
+        "max_slot_wal_keep_size",
+    ),
+    "long transaction": (
+        {**_source(oldest=OLD), "slot": _slot(restart_lsn=Lsn(AT - 3 * GIB))},
+        "warning",
+        "slot pgcdc",
+        "pid 4711 (psql) in database shop, open for 10800 s",
+        "end that transaction",
+    ),
+    "prepared transaction": (
+        {**_source(oldest=replace(OLD, pid=None, gid="two")), "slot": _slot(restart_lsn=Lsn(AT - 3 * GIB))},
+        "warning",
+        "slot pgcdc",
+        "prepared transaction 'two'",
+        "end that transaction",
+    ),
+    "old catalog_xmin": (
+        {"slot": _slot(catalog_xmin_age=300_000_000)},
+        "warning",
+        "slot pgcdc",
+        "300000000 transactions",
+        "pgcdc sync",
+    ),
+    "slot ahead of the log": (
+        {"log": LogFacts(SOURCE, Lsn(1), Lsn(AT - 1)), **_table(TableState.STREAMING, AT - 1)},
+        "error",
+        "change log",
+        f"ends at {Lsn(AT - 1)}, but the slot was confirmed up to {AT}",
+        "copies anew",
+    ),
+    "log ahead of the source": (
+        {"log": LogFacts(SOURCE, Lsn(1), Lsn(AT + 1))},
+        "error",
+        "change log",
+        f"stands at {Lsn(AT + 1)}, ahead of the source's WAL at {AT}",
+        "copies anew",
+    ),
+    "another system": (
+        {"log": LogFacts(replace(SOURCE, system_identifier="9"), Lsn(1), AT)},
+        "error",
+        "change log",
+        "belongs to system 9, database shop, slot pgcdc, but the source is system 7123",
+        "`source`",
+    ),
+    "gap": (
+        _table(TableState.CATCHING_UP, AT - GIB - 1),
+        "error",
+        "table public.orders",
+        f"but the log begins at {Lsn(AT - GIB)}",
+        "pgcdc snapshot public.orders",
+    ),
+    "wal_level": (_source(wal_level="replica"), "error", "source", "wal_level = replica", "wal_level = logical"),
+    "synchronous by star": (
+        _source(synchronous_standby_names="FIRST 1 (*)"),
+        "error",
+        "source",
+        "at every commit",
+        "one by one",
+    ),
+    "synchronous by name": (
+        _source(synchronous_standby_names='ANY 1 (a, "PGCDC_assets/receive")'),
+        "error",
+        "source",
+        "at every commit",
+        "one by one",
+    ),
+    "publication gone": (
+        _source(publications={"pgcdc": None}),
+        "error",
+        "publication pgcdc",
+        "does not exist",
+        "pgcdc setup",
+    ),
+    "publication emptied": (_published(), "error", "publication pgcdc", "lists no table", "pgcdc setup"),
+    "table not published": (
+        _published(LEAF_A, LEAF_B),
+        "error",
+        "table public.orders",
+        "not published any more",
+        "pgcdc setup",
+    ),
+    "leaf not published": (
+        _published(ORDERS, LEAF_A),
+        "error",
+        "table public.events",
+        "(public.events_b)",
+        "pgcdc setup",
+    ),
+    "updates not published": (
+        _published(ORDERS, EVENTS, update=False),
+        "error",
+        "table public.orders",
+        "published without update",
+        "publication pgcdc",
+    ),
+    "truncate not published": (
+        _published(ORDERS, EVENTS, truncate=False),
+        "warning",
+        "table public.orders",
+        "without truncate",
+        "publication pgcdc",
+    ),
+    "writes fail": (
+        _source(without_identity=frozenset({ORDERS})),
+        "error",
+        "table public.orders",
+        "UPDATE and DELETE fail",
+        "primary key",
+    ),
+    "updates not seen": (
+        _table(TableState.STREAMING, updates_seen=False),
+        "warning",
+        "table public.orders",
+        "not seen",
+        "REPLICA IDENTITY FULL",
+    ),
+    "set aside": (
+        _table(TableState.SET_ASIDE, reason="column a was renamed", lsn=Lsn(255)),
+        "error",
+        "table public.orders",
+        "set aside at 0/FF: column a was renamed",
+        "pgcdc snapshot public.orders",
+    ),
+    "lag": (
+        {**_table(TableState.STREAMING, AT - 2 * GIB), "log": LogFacts(SOURCE, Lsn(1), AT)},
+        "warning",
+        "table public.orders",
+        "2.0 GiB of WAL behind",
+        "pgcdc sync",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_each_situation_is_told_in_words(name: str) -> None:
+    changes, severity, thing, what, do = SITUATIONS[name]
+    found = problems(replace(WELL, **{"slot": _slot(), **changes}))
+    hits = [p for p in found if (p.severity, p.thing) == (severity, thing) and what in p.what and do in p.do]
+    assert hits, found
+    assert len({(p.thing, p.what) for p in found}) == len(found)
+
+
+def test_a_well_lake_has_no_problems() -> None:
+    assert problems(replace(WELL, slot=_slot())) == []
+
+
+WELL_TOO: dict[str, dict[str, Any]] = {
+    "a run just ended": {"slot": _slot(active=False, confirmed_flush_lsn=Lsn(AT - MIB))},
+    "held by us": _source(holder=Backend(99, "pgcdc_assets/setup")),
+    "no log yet": {"log": None, "tables": (TableFacts(ORDERS, TableState.WAITING),)},
+    "copying": _table(TableState.COPYING, None),
+    "published via the root": _published(ORDERS, EVENTS),
+    "other standbys": _source(synchronous_standby_names='FIRST 2 (s1, "s 2")'),
+    "slot times out after days": _source(idle_slot_timeout=timedelta(days=3)),
+    "unbounded, little held": _source(max_slot_wal_keep_bytes=None),
+    "operations in two publications": _source(
+        publications={
+            "pgcdc": PUBLICATION,
+            "pgcdc_inserts": Publication("pgcdc_inserts", frozenset({EVENTS}), update=False, delete=False),
+        }
+    ),
+    "source not reached": {"source": None, "slot": None},
+}
+
+
+@pytest.mark.parametrize("name", WELL_TOO)
+def test_what_is_usual_is_no_problem(name: str) -> None:
+    assert problems(replace(WELL, **{"slot": _slot(), **WELL_TOO[name]})) == []
+
+
+def test_errors_come_first() -> None:
+    changes = {**_source(wal_level="minimal"), "slot": _slot(safe_wal_size=1), **_table(TableState.SET_ASIDE)}
+    severities = [p.severity for p in problems(replace(WELL, **changes))]
+    assert severities == ["error", "error", "warning"]

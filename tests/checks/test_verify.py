@@ -1,0 +1,416 @@
+"""Mirrors written by hand against a real server: equal ones pass, and every single difference is named."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pgcdc_assets.source.snapshots import exported_snapshot
+
+from pgcdc_assets.checks.sides import Comparison, MirrorSide, SourceSide
+from pgcdc_assets.checks.verify import Example, TableReport, VerifyReport, compare_sides, verify
+from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.connection import connect
+from tests.checks import mirrors
+from tests.fix_postgres import Database
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    replay_lsn: Lsn
+    tables: dict[TableName, int]
+
+
+@dataclass
+class Lake:
+    """A source whose tables are published, and a lake whose mirrors the test writes."""
+
+    conninfo: str
+    root: Path
+
+    def catalog(self) -> Catalog:
+        with connect(self.conninfo) as conn:
+            return Catalog(Identity("1", "d", "s"), "p", 0, read_tables(conn, ["p"]), ("p",))
+
+    def write(self, table: str, schema: pa.Schema, rows: list[Row]) -> None:
+        mirrors.write_mirror(self.path(table), schema, rows)
+
+    def path(self, table: str) -> Path:
+        return self.root / TableName.parse(table).folder
+
+    def verify(self, *tables: str) -> VerifyReport:
+        """All mirrors stand at their newest version, and that is what the point says."""
+        catalog = self.catalog()
+        written = [table.name for table in catalog.tables if (self.root / table.name.folder).exists()]
+        versions = {name: DeltaTable(str(self.root / name.folder)).version() for name in written}
+        settings = Settings(source=self.conninfo, lake=self.root)
+        names = [TableName.parse(table) for table in tables] or None
+        return verify(settings, catalog, names, lambda lsn: Point(lsn, versions))
+
+    def only(self) -> TableReport:
+        (report,) = self.verify().tables
+        return report
+
+
+@pytest.fixture
+def lake(database: Database, tmp_path: Path) -> Lake:
+    with database.connect() as conn:
+        conn.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    return Lake(database.conninfo, tmp_path / "lake")
+
+
+def _script(lake: Lake, script: str) -> None:
+    with connect(lake.conninfo, options={"search_path": "public"}) as conn:
+        conn.execute(script.encode())
+
+
+# Every type ------------------------------------------------------------------------------------
+
+KIND_SCHEMA = mirrors.mirror_schema(id=pa.int32(), **{name: kind.type for name, kind in mirrors.KINDS.items()})
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The table of every type under one snapshot, and a place for its mirror."""
+
+    source: SourceSide
+    path: Path
+
+    def compared(self, rows: list[Row], schema: pa.Schema = KIND_SCHEMA) -> TableReport:
+        mirrors.write_mirror(self.path, schema, rows)
+        mirror = DeltaTable(str(self.path))
+        comparison = Comparison.of(self.source.comparison.table, pa.schema(mirror.schema().to_arrow()))
+        return compare_sides(replace(self.source, comparison=comparison), MirrorSide(mirror, comparison), len(rows))
+
+
+@pytest.fixture
+def kinds(lake: Lake, tmp_path: Path) -> Iterator[Kinds]:
+    _script(lake, mirrors.TYPES)
+    _script(lake, mirrors.source_script("public.kinds"))
+    (table,) = lake.catalog().tables
+    with exported_snapshot(lake.conninfo, [table]) as snapshot:
+        comparison = Comparison.of(table, KIND_SCHEMA)
+        yield Kinds(SourceSide(lake.conninfo, snapshot.name, comparison), tmp_path / "kinds")
+
+
+def test_equal_values_of_every_type_pass(kinds: Kinds) -> None:
+    rows = mirrors.mirror_rows()
+    report = kinds.compared(rows)
+    assert report.examples == ()
+    assert (report.source_rows, report.mirror_rows, report.equal) == (len(rows), len(rows), True)
+
+
+def test_one_other_value_of_any_type_is_found(kinds: Kinds) -> None:
+    for name, kind in mirrors.KINDS.items():
+        for other in [kind.other, None]:
+            rows = mirrors.mirror_rows()
+            assert rows[0][name] is not None
+            rows[0][name] = other
+            _one_difference(kinds.compared(rows), key="1", column=name)
+
+
+def test_a_value_in_place_of_null_is_found(kinds: Kinds) -> None:
+    nulls = len(mirrors.mirror_rows())
+    for name in mirrors.KINDS:
+        rows = mirrors.mirror_rows()
+        rows[-1][name] = rows[0][name]
+        _one_difference(kinds.compared(rows), key=str(nulls), column=name)
+
+
+def test_every_value_tells_from_every_other_of_its_column(kinds: Kinds) -> None:
+    """-0.0 from 0.0, NaN from infinity, '' from NULL, {} from {NULL} ...: all rows turned round by one."""
+    for name, kind in mirrors.KINDS.items():
+        count = len(kind.values)
+        rows = mirrors.mirror_rows()
+        fresh = mirrors.mirror_rows()
+        for n in range(count):
+            rows[n][name] = fresh[(n + 1) % count][name]
+            rows[n]["_pgcdc_raw"] = _with_raw(fresh[n], name, fresh[(n + 1) % count])
+        if count > 1:
+            report = kinds.compared(rows)
+            assert (report.different, report.missing, report.extra) == (count, 0, 0), name
+
+
+def test_the_text_of_an_unfit_value_counts(kinds: Kinds) -> None:
+    for name, kind in mirrors.KINDS.items():
+        for n, value in enumerate(kind.values):
+            if value.raw is not None:
+                for change in ({}, {name: value.raw + "x"}):
+                    rows = mirrors.mirror_rows()
+                    others = [pair for pair in rows[n]["_pgcdc_raw"] if pair[0] != name]
+                    rows[n]["_pgcdc_raw"] = [*others, *change.items()] or None
+                    _one_difference(kinds.compared(rows), key=str(n + 1), column=name)
+
+
+def test_a_clipped_value_beside_its_text_is_found(kinds: Kinds) -> None:
+    rows = mirrors.mirror_rows()
+    place = next(n for n, value in enumerate(mirrors.KINDS["ts"].values) if value.raw == "infinity")
+    rows[place]["ts"] = rows[1]["ts"]
+    _one_difference(kinds.compared(rows), key=str(place + 1), column="ts")
+
+
+def test_a_column_of_a_wrong_type_differs_in_every_row(kinds: Kinds) -> None:
+    schema = KIND_SCHEMA.set(KIND_SCHEMA.get_field_index("ts"), pa.field("ts", pa.timestamp("us", "UTC")))
+    rows = mirrors.mirror_rows()
+    for row in rows:
+        row["ts"] = row["ts"] and row["ts"].replace(tzinfo=dt.UTC)
+    report = kinds.compared(rows, schema)
+    assert report.different == len(mirrors.KINDS["ts"].values)
+    assert {example.columns for example in report.examples} == {("ts",)}
+
+
+def test_a_column_that_the_mirror_lacks_differs(kinds: Kinds) -> None:
+    rows = mirrors.mirror_rows()
+    report = kinds.compared(rows, KIND_SCHEMA.remove(KIND_SCHEMA.get_field_index("c")))
+    assert report.different == len(mirrors.KINDS["c"].values)
+
+
+def _one_difference(report: TableReport, key: str, column: str) -> None:
+    assert (report.different, report.missing, report.extra) == (1, 0, 0), column
+    assert report.examples == (Example("different", {"id": key}, (column,)),)
+
+
+def _with_raw(row: Row, name: str, other: Row) -> list[tuple[str, str]] | None:
+    kept = [pair for pair in row["_pgcdc_raw"] or [] if pair[0] != name]
+    return [*kept, *(pair for pair in other["_pgcdc_raw"] or [] if pair[0] == name)] or None
+
+
+# Rows ------------------------------------------------------------------------------------------
+
+NOTE_SCHEMA = mirrors.mirror_schema(id=pa.int32(), note=pa.string())
+
+
+def _notes(*rows: tuple[int, str | None]) -> list[Row]:
+    return [{"id": key, "note": note} for key, note in rows]
+
+
+def test_missing_and_extra_rows_are_counted_and_named(lake: Lake) -> None:
+    _script(
+        lake,
+        "CREATE TABLE t (id int PRIMARY KEY, note text);INSERT INTO t SELECT i, 'n' || i FROM generate_series(1, 30) i",
+    )
+    rows = [(i, f"n{i}") for i in range(1, 31)]
+    lake.write("t", NOTE_SCHEMA, _notes(*rows[2:], (99, "new"), (30, "n30")))
+    report = lake.verify()
+    (table,) = report.tables
+    assert (table.source_rows, table.mirror_rows) == (30, 30)
+    assert (table.missing, table.extra, table.different) == (2, 2, 0)
+    named = {(example.kind, example.key["id"]) for example in table.examples}
+    assert named == {("missing", "1"), ("missing", "2"), ("extra", "99"), ("extra", "30")}
+    assert not report.ok
+
+
+def test_examples_are_ten_at_most_and_of_every_kind(lake: Lake) -> None:
+    _script(
+        lake,
+        "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t SELECT i, 'n' FROM generate_series(1, 60) i",
+    )
+    lake.write("t", NOTE_SCHEMA, _notes(*((i, "m") for i in range(31, 91))))
+    table = lake.only()
+    assert (table.missing, table.extra, table.different) == (30, 30, 30)
+    assert len(table.examples) == 10
+    assert {example.kind for example in table.examples} == {"missing", "extra", "different"}
+
+
+def test_an_empty_table_equals_an_empty_mirror_alone(lake: Lake) -> None:
+    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text)")
+    lake.write("t", NOTE_SCHEMA, [])
+    assert lake.verify().ok
+    lake.write("t", NOTE_SCHEMA, _notes((1, None)))
+    assert lake.only().extra == 1
+
+
+def test_rows_without_a_key_are_compared_as_a_multiset(lake: Lake) -> None:
+    _script(
+        lake,
+        "CREATE TABLE t (id int, note text); ALTER TABLE t REPLICA IDENTITY FULL;"
+        "INSERT INTO t VALUES (1, 'a'), (1, 'a'), (2, NULL), (NULL, NULL)",
+    )
+    equal = _notes((2, None), (1, "a"), (None, None), (1, "a"))  # type: ignore[arg-type]
+    lake.write("t", NOTE_SCHEMA, equal)
+    assert lake.verify().ok
+    lake.write("t", NOTE_SCHEMA, [*equal[:3], equal[0]])
+    table = lake.only()
+    assert (table.missing, table.extra, table.different) == (1, 1, 0)
+    assert table.examples == (
+        Example("missing", {"id": "1", "note": "a"}),
+        Example("extra", {"id": "2", "note": None}),
+    )
+
+
+def test_a_single_column_of_nulls(lake: Lake) -> None:
+    _script(
+        lake,
+        "CREATE TABLE t (note text); ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t VALUES (NULL), (''), (NULL)",
+    )
+    schema = mirrors.mirror_schema(note=pa.string())
+    lake.write("t", schema, [{"note": None}, {"note": None}, {"note": ""}])
+    assert lake.verify().ok
+    lake.write("t", schema, [{"note": None}, {"note": ""}, {"note": ""}])
+    assert not lake.verify().ok
+
+
+def test_a_table_without_columns_has_rows(lake: Lake) -> None:
+    _script(
+        lake,
+        "CREATE TABLE t (); ALTER TABLE t REPLICA IDENTITY FULL;"
+        "INSERT INTO t DEFAULT VALUES; INSERT INTO t DEFAULT VALUES",
+    )
+    lake.write("t", mirrors.mirror_schema(), [{"_pgcdc_commit_lsn": 1}])
+    table = lake.only()
+    assert (table.source_rows, table.mirror_rows, table.missing) == (2, 1, 1)
+
+
+def test_keys_of_two_columns_and_of_moments(lake: Lake) -> None:
+    _script(
+        lake,
+        "CREATE TABLE t (day date, at timestamptz, y bytea, v int, PRIMARY KEY (y, at, day));"
+        "INSERT INTO t VALUES ('infinity', '2024-02-29 12:00+00', '\\xff', 1), ('2024-02-29', '-infinity', '', 2)",
+    )
+    schema = mirrors.mirror_schema(day=pa.date32(), at=pa.timestamp("us", "UTC"), y=pa.binary(), v=pa.int32())
+    at = dt.datetime(2024, 2, 29, 12, tzinfo=dt.UTC)
+    day = dt.date(2024, 2, 29)
+    rows = [
+        {"at": at, "y": b"\xff", "v": 1, "_pgcdc_raw": [("day", "infinity")]},
+        {"day": day, "y": b"", "v": 2, "_pgcdc_raw": [("at", "-infinity")]},
+    ]
+    lake.write("t", schema, rows)
+    assert lake.verify().ok
+    lake.write("t", schema, [rows[0] | {"v": 7}, rows[1] | {"y": b"\x00"}])
+    named = {(example.kind, tuple(example.key.items())) for example in lake.only().examples}
+    assert named == {
+        ("different", (("day", "infinity"), ("at", "2024-02-29 12:00:00+00"), ("y", "\\xff"))),
+        ("missing", (("day", "2024-02-29"), ("at", "-infinity"), ("y", "\\x"))),
+        ("extra", (("day", "2024-02-29"), ("at", "as written: -infinity"), ("y", "\\x00"))),
+    }
+
+
+def test_odd_names(lake: Lake) -> None:
+    _script(
+        lake,
+        'CREATE SCHEMA "Odd.Schema";'
+        'CREATE TABLE "Odd.Schema"."sel""ect 😀" ("Ké\'y" int PRIMARY KEY, "a""b" text, "x.y" text, "select" int);'
+        'INSERT INTO "Odd.Schema"."sel""ect 😀" VALUES (1, \'a\', \'b\', 2)',
+    )
+    kinds = {"Ké'y": pa.int32(), 'a"b': pa.string(), "x.y": pa.string(), "select": pa.int32()}
+    row = {"Ké'y": 1, 'a"b': "a", "x.y": "b", "select": 2}
+    name = '"Odd.Schema"."sel""ect 😀"'
+    lake.write(name, mirrors.mirror_schema(**kinds), [row])
+    assert lake.verify(name).ok
+    lake.write(name, mirrors.mirror_schema(**kinds), [row | {"x.y": "c", 'a"b': None}])
+    assert lake.only().examples == (Example("different", {"Ké'y": "1"}, ('a"b', "x.y")),)
+
+
+def test_a_partitioned_table_is_compared_with_its_leaves(lake: Lake) -> None:
+    _script(
+        lake,
+        "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10);"
+        "CREATE TABLE t2 (note text, gone int, id int NOT NULL); ALTER TABLE t2 DROP COLUMN gone;"
+        "ALTER TABLE t ATTACH PARTITION t2 FOR VALUES FROM (10) TO (20);"
+        "INSERT INTO t VALUES (1, 'a'), (11, 'b')",
+    )
+    schema = NOTE_SCHEMA.append(pa.field("_pgcdc_leaf", pa.string()))
+    rows = [row | {"_pgcdc_leaf": leaf} for row, leaf in zip(_notes((1, "a"), (11, "b")), LEAVES, strict=True)]
+    lake.write("t", schema, rows)
+    assert lake.verify().ok
+    lake.write("t", schema, [rows[0], rows[1] | {"_pgcdc_leaf": LEAVES[0]}])
+    assert lake.only().examples == (Example("different", {"id": "11"}, ("_pgcdc_leaf",)),)
+
+
+LEAVES = ("public.t1", "public.t2")
+
+
+def test_only_what_is_published_is_compared(lake: Lake, pg_version: int) -> None:
+    _script(
+        lake,
+        "CREATE TABLE t (id int PRIMARY KEY, note text, secret text);"
+        "INSERT INTO t VALUES (1, 'a', 'x'), (2, 'b', 'y'), (-3, 'c', 'z');"
+        "DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE t (id, note) WHERE (id > 0)",
+    )
+    lake.write("t", NOTE_SCHEMA, _notes((1, "a"), (2, "b")))
+    table = lake.only()
+    assert (table.equal, table.source_rows) == (True, 2)
+
+
+def test_an_inheritance_parent_is_compared_without_its_children(lake: Lake) -> None:
+    _script(
+        lake,
+        "CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE child () INHERITS (t);"
+        "INSERT INTO t VALUES (1, 'a'); INSERT INTO child VALUES (2, 'b')",
+    )
+    lake.write("t", NOTE_SCHEMA, _notes((1, "a")))
+    assert lake.verify("t").ok
+
+
+def test_what_happens_after_the_snapshot_is_not_seen(lake: Lake) -> None:
+    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
+    lake.write("t", NOTE_SCHEMA, _notes((1, "a")))
+
+    def reach(lsn: Lsn) -> Point:
+        _script(lake, "INSERT INTO t VALUES (2, 'b'); UPDATE t SET note = 'z'")
+        return Point(lsn, {TableName("public", "t"): 0})
+
+    settings = Settings(source=lake.conninfo, lake=lake.root)
+    assert verify(settings, lake.catalog(), None, reach).ok
+
+
+def test_deleted_rows_of_a_deletion_vector_are_not_there(lake: Lake) -> None:
+    """A mirror of an older version is read at that version."""
+    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
+    lake.write("t", NOTE_SCHEMA, _notes((1, "a")))
+    lake.write("t", NOTE_SCHEMA, _notes((2, "b")))
+    settings = Settings(source=lake.conninfo, lake=lake.root)
+    for version, ok in ((0, True), (1, False)):
+        point = {TableName("public", "t"): version}
+        assert verify(settings, lake.catalog(), None, lambda lsn, point=point: Point(lsn, point)).ok is ok  # type: ignore[misc]
+
+
+# Reports ---------------------------------------------------------------------------------------
+
+
+def test_a_table_that_stands_at_no_point_is_not_equal(lake: Lake) -> None:
+    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text)")
+    report = lake.verify()
+    assert not report.ok
+    assert report.tables[0].reason is not None
+
+
+def test_an_unknown_table_is_refused(lake: Lake) -> None:
+    with pytest.raises(UnknownTable, match=r"public\.nowhere"):
+        lake.verify("nowhere")
+
+
+def test_a_point_elsewhere_is_refused(lake: Lake) -> None:
+    settings = Settings(source=lake.conninfo, lake=lake.root)
+    with pytest.raises(LakeError, match="stand at 0/1"):
+        verify(settings, lake.catalog(), None, lambda lsn: Point(Lsn(1), {}))
+
+
+def test_the_json_form(lake: Lake) -> None:
+    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
+    lake.write("t", NOTE_SCHEMA, _notes((1, "b")))
+    report = lake.verify()
+    assert report.to_json() == {
+        "ok": False,
+        "lsn": str(report.lsn),
+        "tables": [
+            {
+                "name": "public.t", "source_rows": 1, "mirror_rows": 1, "missing": 0, "extra": 0, "different": 1,
+                "reason": None, "examples": [{"kind": "different", "key": {"id": "1"}, "columns": ["note"]}],
+            }
+        ],
+    }  # fmt: skip
