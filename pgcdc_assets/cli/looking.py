@@ -26,12 +26,14 @@ _POLL_SECONDS = 0.1
 @as_json
 def status(as_json: bool) -> int:
     """Slot health, positions, lag, and the state of every table."""
-    from pgcdc_assets.checks import status as checks
     from pgcdc_assets.defs.project import started_source
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
-    found = checks.status(settings, started_source(settings))
+    conninfo = started_source(settings)
+    from pgcdc_assets.checks.status import status as look
+
+    found = look(settings, conninfo)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=1))
     else:

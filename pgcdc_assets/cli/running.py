@@ -53,7 +53,9 @@ def repair(table: TableName, span: LsnRange) -> int:
     """Derive the rows that a range touched again, from the change log."""
     from pgcdc_assets.cli.console import Progress
     from pgcdc_assets.cli.jobs import run_repair
+    from pgcdc_assets.settings import Settings
 
+    Settings.load()
     progress = Progress()
     with progress.shown(f"repairing {table}"):
         run_repair(progress, table=str(table), span=span.key)
@@ -67,7 +69,9 @@ def repair(table: TableName, span: LsnRange) -> int:
 def _synced(command: str, **config: Any) -> SyncReport:
     from pgcdc_assets.cli.console import Progress
     from pgcdc_assets.cli.jobs import run_sync
+    from pgcdc_assets.settings import Settings
 
+    Settings.load()  # Wrong settings are wrong usage: no run is started for them.
     progress = Progress()
     with progress.shown(command):
         run_sync(progress, command=command, **{name: value for name, value in config.items() if value is not None})

@@ -11,6 +11,7 @@ from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
+    from pgcdc_assets.checks.facts import TableFacts
     from pgcdc_assets.checks.health import Problem
     from pgcdc_assets.checks.status import Status
 
@@ -61,12 +62,13 @@ def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
                     metadata=evaluation.metadata,
                 )
 
-    return dg.AssetChecksDefinition.create(
+    checks: dg.AssetChecksDefinition = dg.AssetChecksDefinition.create(
         node_def=health,
         keys_by_input_name={f"of_{name}": spec.asset_key for name, spec in specs.items()},
         check_specs_by_output_name=specs,
         can_subset=True,
     )
+    return checks
 
 
 def current_health() -> "Status":
@@ -96,8 +98,23 @@ def health_digest(health: "Status") -> str:
 
 
 def of_slot(health: "Status") -> metadata.Metadata:
-    positions = metadata.lsns(transform_lsn=health.transform_lsn, replay_lsn=health.replay_lsn)
+    slot = health.slot
+    positions = metadata.lsns(
+        confirmed_flush_lsn=slot.confirmed_flush_lsn if slot else None,
+        restart_lsn=slot.restart_lsn if slot else None,
+        transform_lsn=health.transform_lsn,
+        replay_lsn=health.replay_lsn,
+    )
+    if slot is not None and slot.wal_status is not None:
+        positions["wal_status"] = dg.MetadataValue.text(slot.wal_status)
     return positions | metadata.numbers({"lag_bytes": health.lag_bytes}) | _words(health.problems)
+
+
+def _of_table(table: "TableFacts") -> metadata.Metadata:
+    words = {"state": str(table.state), **({"reason": table.reason} if table.reason else {})}
+    return metadata.lsns(replay_lsn=table.replay_lsn) | {
+        name: dg.MetadataValue.text(text) for name, text in words.items()
+    }
 
 
 def _evaluation(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
-from dagster._core.events import DagsterEvent, DagsterEventBatchMetadata, generate_event_batch_id
+from dagster._core.events import DagsterEvent, DagsterEventBatchMetadata
 
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.layout import Layout
@@ -135,6 +136,6 @@ class DagsterObserver:
 def _record_together(context: dg.OpExecutionContext, events: Sequence[dg.AssetMaterialization]) -> None:
     """One write for all, where the storage can (``DAGSTER_EVENT_BATCH_SIZE`` is set by the commands)."""
     step = context.get_step_execution_context()
-    batch = generate_event_batch_id()
+    batch = uuid.uuid4().hex
     for number, event in enumerate(events, start=1):
         DagsterEvent.asset_materialization(step, event, DagsterEventBatchMetadata(batch, number == len(events)))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs import keys
 
-NAMES = st.builds(TableName, *[st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)] * 2)
+PART = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
+NAMES = st.builds(TableName, PART, PART)
 
 
 @pytest.mark.parametrize(

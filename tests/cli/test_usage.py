@@ -1,0 +1,72 @@
+"""Wrong usage and settings: exit 2, one line that names the thing, nothing touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.cli.main import run
+
+
+@pytest.fixture(autouse=True)
+def _fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    monkeypatch.setenv("PGCDC_SOURCE", "host=/nowhere dbname=none connect_timeout=2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nope"], "No such command 'nope'"),
+        (["sync", "--until", "12"], "'12' is not an LSN"),
+        (["sync", "--bogus"], "No such option"),
+        (["snapshot"], "Missing argument 'TABLE...'"),
+        (["snapshot", "a.b.c"], "'a.b.c' is not a table name"),
+        (["repair", "public.t"], "Missing option '--range'"),
+        (["repair", "public.t", "--range", "0/1"], "is not a range key"),
+        (["repair", "public.t", "--range", "0/2..0/1"], "before its start"),
+        (["verify", '"'], "is not a table name"),
+        (["demo", "--seconds", "0"], "0 is not in the range"),
+        (["up", "--port", "x"], "'x' is not a valid integer"),
+        (["teardown"], "--yes"),
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    streams = capfd.readouterr()
+    assert said in streams.err
+    assert streams.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["sync"], ["status"], ["setup"], ["verify"], ["follow"], ["teardown", "--yes"]])
+def test_wrong_settings_exit_with_2_and_name_the_field(
+    arguments: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCDC_BATCH_BYTES", "plenty")
+    assert run(arguments) == 2
+    err = capfd.readouterr().err.strip()
+    assert err.startswith("pgcdc: setting `batch_bytes`:")
+    assert "\n" not in err
+
+
+def test_a_password_in_the_file_is_refused_and_not_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pgcdc.yaml").write_text("source: postgresql://u:geheim@host/db\n")
+    assert run(["status"]) == 2
+    err = capfd.readouterr().err
+    assert "password" in err
+    assert "geheim" not in err
+
+
+def test_an_unreachable_source_is_one_line_and_exit_1(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["setup"]) == 1
+    err = capfd.readouterr().err.strip()
+    assert err.startswith("pgcdc: ")
+    assert "/nowhere" in err
+    assert "\n" not in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["sync", "-h"], ["--version"]])
+def test_help_is_no_failure(arguments: list[str]) -> None:
+    assert run(arguments) in (0, 2) if not arguments else run(arguments) == 0

