@@ -23,6 +23,9 @@ from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_no
 from pgcdc_assets.log.spill import SpillFolder, Staged
 from pgcdc_assets.log.tape import IS_CHANGE, OpenTransaction, Run, joined
 
+_BOOKKEEPING_BYTES = 64
+"""Charged per frame: with short rows the columns built over a segment weigh more than the messages."""
+
 
 @dataclass
 class Frames:
@@ -30,11 +33,12 @@ class Frames:
 
     runs: list[Run] = field(default_factory=list)
     size: int = 0
+    """Bytes that they take or will take."""
     opening: OpenTransaction | None = None
 
     def append(self, run: Run) -> None:
         self.runs.append(run)
-        self.size += run.size
+        self.size += run.size + _BOOKKEEPING_BYTES * len(run)
 
     def rows(self, relations: Relations) -> Rows:
         """What they put into the log. The frames are let go of: their bytes exist once."""

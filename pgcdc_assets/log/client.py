@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import queue
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -17,6 +18,13 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied
 from pgcdc_assets.log.process import ReceiverSettings
 
+_ALLOCATION = {
+    # One malloc arena and returned pages, for all of Python, libpq and Arrow: measured on one transaction
+    # of 2,000,000 rows, a peak of 220 MB instead of 285 MB.
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(2 << 20),
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
 STOP_SECONDS = 30.0
 """A stop ends after the batch under way, which takes a second; a process that needs longer is stuck."""
 
@@ -61,7 +69,7 @@ class ReceiverProcess:
         # A session of its own: a terminal's interrupt is for us alone, and we stop it at a boundary.
         self._child = subprocess.Popen(
             [sys.executable, "-m", "pgcdc_assets.log.process"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, **_ALLOCATION},
         )  # fmt: skip
         assert self._child.stdout is not None
         threading.Thread(target=self._read, args=(self._child.stdout,), name="receiver-events", daemon=True).start()
@@ -109,10 +117,8 @@ class ReceiverProcess:
             self._child.kill()
             self._child.wait()
         if self._child.stdin is not None:
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 self._child.stdin.close()
-            except BrokenPipeError:
-                pass
 
     # Events -----------------------------------------------------------------------------------------
 
@@ -191,13 +197,3 @@ def _parsed(line: bytes) -> Event | PgcdcError:
             name, Lsn(fields["end"]), Lsn(fields["start"]), fields["transactions"], fields["rows"], fields["bytes"]
         )
     return Event(name, Lsn(fields["lsn"]))
-
-
-def wait_for_event(receiver: ReceiverProcess, name: str, seconds: float) -> Event:
-    """The next event of this name, others dropped; ReceiverDied if it does not come in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        for event in receiver.events(min(0.5, max(deadline - time.monotonic(), 0))):
-            if event.name == name:
-                return event
-    raise ReceiverDied(f"said no {name!r} within {seconds:g} s", thing="receiver process")

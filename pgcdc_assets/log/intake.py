@@ -12,7 +12,7 @@ import psycopg
 from pgcdc_assets.core.endpos import Endpos
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.tape import IS_CHANGE, IS_CONTROL, OpenTransaction, Run, transaction_after
+from pgcdc_assets.log.tape import IS_CONTROL, OpenTransaction, Run, transaction_after
 from pgcdc_assets.protocol.messages import LogicalMessage, Relation, Type
 from pgcdc_assets.source.catalog import relation_facts
 

@@ -263,7 +263,8 @@ def _notes_in(path: Path, kinds: Iterable[str]) -> pa.Table:
 
 
 def _shapes_in(path: Path) -> dict[int, Shape]:
-    payloads = {(note["kind"], note["schema_id"]): note["payload"] for note in _notes_in(path, ["R", FACTS]).to_pylist()}
+    notes = _notes_in(path, ["R", FACTS]).to_pylist()
+    payloads = {(note["kind"], note["schema_id"]): note["payload"] for note in notes}
     return {
         schema_id: Shape.resolve(payload, RelationFacts.from_json(json.loads(payloads[FACTS, schema_id])))
         for (kind, schema_id), payload in payloads.items()

@@ -1,0 +1,146 @@
+"""A source with a slot, and its log: what the tests of the receiver stand on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.client import Event, ReceiverProcess
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.source.slots import identity
+from tests.fix_postgres import Database
+
+PUBLICATION = "p"
+SECONDS = 30.0
+
+
+@dataclass
+class Source:
+    """Tables ``a`` and ``b`` in publication ``p``, ``foreign_table`` outside of it, and slots as asked for."""
+
+    database: Database
+    conn: psycopg.Connection[Any]
+    folder: Path
+    running: list[ReceiverProcess] = field(default_factory=list)
+
+    def run(self, *statements: str) -> Lsn:
+        """Each statement a transaction of its own (or several, by BEGIN); the insert position afterwards."""
+        for statement in statements:
+            self.conn.execute(statement.encode())
+        return self.lsn()
+
+    def transaction(self, *statements: str) -> Lsn:
+        with self.conn.transaction():
+            self.run(*statements)
+        return self.lsn()
+
+    def lsn(self) -> Lsn:
+        return self.scalar_lsn("pg_current_wal_insert_lsn()")
+
+    def scalar_lsn(self, expression: str) -> Lsn:
+        row = self.conn.execute(f"SELECT ({expression})::text".encode()).fetchone()
+        assert row is not None
+        return Lsn.parse(row[0])
+
+    def slot(self, name: str) -> str:
+        """A slot of a name that no other database of the server uses."""
+        return f"{name}_{self.database.name}"
+
+    def log(self, name: str = "s") -> ChangeLog:
+        """A new slot and the empty log that belongs to it."""
+        slot = self.slot(name)
+        row = self.conn.execute(
+            "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", [slot]
+        ).fetchone()
+        assert row is not None
+        log = ChangeLog(Layout(self.folder / name))
+        log.create(identity(self.conn, slot), Lsn.parse(row[0]), 1)
+        return log
+
+    def receiver(
+        self, log: ChangeLog, *, batch_seconds: float = 0.2, batch_bytes: int = 32 << 20, conninfo: str | None = None
+    ) -> ReceiverProcess:
+        """Started; killed at the end of the test if it still runs."""
+        receiver = ReceiverProcess(
+            conninfo or self.database.conninfo, Layout(log.path.parent.parent), (PUBLICATION,),
+            batch_bytes=batch_bytes, batch_seconds=batch_seconds,
+        )  # fmt: skip
+        self.running.append(receiver)
+        receiver.start()
+        return receiver
+
+    def receive(self, log: ChangeLog, until: Lsn) -> list[Event]:
+        """One run to a goal; all its events."""
+        receiver = self.receiver(log)
+        receiver.until(until)
+        events = until_event(receiver, "arrived")
+        receiver.join(SECONDS)
+        return events
+
+    def slot_row(self, log: ChangeLog, column: str) -> Any:
+        row = self.conn.execute(
+            f"SELECT {column}::text FROM pg_replication_slots WHERE slot_name = %s".encode(), [log.identity.slot]
+        ).fetchone()
+        assert row is not None
+        return row[0]
+
+    def confirmed(self, log: ChangeLog) -> Lsn:
+        return Lsn.parse(self.slot_row(log, "confirmed_flush_lsn"))
+
+
+@pytest.fixture
+def source(database: Database, tmp_path: Path) -> Iterator[Source]:
+    with database.connect() as conn:
+        source = Source(database, conn, tmp_path)
+        source.run(
+            "CREATE TABLE a (id int PRIMARY KEY, v text)",
+            "CREATE TABLE b (id int PRIMARY KEY, n numeric)",
+            "CREATE TABLE foreign_table (id int, v text)",
+            "CREATE PUBLICATION p FOR TABLE a, b",
+        )
+        yield source
+        for receiver in source.running:
+            receiver.kill()
+
+
+def until_event(receiver: ReceiverProcess, name: str, seconds: float = SECONDS) -> list[Event]:
+    """Events up to the first of this name."""
+    seen: list[Event] = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        seen += receiver.events(0.2)
+        if any(event.name == name for event in seen):
+            return seen
+    raise AssertionError(f"no {name} event within {seconds} s, but {seen}")
+
+
+def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.02)
+
+
+def rows(log: ChangeLog, where: str = "kind IN ('I','U','D','T','M','C')") -> list[dict[str, Any]]:
+    """Rows of the log in order, read by another engine."""
+    query = (
+        "SELECT commit_lsn, tx_ordinal, xid, commit_ts, origin, lsn, kind, relation_id, schema_id, payload, batch_end "
+        f"FROM log WHERE {where} ORDER BY commit_lsn, tx_ordinal, relation_id, lsn"
+    )
+    table = QueryBuilder().register("log", DeltaTable(log.path)).execute(query).read_all()
+    return list(pa.table(table).to_pylist())
+
+
+def content(log: ChangeLog) -> list[tuple[Any, ...]]:
+    """What must not depend on how the stream was cut: all of a row but its batch."""
+    return [tuple(value for key, value in row.items() if key != "batch_end") for row in rows(log)]

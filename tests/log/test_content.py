@@ -1,0 +1,140 @@
+"""What stands in the log: every message once, byte for byte, with its place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.protocol.messages import Insert, LogicalMessage, Truncate, Update
+from pgcdc_assets.protocol.scalar import decode
+from tests.log.conftest import Source, rows, until_event
+
+
+def test_rows_of_several_transactions_and_tables(source: Source) -> None:
+    log = source.log()
+    source.transaction("INSERT INTO a SELECT g, 'x' FROM generate_series(1, 3) g", "INSERT INTO b VALUES (1, 2.50)")
+    end = source.transaction("UPDATE a SET v = 'y' WHERE id = 2", "DELETE FROM b", "INSERT INTO b VALUES (9, 9)")
+    source.receive(log, end)
+    found = [(row["kind"], row["tx_ordinal"]) for row in rows(log)]
+    assert found == [(k, i) for i, k in enumerate("IIIIC")] + [(k, i) for i, k in enumerate("UDIC")]
+    changes = [decode(row["payload"], Lsn(row["lsn"])) for row in rows(log, "kind IN ('I', 'U')")]
+    assert isinstance(changes[0], Insert)
+    assert changes[0].new == ("1", "x")
+    assert isinstance(changes[4], Update)
+    assert changes[4].new == ("2", "y")
+    assert len({row["commit_lsn"] for row in rows(log)}) == 2
+    assert all(row["xid"] and row["commit_ts"] for row in rows(log))
+
+
+def test_commit_time_is_the_source_s(source: Source) -> None:
+    log = source.log()
+    end = source.run("INSERT INTO a VALUES (1, 'x')")
+    source.receive(log, end)
+    assert abs((datetime.now(UTC) - rows(log)[0]["commit_ts"]).total_seconds()) < 60
+
+
+def test_truncate_stands_once_per_table(source: Source) -> None:
+    log = source.log()
+    end = source.transaction("INSERT INTO a VALUES (1, 'x')", "TRUNCATE a, b", "INSERT INTO b VALUES (1, 1)")
+    source.receive(log, end)
+    truncates = rows(log, "kind = 'T'")
+    ids = {name.name: relation for batch in log.batches(log.start) for relation, name in batch.relations.items()}
+    assert {row["relation_id"] for row in truncates} == {ids["a"], ids["b"]}
+    assert [row["tx_ordinal"] for row in truncates] == [1, 1]
+    message = decode(truncates[0]["payload"], Lsn(0))
+    assert isinstance(message, Truncate)
+    assert set(message.relation_ids) == {ids["a"], ids["b"]}
+    assert [row["tx_ordinal"] for row in rows(log, "kind IN ('I', 'C')")] == [0, 2, 3]
+
+
+def test_messages_inside_and_between_transactions(source: Source) -> None:
+    log = source.log()
+    source.run("SELECT pg_logical_emit_message(false, 'loose', 'between')")
+    end = source.transaction("INSERT INTO a VALUES (1, 'x')", "SELECT pg_logical_emit_message(true, 'tx', 'inside')")
+    source.receive(log, end)
+    found = {row["tx_ordinal"]: decode(row["payload"], Lsn(0)) for row in rows(log, "kind = 'M'")}
+    loose, inside = found[None], found[1]
+    assert isinstance(loose, LogicalMessage)
+    assert isinstance(inside, LogicalMessage)
+    assert (loose.content, inside.content) == (b"between", b"inside")
+    assert log.verify(LsnRange(log.start, log.position()))
+
+
+def test_origin_is_a_column(source: Source) -> None:
+    log = source.log()
+    name = f"o_{source.database.name}"
+    source.conn.execute("SELECT pg_replication_origin_create(%s)", [name])
+    try:
+        source.conn.execute("SELECT pg_replication_origin_session_setup(%s)", [name])
+        source.run("INSERT INTO a VALUES (1, 'from elsewhere')", "SELECT pg_replication_origin_session_reset()")
+        end = source.run("INSERT INTO a VALUES (2, 'from here')")
+        source.receive(log, end)
+    finally:
+        source.conn.execute("SELECT pg_replication_origin_drop(%s)", [name])
+    assert [row["origin"] for row in rows(log, "kind = 'I'")] == [name, None]
+
+
+def test_each_batch_describes_its_relations(source: Source) -> None:
+    log = source.log()
+    receiver = source.receiver(log, batch_seconds=0.05)
+    until_event(receiver, "started")
+    for number in range(3):
+        source.run(f"INSERT INTO a VALUES ({number}, 'x')")
+        until_event(receiver, "batch")
+    receiver.stop()
+    batches = log.batches(log.start)
+    assert len(batches) == 3
+    for batch in batches:
+        shapes = ChangeLog(Layout(source.folder / "s")).shapes(LsnRange(batch.start, batch.end))
+        assert {shape.table for shape in shapes.values()} == {TableName("public", "a")}
+        assert [column.attnum for shape in shapes.values() for column in shape.columns] == [1, 2]
+    assert Counter(row["kind"] for row in rows(log, "kind IN ('R', '=', '#')")) == {"R": 3, "=": 3, "#": 3}
+
+
+def test_schema_versions_inside_one_transaction(source: Source) -> None:
+    log = source.log()
+    end = source.transaction(
+        "INSERT INTO a VALUES (1, 'x')", "ALTER TABLE a ADD COLUMN more date", "INSERT INTO a VALUES (2, 'y', now())"
+    )
+    source.receive(log, end)
+    first, second = rows(log, "kind = 'I'")
+    assert first["schema_id"] != second["schema_id"]
+    shapes = log.shapes(LsnRange(log.start, log.position()))
+    assert [column.name for column in shapes[first["schema_id"]].columns] == ["id", "v"]
+    assert [column.name for column in shapes[second["schema_id"]].columns] == ["id", "v", "more"]
+
+
+def test_types_stand_beside_the_relation(source: Source) -> None:
+    source.run("CREATE TYPE mood AS ENUM ('sad', 'ok')", "ALTER TABLE a ADD COLUMN m mood")
+    log = source.log()
+    end = source.run("INSERT INTO a VALUES (1, 'x', 'ok')")
+    source.receive(log, end)
+    assert [b"mood" in row["payload"] for row in rows(log, "kind = 'Y'")] == [True]
+
+
+def test_rolled_back_work_leaves_nothing(source: Source) -> None:
+    log = source.log()
+    end = source.run(
+        "BEGIN", "INSERT INTO a VALUES (1, 'x')", "ROLLBACK",
+        "BEGIN", "INSERT INTO a VALUES (2, 'y')", "SAVEPOINT s", "INSERT INTO a VALUES (3, 'z')", "ROLLBACK TO s", "COMMIT",
+    )  # fmt: skip
+    source.receive(log, end)
+    assert [row["kind"] for row in rows(log)] == ["I", "C"]
+
+
+def test_order_is_that_of_commits(source: Source) -> None:
+    log = source.log()
+    with source.database.connect() as other:
+        other.execute("BEGIN")
+        other.execute("INSERT INTO a VALUES (1, 'began first')")
+        source.run("INSERT INTO a VALUES (2, 'committed first')")
+        other.execute("COMMIT")
+    source.receive(log, source.lsn())
+    texts = [decode(row["payload"], Lsn(0)) for row in rows(log, "kind = 'I'")]
+    assert [text.new[0] for text in texts if isinstance(text, Insert)] == ["2", "1"]
+
