@@ -1,0 +1,115 @@
+"""Live traffic on the sample shop: concurrent transactions at a settable rate."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import psycopg
+
+from pgcdc_assets.demo.actions import WEIGHTS, Conn, Shop
+
+_ROLLED_BACK = 0.05
+"""Share of transactions whose writer changes its mind."""
+_LARGE_AFTER, _LARGE_EVERY = 3.0, 60.0
+_TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
+"""Seconds. Both happen in the first half minute, so that a short demonstration shows them."""
+
+_LOSSES = (
+    psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation,
+    psycopg.errors.ForeignKeyViolation, psycopg.errors.SerializationFailure,
+)  # fmt: skip
+"""What happens between concurrent writers: rolled back, and on to the next."""
+
+
+class Generator:
+    """``rate`` transactions a second over ``connections`` sessions, until stopped.
+
+    Each session draws from a generator of its own, seeded by ``seed`` and its number. How sessions
+    interleave is the server's affair, so two runs of one seed do alike things in another order.
+    """
+
+    def __init__(
+        self, conninfo: str, rate: float = 50.0, seed: int = 1, *, connections: int = 4, large_rows: int = 20_000
+    ) -> None:
+        if rate <= 0 or connections < 1:
+            raise ValueError("rate and connections must be positive")
+        self._conninfo = conninfo
+        self._rate = rate
+        self._seed = seed
+        self._connections = connections
+        self._large_rows = large_rows
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self.transactions = 0
+        """Committed so far."""
+        self.rollbacks = 0
+        """Rolled back so far: on purpose, or lost to another session."""
+
+    def stop(self) -> None:
+        """End :meth:`run` after the transactions under way. From any thread."""
+        self._stop.set()
+
+    def run(self, seconds: float | None = None) -> None:
+        """Write until ``seconds`` have passed or :meth:`stop` is called; raises a session's own error."""
+        sessions = [
+            threading.Thread(target=self._session, args=(number,), name=f"shop-{number}", daemon=True)
+            for number in range(self._connections)
+        ]
+        for session in sessions:
+            session.start()
+        self._stop.wait(seconds)
+        self._stop.set()
+        for session in sessions:
+            session.join()
+        if self._error is not None:
+            raise self._error
+
+    def _session(self, number: int) -> None:
+        try:
+            with psycopg.connect(
+                self._conninfo, application_name=f"shop-{number}", autocommit=True,
+                # A truncate must not wait long: everybody would stand in line behind it.
+                options="-c lock_timeout=500ms -c search_path=public",
+            ) as conn:  # fmt: skip
+                self._work(conn, random.Random(f"{self._seed}:{number}"), number)
+        except BaseException as error:  # noqa: BLE001 (raised again by run)
+            with self._lock:
+                self._error = self._error or error
+            self._stop.set()
+
+    def _work(self, conn: Conn, rng: random.Random, number: int) -> None:
+        shop = Shop(rng)
+        weights = [weight for weight, _ in WEIGHTS]
+        started = due = time.monotonic()
+        large, truncate = started + _LARGE_AFTER, started + _TRUNCATE_AFTER
+        while not self._stop.wait(max(0.0, due - time.monotonic())):
+            due += rng.expovariate(self._rate / self._connections)
+            now = time.monotonic()
+            if number == 0 and now > large:
+                large = now + _LARGE_EVERY
+                self._transaction(conn, rng, partial(shop.import_events, rows=self._large_rows), keep=True)
+            elif number == self._connections - 1 and now > truncate:
+                truncate = now + _TRUNCATE_EVERY
+                self._transaction(conn, rng, shop.empty_carts, keep=True)
+            else:
+                action = rng.choices(WEIGHTS, weights)[0][1]
+                self._transaction(conn, rng, partial(action, shop))
+
+    def _transaction(self, conn: Conn, rng: random.Random, work: Callable[[Conn], None], *, keep: bool = False) -> None:
+        committed = False
+        try:
+            with conn.transaction() as scope:
+                work(conn)
+                if not keep and rng.random() < _ROLLED_BACK:
+                    raise psycopg.Rollback(scope)
+                committed = True
+        except _LOSSES:
+            committed = False
+        with self._lock:
+            self.transactions += committed
+            self.rollbacks += not committed

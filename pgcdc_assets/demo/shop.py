@@ -1,0 +1,32 @@
+"""The sample shop in a database: its tables, and rows to begin with."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import psycopg
+
+from pgcdc_assets.core.names import TableName
+
+TABLES = tuple(
+    TableName("public", name)
+    for name in ("carts", "customers", "events", "order_lines", "orders", "payments", "products")
+)
+"""Seven mirrors; ``payments`` is partitioned, ``events`` has no key."""
+
+_LOCK = 0x73686F70
+"""Advisory lock ('shop'): two commands may find the database empty at once."""
+
+
+def ensure(conninfo: str, *, scale: float = 1.0) -> bool:
+    """Make and fill the shop unless it is there, all in one transaction; whether it was made now.
+
+    ``scale`` 1 gives some 35,000 rows.
+    """
+    with psycopg.connect(conninfo, application_name="shop") as conn:
+        conn.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        if conn.execute("SELECT to_regclass('public.order_lines')").fetchone() != (None,):
+            return False
+        conn.execute("SELECT set_config('shop.scale', %s, true)", [str(scale)])
+        conn.execute(files(__package__).joinpath("shop.sql").read_bytes())
+        return True

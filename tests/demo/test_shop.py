@@ -1,0 +1,83 @@
+"""The sample shop and its traffic."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+import pytest
+
+from pgcdc_assets.demo import shop
+from pgcdc_assets.demo.generator import Generator
+from tests.fix_postgres import Database
+
+SLOT_CONTENT = """
+SELECT chr(get_byte(data, 0)), count(*)::int
+FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1', 'publication_names', 'all_of_it')
+GROUP BY 1
+"""
+
+
+def test_made_once_with_one_of_each_thing(database: Database) -> None:
+    assert shop.ensure(database.conninfo, scale=0.1)
+    assert not shop.ensure(database.conninfo)
+    with database.connect() as conn:
+        names = conn.execute("SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition "
+                             "AND relnamespace = 'public'::regnamespace ORDER BY relname")  # fmt: skip
+        assert tuple(name for (name,) in names) == tuple(table.name for table in shop.TABLES)
+        for table in shop.TABLES:
+            found = conn.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()
+            assert found is not None
+            assert found[0] >= 20
+        toasted = conn.execute("SELECT pg_relation_size(reltoastrelid) FROM pg_class WHERE relname = 'products'")
+        assert toasted.fetchall()[0][0] > 0
+
+
+def test_two_who_make_it_at_once_make_one(database: Database) -> None:
+    made: list[bool] = []
+    threads = [threading.Thread(target=lambda: made.append(shop.ensure(database.conninfo, scale=0.05))) for _ in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == [False, True]
+
+
+def test_traffic_has_every_kind_of_change(database: Database) -> None:
+    shop.ensure(database.conninfo, scale=0.1)
+    slot = f"s_{database.name}"
+    with database.connect() as conn:
+        conn.execute("CREATE PUBLICATION all_of_it FOR ALL TABLES")
+        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+        generator = Generator(database.conninfo, rate=400, seed=7, large_rows=500)
+        generator.run(6)
+        assert generator.transactions > 1000
+        assert generator.rollbacks > 10
+        kinds: dict[str, int] = dict(conn.execute(SLOT_CONTENT, [slot]).fetchall())
+        assert {"I", "U", "D", "T"} <= kinds.keys()
+        committed = kinds["C"]
+        assert 0.9 * generator.transactions <= committed <= generator.transactions
+        rows = conn.execute("SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', "
+                            "'1', 'publication_names', 'all_of_it')", [slot])  # fmt: skip
+        updates = [data for (data,) in rows if data[:1] == b"U"]
+        assert any(data[5:6] == b"K" for data in updates), "a key changed"
+        assert any(data[5:6] == b"O" for data in updates), "a row of the table without a key changed"
+        imported = conn.execute("SELECT count(*) FROM events WHERE kind = 'import'").fetchone()
+        assert imported is not None
+        assert imported[0] > 400
+        never = conn.execute("SELECT count(*) FROM events WHERE kind = 'never seen'").fetchone()
+        assert never == (0,)
+
+
+def test_stops_at_once_and_raises_a_sessions_error(database: Database) -> None:
+    shop.ensure(database.conninfo, scale=0.05)
+    generator = Generator(database.conninfo, rate=0.001)
+    threading.Timer(0.3, generator.stop).start()
+    started = time.monotonic()
+    generator.run()
+    assert time.monotonic() - started < 5
+    with database.connect() as conn:
+        conn.execute("DROP TABLE order_lines CASCADE; DROP TABLE events")
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        Generator(database.conninfo, rate=500).run(20)
