@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import psycopg
+from psycopg import sql
 
 Conn: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Action: TypeAlias = Callable[["Shop", Conn], None]
@@ -27,7 +28,7 @@ class Shop:
 
     def order(self, conn: Conn) -> None:
         """A customer orders one to five things; the order's total is an update of a row just inserted."""
-        customer = self._pick(conn, "SELECT id FROM customers WHERE id >= %s ORDER BY id LIMIT 1", 1000)
+        customer = self._pick(conn, "customers")
         if customer is None:
             return
         (order,) = _row(
@@ -48,7 +49,7 @@ class Shop:
 
     def pay(self, conn: Conn) -> None:
         """Status changes and a payment; the order's long note stays as it is, out of line."""
-        order = self._order(conn)
+        order = self._pick(conn, "orders")
         conn.execute("UPDATE orders SET status = 'paid' WHERE id = %s", [order])
         conn.execute(
             "INSERT INTO payments (paid_on, order_id, amount, method, details) VALUES (%s, %s, %s, %s, %s)",
@@ -58,7 +59,8 @@ class Shop:
 
     def deliver(self, conn: Conn) -> None:
         conn.execute(
-            "UPDATE orders SET status = 'delivered', delivery = now() - placed_at WHERE id = %s", [self._order(conn)]
+            "UPDATE orders SET status = 'delivered', delivery = now() - placed_at WHERE id = %s",
+            [self._pick(conn, "orders")],
         )
 
     def register(self, conn: Conn) -> None:
@@ -70,7 +72,7 @@ class Shop:
 
     def promote(self, conn: Conn) -> None:
         """Several updates of one row in one transaction."""
-        customer = self._pick(conn, "SELECT id FROM customers WHERE id >= %s ORDER BY id LIMIT 1", 1000)
+        customer = self._pick(conn, "customers")
         for tier in ("regular", "gold"):
             conn.execute("UPDATE customers SET tier = %s, credit = credit + 1.25 WHERE id = %s", [tier, customer])
 
@@ -113,7 +115,7 @@ class Shop:
 
     def merge_orders(self, conn: Conn) -> None:
         """Lines move to another order: a change of a two-column key."""
-        one, other = self._order(conn), self._order(conn)
+        one, other = self._pick(conn, "orders"), self._pick(conn, "orders")
         conn.execute(
             "UPDATE order_lines SET order_id = %s, line = line + "
             "(SELECT coalesce(max(line), 0) FROM order_lines WHERE order_id = %s) WHERE order_id = %s",
@@ -122,23 +124,23 @@ class Shop:
 
     def swap_lines(self, conn: Conn) -> None:
         """Two rows change keys within one transaction, by way of a third value."""
-        order = self._order(conn)
+        order = self._pick(conn, "orders")
         for old, new in ((1, -1), (2, 1), (-1, 2)):
             conn.execute("UPDATE order_lines SET line = %s WHERE order_id = %s AND line = %s", [new, order, old])
 
     def postpone(self, conn: Conn) -> None:
         """A payment gets another date, and so perhaps moves to another partition."""
-        payment = self._pick(conn, "SELECT id FROM payments WHERE id >= %s ORDER BY id LIMIT 1", 4000)
+        payment = self._pick(conn, "payments")
         conn.execute("UPDATE payments SET paid_on = %s WHERE id = %s", [self._day(), payment])
 
     def cancel(self, conn: Conn) -> None:
         """A delete that cascades."""
-        conn.execute("DELETE FROM orders WHERE id = %s", [self._order(conn)])
+        conn.execute("DELETE FROM orders WHERE id = %s", [self._pick(conn, "orders")])
 
     def replace_order(self, conn: Conn) -> None:
         """Deleted and inserted again under the same key."""
         found = conn.execute(
-            "DELETE FROM orders WHERE id = %s RETURNING id, customer_id", [self._order(conn)]
+            "DELETE FROM orders WHERE id = %s RETURNING id, customer_id", [self._pick(conn, "orders")]
         ).fetchone()
         if found:
             conn.execute("INSERT INTO orders (id, customer_id, note) VALUES (%s, %s, 'again')", list(found))
@@ -177,13 +179,11 @@ class Shop:
 
     # Choices ----------------------------------------------------------------------------------------
 
-    def _pick(self, conn: Conn, query: str, span: int) -> Any:
-        row = conn.execute(query.encode(), [self.random.randint(1, span)]).fetchone()
+    def _pick(self, conn: Conn, table: str) -> Any:
+        """The id of some row, by way of the index; None when there is none."""
+        query = sql.SQL("SELECT id FROM {t} WHERE id >= %s * (SELECT max(id) FROM {t}) ORDER BY id LIMIT 1")
+        row = conn.execute(query.format(t=sql.Identifier(table)), [self.random.random()]).fetchone()
         return row[0] if row else None
-
-    def _order(self, conn: Conn) -> Any:
-        (newest,) = _row(conn.execute("SELECT coalesce(max(id), 1) FROM orders"))
-        return self._pick(conn, "SELECT id FROM orders WHERE id >= %s ORDER BY id LIMIT 1", newest)
 
     def _sku(self, conn: Conn) -> Any:
         found = conn.execute("SELECT sku FROM products ORDER BY md5(sku || %s::text) LIMIT 1", [self.random.random()])

@@ -7,6 +7,7 @@ import time
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from pgcdc_assets.demo import shop
 from pgcdc_assets.demo.generator import Generator
@@ -27,7 +28,9 @@ def test_made_once_with_one_of_each_thing(database: Database) -> None:
                              "AND relnamespace = 'public'::regnamespace ORDER BY relname")  # fmt: skip
         assert tuple(name for (name,) in names) == tuple(table.name for table in shop.TABLES)
         for table in shop.TABLES:
-            found = conn.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()
+            found = conn.execute(
+                sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table.schema, table.name))
+            ).fetchone()
             assert found is not None
             assert found[0] >= 20
         toasted = conn.execute("SELECT pg_relation_size(reltoastrelid) FROM pg_class WHERE relname = 'products'")
