@@ -30,8 +30,6 @@ import pyarrow.compute as pc
 from pgcdc_assets.core.catalog import Column, PgType
 
 AS_WRITTEN = "as written: "
-RAW = "_pgcdc_raw"
-"""The mirror's map from column to text, for values that did not fit."""
 
 # Built-in types by their OIDs, which never change (pg_type.dat).
 BOOL, BYTEA, INT8, INT2, INT4, FLOAT4, FLOAT8 = 16, 17, 20, 21, 23, 700, 701

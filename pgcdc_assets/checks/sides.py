@@ -7,17 +7,25 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from pyarrow import csv
 
-from pgcdc_assets.checks.rendering import RAW, Rendering, quoted, rendering, with_raw
+from pgcdc_assets.checks.rendering import Rendering, quoted, rendering, with_raw
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.lake.feed import LEAF, RAW
 from pgcdc_assets.source.pieces import Piece, copy_blocks
 
-LEAF = "_pgcdc_leaf"
 _BLOCK_BYTES = 8 << 20
 """Of CSV at a time: large enough for Arrow's reader, a small part of a process's memory."""
+
+
+_BATCH_BYTES = 16 << 20
+_BATCH_ROWS = 8192
+"""Of a mirror at a time; fewer rows where they are wide."""
+_UNPACKED = 8
+"""Rows may be this much larger in memory than in Parquet's files."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +43,22 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared of one table: its published columns, and for a partitioned one the leaf."""
+    """What is compared of one table: its published columns, and the leaf of a partitioned one."""
 
     table: Table
     renderings: tuple[Rendering, ...]
+    leaves: bool
+    """False also where a publication sends rows via the root: the stream then does not name their leaves."""
 
     @classmethod
-    def of(cls, table: Table, mirror: pa.Schema) -> Comparison:
+    def of(cls, table: Table, mirror: pa.Schema, *, via_root: bool = False) -> Comparison:
         kinds = {field.name: field.type for field in mirror}
-        return cls(table, tuple(rendering(column, kinds.get(column.name)) for column in table.columns))
+        renderings = tuple(rendering(column, kinds.get(column.name)) for column in table.columns)
+        return cls(table, renderings, table.partitioned and not via_root)
 
     @property
     def names(self) -> list[str]:
-        return [column.name for column in self.renderings] + ([LEAF] if self.table.partitioned else [])
+        return [column.name for column in self.renderings] + ([LEAF] if self.leaves else [])
 
     @property
     def key(self) -> list[int]:
@@ -78,7 +89,7 @@ class SourceSide:
         for block in copy_blocks(self.conninfo, self.snapshot, piece, _BLOCK_BYTES):
             columns = _parsed(block, max(1, len(expressions)))
             texts, values = columns[: len(renderings)], columns[len(renderings) : len(expressions)]
-            if self.comparison.table.partitioned:
+            if self.comparison.leaves:
                 leaves = pa.repeat(pa.scalar(str(leaf), pa.large_string()), len(columns[0]))
                 texts, values = [*texts, leaves], [*values, *([leaves] if shown else [])]
             yield Batch(len(columns[0]), texts, values)
@@ -107,15 +118,21 @@ class MirrorSide:
                 with_raw(column.text(value), value, raw, column.name)
                 for column, value in zip(self.comparison.renderings, values, strict=True)
             ]
-            leaves = [batch.column(batch.num_columns - 1)] if self.comparison.table.partitioned else []
+            leaves = [batch.column(batch.num_columns - 1)] if self.comparison.leaves else []
             yield Batch(batch.num_rows, [*texts, *leaves], [*values, *leaves] if shown else [])
 
     def _read(self) -> pa.RecordBatchReader:
         expressions = [quoted(RAW), *(column.mirror for column in self.comparison.renderings)]
-        expressions += [quoted(LEAF)] if self.comparison.table.partitioned else []
+        expressions += [quoted(LEAF)] if self.comparison.leaves else []
         chosen = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(expressions))
         query = f"SELECT {chosen} FROM mirror"  # noqa: S608 (quoted)
-        return pa.RecordBatchReader.from_stream(QueryBuilder().register("mirror", self.mirror).execute(query))
+        engine = QueryBuilder({"datafusion.execution.batch_size": str(self._rows_a_batch())})
+        return pa.RecordBatchReader.from_stream(engine.register("mirror", self.mirror).execute(query))
+
+    def _rows_a_batch(self) -> int:
+        files = pa.table(self.mirror.get_add_actions(flatten=True))
+        size, rows = pc.sum(files["size_bytes"]).as_py() or 0, pc.sum(files["num_records"]).as_py() or 1
+        return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, size * _UNPACKED // rows)))
 
 
 def _parsed(block: bytes, columns: int) -> list[pa.Array]:

@@ -21,12 +21,15 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.checks.digest import Differences, DigestStore, Seed, compare
 from pgcdc_assets.checks.sides import Comparison, MirrorSide, Side, SourceSide
-from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.snapshots import Snapshot, exported_snapshot
+from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.creation import OnWait
+from pgcdc_assets.source.published import read_published
+from pgcdc_assets.source.snapshots import exported_snapshot
 
 EXAMPLES = 10
 """Shown of each table: enough to see a pattern, few enough to read."""
@@ -98,51 +101,51 @@ class VerifyReport:
 def verify(
     settings: Settings, catalog: Catalog, tables: Sequence[TableName] | None, reach: Callable[[Lsn], Point],
     *, conninfo: str | None = None, on_table: Callable[[TableReport], None] = lambda report: None,
+    on_wait: OnWait | None = None,
 ) -> VerifyReport:  # fmt: skip
     """Compare source and mirrors at a fresh consistent point C of the source.
 
     ``tables`` None means all of the catalog; UnknownTable for one it lacks. ``reach(C)`` returns the
     consistent point whose ``replay_lsn`` is exactly C, or raises. ``conninfo`` is the source's where
-    the settings leave it to the embedded server. Runs beside a sync and other writers; the snapshot is
-    held on the source for as long as this takes.
+    the settings leave it to the embedded server; ``on_wait`` hears who holds the snapshot up. Runs
+    beside a sync and other writers; the snapshot is held on the source for as long as this takes.
     """
-    chosen = [_known(catalog, name) for name in tables] if tables is not None else list(catalog.tables)
+    chosen = [_known(catalog, name) for name in tables] if tables is not None else [t.name for t in catalog.tables]
     source = conninfo or settings.source or ""
     reports = []
-    with exported_snapshot(source, chosen) as snapshot:
+    with exported_snapshot(source, chosen, on_wait=on_wait) as snapshot:
+        # As they are published at C: the saved catalog may be older.
+        published = {table.name: table for table in read_tables(snapshot.conn, catalog.publications)}
+        via_root = read_published(snapshot.conn, catalog.publications).keys()
         point = reach(snapshot.consistent_point)
         if point.replay_lsn != snapshot.consistent_point:
             raise LakeError(f"the mirrors stand at {point.replay_lsn}", lsn=snapshot.consistent_point)
-        for table in chosen:
-            version = point.tables.get(table.name)
-            if version is None:
-                report = TableReport(table.name, compared=False, reason="not at this point: see `pgcdc status`")
+        for name in chosen:
+            table, version = published.get(name), point.tables.get(name)
+            if table is None or version is None:
+                reason = "is not published any more" if table is None else "is not at this point: see `pgcdc status`"
+                report = TableReport(name, compared=False, reason=reason)
             else:
-                report = _compared(source, snapshot, table, settings.layout.mirror(table.name), version)
+                mirror = DeltaTable(str(settings.layout.mirror(name)), version=version)
+                schema = pa.schema(mirror.schema().to_arrow())
+                comparison = Comparison.of(table, schema, via_root=table.oid in via_root)
+                report = compare_sides(SourceSide(source, snapshot.name, comparison), MirrorSide(mirror, comparison))
             on_table(report)
             reports.append(report)
         return VerifyReport(snapshot.consistent_point, tuple(reports))
 
 
-def _known(catalog: Catalog, name: TableName) -> Table:
-    table = catalog.table(name)
-    if table is None:
+def _known(catalog: Catalog, name: TableName) -> TableName:
+    if catalog.table(name) is None:
         raise UnknownTable("is not mirrored", thing=str(name))
-    return table
+    return name
 
 
-def _compared(conninfo: str, snapshot: Snapshot, table: Table, path: Path, version: int) -> TableReport:
-    mirror = DeltaTable(str(path), version=version)
-    comparison = Comparison.of(table, pa.schema(mirror.schema().to_arrow()))
-    return compare_sides(
-        SourceSide(conninfo, snapshot.name, comparison), MirrorSide(mirror, comparison), max(mirror.count(), table.rows)
-    )
-
-
-def compare_sides(source: SourceSide, mirror: MirrorSide, rows_expected: int) -> TableReport:
+def compare_sides(source: SourceSide, mirror: MirrorSide) -> TableReport:
     """Both sides read at once, compared, and the examples fetched by a second reading if there are any."""
     seed = Seed()
     comparison = source.comparison
+    rows_expected = max(mirror.mirror.count(), comparison.table.rows)
     with TemporaryDirectory(prefix="pgcdc-verify-") as folder, ThreadPoolExecutor(2) as pool:
         here, there = (DigestStore(Path(folder) / name, rows_expected) for name in ("source", "mirror"))
         jobs = [

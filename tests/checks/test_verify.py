@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from pgcdc_assets.source.snapshots import exported_snapshot
 
 from pgcdc_assets.checks.sides import Comparison, MirrorSide, SourceSide
 from pgcdc_assets.checks.verify import Example, TableReport, VerifyReport, compare_sides, verify
@@ -22,6 +21,7 @@ from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog import read_tables
 from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.snapshots import exported_snapshot
 from tests.checks import mirrors
 from tests.fix_postgres import Database
 
@@ -93,7 +93,7 @@ class Kinds:
         mirrors.write_mirror(self.path, schema, rows)
         mirror = DeltaTable(str(self.path))
         comparison = Comparison.of(self.source.comparison.table, pa.schema(mirror.schema().to_arrow()))
-        return compare_sides(replace(self.source, comparison=comparison), MirrorSide(mirror, comparison), len(rows))
+        return compare_sides(replace(self.source, comparison=comparison), MirrorSide(mirror, comparison))
 
 
 @pytest.fixture
@@ -331,6 +331,20 @@ def test_a_partitioned_table_is_compared_with_its_leaves(lake: Lake) -> None:
     assert lake.only().examples == (Example("different", {"id": "11"}, ("_pgcdc_leaf",)),)
 
 
+def test_via_the_root_a_leaf_is_not_known_and_not_compared(lake: Lake) -> None:
+    _script(
+        lake,
+        "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'a'), (2, 'b');"
+        "ALTER PUBLICATION p SET (publish_via_partition_root = true)",
+    )
+    schema = NOTE_SCHEMA.append(pa.field("_pgcdc_leaf", pa.string()))
+    lake.write("t", schema, [row | {"_pgcdc_leaf": None} for row in _notes((1, "a"), (2, "b"))])
+    assert lake.verify().ok
+    lake.write("t", schema, [row | {"_pgcdc_leaf": LEAVES[0]} for row in _notes((1, "a"), (2, "c"))])
+    assert lake.only().different == 1
+
+
 LEAVES = ("public.t1", "public.t2")
 
 
@@ -387,6 +401,27 @@ def test_a_table_that_stands_at_no_point_is_not_equal(lake: Lake) -> None:
     report = lake.verify()
     assert not report.ok
     assert report.tables[0].reason is not None
+
+
+def test_a_table_that_left_the_publication_is_not_equal(lake: Lake) -> None:
+    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text)")
+    lake.write("t", NOTE_SCHEMA, [])
+    catalog = lake.catalog()
+    _script(lake, "DROP PUBLICATION p; CREATE PUBLICATION p")
+    settings = Settings(source=lake.conninfo, lake=lake.root)
+    report = verify(settings, catalog, None, lambda lsn: Point(lsn, {TableName("public", "t"): 0}))
+    assert not report.ok
+    assert report.tables[0].reason == "is not published any more"
+
+
+def test_columns_are_those_of_the_snapshot(lake: Lake) -> None:
+    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
+    catalog = lake.catalog()
+    _script(lake, "ALTER TABLE t ADD COLUMN more int; UPDATE t SET more = 5")
+    lake.write("t", NOTE_SCHEMA.append(pa.field("more", pa.int32())), [{"id": 1, "note": "a", "more": 6}])
+    settings = Settings(source=lake.conninfo, lake=lake.root)
+    report = verify(settings, catalog, None, lambda lsn: Point(lsn, {TableName("public", "t"): 0}))
+    assert report.tables[0].examples == (Example("different", {"id": "1"}, ("more",)),)
 
 
 def test_an_unknown_table_is_refused(lake: Lake) -> None:
