@@ -83,8 +83,8 @@ def cast(text: pa.Array | pa.ChunkedArray, of: PgType) -> Cast:
     stored = _stored(of)
     try:
         return _cast_of(stored)(column, stored)
-    except pa.ArrowInvalid:
-        # Arrow's message quotes the value.
+    except (pa.ArrowInvalid, ProtocolError):
+        # Arrow's message quotes the value, and that of an element does not name the column's type.
         raise ProtocolError("a text is none of its type", thing=f"type {of.name}") from None
 
 
@@ -134,7 +134,7 @@ def _cast_bool(text: pa.StringArray, of: PgType) -> Cast:
     octets, offsets = laid_out(text)
     valid = np.asarray(text.is_valid())
     true = octets == ord("t")
-    _require(bool((np.diff(offsets) == valid).all() and (true | (octets == ord("f"))).all()), of)
+    _require(bool((np.diff(offsets) == valid).all() and (true | (octets == ord("f"))).all()))
     values = np.zeros(len(text), np.bool_)
     values[valid] = true
     return Cast(pa.array(values, mask=~valid), None)
@@ -143,7 +143,7 @@ def _cast_bool(text: pa.StringArray, of: PgType) -> Cast:
 def _cast_integer(text: pa.StringArray, of: PgType) -> Cast:
     octets, _ = laid_out(text)
     # Arrow would read 0x10.
-    _require(len(octets) == 0 or int(octets.max()) <= ord("9"), of)
+    _require(len(octets) == 0 or int(octets.max()) <= ord("9"))
     return Cast(text.cast(arrow_type(of)), None)
 
 
@@ -152,7 +152,7 @@ def _cast_float(text: pa.StringArray, of: PgType) -> Cast:
     infinite = pc.is_inf(values).fill_null(False)
     if infinite.true_count:
         # Arrow reads a number out of the type's range as infinity, too.
-        _require(pc.all(pc.match_substring_regex(text.filter(infinite), "^-?Infinity$")).as_py(), of)
+        _require(pc.all(pc.match_substring_regex(text.filter(infinite), "^-?Infinity$")).as_py())
     return Cast(values, None)
 
 
@@ -226,14 +226,14 @@ def _within_years(values: pa.Array, unfit: Flags | None, number: pa.DataType, un
 def _cast_bytea(text: pa.StringArray, of: PgType) -> Cast:
     octets, offsets = laid_out(text)
     valid = np.asarray(text.is_valid())
-    _require(not (offsets & 1).any(), of)
+    _require(not (offsets & 1).any())
     pairs = octets.reshape(-1, 2)
     high, low = _NIBBLES[pairs[:, 0]], _NIBBLES[pairs[:, 1]]
     # The marks \x are two bytes too, and of all pairs those that are not hexadecimal.
     starts, ends = offsets[:-1] >> 1, offsets[1:] >> 1
     marks = starts[valid]
-    _require(np.array_equal(np.flatnonzero((high | low) > 15), marks), of)
-    _require(bool((pairs[marks] == np.frombuffer(rb"\x", np.uint8)).all()), of)
+    _require(np.array_equal(np.flatnonzero((high | low) > 15), marks))
+    _require(bool((pairs[marks] == np.frombuffer(rb"\x", np.uint8)).all()))
     return Cast(gathered(high << 4 | low, starts + valid, ends, valid), None)
 
 
@@ -260,9 +260,9 @@ def _without(values: pa.Array, rows: Flags) -> pa.Array:
     return pc.if_else(pa.array(~rows), values, pa.scalar(None, values.type)) if rows.any() else values
 
 
-def _require(sound: bool, of: PgType) -> None:
+def _require(sound: bool) -> None:
     if not sound:
-        raise ProtocolError("a text is none of its type", thing=f"type {of.name}")
+        raise ProtocolError("a text is none of its type")
 
 
 _NIBBLES: Final = np.full(256, 0xFF, np.uint8)
