@@ -1,0 +1,305 @@
+"""Whole runs in this process: a real server, a real receiver, the session's Spark; compared by the oracle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from deltalake import DeltaTable
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.lake.states import TableStates
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import Lake
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LockHeld, RangeGap, ReceiverDied, SetupNeeded, UnknownTable, UsageError
+from pgcdc_assets.flow import hold
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.lock import lake_lock
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.setup import setup
+from tests.end_to_end.command import wait_for
+from tests.fix_postgres import Database
+from tests.oracle import assert_equal
+
+pytestmark = pytest.mark.spark
+
+T = TableName("public", "t")
+U = TableName("public", "u")
+
+
+@dataclass
+class Rig:
+    """A project directory, its engine, and a connection to the source."""
+
+    settings: Settings
+    conn: psycopg.Connection[Any]
+    session: Callable[[], SparkSession]
+    observer: Silent
+
+    @property
+    def lake(self) -> Path:
+        return self.settings.layout.root
+
+    def engine(self, command: str = "test") -> Engine:
+        assert self.settings.source is not None
+        return Engine(self.settings, self.settings.source, self.observer, self.session, command)
+
+    def setup(self) -> None:
+        assert self.settings.source is not None
+        setup(self.settings, self.settings.source)
+
+    def sync(self, **bounds: Any) -> SyncReport:
+        return self.engine().sync(Bounds(**bounds))
+
+    def flush(self) -> Lsn:
+        return Lsn.parse(str(self.conn.execute("SELECT pg_current_wal_flush_lsn()").fetchall()[0][0]))
+
+    def assert_equal(self, *tables: str) -> None:
+        assert_equal(self.conn, self.lake, *(tables or ("public.t", "public.u")))
+
+
+@pytest.fixture
+def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60])
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text, big text)")
+        conn.execute("CREATE TABLE u (a int, b int, v numeric(10,2), PRIMARY KEY (a, b))")
+        conn.execute("ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
+        conn.execute("INSERT INTO t SELECT g, 'v' || g, repeat(md5(g::text), 200) FROM generate_series(1, 50) g")
+        conn.execute("INSERT INTO u SELECT g, g % 3, g / 4.0 FROM generate_series(1, 50) g")
+        yield Rig(settings, conn, lambda: spark, Silent())
+
+
+def test_copy_then_changes_then_nothing(rig: Rig) -> None:
+    with pytest.raises(SetupNeeded):
+        rig.sync()
+    rig.setup()
+    report = rig.sync()
+    assert [copy.table for copy in report.copied] == [T, U]
+    rig.assert_equal()
+    point = ConsistentPoints(rig.settings.layout).newest()
+    assert point is not None
+    assert set(point.tables) == {T, U}
+    assert point.replay_lsn >= report.copied[0].consistent_point
+
+    rig.conn.execute("UPDATE t SET v = 'changed' WHERE id <= 10")
+    rig.conn.execute("UPDATE t SET id = -id WHERE id > 45")
+    rig.conn.execute("DELETE FROM u WHERE a < 5")
+    rig.conn.execute("INSERT INTO u VALUES (1000, 1, NULL)")
+    report = rig.sync()
+    assert (report.copied, report.transactions) == ([], 4)
+    rig.assert_equal()
+    (closed,) = rig.observer.ranges
+    assert set(closed.tables) == {T, U}
+    assert closed.rows == {"I": 1, "U": 15, "D": 4, "T": 0}
+    assert closed.tables[T].updated == 10 or closed.tables[T].updated == 15
+
+    before = (DeltaTable(rig.lake / "public/t").version(), len(ConsistentPoints(rig.settings.layout).all()))
+    quiet = rig.sync()
+    assert (quiet.transactions, quiet.turns, len(rig.observer.ranges)) == (0, 0, 1)
+    assert (DeltaTable(rig.lake / "public/t").version(), len(ConsistentPoints(rig.settings.layout).all())) == before
+
+
+def test_ranges_are_contiguous_and_cover_every_run(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    for n in range(3):
+        rig.conn.execute("INSERT INTO t VALUES (%s, 'x', NULL)", (1000 + n,))
+        rig.sync()
+    spans = [report.span for report in rig.observer.ranges]
+    assert len(spans) == 3
+    assert all(left.end == right.start for left, right in pairwise(spans))
+
+
+def test_until_in_the_past_and_in_a_transaction(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    assert rig.sync(until=Lsn(1)).transactions == 0
+    rig.conn.execute("INSERT INTO t VALUES (100, 'first', NULL)")
+    middle = rig.flush()
+    rig.conn.execute("INSERT INTO t VALUES (101, 'second', NULL)")
+    assert rig.sync(until=middle).transactions == 1
+    ids = {row["id"] for row in Lake(rig.lake).at().arrow("public.t").select(["id"]).to_pylist()}
+    assert 100 in ids
+    assert 101 not in ids
+    rig.sync()
+    rig.assert_equal()
+
+
+def test_follow_stops_at_a_boundary_and_a_second_writer_is_refused(rig: Rig) -> None:
+    rig.setup()
+    stop = threading.Event()
+    reports: list[SyncReport] = []
+    thread = threading.Thread(target=lambda: reports.append(rig.engine("follow").sync(Bounds(follow=True, stop=stop))))
+    thread.start()
+    try:
+        points = ConsistentPoints(rig.settings.layout)
+        wait_for(lambda: points.newest() is not None, what="the first consistent point")
+        with pytest.raises(LockHeld, match="follow"):
+            rig.sync()
+        rig.conn.execute("UPDATE u SET v = v + 1")
+        goal = rig.flush()
+        wait_for(lambda: (newest := points.newest()) is not None and newest.replay_lsn >= goal, what="the update")
+    finally:
+        stop.set()
+        thread.join(120)
+    rig.assert_equal()
+    assert reports[0].transactions == 1
+
+
+def test_a_hold_gets_a_boundary_at_its_lsn(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    with hold.placed(rig.settings.layout) as request:
+        rig.conn.execute("INSERT INTO t VALUES (200, 'before', NULL)")
+        at = rig.flush()
+        rig.conn.execute("INSERT INTO t VALUES (201, 'after', NULL)")
+        request.at(at)
+        rig.sync()
+    assert ConsistentPoints(rig.settings.layout).has(at)
+    then = {row["id"] for row in Lake(rig.lake).at(str(at)).arrow("public.t").select(["id"]).to_pylist()}
+    assert 200 in then
+    assert 201 not in then
+    rig.assert_equal()
+
+
+def test_a_killed_receiver_ends_the_run_and_the_next_one_goes_on(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    errors: list[BaseException] = []
+    started = threading.Event()
+
+    class Told(Silent):
+        def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+            started.set()
+
+    def run() -> None:
+        try:
+            assert rig.settings.source is not None
+            Engine(rig.settings, rig.settings.source, Told(), rig.session, "follow").sync(Bounds(follow=True))
+        except ReceiverDied as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    receivers = "SELECT active_pid IS NOT NULL FROM pg_replication_slots WHERE slot_name = %s"
+    wait_for(lambda: rig.conn.execute(receivers, (rig.settings.slot,)).fetchone() == (True,), what="the stream")
+    rig.conn.execute("UPDATE t SET v = 'meanwhile'")
+    for child in _children_running("pgcdc_assets.log.process"):
+        os.kill(child, signal.SIGKILL)
+    thread.join(60)
+    assert len(errors) == 1
+    rig.sync()
+    rig.assert_equal()
+
+
+def _children_running(module: str) -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process().children(recursive=True) if module in " ".join(child.cmdline())]
+
+
+def test_a_table_copied_anew_meets_the_others(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    rig.conn.execute("UPDATE t SET v = 'later'")
+    report = rig.engine().sync(Bounds(), copy_anew=[U])
+    assert [copy.table for copy in report.copied] == [U]
+    rig.assert_equal()
+    newest = ConsistentPoints(rig.settings.layout).newest()
+    assert newest is not None
+    assert set(newest.tables) == {T, U}
+    with pytest.raises(UnknownTable):
+        rig.engine().sync(Bounds(), copy_anew=[TableName("public", "nope")])
+
+
+def test_what_cannot_be_followed_is_set_aside_and_brought_back(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    rig.conn.execute("ALTER TABLE u ALTER v TYPE text USING 'was ' || v")
+    rig.conn.execute("INSERT INTO u VALUES (2000, 1, 'text')")
+    rig.conn.execute("INSERT INTO t VALUES (300, 'goes on', NULL)")
+    report = rig.sync()
+    assert [table for table, _ in report.set_aside] == [U]
+    rig.assert_equal("public.t")
+    row = TableStates(rig.settings.layout).get(U)
+    assert row is not None
+    assert row.reason
+    report = rig.engine().sync(Bounds(), copy_anew=[U])
+    assert report.set_aside == []
+    rig.assert_equal()
+
+
+def test_a_nullable_column_appears(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    rig.conn.execute("ALTER TABLE t ADD COLUMN extra int")
+    rig.conn.execute("INSERT INTO t VALUES (400, 'wider', NULL, 7)")
+    rig.conn.execute("UPDATE t SET extra = id WHERE id < 10")
+    assert rig.sync().set_aside == []
+    rig.assert_equal()
+
+
+def test_truncates_and_unchanged_toast(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    with rig.conn.transaction():
+        rig.conn.execute("INSERT INTO u VALUES (5000, 1, 1)")
+        rig.conn.execute("TRUNCATE u")
+        rig.conn.execute("INSERT INTO u VALUES (5001, 1, 1)")
+    rig.conn.execute("UPDATE t SET v = 'kept' WHERE id <= 5")
+    rig.conn.execute("UPDATE t SET id = id + 500 WHERE id <= 10")
+    rig.sync()
+    rig.assert_equal()
+
+
+def test_by_hand_repair_and_backfill(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    rig.conn.execute("UPDATE t SET v = 'new' WHERE id IN (1, 2)")
+    rig.conn.execute("DELETE FROM t WHERE id = 3")
+    rig.sync()
+    (report,) = rig.observer.ranges
+    mirror = DeltaTable(rig.lake / "public/t")
+    assert mirror.version() >= 1
+    session = rig.session()
+    session.sql(f"UPDATE delta.`{rig.lake}/public/t` SET v = 'damaged' WHERE id = 1")
+    session.sql(f"DELETE FROM delta.`{rig.lake}/public/t` WHERE id = 2")
+    with pytest.raises(AssertionError):
+        rig.assert_equal("public.t")
+    checked = rig.engine().check_range(report.span)
+    assert checked.transactions == 2
+    rig.engine().repair(T, report.span)
+    rig.assert_equal("public.t")
+    assert rig.engine().transform_range([T], report.span).tables[T].changes
+    rig.engine().apply_range([T, U], report.span)
+    rig.assert_equal()
+    end = LsnRange(report.span.end, Lsn(report.span.end + (1 << 30)))
+    with pytest.raises(RangeGap):
+        rig.engine().check_range(end)
+    with pytest.raises((UsageError, RangeGap)):
+        rig.engine().repair(T, end)
+
+
+def test_the_lock_is_free_after_a_failure(rig: Rig) -> None:
+    rig.setup()
+    rig.conn.execute("SELECT pg_drop_replication_slot(%s)", (rig.settings.slot,))
+    with pytest.raises(Exception, match="slot"):
+        rig.sync()
+    with lake_lock(rig.settings.layout, "test"):
+        pass
