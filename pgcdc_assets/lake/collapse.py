@@ -219,10 +219,7 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
     """
     events = events.combine_chunks()
     by_attnum = {column.attnum: column for column in columns}
-    masks = {attnum: mask for attnum, mask in _masks(events, masked).items() if mask.any()}
-    op = pc.index_in(events[OP], pa.array(OPS)).to_numpy().astype(np.int8)
-    lsn, ordinal = (events[name].to_numpy() for name in (COMMIT_LSN, ORDINAL))
-    net = net_effect(key_numbers(events, columns), op, lsn, ordinal, masks)
+    net = _net(events, columns, masked)
     taken = {by_attnum[attnum].name: source for attnum, source in net.sources.items()}
     data: dict[str, pa.Array | pa.ChunkedArray] = {
         OP: pa.DictionaryArray.from_arrays(pa.array((~net.live).astype(np.int8)), [UPSERT, REMOVE]).cast(pa.string()),
@@ -244,6 +241,17 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
         deleted=int((~net.live).sum()),
         lookups=int((net.origin >= 0).sum()),
     )
+
+
+def _net(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int]) -> Net:
+    if not any(column.key for column in columns):
+        # Followed by its inserts alone: every row is one of its own.
+        every = np.arange(events.num_rows, dtype=np.int64)
+        return Net(every, every >= 0, every < 0, np.full(len(every), -1, dtype=np.int64))
+    masks = {attnum: mask for attnum, mask in _masks(events, masked).items() if mask.any()}
+    op = pc.index_in(events[OP], pa.array(OPS)).to_numpy().astype(np.int8)
+    lsn, ordinal = (events[name].to_numpy() for name in (COMMIT_LSN, ORDINAL))
+    return net_effect(key_numbers(events, columns), op, lsn, ordinal, masks)
 
 
 def key_numbers(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:

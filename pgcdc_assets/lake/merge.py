@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.lake.collapse import MASK, ORIGIN, PRESENT, REMOVE, UPSERT
 from pgcdc_assets.lake.feed import COMMIT_LSN, COMMIT_TS, HASH, LEAF, OP, RAW, ROW, FeedColumn
-from pgcdc_assets.lake.multiset import COUNT
+from pgcdc_assets.lake.multiset import COUNT, GROUP
 
 SOURCE, ADDED, REMOVED = "pgcdc_source", "pgcdc_added", "pgcdc_removed"
 """Temporary views that the text reads."""
@@ -61,9 +62,7 @@ class KeyedMerge:
             f"WHEN MATCHED THEN UPDATE SET {self._assignments()}",
             f"WHEN NOT MATCHED AND (s.{OP} = '{UPSERT}' OR s.{PRESENT}) THEN INSERT {self._insert()}",
         ]
-        if self.leaves:
-            clauses.append(f"WHEN NOT MATCHED BY SOURCE AND t.{LEAF} IN ({self._leaf_list()}) THEN DELETE")
-        return "\n".join(clauses)
+        return "\n".join([*clauses, *_emptied(self.leaves)])
 
     def _source(self) -> str:
         """The collapsed rows; those whose masked values stand under another key filled from there."""
@@ -90,7 +89,8 @@ class KeyedMerge:
         return [column for column in self.columns if column.attnum in self.masked]
 
     def _assignments(self) -> str:
-        emptied = f" AND t.{LEAF} NOT IN ({self._leaf_list()})" if self.leaves else ""
+        # A row of a truncated leaf is gone before its key arrives anew.
+        emptied = f" AND t.{LEAF} NOT IN ({_listed(self.leaves)})" if self.leaves else ""
         pairs = {COMMIT_LSN: _unless(f"NOT s.{PRESENT}{emptied}", f"s.{COMMIT_LSN}", HOLDS)}
         pairs |= {COMMIT_TS: f"s.{COMMIT_TS}", RAW: _raw(self._masked_columns(), "t", "true")}
         if self.has_leaf:
@@ -109,36 +109,53 @@ class KeyedMerge:
         pairs |= {quoted(column.source): f"s.{quoted(column.name)}" for column in self.columns}
         return f"({', '.join(pairs)}) VALUES ({', '.join(pairs.values())})"
 
-    def _leaf_list(self) -> str:
-        return ", ".join(literal(leaf) for leaf in self.leaves)
 
+@dataclass(frozen=True)
+class MultisetMerge:
+    """Takes copies of rows away and adds others; a copy to take away that is not there fails the statement."""
 
-def multiset_merge(path: str, columns: Sequence[FeedColumn], version: int, *, has_leaf: bool = False) -> str:
-    """Take copies of rows away and add others; a copy to take away that is not there fails the statement."""
-    own = (COMMIT_LSN, COMMIT_TS, RAW, HASH, *((LEAF,) if has_leaf else ()))
-    names = [*((name, name) for name in own), *((quoted(c.name), quoted(c.source)) for c in columns)]
-    same = [f"t.{HASH} = r.{HASH}", *([f"t.{LEAF} = r.{LEAF}"] if has_leaf else [])]
-    same += [f"t.{quoted(c.source)} <=> r.{quoted(c.name)}" for c in columns]
-    group = f"r.{HASH}, r.{LEAF}" if has_leaf else f"r.{HASH}"
-    copies = (
-        f"SELECT t.{ROW} AS row, r.{COUNT} AS wanted, count(t.{ROW}) OVER (PARTITION BY {group}) AS found, "
-        f"row_number() OVER (PARTITION BY {group} ORDER BY t.{ROW}) AS place "
-        f"FROM {REMOVED} AS r LEFT JOIN delta.{quoted(path)} VERSION AS OF {version} AS t ON {' AND '.join(same)}"
-    )
-    row = _unless("found < wanted", "row", LACKS, "STRING")
-    leaving = f"SELECT '{REMOVE}', {row}, {', '.join('NULL' for _ in names)} FROM ({copies}) WHERE place <= wanted"
-    arriving = f"SELECT '{UPSERT}' AS {OP}, {ROW}, {', '.join(feed for feed, _ in names)} FROM {ADDED}"
-    targets = ", ".join([ROW, *(mirror for _, mirror in names)])
-    values = ", ".join([f"s.{ROW}", *(f"s.{feed}" for feed, _ in names)])
-    return "\n".join(
-        [
-            f"MERGE INTO delta.{quoted(path)} AS t",
-            f"USING ({arriving} UNION ALL {leaving}) AS s",
+    path: str
+    columns: tuple[FeedColumn, ...]
+    version: int
+    """Of the target, where the copies to take away are looked up."""
+    has_leaf: bool = False
+    leaves: tuple[str, ...] = ()
+
+    def sql(self) -> str:
+        names = self._names()
+        targets = ", ".join([ROW, *(mirror for _, mirror in names)])
+        values = ", ".join([f"s.{ROW}", *(f"s.{feed}" for feed, _ in names)])
+        clauses = [
+            f"MERGE INTO delta.{quoted(self.path)} AS t",
+            f"USING ({self._arriving()} UNION ALL {self._leaving()}) AS s",
             f"ON t.{ROW} = s.{ROW}",
             f"WHEN MATCHED AND s.{OP} = '{REMOVE}' THEN DELETE",
             f"WHEN NOT MATCHED AND s.{OP} = '{UPSERT}' THEN INSERT ({targets}) VALUES ({values})",
         ]
-    )
+        return "\n".join([*clauses, *_emptied(self.leaves)])
+
+    def _names(self) -> list[tuple[str, str]]:
+        """Feed and mirror name of each column but the row's identity."""
+        own = (COMMIT_LSN, COMMIT_TS, RAW, HASH, *((LEAF,) if self.has_leaf else ()))
+        return [*((name, name) for name in own), *((quoted(c.name), quoted(c.source)) for c in self.columns)]
+
+    def _arriving(self) -> str:
+        return f"SELECT '{UPSERT}' AS {OP}, {ROW}, {', '.join(feed for feed, _ in self._names())} FROM {ADDED}"
+
+    def _leaving(self) -> str:
+        """As many copies of each row as are to go, by their identities."""
+        same = [f"t.{HASH} = r.{HASH}", *([f"t.{LEAF} <=> r.{LEAF}"] if self.has_leaf else [])]
+        same += [f"t.{quoted(c.source)} <=> r.{quoted(c.name)}" for c in self.columns]
+        group = f"PARTITION BY r.{HASH}, r.{GROUP}"
+        target = f"delta.{quoted(self.path)} VERSION AS OF {self.version}"
+        copies = (
+            f"SELECT t.{ROW} AS row, r.{COUNT} AS wanted, count(t.{ROW}) OVER ({group}) AS found, "
+            f"row_number() OVER ({group} ORDER BY t.{ROW}) AS place "
+            f"FROM {REMOVED} AS r LEFT JOIN {target} AS t ON {' AND '.join(same)}"
+        )
+        row = _unless("found < wanted", "row", LACKS, "STRING")
+        nulls = ", ".join("NULL" for _ in self._names())
+        return f"SELECT '{REMOVE}', {row}, {nulls} FROM ({copies}) WHERE place <= wanted"
 
 
 def execute(session: SparkSession, sql: str) -> MergeCounts | None:
@@ -148,7 +165,7 @@ def execute(session: SparkSession, sql: str) -> MergeCounts | None:
     """
     try:
         rows = session.sql(sql).collect()
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         for what in (LACKS, HOLDS):
             if what in str(error):
                 raise MergeMismatch(what) from None
@@ -169,13 +186,25 @@ def literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
+def _emptied(leaves: Sequence[str]) -> list[str]:
+    """The clause that empties truncated leaves of what the source does not hold."""
+    return [f"WHEN NOT MATCHED BY SOURCE AND t.{LEAF} IN ({_listed(leaves)}) THEN DELETE"] if leaves else []
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(literal(text) for text in texts)
+
+
 def _unless(bad: str, value: str, what: str, kind: str = "BIGINT") -> str:
     """``value``, or the end of the statement where ``bad`` holds."""
     return f"CASE WHEN {bad} THEN CAST(raise_error({literal(what)}) AS {kind}) ELSE {value} END"
 
 
 def _same_key(columns: Sequence[FeedColumn], target: str, source: str, odd: bool, source_raw: str) -> str:
-    """The join by key. A value that does not fit its type is NULL, and told apart by its text."""
+    """The join by key. A value that does not fit its type is NULL, and told apart by its text.
+
+    Rows of a table without a key match nothing: all that comes is new.
+    """
     terms = []
     for column in columns:
         if not column.key:
@@ -187,7 +216,7 @@ def _same_key(columns: Sequence[FeedColumn], target: str, source: str, odd: bool
             terms.append(f"{left} <=> {right} AND {texts}")
         else:
             terms.append(f"{left} = {right}")
-    return " AND ".join(terms)
+    return " AND ".join(terms) or "false"
 
 
 def _raw(masked: Sequence[FeedColumn], row: str, where: str) -> str:

@@ -8,13 +8,12 @@ their texts (``_pgcdc_hash``) and then value by value; copies are told apart by 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.collapse import Ints, key_numbers
 from pgcdc_assets.lake.feed import (
     COMMIT_LSN,
@@ -32,6 +31,8 @@ from pgcdc_assets.lake.feed import (
 
 COUNT = "_pgcdc_count"
 """In the rows to take away: how many copies of this row the target loses."""
+GROUP = "_pgcdc_group"
+"""In the rows to take away: tells rows with one hash apart."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ def net_rows(events: pa.Table, columns: Sequence[FeedColumn]) -> NetRows:
     counts = -net[group[lost]]
     return NetRows(
         added=events.select([*own, *values]).take(pa.array(fill)),
-        removed=removed.append_column(COUNT, pa.array(counts, pa.int64())),
+        removed=removed.append_column(COUNT, pa.array(counts, pa.int64())).append_column(
+            GROUP, pa.array(group[lost], pa.int64())
+        ),
         deleted=int(counts.sum()),
     )
 
@@ -79,23 +82,23 @@ def _latest(group: Ints, candidates: Ints, wanted: Ints) -> Ints:
 
 
 def _groups(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:
-    """Number the distinct rows by hash (and leaf); equal hashes over unequal values are an error, never merged."""
+    """Number the distinct rows: by hash and leaf, and value by value where a hash is shared by different rows."""
     parts = [FeedColumn(HASH, HASH, 0, True)]
     if LEAF in events.column_names:
         parts.append(FeedColumn(LEAF, LEAF, 0, True))
     group = key_numbers(events, parts)
-    member = np.unique(group, return_index=True)[1].astype(np.int64)[group] if len(group) else group
-    for column in columns:
-        if pa.types.is_nested(events[column.name].type) or not len(group):
-            continue
-        values = events[column.name].combine_chunks()
-        if not _same(values, values.take(pa.array(member))):
-            raise LakeError(f"two different rows share one hash (seen in column {column.source!r})")
-    return group
+    if not len(group):
+        return group
+    member = np.unique(group, return_index=True)[1].astype(np.int64)[group]
+    plain = [column for column in columns if not pa.types.is_nested(events[column.name].type)]
+    values = ((column, events[column.name].combine_chunks()) for column in plain)
+    if all(_same(array, array.take(pa.array(member))) for _, array in values):
+        return group
+    return key_numbers(events, [*parts, *(replace(column, key=True) for column in plain)])
 
 
 def _same(left: pa.Array, right: pa.Array) -> bool:
     if pa.types.is_floating(left.type):
         left, right = (pc.if_else(pc.is_nan(side), None, side) for side in (left, right))
     equal = pc.fill_null(pc.equal(left, right), pc.and_(pc.is_null(left), pc.is_null(right)))
-    return bool(pc.all(equal).as_py() in (True, None))
+    return bool(pc.all(equal).as_py())

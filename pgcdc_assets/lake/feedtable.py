@@ -1,0 +1,118 @@
+"""A table's change feed as a Delta table, written by delta-rs alone: which files hold which span.
+
+A file holds the changes of one transform, so that deriving a span again replaces files. The feed's
+position (``changes_lsn``) is an app transaction of the commit that adds the files. Feeds never have
+deletion vectors, so that removing a file removes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.lake.feed import COMMIT_LSN, FeedFile, feed_schema
+from pgcdc_assets.lake.feedwriter import feed_file
+from pgcdc_assets.lake.files import check_files
+
+_PROPERTIES: dict[str, str | None] = {
+    "delta.autoOptimize.autoCompact": "false",
+    # One commit a turn; nothing that we need lives in commits alone.
+    "delta.logRetentionDuration": "interval 1 days",
+}
+
+
+class FeedTable:
+    """The feed of one table. Opened at construction; not there before its first commit."""
+
+    def __init__(self, layout: Layout, identity: Identity, table: Table) -> None:
+        self.path = layout.changes(table.name)
+        self._table = table
+        self._app_id = identity.app_id("changes", table.name.folder)
+        try:
+            self._delta: DeltaTable | None = DeltaTable(self.path)
+        except TableNotFoundError:
+            self._delta = None
+
+    @property
+    def position(self) -> Lsn:
+        """``changes_lsn``: what the log holds below it for this table is here, from some LSN on."""
+        if self._delta is None or not self._fits(self._delta):
+            return ZERO
+        return Lsn(self._delta.transaction_version(self._app_id) or 0)
+
+    def files(self, span: LsnRange) -> list[FeedFile]:
+        """The files that hold rows of the span; they may hold others too."""
+        return [feed_file(self.path / name) for name, low, high in self._bounds()
+                if low < span.end and high >= span.start]  # fmt: skip
+
+    def overlapping(self, span: LsnRange) -> tuple[tuple[str, ...], Lsn, Lsn]:
+        """Names of the files that hold rows of the span, and the LSNs (end excluded) that they reach over."""
+        found = [entry for entry in self._bounds() if entry[1] < span.end and entry[2] >= span.start]
+        start = min((low for _, low, _ in found), default=span.start)
+        end = max((high + 1 for _, _, high in found), default=span.end)
+        return tuple(name for name, _, _ in found), Lsn(start), Lsn(end)
+
+    def commit(self, files: Sequence[FeedFile], position: Lsn, replaced: Sequence[str] = ()) -> None:
+        """Add files, remove others and move the position (never down), in one commit."""
+        delta, mode = self._prepared()
+        check_files(self.path, [file.report for file in files], Schema.from_arrow(feed_schema(self._table)))
+        now = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(file.name, file.size, {}, now, True, file.stats) for file in files
+        ]
+        if mode == "append":
+            actions += [RemoveAction(name, True, now) for name in replaced]
+            position = max(position, Lsn(delta.transaction_version(self._app_id) or 0))
+        try:
+            delta.create_write_transaction(
+                actions, mode, Schema.from_arrow(feed_schema(self._table)),
+                commit_properties=CommitProperties(
+                    app_transactions=[Transaction(self._app_id, int(position))], max_commit_retries=0
+                ),
+            )  # fmt: skip
+        except CommitFailedError:
+            raise LakeError("another writer committed at the same time", thing=str(self.path),
+                            do="let one process write to the lake") from None  # fmt: skip
+        delta.update_incremental()
+        self._delta = delta
+
+    def _prepared(self) -> tuple[DeltaTable, Literal["append", "overwrite"]]:
+        """The table with the schema that is needed: made, widened, or to be begun anew.
+
+        A feed whose columns do not fit is that of an earlier shape of the table, before its last copy.
+        Its rows stay in the log.
+        """
+        wanted = feed_schema(self._table)
+        if self._delta is None:
+            return DeltaTable.create(self.path, wanted, configuration=_PROPERTIES), "append"
+        if not self._fits(self._delta):
+            return self._delta, "overwrite"
+        have = {field.name for field in self._delta.schema().fields}
+        new = [field for field in Schema.from_arrow(wanted).fields if field.name not in have]
+        if new:
+            self._delta.alter.add_columns(new)
+            self._delta.update_incremental()
+        return self._delta, "append"
+
+    def _fits(self, delta: DeltaTable) -> bool:
+        """Whether every column of the feed is one of the table's, with the same type."""
+        wanted = {field.name: str(field.type) for field in Schema.from_arrow(feed_schema(self._table)).fields}
+        return all(wanted.get(field.name) == str(field.type) for field in delta.schema().fields)
+
+    def _bounds(self) -> list[tuple[str, int, int]]:
+        if self._delta is None or not self._fits(self._delta):
+            return []
+        actions = pa.table(self._delta.get_add_actions(flatten=True))
+        columns = (actions[name].to_pylist() for name in ("path", f"min.{COMMIT_LSN}", f"max.{COMMIT_LSN}"))
+        return list(zip(*columns, strict=True)) if actions.num_rows else []

@@ -1,0 +1,103 @@
+"""The Parquet file that a task writes for one table's feed (and one bucket of keys)."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.lake.feed import COMMIT_LSN, OP, UNCHANGED, FeedFacts, FeedFile
+from pgcdc_assets.lake.files import PARQUET_OPTIONS, statistics
+
+FACTS = b"pgcdc.facts"
+"""Key of the facts in the file's footer."""
+ROW_GROUP_BYTES = 32 << 20
+"""Rows held back until a row group is worth writing; bounds what a table costs in memory."""
+
+
+class FeedWriter:
+    """Collects rows of one file. Nothing is visible until the file's name is committed."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, bucket: int | None, buckets: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{uuid.uuid4().hex}.parquet"
+        self._writer = pq.ParquetWriter(self._path, schema, **PARQUET_OPTIONS)
+        self._held: list[pa.Table] = []
+        self._bucket, self._buckets = bucket, buckets
+        self._bounds: list[int] = []
+        self._counts: Counter[str] = Counter()
+        self._masked: set[int] = set()
+        self._odd_keys = False
+
+    def write(self, rows: pa.Table, *, odd_keys: bool = False) -> None:
+        """Take rows of the file's schema."""
+        self._odd_keys |= odd_keys
+        for entry in pc.value_counts(rows[OP]).to_pylist():
+            self._counts[entry["values"]] += entry["counts"]
+        bounds = pc.min_max(rows[COMMIT_LSN]).as_py()
+        self._bounds += [bounds["min"], bounds["max"]]
+        if rows[UNCHANGED].null_count < rows.num_rows:
+            self._masked |= set(pc.unique(pc.list_flatten(rows[UNCHANGED])).to_pylist())
+        self._held.append(rows)
+        if sum(table.nbytes for table in self._held) >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def close(self) -> FeedFile:
+        self._flush()
+        facts = FeedFacts(
+            commit_min=min(self._bounds),
+            commit_max=max(self._bounds),
+            counts=dict(self._counts),
+            masked=tuple(sorted(self._masked)),
+            odd_keys=self._odd_keys,
+            bucket=self._bucket,
+            buckets=self._buckets,
+        )
+        self._writer.add_key_value_metadata({FACTS: facts.to_json()})
+        self._writer.close()
+        return FeedFile(self._path.name, self._path.stat().st_size, _statistics(self._path), facts)
+
+    def abandon(self) -> None:
+        """Leave no file behind after a failure."""
+        self._writer.close()
+        self._path.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        if self._held:
+            table = pa.concat_tables(self._held)
+            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+            self._held = []
+
+
+def feed_file(path: Path) -> FeedFile:
+    """A feed's file as its footer describes it; LakeError where it is none."""
+    try:
+        metadata = pq.read_metadata(path).metadata or {}
+        return FeedFile(path.name, path.stat().st_size, _statistics(path), FeedFacts.from_json(metadata[FACTS]))
+    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+        raise LakeError(f"a file of the feed cannot be read: {type(error).__name__}", thing=str(path)) from None
+
+
+def trimmed(path: Path, end: Lsn) -> FeedFile | None:
+    """The file with the transactions below ``end`` alone; itself where it has no others, None where none are left."""
+    file = feed_file(path)
+    if file.facts.commit_max < end:
+        return file
+    rows = pq.read_table(path, filters=pc.field(COMMIT_LSN) < int(end), partitioning=None)
+    path.unlink()
+    if not rows.num_rows:
+        return None
+    writer = FeedWriter(path.parent, rows.schema, file.facts.bucket, file.facts.buckets)
+    writer.write(rows, odd_keys=file.facts.odd_keys)
+    return writer.close()
+
+
+def _statistics(path: Path) -> str:
+    footer = pq.read_metadata(path)
+    return statistics(footer, footer.schema.to_arrow_schema())
