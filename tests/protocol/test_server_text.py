@@ -1,0 +1,295 @@
+"""What a real server writes: its messages through both decoders, its edge values through the casts."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from pgcdc_assets.core.catalog import PgType
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.protocol.arrays import elements, not_plain
+from pgcdc_assets.protocol.columnar import Kind, images
+from pgcdc_assets.protocol.messages import (
+    UNCHANGED,
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    Relation,
+    Truncate,
+    Type,
+    Update,
+)
+from pgcdc_assets.protocol.scalar import decode
+from pgcdc_assets.protocol.types import cast
+from pgcdc_assets.source.connection import session_options
+from tests.fix_postgres import Database
+from tests.protocol.by_row import messages
+from tests.protocol.pg_types import (
+    BOOL,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT8,
+    MONEY,
+    NUMERIC,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    array,
+    domain,
+    numeric,
+)
+
+Connection = psycopg.Connection[Any]
+PEEK = (
+    "SELECT data FROM pg_logical_slot_peek_binary_changes('codec', NULL, NULL,"
+    " 'proto_version', '1', 'publication_names', 'codec', 'messages', 'true')"
+)
+
+
+@pytest.fixture
+def conn(database: Database) -> Iterator[Connection]:
+    """A session as ours are, whatever the server's defaults; but one that makes its own tables."""
+    with database.connect(options=session_options(search_path="public"), client_encoding="UTF8") as conn:
+        yield conn
+
+
+@pytest.fixture(scope="module")
+def reader(server: EmbeddedServer) -> Iterator[Connection]:
+    """The same for tests that make nothing."""
+    with psycopg.connect(server.conninfo_of("postgres"), options=session_options(), client_encoding="UTF8") as conn:
+        yield conn
+
+
+def stream(conn: Connection) -> list[bytes]:
+    return [bytes(data) for (data,) in conn.execute(PEEK)]
+
+
+def start(conn: Connection) -> None:
+    conn.execute("CREATE PUBLICATION codec FOR ALL TABLES")
+    conn.execute("SELECT pg_create_logical_replication_slot('codec', 'pgoutput')")
+
+
+def printed(conn: Connection, expressions: list[str], type_: str) -> list[str]:
+    """Values as COPY prints them, which is as the stream does."""
+    rows = ", ".join(f"({at}, {text}::{type_})" for at, text in enumerate(expressions))
+    query = f"COPY (SELECT v FROM (VALUES {rows}) AS t (i, v) ORDER BY i) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
+    with conn.cursor().copy(query.encode()) as copy:
+        lines = [bytes(line).decode() for line in copy]
+    return [line.rstrip("\n")[1:-1].replace('""', '"') for line in lines]
+
+
+UNFIT = object()
+
+EDGES: list[tuple[str, PgType, dict[str, Any]]] = [
+    ("bool", BOOL, {"true": True, "false": False}),
+    ("int2", INT2, {"'-32768'": -32768, "32767": 32767}),
+    ("int8", INT8, {"'-9223372036854775808'": -(1 << 63), "9223372036854775807": (1 << 63) - 1}),
+    ("float4", FLOAT4, {"'3.4028235e38'": 3.4028234663852886e38, "'1e-45'": 1.401298464324817e-45,
+                        "0.1": 0.10000000149011612, "'-Infinity'": -math.inf}),
+    ("float8", FLOAT8, {"'1.7976931348623157e308'": 1.7976931348623157e308, "'5e-324'": 5e-324, "0.1": 0.1,
+                        "'Infinity'": math.inf, "'1e15'": 1e15, "'1e-5'": 1e-5,
+                        "123456789012345680": 123456789012345680.0}),
+    ("numeric(10,2)", numeric(10, 2), {"1.5": Decimal("1.50"), "'-99999999.99'": Decimal("-99999999.99"),
+                                       "'NaN'": UNFIT, "0": Decimal(0), "'-0.001'": Decimal(0)}),
+    ("numeric(38,38)", numeric(38, 38), {"0." + "9" * 38: Decimal("0." + "9" * 38), "'-1e-38'": Decimal("-1e-38")}),
+    ("numeric(38,0)", numeric(38, 0), {"9" * 38: Decimal("9" * 38), "'-1e37'": Decimal(-(10**37))}),
+    ("numeric(2,-3)", numeric(2, -3), {"99499": Decimal(99000), "'-1500'": Decimal(-2000), "0": Decimal(0)}),
+    ("numeric(2,5)", numeric(2, 5), {"0.00099": Decimal("0.00099"), "0": Decimal(0)}),
+    ("numeric", NUMERIC, {"'NaN'": "NaN", "'Infinity'": "Infinity", "1e100": "1" + "0" * 100, "1.50": "1.50"}),
+    ("money", MONEY, {"'1234.5'": "$1,234.50"}),
+    ("date", DATE, {"'0001-01-01'": date.min, "'9999-12-31'": date.max, "'10000-01-01'": UNFIT, "'infinity'": UNFIT,
+                    "'-infinity'": UNFIT, "'0001-12-31 BC'": UNFIT, "'5874897-12-31'": UNFIT, "'4714-11-24 BC'": UNFIT,
+                    "'1582-10-10'": date(1582, 10, 10), "'2000-02-29'": date(2000, 2, 29)}),
+    ("timestamp", TIMESTAMP, {
+        "'0001-01-01'": datetime.min, "'9999-12-31 23:59:59.999999'": datetime.max, "'infinity'": UNFIT,
+        "'-infinity'": UNFIT, "'294276-12-31 23:59:59.999999'": UNFIT, "'0044-03-15 12:00 BC'": UNFIT,
+        "'2024-02-29 24:00:00'": datetime(2024, 3, 1), "'2024-02-29 23:59:60'": datetime(2024, 3, 1),
+        "'2024-02-29 12:00:00.000001'": datetime(2024, 2, 29, 12, 0, 0, 1),
+        "'2024-02-29 12:00:00.100'": datetime(2024, 2, 29, 12, 0, 0, 100_000)}),
+    ("timestamptz", TIMESTAMPTZ, {
+        "'2024-02-29 12:00:00.5+05:45'": datetime(2024, 2, 29, 6, 15, 0, 500_000, UTC),
+        "'1850-01-01 00:00:00 Asia/Kolkata'": datetime(1849, 12, 31, 18, 6, 32, tzinfo=UTC),
+        "'9999-12-31 23:59:59.999999+00'": datetime.max.replace(tzinfo=UTC), "'9999-12-31 23:59:59-01'": UNFIT,
+        "'0001-01-01 00:00:00+00'": datetime.min.replace(tzinfo=UTC), "'0001-01-01 00:00:00+01'": UNFIT,
+        "'infinity'": UNFIT, "'-infinity'": UNFIT, "'4714-11-24 00:00:00+00 BC'": UNFIT}),
+    ("time", TIME, {"'24:00:00'": "24:00:00", "'00:00:00.5'": "00:00:00.5"}),
+    ("timetz", PgType(1266, "timetz"), {"'24:00:00+05:53:28'": "24:00:00+05:53:28"}),
+    ("interval", PgType(1186, "interval"), {"'1 year -2 days 03:04:05.6'": "1 year -2 days +03:04:05.6"}),
+    ("bytea", BYTEA, {r"'\x00ff5c22'": b'\0\xff\\"', "''": b""}),
+    ("char(4)", PgType(1042, "bpchar", 8), {"'ab'": "ab  ", "''": "    "}),
+    ("text", TEXT, {"''": "", "'NULL'": "NULL", "E'a\"\\\\é'": 'a"\\é'}),
+    ("int8[]", array(INT8), {"'{}'": [], "'{1,NULL,-3}'": [1, None, -3], "'[0:1]={1,2}'": UNFIT, "'{{1},{2}}'": UNFIT,
+                             "'[1:2]={1,2}'": [1, 2]}),
+    ("bool[]", array(BOOL), {"ARRAY[true,NULL,false]": [True, None, False]}),
+    ("bytea[]", array(BYTEA), {r"ARRAY['\x5c','\x','\x00ff'::bytea]": [b"\\", b"", b"\0\xff"]}),
+    ("text[]", array(TEXT), {r"""ARRAY['','NULL','null',NULL,'a,b','{','"','\','\"',' x','é ü']""": [
+        "", "NULL", "null", None, "a,b", "{", '"', "\\", '\\"', " x", "é ü"]}),
+    ("numeric(5,2)[]", array(numeric(5, 2)), {"'{1.5,NULL}'": [Decimal("1.50"), None], "'{1,NaN}'": UNFIT}),
+    ("timestamptz[]", array(TIMESTAMPTZ), {
+        "ARRAY['2024-02-29 12:00+05:45',NULL]": [datetime(2024, 2, 29, 6, 15, tzinfo=UTC), None],
+        "'{infinity}'": UNFIT}),
+    ("date[]", array(DATE), {"'{2024-02-29,NULL}'": [date(2024, 2, 29), None], "'{0044-03-15 BC}'": UNFIT}),
+    ("box[]", PgType(1020, "_box", element=PgType(603, "box"), delimiter=";"), {
+        "'{(1,1),(0,0);(2,2),(1,1)}'": ["(1,1),(0,0)", "(2,2),(1,1)"]}),
+    ("int4range[]", array(PgType(3904, "int4range", family="r")), {
+        "ARRAY['[1,5)','empty'::int4range]": ["[1,5)", "empty"]}),
+    ("jsonb[]", array(PgType(3802, "jsonb")), {"""ARRAY['{"a": [1, "b"]}'::jsonb]""": ['{"a": [1, "b"]}']}),
+    ("int2vector", PgType(22, "int2vector", element=INT2), {"'1 2 3'": "1 2 3"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("type_", "of", "edges"), EDGES, ids=[item[0] for item in EDGES])
+def test_edge_values_as_the_server_prints_them(
+    reader: Connection, type_: str, of: PgType, edges: dict[str, Any]
+) -> None:
+    texts = printed(reader, list(edges), type_)
+    found = cast(pa.array(texts, pa.string()), of)
+    unfit = [False] * len(texts) if found.unfit is None else found.unfit.tolist()
+    values = [UNFIT if marked else value for value, marked in zip(found.values.to_pylist(), unfit, strict=True)]
+    assert values == list(edges.values())
+    for text, value in zip(texts, values, strict=True):
+        assert cast(pa.array([text]), of).values.to_pylist() == [None if value is UNFIT else value]
+
+
+def test_signs_of_zero_and_nan(reader: Connection) -> None:
+    nan, negative = cast(pa.array(printed(reader, ["'NaN'", "'-0'"], "float8")), FLOAT8).values.to_pylist()
+    assert math.isnan(nan)
+    assert math.copysign(1, negative) == -1
+
+
+def test_domains_over_domains(conn: Connection) -> None:
+    conn.execute("CREATE DOMAIN amount AS numeric(10,2)")
+    conn.execute("CREATE DOMAIN price AS amount CHECK (VALUE >= 0)")
+    conn.execute("CREATE DOMAIN prices AS price[]")
+    price = domain(domain(numeric(10, 2)))
+    assert cast(pa.array(printed(conn, ["1.5"], "price")), price).values.to_pylist() == [Decimal("1.50")]
+    found = cast(pa.array(printed(conn, ["ARRAY[1.5,NULL]"], "prices")), domain(array(price)))
+    assert found.values.to_pylist() == [[Decimal("1.50"), None]]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/New_York", "Africa/Monrovia", "Asia/Kathmandu"])
+def test_instants_do_not_depend_on_the_session_s_zone(server: EmbeddedServer, zone: str) -> None:
+    options = session_options(TimeZone=zone)
+    moments = [f"to_timestamp({seconds}.123456)" for seconds in range(-5_000_000_000, 5_000_000_000, 86_400_061)]
+    exactly = [f"(extract(epoch from {moment}) * 1000000)::int8" for moment in moments]
+    with psycopg.connect(server.conninfo_of("postgres"), options=options) as conn:
+        texts, exact = printed(conn, moments, "timestamptz"), printed(conn, exactly, "text")
+    found = cast(pa.array(texts), TIMESTAMPTZ)
+    assert found.unfit is None or not found.unfit.any()
+    assert found.values.cast(pa.int64()).to_pylist() == [int(text) for text in exact]
+
+
+def test_any_list_of_texts_as_the_server_writes_it(conn: Connection) -> None:
+    draw = random.Random(20)
+    letters = ['"', "\\", "{", "}", ",", " ", "\t", "\n", "N", "U", "L", "a", "é", "日", ";", "(", "[", "="]
+    words = [None, "", "NULL", "null"]
+
+    def one() -> str | None:
+        return draw.choice(words) if draw.random() < 0.2 else "".join(draw.choices(letters, k=draw.randrange(6)))
+
+    lists = [[one() for _ in range(draw.randrange(5))] for _ in range(2000)]
+    conn.execute("CREATE TABLE lists (i int, v text[])")
+    with conn.cursor() as cursor:
+        cursor.executemany("INSERT INTO lists VALUES (%s, %s)", list(enumerate(lists)))
+    texts = pa.array([text for (text,) in conn.execute("SELECT v::text FROM lists ORDER BY i")])
+    assert not not_plain(texts).any()
+    found = elements(texts)
+    values = found.text.to_pylist()
+    offsets = found.offsets.tolist()
+    assert [values[offsets[i] : offsets[i + 1]] for i in range(len(lists))] == lists
+
+
+def test_every_message_of_a_real_stream(conn: Connection) -> None:
+    conn.execute("CREATE TYPE mood AS ENUM ('sad', 'ok')")
+    conn.execute('CREATE TABLE "Odd Näme" (id int PRIMARY KEY, m mood, big text)')
+    conn.execute("CREATE TABLE whole (a int, b text)")
+    conn.execute("ALTER TABLE whole REPLICA IDENTITY FULL")
+    conn.execute('ALTER TABLE "Odd Näme" ALTER big SET STORAGE EXTERNAL')
+    start(conn)
+    with conn.transaction():
+        conn.execute("""INSERT INTO "Odd Näme" VALUES (1, 'ok', repeat('x', 5000)), (2, NULL, ''), (3, 'sad', 'é')""")
+        conn.execute("""UPDATE "Odd Näme" SET m = 'sad' WHERE id = 1""")
+        conn.execute("""UPDATE "Odd Näme" SET id = 10 WHERE id = 2""")
+        conn.execute("""DELETE FROM "Odd Näme" WHERE id = 3""")
+        conn.execute("INSERT INTO whole VALUES (1, NULL)")
+        conn.execute("UPDATE whole SET b = 'b'")
+        conn.execute("DELETE FROM whole")
+        conn.execute('TRUNCATE whole, "Odd Näme" RESTART IDENTITY CASCADE')
+        conn.execute("SELECT pg_logical_emit_message(true, 'pre', 'content')")
+    payloads = stream(conn)
+    found = [decode(payload) for payload in payloads]
+    kinds = [type(message) for message in found]
+    assert kinds[0] is Begin
+    assert kinds[-1] is Commit
+    # Once each before the first row, and again where TRUNCATE made the server forget what it sent.
+    relations = {message.name: message for message in found if isinstance(message, Relation)}
+    odd, whole = relations["Odd Näme"], relations["whole"]
+    assert (odd.name, odd.replica_identity, [column.key for column in odd.columns]) == (
+        "Odd Näme", "d", [True, False, False])  # fmt: skip
+    assert (whole.replica_identity, [column.key for column in whole.columns]) == ("f", [True, True])
+    assert next(message for message in found if isinstance(message, Type)).name == "mood"
+    assert rows_of(found, odd.relation_id) == [
+        Insert(odd.relation_id, ("1", "ok", "x" * 5000)),
+        Insert(odd.relation_id, ("2", None, "")),
+        Insert(odd.relation_id, ("3", "sad", "é")),
+        Update(odd.relation_id, None, None, ("1", "sad", UNCHANGED)),
+        Update(odd.relation_id, "K", ("2", None, None), ("10", None, "")),
+        Delete(odd.relation_id, "K", ("3", None, None)),
+    ]
+    assert rows_of(found, whole.relation_id) == [
+        Insert(whole.relation_id, ("1", None)),
+        Update(whole.relation_id, "O", ("1", None), ("1", "b")),
+        Delete(whole.relation_id, "O", ("1", "b")),
+    ]
+    (truncate,) = (message for message in found if isinstance(message, Truncate))
+    assert set(truncate.relation_ids) == {odd.relation_id, whole.relation_id}
+    assert (truncate.cascade, truncate.restart_identity) == (True, True)
+    (emitted,) = (message for message in found if isinstance(message, LogicalMessage))
+    assert (emitted.transactional, emitted.prefix, emitted.content) == (True, "pre", b"content")
+    for relation in (odd, whole):
+        by_columns(payloads, relation)
+
+
+def rows_of(found: list[Message], relation_id: int) -> list[Message]:
+    rows = [message for message in found if isinstance(message, Insert | Update | Delete)]
+    return [message for message in rows if message.relation_id == relation_id]
+
+
+def by_columns(payloads: list[bytes], relation: Relation) -> None:
+    """Assert that the columnar decoder reads the relation's rows as the scalar one does."""
+    kinds: tuple[Kind, ...] = ("I", "U", "D")
+    for kind in kinds:
+        head = kind.encode() + relation.relation_id.to_bytes(4, "big")
+        rows = [payload for payload in payloads if payload.startswith(head)]
+        assert rows
+        found = images(pa.array(rows, pa.binary()), kind, len(relation.columns))
+        assert messages(found, kind, relation.relation_id, len(rows)) == [decode(row) for row in rows]
+
+
+def test_times_and_positions_of_a_transaction(conn: Connection) -> None:
+    conn.execute("CREATE TABLE t (i int PRIMARY KEY)")
+    start(conn)
+    before = datetime.now(UTC)
+    conn.execute("INSERT INTO t VALUES (1)")
+    first, *_, last = (decode(payload) for payload in stream(conn))
+    assert isinstance(first, Begin)
+    assert isinstance(last, Commit)
+    assert first.final_lsn == last.commit_lsn < last.end_lsn
+    assert first.commit_ts == last.commit_ts
+    at = datetime.fromtimestamp(first.commit_ts / 1e6, UTC)
+    assert abs((at - before).total_seconds()) < 60
