@@ -6,76 +6,20 @@ import datetime as dt
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.checks.sides import Comparison, MirrorSide, SourceSide
-from pgcdc_assets.checks.verify import Example, TableReport, VerifyReport, compare_sides, verify
-from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.checks.verify import Example, TableReport, compare_sides, verify
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.catalog import read_tables
-from pgcdc_assets.source.connection import connect
 from pgcdc_assets.source.snapshots import exported_snapshot
 from tests.checks import mirrors
-from tests.fix_postgres import Database
-
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Point:
-    replay_lsn: Lsn
-    tables: dict[TableName, int]
-
-
-@dataclass
-class Lake:
-    """A source whose tables are published, and a lake whose mirrors the test writes."""
-
-    conninfo: str
-    root: Path
-
-    def catalog(self) -> Catalog:
-        with connect(self.conninfo) as conn:
-            return Catalog(Identity("1", "d", "s"), "p", 0, read_tables(conn, ["p"]), ("p",))
-
-    def write(self, table: str, schema: pa.Schema, rows: list[Row]) -> None:
-        mirrors.write_mirror(self.path(table), schema, rows)
-
-    def path(self, table: str) -> Path:
-        return self.root / TableName.parse(table).folder
-
-    def verify(self, *tables: str) -> VerifyReport:
-        """All mirrors stand at their newest version, and that is what the point says."""
-        catalog = self.catalog()
-        written = [table.name for table in catalog.tables if (self.root / table.name.folder).exists()]
-        versions = {name: DeltaTable(str(self.root / name.folder)).version() for name in written}
-        settings = Settings(source=self.conninfo, lake=self.root)
-        names = [TableName.parse(table) for table in tables] or None
-        return verify(settings, catalog, names, lambda lsn: Point(lsn, versions))
-
-    def only(self) -> TableReport:
-        (report,) = self.verify().tables
-        return report
-
-
-@pytest.fixture
-def lake(database: Database, tmp_path: Path) -> Lake:
-    with database.connect() as conn:
-        conn.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    return Lake(database.conninfo, tmp_path / "lake")
-
-
-def _script(lake: Lake, script: str) -> None:
-    with connect(lake.conninfo, options={"search_path": "public"}) as conn:
-        conn.execute(script.encode())
-
+from tests.checks.lakes import Lake, Point, Row
 
 # Every type ------------------------------------------------------------------------------------
 
@@ -98,8 +42,8 @@ class Kinds:
 
 @pytest.fixture
 def kinds(lake: Lake, tmp_path: Path) -> Iterator[Kinds]:
-    _script(lake, mirrors.TYPES)
-    _script(lake, mirrors.source_script("public.kinds"))
+    lake.script(mirrors.TYPES)
+    lake.script(mirrors.source_script("public.kinds"))
     (table,) = lake.catalog().tables
     with exported_snapshot(lake.conninfo, [table]) as snapshot:
         comparison = Comparison.of(table, KIND_SCHEMA)
@@ -198,8 +142,7 @@ def _notes(*rows: tuple[int, str | None]) -> list[Row]:
 
 
 def test_missing_and_extra_rows_are_counted_and_named(lake: Lake) -> None:
-    _script(
-        lake,
+    lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text);INSERT INTO t SELECT i, 'n' || i FROM generate_series(1, 30) i",
     )
     rows = [(i, f"n{i}") for i in range(1, 31)]
@@ -214,8 +157,7 @@ def test_missing_and_extra_rows_are_counted_and_named(lake: Lake) -> None:
 
 
 def test_examples_are_ten_at_most_and_of_every_kind(lake: Lake) -> None:
-    _script(
-        lake,
+    lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t SELECT i, 'n' FROM generate_series(1, 60) i",
     )
     lake.write("t", NOTE_SCHEMA, _notes(*((i, "m") for i in range(31, 91))))
@@ -226,7 +168,7 @@ def test_examples_are_ten_at_most_and_of_every_kind(lake: Lake) -> None:
 
 
 def test_an_empty_table_equals_an_empty_mirror_alone(lake: Lake) -> None:
-    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text)")
+    lake.script("CREATE TABLE t (id int PRIMARY KEY, note text)")
     lake.write("t", NOTE_SCHEMA, [])
     assert lake.verify().ok
     lake.write("t", NOTE_SCHEMA, _notes((1, None)))
@@ -234,8 +176,7 @@ def test_an_empty_table_equals_an_empty_mirror_alone(lake: Lake) -> None:
 
 
 def test_rows_without_a_key_are_compared_as_a_multiset(lake: Lake) -> None:
-    _script(
-        lake,
+    lake.script(
         "CREATE TABLE t (id int, note text); ALTER TABLE t REPLICA IDENTITY FULL;"
         "INSERT INTO t VALUES (1, 'a'), (1, 'a'), (2, NULL), (NULL, NULL)",
     )
@@ -252,8 +193,7 @@ def test_rows_without_a_key_are_compared_as_a_multiset(lake: Lake) -> None:
 
 
 def test_a_single_column_of_nulls(lake: Lake) -> None:
-    _script(
-        lake,
+    lake.script(
         "CREATE TABLE t (note text); ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t VALUES (NULL), (''), (NULL)",
     )
     schema = mirrors.mirror_schema(note=pa.string())
@@ -264,8 +204,7 @@ def test_a_single_column_of_nulls(lake: Lake) -> None:
 
 
 def test_a_table_without_columns_has_rows(lake: Lake) -> None:
-    _script(
-        lake,
+    lake.script(
         "CREATE TABLE t (); ALTER TABLE t REPLICA IDENTITY FULL;"
         "INSERT INTO t DEFAULT VALUES; INSERT INTO t DEFAULT VALUES",
     )
@@ -275,8 +214,7 @@ def test_a_table_without_columns_has_rows(lake: Lake) -> None:
 
 
 def test_keys_of_two_columns_and_of_moments(lake: Lake) -> None:
-    _script(
-        lake,
+    lake.script(
         "CREATE TABLE t (day date, at timestamptz, y bytea, v int, PRIMARY KEY (y, at, day));"
         "INSERT INTO t VALUES ('infinity', '2024-02-29 12:00+00', '\\xff', 1), ('2024-02-29', '-infinity', '', 2)",
     )
@@ -299,8 +237,7 @@ def test_keys_of_two_columns_and_of_moments(lake: Lake) -> None:
 
 
 def test_odd_names(lake: Lake) -> None:
-    _script(
-        lake,
+    lake.script(
         'CREATE SCHEMA "Odd.Schema";'
         'CREATE TABLE "Odd.Schema"."sel""ect 😀" ("Ké\'y" int PRIMARY KEY, "a""b" text, "x.y" text, "select" int);'
         'INSERT INTO "Odd.Schema"."sel""ect 😀" VALUES (1, \'a\', \'b\', 2)',
@@ -315,8 +252,7 @@ def test_odd_names(lake: Lake) -> None:
 
 
 def test_a_partitioned_table_is_compared_with_its_leaves(lake: Lake) -> None:
-    _script(
-        lake,
+    lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10);"
         "CREATE TABLE t2 (note text, gone int, id int NOT NULL); ALTER TABLE t2 DROP COLUMN gone;"
@@ -332,8 +268,7 @@ def test_a_partitioned_table_is_compared_with_its_leaves(lake: Lake) -> None:
 
 
 def test_via_the_root_a_leaf_is_not_known_and_not_compared(lake: Lake) -> None:
-    _script(
-        lake,
+    lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'a'), (2, 'b');"
         "ALTER PUBLICATION p SET (publish_via_partition_root = true)",
@@ -349,8 +284,7 @@ LEAVES = ("public.t1", "public.t2")
 
 
 def test_only_what_is_published_is_compared(lake: Lake, pg_version: int) -> None:
-    _script(
-        lake,
+    lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text, secret text);"
         "INSERT INTO t VALUES (1, 'a', 'x'), (2, 'b', 'y'), (-3, 'c', 'z');"
         "DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE t (id, note) WHERE (id > 0)",
@@ -361,8 +295,7 @@ def test_only_what_is_published_is_compared(lake: Lake, pg_version: int) -> None
 
 
 def test_an_inheritance_parent_is_compared_without_its_children(lake: Lake) -> None:
-    _script(
-        lake,
+    lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE child () INHERITS (t);"
         "INSERT INTO t VALUES (1, 'a'); INSERT INTO child VALUES (2, 'b')",
     )
@@ -371,11 +304,11 @@ def test_an_inheritance_parent_is_compared_without_its_children(lake: Lake) -> N
 
 
 def test_what_happens_after_the_snapshot_is_not_seen(lake: Lake) -> None:
-    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
+    lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
     lake.write("t", NOTE_SCHEMA, _notes((1, "a")))
 
     def reach(lsn: Lsn) -> Point:
-        _script(lake, "INSERT INTO t VALUES (2, 'b'); UPDATE t SET note = 'z'")
+        lake.script("INSERT INTO t VALUES (2, 'b'); UPDATE t SET note = 'z'")
         return Point(lsn, {TableName("public", "t"): 0})
 
     settings = Settings(source=lake.conninfo, lake=lake.root)
@@ -384,7 +317,7 @@ def test_what_happens_after_the_snapshot_is_not_seen(lake: Lake) -> None:
 
 def test_deleted_rows_of_a_deletion_vector_are_not_there(lake: Lake) -> None:
     """A mirror of an older version is read at that version."""
-    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
+    lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
     lake.write("t", NOTE_SCHEMA, _notes((1, "a")))
     lake.write("t", NOTE_SCHEMA, _notes((2, "b")))
     settings = Settings(source=lake.conninfo, lake=lake.root)
@@ -397,17 +330,17 @@ def test_deleted_rows_of_a_deletion_vector_are_not_there(lake: Lake) -> None:
 
 
 def test_a_table_that_stands_at_no_point_is_not_equal(lake: Lake) -> None:
-    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text)")
+    lake.script("CREATE TABLE t (id int PRIMARY KEY, note text)")
     report = lake.verify()
     assert not report.ok
     assert report.tables[0].reason is not None
 
 
 def test_a_table_that_left_the_publication_is_not_equal(lake: Lake) -> None:
-    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text)")
+    lake.script("CREATE TABLE t (id int PRIMARY KEY, note text)")
     lake.write("t", NOTE_SCHEMA, [])
     catalog = lake.catalog()
-    _script(lake, "DROP PUBLICATION p; CREATE PUBLICATION p")
+    lake.script("DROP PUBLICATION p; CREATE PUBLICATION p")
     settings = Settings(source=lake.conninfo, lake=lake.root)
     report = verify(settings, catalog, None, lambda lsn: Point(lsn, {TableName("public", "t"): 0}))
     assert not report.ok
@@ -415,9 +348,9 @@ def test_a_table_that_left_the_publication_is_not_equal(lake: Lake) -> None:
 
 
 def test_columns_are_those_of_the_snapshot(lake: Lake) -> None:
-    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
+    lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
     catalog = lake.catalog()
-    _script(lake, "ALTER TABLE t ADD COLUMN more int; UPDATE t SET more = 5")
+    lake.script("ALTER TABLE t ADD COLUMN more int; UPDATE t SET more = 5")
     lake.write("t", NOTE_SCHEMA.append(pa.field("more", pa.int32())), [{"id": 1, "note": "a", "more": 6}])
     settings = Settings(source=lake.conninfo, lake=lake.root)
     report = verify(settings, catalog, None, lambda lsn: Point(lsn, {TableName("public", "t"): 0}))
@@ -436,7 +369,7 @@ def test_a_point_elsewhere_is_refused(lake: Lake) -> None:
 
 
 def test_the_json_form(lake: Lake) -> None:
-    _script(lake, "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
+    lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
     lake.write("t", NOTE_SCHEMA, _notes((1, "b")))
     report = lake.verify()
     assert report.to_json() == {

@@ -1,0 +1,17 @@
+"""What the tests of this folder share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checks.lakes import Lake
+from tests.fix_postgres import Database
+
+
+@pytest.fixture
+def lake(database: Database, tmp_path: Path) -> Lake:
+    with database.connect() as conn:
+        conn.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    return Lake(database.conninfo, tmp_path / "lake")

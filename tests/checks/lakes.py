@@ -1,0 +1,63 @@
+"""A source with a publication, and a lake whose mirrors a test writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from pgcdc_assets.checks.verify import TableReport, VerifyReport, verify
+from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.connection import connect
+from tests.checks import mirrors
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    replay_lsn: Lsn
+    tables: dict[TableName, int]
+
+
+@dataclass
+class Lake:
+    """A source whose tables are published, and a lake whose mirrors the test writes."""
+
+    conninfo: str
+    root: Path
+
+    def catalog(self) -> Catalog:
+        with connect(self.conninfo) as conn:
+            return Catalog(Identity("1", "d", "s"), "p", 0, read_tables(conn, ["p"]), ("p",))
+
+    def write(self, table: str, schema: pa.Schema, rows: list[Row]) -> None:
+        mirrors.write_mirror(self.path(table), schema, rows)
+
+    def path(self, table: str) -> Path:
+        return self.root / TableName.parse(table).folder
+
+    def verify(self, *tables: str) -> VerifyReport:
+        """All mirrors stand at their newest version, and that is what the point says."""
+        catalog = self.catalog()
+        written = [table.name for table in catalog.tables if (self.root / table.name.folder).exists()]
+        versions = {name: DeltaTable(str(self.root / name.folder)).version() for name in written}
+        settings = Settings(source=self.conninfo, lake=self.root)
+        names = [TableName.parse(table) for table in tables] or None
+        return verify(settings, catalog, names, lambda lsn: Point(lsn, versions))
+
+    def only(self) -> TableReport:
+        (report,) = self.verify().tables
+        return report
+
+    def script(self, script: str) -> None:
+        """SQL on the source, with ``public`` on the search path."""
+        with connect(self.conninfo, options={"search_path": "public"}) as conn:
+            conn.execute(script.encode())
