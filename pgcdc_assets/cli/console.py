@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from rich.status import Status
 if TYPE_CHECKING:
     from pgcdc_assets.flow.reports import RangeReport, SyncReport
     from pgcdc_assets.lake.copy import CopyReport
+    from pgcdc_assets.source.holders import Holder
 
 
 class Progress:
@@ -53,6 +54,10 @@ class Progress:
             self._console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/]  {escape(text)}")
         else:
             self._console.print(f"{time.monotonic() - self._started:.1f}s {escape(text)}")
+
+    def waiting(self, holders: Sequence[Holder]) -> None:
+        """Whom a snapshot or slot waits for."""
+        self.note(f"PostgreSQL waits for {'; '.join(str(holder) for holder in holders)}")
 
     # The watcher's side -----------------------------------------------------------------------
 

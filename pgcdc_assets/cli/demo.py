@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import psycopg
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.verify import VerifyReport
     from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.demo.generator import Generator
     from pgcdc_assets.flow.reports import SyncReport
     from pgcdc_assets.settings import Settings
 
@@ -87,7 +89,7 @@ class Show:
 
         generator = Generator(self._conninfo, rate)
         threads = [
-            threading.Thread(target=generator.run, name="generator", daemon=True),
+            threading.Thread(target=self._write, args=(generator,), name="generator", daemon=True),
             threading.Thread(target=self._prove, name="verify", daemon=True),
         ]
         for thread in threads:
@@ -105,6 +107,14 @@ class Show:
             raise self._proof
         assert self._proof is not None
         return self._proof
+
+    def _write(self, generator: Generator) -> None:
+        from pgcdc_assets.source.failures import of_exception
+
+        try:
+            generator.run()
+        except psycopg.Error as error:
+            self._progress.note(f"the generator ended: {of_exception(error).message}")
 
     def _prove(self) -> None:
         """Once all is copied and followed for a while: compare, while the writers and the sync go on."""

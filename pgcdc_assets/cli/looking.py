@@ -87,6 +87,7 @@ def verified(
             lambda lsn: _reach(lsn, settings, request, progress),
             conninfo=conninfo,
             on_table=told,
+            on_wait=progress.waiting,
         )
 
 

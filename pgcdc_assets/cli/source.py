@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +15,7 @@ from pgcdc_assets.cli.arguments import as_json
 
 if TYPE_CHECKING:
     from pgcdc_assets.settings import Settings
+    from pgcdc_assets.source.holders import Holder
     from pgcdc_assets.source.setup import SetupReport
 
 
@@ -48,7 +51,7 @@ def teardown(yes: bool, lake_too: bool) -> int:
             raise click.UsageError("there is no terminal to ask at: say --yes to remove " + what)
         click.confirm(f"Remove {what}?", abort=True, err=True)
     for line in _removed(settings, lake_too):
-        click.echo(f"removed {line}")
+        click.echo(line)
     return 0
 
 
@@ -57,9 +60,13 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.source.setup import setup
 
-    report = setup(settings, conninfo)
+    report = setup(settings, conninfo, on_wait=_tell_waiting)
     report.catalog.save(CATALOG_FILE)
     return report
+
+
+def _tell_waiting(holders: Sequence[Holder]) -> None:
+    click.echo(f"PostgreSQL waits for {'; '.join(str(holder) for holder in holders)}", err=True)
 
 
 def _removed(settings: Settings, lake_too: bool) -> list[str]:
@@ -69,15 +76,35 @@ def _removed(settings: Settings, lake_too: bool) -> list[str]:
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.source.setup import teardown
 
-    with lake_lock(settings.layout, "teardown"):
-        gone = list(teardown(settings, started_source(settings)))
+    # Without a lake there is no writer, and no folder should come of looking for one.
+    with lake_lock(settings.layout, "teardown") if settings.layout.own.is_dir() else nullcontext():
+        conninfo = started_source(settings)
+        gone = [f"removed {thing}" for thing in teardown(settings, conninfo)]
+        gone += _retired_log(settings, conninfo)
         CATALOG_FILE.unlink(missing_ok=True)
         if settings.embedded:
             embedded_server().stop()
         if lake_too:
             shutil.rmtree(settings.layout.root, ignore_errors=True)
-            gone.append(f"lake {settings.layout.root}")
+            gone.append(f"removed lake {settings.layout.root}")
     return gone
+
+
+def _retired_log(settings: Settings, conninfo: str) -> list[str]:
+    """A log whose slot is gone can never go on: it makes way for the log of the next slot, and is kept."""
+    from pgcdc_assets.log.table import ChangeLog
+    from pgcdc_assets.source.connection import connect
+    from pgcdc_assets.source.slots import slot_status
+
+    log = ChangeLog(settings.layout)
+    if not log.exists:
+        return []
+    with connect(conninfo) as conn:
+        if slot_status(conn, settings.slot) is not None:
+            return []
+    place = log.path.with_name(f"{log.path.name}-{log.position():012X}")
+    log.path.rename(place)
+    return [f"kept the change log as {place}"]
 
 
 def setup_json(report: SetupReport) -> dict[str, object]:

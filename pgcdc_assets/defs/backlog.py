@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import psycopg
+
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
@@ -89,6 +91,6 @@ def _published(conn: SourceConnection, catalog: Catalog, upto: Lsn) -> bool | No
     try:
         names = ",".join('"' + name.replace('"', '""') + '"' for name in catalog.publications)
         found = conn.execute(_PEEK, [catalog.identity.slot, str(upto), names]).fetchone()
-    except conn.Error:
+    except psycopg.Error:
         return None
     return bool(found and found[0])

@@ -81,7 +81,8 @@ def test_a_pid_that_was_given_again_is_not_the_run(instance: dg.DagsterInstance,
 def test_while_somebody_holds_the_lock_no_run_is_called_dead(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     dead = run_of(instance, mark=dead_mark())
     code = (
-        "import sys, pathlib; from pgcdc_assets.core.layout import Layout; from pgcdc_assets.flow.lock import lake_lock\n"
+        "import sys, pathlib\n"
+        "from pgcdc_assets.core.layout import Layout; from pgcdc_assets.flow.lock import lake_lock\n"
         "with lake_lock(Layout(pathlib.Path(sys.argv[1])), 'follow'): print('held', flush=True); input()"
     )
     holder = subprocess.Popen(
@@ -124,6 +125,5 @@ def test_a_signal_asks_for_a_boundary_a_second_one_interrupts(number: signal.Sig
         os.kill(os.getpid(), number)
         assert stop.wait(5)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
-            time.sleep(5)
+            signal.raise_signal(number)
     assert signal.getsignal(number) is before

@@ -1,0 +1,99 @@
+"""An engine that does nothing but say what it was asked, for the wiring alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgcdc_assets.lake.copy import CopyReport
+
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.flow.observer import Observer
+from pgcdc_assets.flow.reports import RangeReport, SyncReport, TableTurn
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.settings import Settings
+
+
+@dataclass
+class Script:
+    """What the engine tells its observer, and what it was asked."""
+
+    copies: list[CopyReport] = field(default_factory=list)
+    ranges: list[RangeReport] = field(default_factory=list)
+    error: PgcdcError | None = None
+    wait: Callable[[Bounds], None] = lambda bounds: None
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+class RecordingEngine:
+    def __init__(self, script: Script, observer: Observer, command: str) -> None:
+        self._script = script
+        self._observer = observer
+        self._command = command
+
+    def sync(self, bounds: Bounds, *, copy_anew: Sequence[TableName] = ()) -> SyncReport:
+        script = self._script
+        script.asked.append(("sync", self._command, bounds, tuple(copy_anew), self._observer.known_ranges()))
+        self._observer.progress("receive", "began", lsn="0/10")
+        for copy in script.copies:
+            self._observer.copied(copy)
+        for report in script.ranges:
+            self._observer.range_closed(report)
+        script.wait(bounds)
+        if script.error is not None:
+            raise script.error
+        end = script.ranges[-1].span.end if script.ranges else ZERO
+        return SyncReport(ZERO, end, end, script.copies, len(script.ranges), 0, 0, 0.5, [])
+
+    def check_range(self, span: LsnRange) -> RangeReport:
+        self._script.asked.append(("check", span))
+        return report_of(span)
+
+    def transform_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
+        self._script.asked.append(("transform", tuple(tables), span))
+        return report_of(span, *tables)
+
+    def apply_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
+        self._script.asked.append(("apply", tuple(tables), span))
+        return report_of(span, *tables)
+
+    def repair(self, table: TableName, span: LsnRange) -> RangeReport:
+        self._script.asked.append(("repair", table, span))
+        return report_of(span, table)
+
+
+@dataclass
+class RecordingEngines:
+    """Stands where the resource ``engines`` stands."""
+
+    script: Script
+
+    def engine(self, settings: Settings, observer: Observer, command: str) -> RecordingEngine:
+        return RecordingEngine(self.script, observer, command)
+
+
+def report_of(span: LsnRange, *tables: TableName, version: int = 3) -> RangeReport:
+    turns = {
+        table: TableTurn(table, span.end, version, 5, 2, 1, {"insert": 5, "update_postimage": 2, "delete": 1}, 0.1, 0.2)
+        for table in tables
+    }
+    return RangeReport(
+        span=span,
+        transactions=3,
+        rows={"I": 5, "U": 2, "D": 1, "T": 0},
+        bytes=1000,
+        transform_lsn=span.end,
+        replay_lsn=span.end,
+        lag_bytes=16,
+        lag_seconds=0.75,
+        tables=turns,
+        seconds={"transform": 0.1, "apply": 0.2, "publish": 0.01},
+    )
+
+
+def span(start: int, end: int) -> LsnRange:
+    return LsnRange(Lsn(start), Lsn(end))

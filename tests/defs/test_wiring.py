@@ -1,0 +1,244 @@
+"""Jobs and assets against an engine that only records: what reaches it, and what reaches Dagster's instance."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pgcdc_assets.lake.copy import CopyReport
+from pgcdc_assets.lake.points import ConsistentPoints
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.defs.observer import Nobody
+from pgcdc_assets.defs.partitions import RangeRegister
+from pgcdc_assets.defs.pipeline import pipeline
+from pgcdc_assets.defs.runs import OURS, PROCESS_TAG, process_mark
+from pgcdc_assets.defs.sync import REPAIR_OP, SYNC_OP, repair_job, sync_job
+from pgcdc_assets.errors import LockHeld
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from tests.defs.catalogs import catalog_of
+from tests.defs.doubles import RecordingEngines, Script, report_of, span
+
+ORDERS, EVENTS = TableName("public", "orders"), TableName("public", "events")
+CATALOG = catalog_of(("public", "orders"), ("public", "events"))
+QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
+        yield instance
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PGCDC_SOURCE", "dbname=nowhere")
+    CATALOG.save(CATALOG_FILE)
+
+
+def sync(instance: dg.DagsterInstance, script: Script, **config: Any) -> dg.ExecuteInProcessResult:
+    return sync_job.execute_in_process(
+        run_config={"ops": {SYNC_OP: {"config": config}}, "loggers": QUIET},
+        instance=instance,
+        resources={"engines": RecordingEngines(script), "watcher": Nobody()},
+        raise_on_error=False,
+    )
+
+
+def materialize(
+    instance: dg.DagsterInstance, script: Script, keys: Sequence[Sequence[str]], partitions: Sequence[str]
+) -> dg.ExecuteInProcessResult:
+    """As the UI does it: one run over a range of partitions."""
+    defs = pipeline(Settings(), CATALOG)
+    first, last = (partitions[0], partitions[-1]) if partitions else ("000000000020", "000000000010")
+    return defs.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance,
+        asset_selection=[dg.AssetKey(list(key)) for key in keys],
+        tags={"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last},
+        run_config={"loggers": QUIET},
+        resources={"engines": RecordingEngines(script), "watcher": Nobody()},
+        raise_on_error=False,
+    )
+
+
+def metadata(instance: dg.DagsterInstance, key: Sequence[str], partition: str) -> dict[str, Any]:
+    records = instance.fetch_materializations(
+        dg.AssetRecordsFilter(asset_key=dg.AssetKey(list(key)), asset_partitions=[partition]), limit=1
+    ).records
+    assert records, f"{key} has no materialisation of {partition}"
+    event = records[0].asset_materialization
+    assert event is not None
+    return {name: value.value for name, value in event.metadata.items()}
+
+
+def failure(result: dg.ExecuteInProcessResult) -> str:
+    (event,) = (event for event in result.all_node_events if event.is_step_failure)
+    data = event.step_failure_data.user_failure_data
+    assert data is not None
+    return str(data.description)
+
+
+def test_a_closed_range_is_registered_and_every_asset_materialised(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    ConsistentPoints(Settings().layout).publish(Lsn(0x20), {ORDERS: 3, EVENTS: 7})
+    report = report_of(span(0x10, 0x20), ORDERS)
+    script = Script(copies=[CopyReport(ORDERS, Lsn(0x10), 40, 4000, 2, 1.5, 1)], ranges=[report])
+    assert sync(instance, script).success
+
+    assert RangeRegister(instance).known() == [report.span]
+    key = report.span.key
+    log = metadata(instance, ["change_log"], key)
+    assert {name: log[name] for name in ("start_lsn", "end_lsn", "transform_lsn", "transactions", "rows_inserts")} == {
+        "start_lsn": "0/10", "end_lsn": "0/20", "transform_lsn": "0/20", "transactions": 3, "rows_inserts": 5,
+    }  # fmt: skip
+    assert (log["end_lsn_int"], log["lag_bytes"], log["lag_seconds"], log["bytes"]) == (0x20, 16, 0.75, 1000)
+    changed = metadata(instance, ["public", "orders"], key)
+    assert (changed["rows_inserted"], changed["delta_version"], changed["replay_lsn"]) == (5, 3, "0/20")
+    quiet = metadata(instance, ["public", "events"], key)
+    assert (quiet["rows_inserted"], quiet["delta_version"], quiet["start_lsn"]) == (0, 7, "0/10")
+    assert metadata(instance, ["changes", "public", "orders"], key)["rows_insert"] == 5
+    assert metadata(instance, ["changes", "public", "events"], key)["rows"] == 0
+    assert metadata(instance, ["consistent_points"], key)["tables"] == 2
+
+    copied = metadata(instance, ["snapshot", "public", "orders"], "000000000000-000000000010")
+    assert (copied["consistent_point"], copied["dagster/row_count"]) == ("0/10", 40)
+    assert instance.get_dynamic_partitions("snapshot_ranges") == ["000000000000-000000000010"]
+
+
+def test_a_table_that_is_not_published_is_not_called_materialised(instance: dg.DagsterInstance) -> None:
+    ConsistentPoints(Settings().layout).publish(Lsn(0x20), {ORDERS: 3})
+    report = report_of(span(0x10, 0x20), ORDERS)
+    assert sync(instance, Script(ranges=[report])).success
+    found = instance.fetch_materializations(
+        dg.AssetRecordsFilter(asset_key=dg.AssetKey(["public", "events"])), limit=1
+    ).records
+    assert not found
+
+
+def test_a_run_names_its_process_and_passes_its_bounds(instance: dg.DagsterInstance) -> None:
+    script = Script()
+    result = sync(instance, script, until="0/FF", max_seconds=5.0, idle_seconds=1.0, copy_anew=['"A b".c'])
+    assert result.success
+    (asked,) = script.asked
+    _, command, bounds, copy_anew, known = asked
+    assert (command, copy_anew, known) == ("sync", (TableName("A b", "c"),), [])
+    assert (bounds.until, bounds.follow, bounds.max_seconds, bounds.idle_seconds) == (Lsn(0xFF), False, 5.0, 1.0)
+    run = instance.get_run_by_id(result.run_id)
+    assert run is not None
+    assert run.tags[PROCESS_TAG] == process_mark()
+
+
+def test_known_ranges_go_with_a_log_of_another_life(instance: dg.DagsterInstance) -> None:
+    for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
+        RangeRegister(instance).add(known)
+    ChangeLog(Settings().layout).create(Identity("1", "db", "s"), Lsn(0x20), 1)
+    script = Script()
+    assert sync(instance, script).success
+    assert script.asked[0][4] == []
+    assert RangeRegister(instance).known() == []
+
+
+def test_our_errors_are_failures_in_one_line(instance: dg.DagsterInstance) -> None:
+    result = sync(instance, Script(error=LockHeld("`pgcdc follow` (pid 7) is writing to this lake", thing="/lake")))
+    assert not result.success
+    assert failure(result) == "/lake: `pgcdc follow` (pid 7) is writing to this lake; wait for it, or stop it"
+
+
+def test_an_unreadable_lsn_is_a_failure(instance: dg.DagsterInstance) -> None:
+    assert "is not an LSN" in failure(sync(instance, Script(), until="nonsense"))
+
+
+def test_a_signal_ends_the_run_at_a_boundary_and_well(instance: dg.DagsterInstance) -> None:
+    def until_stopped(bounds: Bounds) -> None:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        assert bounds.stop.wait(20)
+
+    assert sync(instance, Script(wait=until_stopped), follow=True).success
+
+
+def test_a_run_that_gives_way_ends_when_another_waits(instance: dg.DagsterInstance) -> None:
+    def until_stopped(bounds: Bounds) -> None:
+        assert not bounds.stop.is_set()
+        instance.create_run_for_job(repair_job, status=dg.DagsterRunStatus.QUEUED, tags=OURS)
+        assert bounds.stop.wait(20)
+
+    assert sync(instance, Script(wait=until_stopped), follow=True, give_way=True).success
+
+
+def test_materialising_ranges_of_mirrors_is_one_call(instance: dg.DagsterInstance) -> None:
+    ranges = [span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)]
+    for known in ranges:
+        RangeRegister(instance).add(known)
+    script = Script()
+    keys = [["public", "orders"], ["public", "events"]]
+    assert materialize(instance, script, keys, [known.key for known in ranges[:2]]).success
+    assert script.asked == [("apply", (ORDERS, EVENTS), span(0x10, 0x30))]
+    found = metadata(instance, ["public", "orders"], ranges[1].key)
+    assert (found["start_lsn"], found["end_lsn"], found["rows_inserted"]) == ("0/20", "0/30", 5)
+    assert ranges[2].key not in instance.get_materialized_partitions(dg.AssetKey(["public", "events"]))
+
+
+def test_materialising_every_stage_of_a_range_goes_downstream(instance: dg.DagsterInstance) -> None:
+    RangeRegister(instance).add(span(0x10, 0x20))
+    script = Script()
+    keys = [["public", "orders"], ["changes", "public", "orders"], ["change_log"]]
+    assert materialize(instance, script, keys, [span(0x10, 0x20).key]).success
+    assert [asked[0] for asked in script.asked] == ["check", "transform", "apply"]
+
+
+def test_a_selection_against_the_order_of_keys_fails(instance: dg.DagsterInstance) -> None:
+    """Dagster turns it into an empty list of keys."""
+    ranges = [span(0x10, 0x20), span(0x20, 0x30)]
+    for known in ranges:
+        RangeRegister(instance).add(known)
+    result = materialize(instance, Script(), [["public", "orders"]], [ranges[1].key, ranges[0].key])
+    assert not result.success
+    assert "no range was selected" in failure(result)
+
+
+def test_a_selection_with_a_hole_fails(instance: dg.DagsterInstance) -> None:
+    for known in (span(0x10, 0x20), span(0x30, 0x40)):
+        instance.add_dynamic_partitions("lsn_ranges", [known.key])
+    script = Script()
+    result = materialize(instance, script, [["change_log"]], [span(0x10, 0x20).key, span(0x30, 0x40).key])
+    assert "do not follow each other" in failure(result)
+    assert script.asked == []
+
+
+def test_materialising_a_snapshot_asks_for_a_new_copy_and_registers_its_key(instance: dg.DagsterInstance) -> None:
+    old, new = LsnRange(ZERO, Lsn(0x10)).key, LsnRange(ZERO, Lsn(0x90)).key
+    instance.add_dynamic_partitions("snapshot_ranges", [old])
+    script = Script(copies=[CopyReport(EVENTS, Lsn(0x90), 12, 100, 1, 0.5, 4)])
+    assert materialize(instance, script, [["snapshot", "public", "events"]], [old]).success
+    assert script.asked[0][3] == (EVENTS,)
+    assert metadata(instance, ["snapshot", "public", "events"], new)["consistent_point"] == "0/90"
+    assert instance.get_dynamic_partitions("snapshot_ranges") == [old, new]
+
+
+def test_a_repair_shows_at_the_ranges_it_covered(instance: dg.DagsterInstance) -> None:
+    for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
+        RangeRegister(instance).add(known)
+    script = Script()
+    result = repair_job.execute_in_process(
+        run_config={"ops": {REPAIR_OP: {"config": {"table": "orders", "span": "0/10..0/30"}}}, "loggers": QUIET},
+        instance=instance,
+        resources={"engines": RecordingEngines(script), "watcher": Nobody()},
+    )
+    assert result.success
+    assert script.asked == [("repair", ORDERS, span(0x10, 0x30))]
+    done = instance.get_materialized_partitions(dg.AssetKey(["public", "orders"]))
+    assert done == {span(0x10, 0x20).key, span(0x20, 0x30).key}
+    assert metadata(instance, ["public", "orders"], span(0x10, 0x20).key)["repaired"] is True
