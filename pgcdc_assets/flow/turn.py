@@ -31,27 +31,32 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = No
     commit. A table that cannot be followed is set aside; the others go on.
     """
     behind = [entry for entry in (tables or work.progress.followed()) if entry.replay_lsn < upto]
-    changed = [entry for entry in behind if entry.table.name in _changed(work, behind, upto)] if behind else []
-    seconds: dict[str, float] = {}
-    done: list[TableTurn] = []
-    if changed:
-        span = LsnRange(min(entry.replay_lsn for entry in changed), upto)
-        started = time.monotonic()
-        followed = [Followed(entry.table, entry.replay_lsn) for entry in changed]
-        parts = transform(work.session(), work.log, span, followed)
-        seconds["transform"] = time.monotonic() - started
-        started = time.monotonic()
-        applied = apply_tables(work.session(), work.layout, work.identity, list(parts.values()), upto)
-        seconds["apply"] = time.monotonic() - started
-        done = [_record(work, parts[result.table.name], result, seconds["transform"]) for result in applied]
-        for name, part in parts.items():
-            if part.set_aside is not None:
-                work.progress.put_aside(name, *part.set_aside)
-                work.observer.progress("apply", f"{name} is set aside: {part.set_aside[1]}")
+    names = _changed(work, behind, upto) if behind else set()
+    changed = [entry for entry in behind if entry.table.name in names]
+    done, seconds = _derive_and_apply(work, changed, upto) if changed else ([], {})
     for entry in behind:
         if work.progress[entry.table.name].state.readable:
             work.progress.moved(entry.table.name, upto)
     return Turn(upto, done, seconds)
+
+
+def _derive_and_apply(
+    work: Work, changed: Sequence[TableProgress], upto: Lsn
+) -> tuple[list[TableTurn], dict[str, float]]:
+    span = LsnRange(min(entry.replay_lsn for entry in changed), upto)
+    started = time.monotonic()
+    followed = [Followed(entry.table, entry.replay_lsn) for entry in changed]
+    parts = transform(work.session(), work.log, span, followed)
+    derived = time.monotonic()
+    applied = apply_tables(work.session(), work.layout, work.identity, list(parts.values()), upto)
+    seconds = {"transform": derived - started, "apply": time.monotonic() - derived}
+    done = [_record(work, parts[result.table.name], result, seconds["transform"]) for result in applied]
+    reasons = {name: part.set_aside for name, part in parts.items() if part.set_aside is not None}
+    reasons |= {result.table.name: result.set_aside for result in applied if result.set_aside is not None}
+    for name, (lsn, reason) in reasons.items():
+        work.progress.put_aside(name, lsn, reason)
+        work.observer.progress("apply", f"{name} is set aside: {reason}", lsn=str(lsn))
+    return done, seconds
 
 
 def _changed(work: Work, behind: Sequence[TableProgress], upto: Lsn) -> set[TableName]:
