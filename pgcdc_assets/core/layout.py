@@ -8,7 +8,7 @@ from pathlib import Path
 from pgcdc_assets.core.names import TableName
 
 OWN = "_pgcdc"
-"""Folder of all that is not a mirror. A schema of this name is percent-encoded, so none collides."""
+"""Folder of all that is not a mirror. A schema of this name is encoded, so none collides."""
 
 
 @dataclass(frozen=True)

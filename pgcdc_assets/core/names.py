@@ -9,6 +9,7 @@ from typing import Self
 from pgcdc_assets.errors import UsageError
 
 _PART = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\W\d][\w$]*))\s*')
+_ODD = re.compile(r"[/\\%~\x00-\x1f\x7f]")
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
 
 
@@ -51,19 +52,18 @@ def _quoted(part: str) -> str:
 
 
 def encoded(part: str) -> str:
-    """A name as one folder: verbatim, except what a file system or the lake's own layout would misread.
+    """A name as one folder: verbatim, except what a file system, the lake's layout or an engine would misread.
 
-    ``/``, NUL and ``%`` (the escape itself) are percent-encoded everywhere; ``.`` and ``..``, and a
-    leading ``_pgcdc``, by their first character.
+    ``/``, ``%``, ``\\`` and control characters (delta-rs finds no folder with ``%2F`` or these in its name),
+    and ``~``, the escape itself, are written like ``~2F``; so are the first characters of ``.`` and ``..``,
+    of a leading ``_pgcdc``, and of ``_delta_log``, which would make a Delta table of the schema's folder.
     """
-    text = part.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
-    if text in (".", ".."):
-        return "%2E" + text[1:]
-    if text.startswith("_pgcdc"):
-        return "%5F" + text[1:]
+    text = _ODD.sub(lambda match: f"~{ord(match[0]):02X}", part)
+    if text in (".", "..", "_delta_log") or text.startswith("_pgcdc"):
+        return f"~{ord(text[0]):02X}{text[1:]}"
     return text
 
 
 def decoded(folder: str) -> str:
     """The inverse of :func:`encoded`."""
-    return re.sub(r"%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), folder)
+    return re.sub(r"~([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), folder)

@@ -76,7 +76,8 @@ class DataFile:
         if table.num_rows == 0:
             return
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self.path, self._schema, **PARQUET_OPTIONS)
+            told = [field.name for field in self._schema if _told(field.type)]
+            self._writer = pq.ParquetWriter(self.path, self._schema, write_statistics=told, **PARQUET_OPTIONS)
         self._writer.write_table(table, row_group_size=table.num_rows)
 
     def finish(self) -> FileReport | None:
@@ -91,8 +92,9 @@ class DataFile:
 def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
     """Delta's statistics of a file, from its footer.
 
-    Bounds only where no reader can be led astray: none for floats (NaN lies outside of them), decimals
-    as JSON strings (a JSON number loses digits), strings whole or not at all.
+    Bounds only where no reader can be led astray: none for floats (NaN lies outside of them; Spark skips
+    by the footer's own too, so it has none either), decimals as JSON strings (a JSON number loses digits),
+    strings whole or not at all.
     """
     bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
     nulls: dict[str, int] = {}
@@ -110,12 +112,16 @@ def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
 
 def _indexed(footer: pq.FileMetaData, schema: pa.Schema) -> list[tuple[int, str]]:
     """Leaf columns of the file that stand for a whole column of the table, as (index, name)."""
-    plain = [name for name in schema.names if not pa.types.is_nested(schema.field(name).type)]
+    plain = [field.name for field in schema if _told(field.type)]
     values = [name for name in plain if not name.startswith(OWN_PREFIX)][:INDEXED_COLUMNS]
     wanted = {*values, *(name for name in plain if name.startswith(OWN_PREFIX))}
     leaves = ((index, footer.schema.column(index)) for index in range(footer.num_columns))
     # A nested column's leaf has a longer path; a column's own name may hold dots.
     return [(index, leaf.name) for index, leaf in leaves if leaf.path == leaf.name and leaf.name in wanted]
+
+
+def _told(type_: pa.DataType) -> bool:
+    return not (pa.types.is_nested(type_) or pa.types.is_floating(type_))
 
 
 def _limits(type_: pa.DataType, found: Sequence[Any]) -> tuple[Any, Any] | None:

@@ -117,6 +117,8 @@ def _configuration(settings: Settings, master: str) -> dict[str, str]:
         "spark.sql.extensions": EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.session.timeZone": "UTC",
+        # Without it Spark pushes the ten days that October 1582 lacked elsewhere as other days, and skips rows.
+        "spark.sql.datetime.java8API.enabled": "true",
         "spark.sql.caseSensitive": "false",
         "spark.sql.ansi.enabled": "true",
         "spark.databricks.delta.schema.autoMerge.enabled": "false",
