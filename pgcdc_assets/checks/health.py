@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import chain
 from typing import Literal
 
-from pgcdc_assets.checks.facts import Facts, Publication, span
+from pgcdc_assets.checks.facts import Facts, Publication, SourceFacts, span
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.source.connection import APPLICATION
 from pgcdc_assets.source.findings import matches_standby_names
-from pgcdc_assets.source.slots import COPY_ANEW, PLUGIN
+from pgcdc_assets.source.slots import COPY_ANEW, PLUGIN, SlotStatus
 
 Severity = Literal["error", "warning"]
 
@@ -28,6 +28,8 @@ HELD_WAL_BYTES = GIB
 LAG_BYTES = GIB
 LONGEST_PAUSE = timedelta(days=1)
 """A source may be left alone for a night; its slot should outlive that."""
+_NEARLY = 0.75
+"""Of the idle timeout: what is left of a day's is then six hours."""
 CATALOG_XMIN_AGE = 200_000_000
 """autovacuum_freeze_max_age's default: from here on the source vacuums in vain to keep its ids apart."""
 
@@ -67,7 +69,7 @@ def _slot(facts: Facts) -> Iterator[Problem]:
     slot = facts.slot
     if slot is None:
         return
-    thing = f"slot {facts.slot_name}"
+    thing = slot.thing
     if slot.lost:
         yield _error(thing, f"was invalidated ({slot.lost}): the WAL it needs is gone", COPY_ANEW)
     elif slot.wal_status == "unreserved":
@@ -113,11 +115,23 @@ def _slot_use(facts: Facts) -> Iterator[Problem]:
             thing, f"is read by nobody{since}, and the source holds {_size(behind)} of WAL for it",
             "run `pgcdc sync`, `pgcdc follow` or `pgcdc up`",
         )  # fmt: skip
-    if source.idle_slot_timeout and source.idle_slot_timeout < LONGEST_PAUSE:
-        yield _warning(
-            thing, f"is invalidated when nobody reads it for {span(source.idle_slot_timeout)}",
-            f"raise idle_replication_slot_timeout on the source to {LONGEST_PAUSE.days} day or more, or set it to 0",
+    yield from _idle_timeout(facts.now, slot, source)
+
+
+def _idle_timeout(now: datetime, slot: SlotStatus, source: SourceFacts) -> Iterator[Problem]:
+    """PostgreSQL 18 gives up a slot that nobody reads."""
+    limit = source.idle_slot_timeout
+    if not limit:
+        return
+    raised = "set idle_replication_slot_timeout on the source above the longest pause between two runs, or to 0"
+    idle = now - slot.inactive_since if slot.inactive_since and not slot.active else timedelta(0)
+    if idle > limit * _NEARLY:
+        yield _error(
+            slot.thing, f"is nearly lost: nobody has read it for {span(idle)}, and after {span(limit)} it is given up",
+            f"run `pgcdc sync` now, then {raised}",
         )  # fmt: skip
+    elif limit < LONGEST_PAUSE:
+        yield _warning(slot.thing, f"is given up when nobody reads it for {span(limit)}", raised)
 
 
 def _wal_held(facts: Facts) -> Iterator[Problem]:

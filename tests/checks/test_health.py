@@ -162,8 +162,18 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         _source(idle_slot_timeout=timedelta(hours=2)),
         "warning",
         "slot pgcdc",
-        "for 2 hours",
+        "given up when nobody reads it for 2 hours",
         "idle_replication_slot_timeout",
+    ),
+    "idle timeout near": (
+        {
+            **_source(idle_slot_timeout=timedelta(days=4)),
+            "slot": _slot(active=False, inactive_since=NOW - timedelta(days=3, hours=1)),
+        },
+        "error",
+        "slot pgcdc",
+        "nobody has read it for 3 days, and after 4 days it is given up",
+        "pgcdc sync",
     ),
     "unbounded WAL": (
         {
@@ -326,7 +336,10 @@ WELL_TOO: dict[str, dict[str, Any]] = {
     "copying": _table(TableState.COPYING, None),
     "published via the root": _published(ORDERS, EVENTS),
     "other standbys": _source(synchronous_standby_names='FIRST 2 (s1, "s 2")'),
-    "slot times out after days": _source(idle_slot_timeout=timedelta(days=3)),
+    "slot times out after days": {
+        **_source(idle_slot_timeout=timedelta(days=4)),
+        "slot": _slot(active=False, inactive_since=NOW - timedelta(days=2)),
+    },
     "unbounded, little held": _source(max_slot_wal_keep_bytes=None),
     "operations in two publications": _source(
         publications={

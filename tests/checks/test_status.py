@@ -1,0 +1,255 @@
+"""Status from the first moment on: no setup, no lake, no source, and then with each."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.lake.states import TableStates
+from psycopg import sql
+
+from pgcdc_assets.checks.facts import TableFacts
+from pgcdc_assets.checks.status import Status, status
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.setup import setup
+from tests.fix_postgres import Database
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project directory over a source with two tables."""
+
+    settings: Settings
+    source: Database
+
+    def setup(self) -> Catalog:
+        catalog = setup(self.settings, self.source.conninfo).catalog
+        catalog.save(CATALOG_FILE)
+        return catalog
+
+    def log(self, catalog: Catalog, start: Lsn | None = None) -> Lsn:
+        """A log from the slot's own position on."""
+        begin = start or self.confirmed()
+        ChangeLog(self.settings.layout).create(catalog.identity, begin, 1)
+        return begin
+
+    def confirmed(self) -> Lsn:
+        found = self.status().slot
+        assert found is not None
+        assert found.confirmed_flush_lsn is not None
+        return found.confirmed_flush_lsn
+
+    def status(self) -> Status:
+        return status(self.settings)
+
+    def problem(self, thing: str) -> str:
+        """What is wrong with it; fails where nothing is, or something else too."""
+        (found,) = [problem for problem in self.status().problems if problem.thing == thing]
+        return found.what
+
+
+@pytest.fixture
+def project(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
+    slot = f"s_{database.name}"
+    settings = Settings(source=database.conninfo, lake=tmp_path / "lake", slot=slot, publication=slot)
+    return Project(settings, database)
+
+
+A, B = TableName("public", "a"), TableName("public", "b")
+
+
+def test_before_setup(project: Project) -> None:
+    found = project.status()
+    assert json.loads(json.dumps(found.to_json())) == {
+        "ok": False, "slot": {}, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None, "tables": [],
+        "problems": [{"severity": "error", "what": "project is not set up", "do": "run `pgcdc setup`"}],
+    }  # fmt: skip
+    assert not project.settings.lake.exists()
+
+
+def test_after_setup_without_a_lake(project: Project) -> None:
+    project.setup()
+    found = project.status()
+    assert found.problems == ()
+    data: dict[str, Any] = json.loads(json.dumps(found.to_json()))
+    assert data["ok"]
+    assert data["slot"]["name"] == project.settings.slot
+    assert data["slot"]["plugin"] == "pgoutput"
+    assert Lsn.parse(data["slot"]["confirmed_flush_lsn"]) > 0
+    assert [(table["name"], table["state"]) for table in data["tables"]] == [
+        ("public.a", "waiting"),
+        ("public.b", "waiting"),
+    ]
+    assert not project.settings.lake.exists()
+
+
+def test_without_the_source(project: Project) -> None:
+    catalog = project.setup()
+    start = project.log(catalog)
+    elsewhere = replace(project, settings=project.settings.model_copy(update={"source": "host=/nowhere user=u"}))
+    began = time.monotonic()
+    found = elsewhere.status()
+    assert time.monotonic() - began < 5
+    assert not found.ok
+    assert found.transform_lsn == start
+    assert found.slot is None
+    assert [problem.thing for problem in found.problems] == ["u@/nowhere"]
+
+
+def test_the_secret_of_a_source_is_not_told(project: Project) -> None:
+    settings = project.settings.model_copy(update={"source": "host=/nowhere user=u password=hunter2"})
+    assert "hunter2" not in json.dumps(status(settings).to_json())
+
+
+def test_positions_and_states_of_tables(project: Project) -> None:
+    catalog = project.setup()
+    start = project.log(catalog)
+    layout = project.settings.layout
+    states, points = TableStates(layout), ConsistentPoints(layout)
+    a, b = catalog.tables
+    states.set(a, TableState.CATCHING_UP, start)
+    states.set(b, TableState.COPYING, start)
+    points.publish(start, {A: 3})
+    found = project.status()
+    assert found.tables == (TableFacts(A, TableState.STREAMING, start), TableFacts(B, TableState.COPYING))
+    assert (found.transform_lsn, found.replay_lsn) == (start, start)
+    assert found.lag_bytes is not None
+    assert found.lag_bytes >= 0
+    assert found.ok
+
+
+def test_a_table_set_aside(project: Project) -> None:
+    catalog = project.setup()
+    start = project.log(catalog)
+    states = TableStates(project.settings.layout)
+    ConsistentPoints(project.settings.layout).publish(start, {A: 3, B: 1})
+    for table in catalog.tables:
+        states.set(table, TableState.CATCHING_UP, start)
+    states.set(catalog.tables[1], TableState.SET_ASIDE, Lsn(start + 8), "column x was renamed")
+    found = project.status()
+    assert not found.ok
+    assert project.problem("table public.b") == f"was set aside at {Lsn(start + 8)}: column x was renamed"
+    (row,) = [table for table in found.to_json()["tables"] if table["name"] == "public.b"]
+    assert (row["state"], row["reason"]) == ("set_aside", "column x was renamed")
+    assert found.tables[0].state is TableState.STREAMING
+
+
+def test_a_table_made_anew_waits_for_its_copy(project: Project) -> None:
+    catalog = project.setup()
+    start = project.log(catalog)
+    states = TableStates(project.settings.layout)
+    states.set(replace(catalog.tables[0], oid=1), TableState.CATCHING_UP, start)
+    assert project.status().tables[0].state is TableState.WAITING
+
+
+def test_a_slot_dropped_meanwhile(project: Project) -> None:
+    catalog = project.setup()
+    start = project.log(catalog)
+    with project.source.connect() as conn:
+        conn.execute("SELECT pg_drop_replication_slot(%s)", [project.settings.slot])
+    assert (
+        project.problem(f"slot {project.settings.slot}") == f"does not exist: changes after {start} are not kept for us"
+    )
+
+
+def test_a_slot_ahead_of_the_log(project: Project) -> None:
+    catalog = project.setup()
+    before = project.confirmed()
+    project.log(catalog, Lsn(before - 8))
+    assert project.problem("change log").startswith(f"ends at {Lsn(before - 8)}, but the slot was confirmed up to")
+
+
+def test_a_log_ahead_of_the_source(project: Project) -> None:
+    project.log(project.setup(), Lsn(1 << 60))
+    assert "ahead of the source's WAL" in project.problem("change log")
+
+
+def test_another_source_under_the_same_name(project: Project) -> None:
+    catalog = project.setup()
+    project.log(replace(catalog, identity=replace(catalog.identity, system_identifier="1")))
+    assert project.problem("change log").startswith("belongs to system 1,")
+
+
+def test_an_emptied_publication(project: Project) -> None:
+    project.setup()
+    name = sql.Identifier(project.settings.publication)
+    with project.source.connect() as conn:
+        conn.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE a").format(name))
+        assert (
+            project.problem("table public.a") == "is not published any more (public.a): its changes are lost meanwhile"
+        )
+        conn.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE b").format(name))
+    both = f"publication {project.settings.publication}, {project.settings.publication}_inserts"
+    assert project.problem(both) == "lists no table: changes are lost meanwhile"
+
+
+def test_a_key_dropped_from_a_published_table(project: Project) -> None:
+    project.setup()
+    with project.source.connect() as conn:
+        conn.execute("ALTER TABLE a DROP CONSTRAINT a_pkey")
+    assert "UPDATE and DELETE fail on the source" in project.problem("table public.a")
+
+
+def test_a_table_without_identity_is_told_of(project: Project) -> None:
+    with project.source.connect() as conn:
+        conn.execute("CREATE TABLE c (x int)")
+    project.setup()
+    assert project.status().ok
+    assert "updates and deletes are not seen" in project.problem("table public.c")
+
+
+def test_a_slot_of_another_plugin(project: Project) -> None:
+    project.setup()
+    with project.source.connect() as conn:
+        conn.execute("SELECT pg_drop_replication_slot(%s)", [project.settings.slot])
+        conn.execute("SELECT pg_create_physical_replication_slot(%s, true)", [project.settings.slot])
+    assert "of plugin None" in project.problem(f"slot {project.settings.slot}")
+
+
+def test_a_slot_held_by_somebody_else(project: Project) -> None:
+    from pgcdc_assets.source.replication import ReplicationConnection
+
+    project.setup()
+    with ReplicationConnection.open(project.source.conninfo, application_name="somebody") as other:
+        other.start(project.settings.slot, Lsn(0), [project.settings.publication])
+        assert "held by another process" in project.problem(f"slot {project.settings.slot}")
+
+
+def test_a_catalog_that_cannot_be_read(project: Project) -> None:
+    project.setup()
+    CATALOG_FILE.write_text("{")
+    assert project.problem(str(CATALOG_FILE)) == "cannot be read"
+
+
+def test_a_log_that_cannot_be_read(project: Project) -> None:
+    project.log(project.setup())
+    for file in (project.settings.layout.change_log / "_delta_log").iterdir():
+        file.write_text("{")
+    found = project.status()
+    assert not found.ok
+    assert "change log" in {problem.thing for problem in found.problems}
+
+
+def test_status_leaves_no_session_behind(project: Project) -> None:
+    project.setup()
+    project.status()
+    with connect(project.source.conninfo) as conn:
+        row = conn.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND application_name = 'pgcdc_assets/status'"
+        ).fetchone()
+    assert row == (0,)
