@@ -88,6 +88,11 @@ class Table:
     pages: int = 0
     rows: int = 0
     """Estimates (relpages, reltuples), to size the pieces of a copy."""
+    publication_rows: str = ""
+    """``oid:xmin`` of the publications' own catalog rows that publish it: another text means that it was
+    taken out, or changed, meanwhile."""
+    column_rows: str = ""
+    """``attnum:xmin`` of pg_attribute: with another relfilenode, another text means a rewrite by ALTER TABLE."""
 
     @property
     def mirror(self) -> TableName:
@@ -122,7 +127,7 @@ class Table:
 
     def without_volatile(self) -> Self:
         """The facts that decide how rows are decoded and applied: no storage numbers, no estimates."""
-        return replace(self, relfilenode=0, leaves=(), pages=0, rows=0)
+        return replace(self, relfilenode=0, leaves=(), pages=0, rows=0, publication_rows="", column_rows="")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.keys import Index, RowIdentity, followable, mirror_key
 from pgcdc_assets.source.patterns import TablePatterns
 from pgcdc_assets.source.pgtypes import PgTypes
-from pgcdc_assets.source.published import GENERATED_SINCE, Published, read_published
+from pgcdc_assets.source.published import GENERATED_SINCE, PublicationRows, Published, read_published
 
 _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
@@ -26,7 +26,7 @@ WHERE c.oid = ANY(%s)
 """
 _COLUMNS = """
 SELECT attrelid, attnum, attname::text, atttypid, atttypmod, attnotnull, attgenerated::text,
-       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END
+       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END, attnum::text || ':' || xmin::text
 FROM pg_catalog.pg_attribute
 WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
 """
@@ -61,6 +61,7 @@ class Relation:
     root: int | None
     columns: tuple[Column, ...]
     identity: RowIdentity
+    column_rows: str
 
     @property
     def partitioned(self) -> bool:
@@ -78,7 +79,9 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
     attributes = list(conn.execute(_COLUMNS, [wanted]))
     types = PgTypes.read(conn, {row[3] for row in attributes})
     columns: dict[int, list[Column]] = defaultdict(list)
-    for oid, attnum, name, type_oid, typmod, not_null, generated, missing in attributes:
+    marks: dict[int, list[str]] = defaultdict(list)
+    for oid, attnum, name, type_oid, typmod, not_null, generated, missing, mark in attributes:
+        marks[oid].append(mark)
         columns[oid].append(Column(attnum, name, types.get(type_oid, typmod), not_null, generated, missing))
     indexes: dict[int, list[Index]] = defaultdict(list)
     for oid, primary, identity, usable, names in conn.execute(_INDEXES, [wanted]):
@@ -86,7 +89,7 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
     return {
         oid: Relation(
             oid, TableName(schema, name), kind, replident, filenode or 0, pages, rows, root,
-            tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]),
+            tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]), " ".join(marks[oid]),
         )
         for oid, schema, name, kind, replident, filenode, pages, rows, root in heads
     }  # fmt: skip
@@ -112,7 +115,8 @@ def read_tables(
     leaves = read_leaves(conn, via_root)
     more = (roots | {leaf for group in leaves.values() for leaf in group}) - relations.keys()
     relations |= read_relations(conn, more)
-    tables = _Assembly(conn.info.server_version, published, relations, leaves).tables()
+    rows = PublicationRows.read(conn, publications)
+    tables = _Assembly(conn.info.server_version, published, relations, leaves, rows).tables()
     wanted = TablePatterns.parse(patterns)
     return tuple(table for table in tables if wanted.match(table.name))
 
@@ -157,6 +161,7 @@ class _Assembly:
     published: Mapping[int, Published]
     relations: Mapping[int, Relation]
     leaves: Mapping[int, tuple[int, ...]]
+    rows: PublicationRows | None = None
 
     def tables(self) -> list[Table]:
         made: dict[TableName, Table] = {}
@@ -223,7 +228,16 @@ class _Assembly:
             updates_seen=seen,
             pages=relation.pages + sum(leaf.pages for leaf in storage),
             rows=relation.rows if not storage else sum(leaf.rows for leaf in storage),
+            publication_rows=self._rows(relation, storage),
+            column_rows=relation.column_rows,
         )
+
+    def _rows(self, relation: Relation, storage: Sequence[Relation]) -> str:
+        if self.rows is None:
+            return ""
+        members = {relation.oid: relation, **{leaf.oid: leaf for leaf in storage}}
+        names = {name for oid in members if oid in self.published for name in self.published[oid].publications}
+        return self.rows.text(names, sorted(members), sorted({member.name.schema for member in members.values()}))
 
     def _columns(self, relation: Relation, entry: Published | None) -> tuple[Column, ...]:
         listed = entry.columns if entry else None

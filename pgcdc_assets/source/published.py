@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,3 +70,48 @@ def _any_filter(filters: Iterable[str | None]) -> str | None:
         return None
     unique = sorted({text for text in given if text is not None})
     return unique[0] if len(unique) == 1 else " OR ".join(f"({text})" for text in unique)
+
+
+_PUBLICATION_ROWS = """
+SELECT p.pubname::text, NULL::oid, NULL::text, p.oid::text || ':' || p.xmin::text
+FROM pg_catalog.pg_publication p WHERE p.pubname = ANY(%(names)s)
+UNION ALL
+SELECT p.pubname::text, r.prrelid, NULL, r.oid::text || ':' || r.xmin::text
+FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
+WHERE p.pubname = ANY(%(names)s)
+"""
+_SCHEMA_ROWS = """
+UNION ALL
+SELECT p.pubname::text, NULL, n.nspname::text, s.oid::text || ':' || s.xmin::text
+FROM pg_catalog.pg_publication_namespace s JOIN pg_catalog.pg_publication p ON p.oid = s.pnpubid
+JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid
+WHERE p.pubname = ANY(%(names)s)
+"""
+
+
+@dataclass(frozen=True)
+class PublicationRows:
+    """The catalog rows behind what is published. A table that was taken out and put back has new ones."""
+
+    publications: Mapping[str, str]
+    relations: Mapping[tuple[str, int], str]
+    schemas: Mapping[tuple[str, str], str]
+
+    @classmethod
+    def read(cls, conn: psycopg.Connection[Any], names: Sequence[str]) -> PublicationRows:
+        query = _PUBLICATION_ROWS + (_SCHEMA_ROWS if conn.info.server_version >= LISTS_SINCE else "")
+        rows = list(conn.execute(query.encode(), {"names": list(names)}))
+        return cls(
+            {name: mark for name, oid, schema, mark in rows if oid is None and schema is None},
+            {(name, oid): mark for name, oid, _, mark in rows if oid is not None},
+            {(name, schema): mark for name, _, schema, mark in rows if schema is not None},
+        )
+
+    def text(self, publications: Iterable[str], oids: Iterable[int], schemas: Iterable[str]) -> str:
+        """The rows that concern a table: its publications', its own or its relatives', its schemas'."""
+        members, places, marks = list(oids), list(schemas), []
+        for name in sorted(publications):
+            marks.append(self.publications.get(name, ""))
+            marks += [self.relations[name, oid] for oid in members if (name, oid) in self.relations]
+            marks += [self.schemas[name, schema] for schema in places if (name, schema) in self.schemas]
+        return " ".join(sorted(marks))
