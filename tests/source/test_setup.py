@@ -1,0 +1,274 @@
+"""Setup and teardown: what is made, what never happens to the source, what is told."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from pgcdc_assets.errors import CopyBlocked, SlotActive, SourceNotReady
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.findings import Finding, _version, matches_standby_names
+from pgcdc_assets.source.publications import inserts_name
+from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.setup import check_source, setup, teardown
+from tests.fix_postgres import Database
+
+DDL = """
+CREATE TABLE keyed (id int PRIMARY KEY); CREATE TABLE bag (a int); ALTER TABLE bag REPLICA IDENTITY FULL;
+CREATE TABLE keyless (a int); CREATE TABLE deferred (id int PRIMARY KEY DEFERRABLE);
+CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child () INHERITS (parent);
+CREATE TABLE r (id int, d int, PRIMARY KEY (id, d)) PARTITION BY LIST (d);
+CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1);
+CREATE TABLE rb (id int) PARTITION BY LIST (id); CREATE TABLE rb1 PARTITION OF rb FOR VALUES IN (1);
+ALTER TABLE rb1 REPLICA IDENTITY FULL;
+CREATE TABLE rk (id int) PARTITION BY LIST (id); CREATE TABLE rk1 PARTITION OF rk FOR VALUES IN (1);
+CREATE TABLE rn (id int PRIMARY KEY) PARTITION BY LIST (id); CREATE TABLE rn1 PARTITION OF rn FOR VALUES IN (1);
+ALTER TABLE rn1 REPLICA IDENTITY NOTHING;
+CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY); CREATE MATERIALIZED VIEW view_ AS SELECT 1 AS one;
+CREATE SEQUENCE seq;
+"""
+WRITABLE = ("keyed", "bag", "keyless", "deferred", "parent", "child", "r", "rb", "rk", "rn")
+
+
+@pytest.fixture
+def settings(database: Database) -> Settings:
+    return Settings(source=database.conninfo, slot=f"s_{secrets.token_hex(4)}", publication="Our pub")
+
+
+@pytest.fixture
+def conn(database: Database) -> Iterator[psycopg.Connection]:
+    with database.connect() as conn:
+        yield conn
+
+
+def published(conn: psycopg.Connection, publication: str) -> set[str]:
+    rows = conn.execute("SELECT tablename::text FROM pg_publication_tables WHERE pubname = %s", [publication])
+    return {name for (name,) in rows}
+
+
+def slots(conn: psycopg.Connection) -> list[str]:
+    rows = conn.execute("SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database()")
+    return [name for (name,) in rows]
+
+
+def about(findings: list[Finding], thing: str) -> list[str]:
+    return [finding.what for finding in findings if thing in finding.thing]
+
+
+def test_makes_publications_then_the_slot_and_twice_is_fine(
+    conn: psycopg.Connection, settings: Settings, database: Database
+) -> None:
+    conn.execute(DDL)
+    report = setup(settings, database.conninfo)
+    assert report.created == ["publication Our pub", "publication Our pub_inserts", f"slot {settings.slot}"]
+    assert setup(settings, database.conninfo).created == []
+    assert slots(conn) == [settings.slot]
+    assert published(conn, "Our pub") == {"keyed", "bag", "parent", "r1", "rb1"}
+    assert published(conn, "Our pub_inserts") == {"keyless", "deferred", "child", "rk1", "rn1"}
+    row = conn.execute("SELECT pubupdate, pubdelete, pubinsert, pubtruncate, pubviaroot FROM pg_publication "
+                       "WHERE pubname = 'Our pub_inserts'").fetchone()  # fmt: skip
+    assert row == (False, False, True, True, False)
+    catalog = report.catalog
+    assert catalog.publications == ("Our pub", "Our pub_inserts")
+    assert catalog.identity.slot == settings.slot
+    seen = {table.name.name: table.updates_seen for table in catalog.tables}
+    assert seen == {
+        "keyed": True, "bag": True, "parent": True, "r": True, "rb": True,
+        "keyless": False, "deferred": False, "child": False, "rk": False, "rn": False,
+    }  # fmt: skip
+    assert about(report.findings, "keyless") == ["no usable replica identity: its updates and deletes are not seen"]
+    assert {finding.thing for finding in report.findings if finding.what.startswith("not replicated")} == {
+        "unlogged tables", "materialised views", "sequences",
+    }  # fmt: skip
+
+
+def test_no_write_on_the_source_fails_because_of_us(
+    conn: psycopg.Connection, settings: Settings, database: Database
+) -> None:
+    conn.execute(DDL)
+    for table in WRITABLE:
+        conn.execute(sql.SQL("INSERT INTO {} VALUES (1, 1)" if table == "r" else "INSERT INTO {} VALUES (1)").format(
+            sql.Identifier(table)))  # fmt: skip
+    setup(settings, database.conninfo)
+    # Made after us: a partition without identity of a root that is followed leaf by leaf, and a table.
+    conn.execute("CREATE TABLE rb2 PARTITION OF rb FOR VALUES IN (2); INSERT INTO rb VALUES (2)")
+    conn.execute("CREATE TABLE r2 PARTITION OF r FOR VALUES IN (2); INSERT INTO r VALUES (2, 2)")
+    for table in (*WRITABLE, "rb2", "r2"):
+        column = "a" if table in ("bag", "keyless") else "id"
+        conn.execute(sql.SQL("UPDATE {} SET {c} = {c}").format(sql.Identifier(table), c=sql.Identifier(column)))
+        conn.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table)))
+    assert "r2" in published(conn, "Our pub"), "a new partition of a keyed root is followed at once"
+
+
+def test_a_table_that_gains_or_loses_its_key_changes_publication(
+    conn: psycopg.Connection, settings: Settings, database: Database
+) -> None:
+    conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int); CREATE TABLE c (id int PRIMARY KEY)")
+    setup(settings, database.conninfo)
+    conn.execute("ALTER TABLE a DROP CONSTRAINT a_pkey; ALTER TABLE b ADD PRIMARY KEY (id); DROP TABLE c")
+    conn.execute("CREATE TABLE d (id int PRIMARY KEY)")
+    report = setup(settings, database.conninfo)
+    assert report.created == ["tables of publication Our pub", "tables of publication Our pub_inserts"]
+    assert published(conn, "Our pub") == {"b", "d"}
+    assert published(conn, "Our pub_inserts") == {"a"}
+    conn.execute("INSERT INTO a VALUES (1); UPDATE a SET id = 2; INSERT INTO b VALUES (1); UPDATE b SET id = 2")
+
+
+def test_patterns_choose(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
+    conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
+    chosen = settings.model_copy(update={"tables": ("-public.b",)})
+    assert [table.name.name for table in setup(chosen, database.conninfo).catalog.tables] == ["a"]
+    assert published(conn, "Our pub") == {"a"}
+    nothing = settings.model_copy(update={"tables": ("public.nowhere",)})
+    with pytest.raises(SourceNotReady, match="no table to mirror"):
+        setup(nothing, database.conninfo)
+
+
+def test_teardown_removes_what_setup_made(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
+    conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE PUBLICATION mine FOR TABLE a")
+    setup(settings, database.conninfo)
+    removed = teardown(settings, database.conninfo)
+    assert removed == [f"slot {settings.slot}", "publication Our pub", "publication Our pub_inserts"]
+    assert slots(conn) == []
+    assert conn.execute("SELECT pubname::text FROM pg_publication").fetchall() == [("mine",)]
+    assert teardown(settings, database.conninfo) == []
+
+
+def test_teardown_leaves_a_slot_that_is_read(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
+    conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    report = setup(settings, database.conninfo)
+    with ReplicationConnection.open(database.conninfo) as walsender:
+        walsender.start(settings.slot, walsender.identify().flush_lsn, report.catalog.publications)
+        if conn.info.server_version < 180000:
+            with pytest.raises(SlotActive, match=settings.slot):
+                teardown(settings, database.conninfo)
+            assert slots(conn) == [settings.slot]
+
+
+def test_a_publication_of_somebody_else_is_used_as_it_is(
+    conn: psycopg.Connection, settings: Settings, database: Database
+) -> None:
+    conn.execute("CREATE TABLE a (id int PRIMARY KEY, x text); CREATE TABLE b (id int); CREATE TABLE c (id int)")
+    conn.execute('CREATE PUBLICATION "Our pub" FOR TABLE a WHERE (id > 5), b')
+    before = conn.execute("SELECT xmin, oid FROM pg_publication_rel ORDER BY oid").fetchall()
+    report = setup(settings, database.conninfo)
+    assert f"slot {settings.slot}" in report.created
+    assert report.catalog.publications == ("Our pub",)
+    assert [table.name.name for table in report.catalog.tables] == ["a", "b"]
+    assert any("UPDATE and DELETE fail on the source" in what for what in about(report.findings, "public.b"))
+    assert any("row filter" in what for what in about(report.findings, "public.a"))
+    assert conn.execute("SELECT xmin, oid FROM pg_publication_rel ORDER BY oid").fetchall() == before
+    assert setup(settings, database.conninfo).created == []
+    assert teardown(settings, database.conninfo)[0] == f"slot {settings.slot}"
+    assert conn.execute("SELECT pubname::text FROM pg_publication").fetchall() == [("Our pub",)]
+    assert slots(conn) == []
+
+
+def test_a_slot_of_somebody_else_stays(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
+    conn.execute('CREATE TABLE a (id int PRIMARY KEY); CREATE PUBLICATION "Our pub" FOR TABLE a')
+    conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [settings.slot])
+    assert setup(settings, database.conninfo).created == []
+    assert teardown(settings, database.conninfo) == []
+    assert slots(conn) == [settings.slot]
+
+
+def test_a_slot_older_than_its_publication_is_refused(
+    conn: psycopg.Connection, settings: Settings, database: Database
+) -> None:
+    conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [settings.slot])
+    with pytest.raises(SourceNotReady, match=r"exists, but publication Our pub does not"):
+        setup(settings, database.conninfo)
+    assert conn.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
+
+
+def test_an_open_transaction_is_named_and_the_wait_is_bounded(
+    conn: psycopg.Connection, settings: Settings, database: Database
+) -> None:
+    conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    with database.connect() as writer:
+        writer.execute("BEGIN; INSERT INTO a VALUES (1)")
+        with pytest.raises(CopyBlocked, match=f"pid {writer.info.backend_pid}"):
+            setup(settings, database.conninfo, lock_seconds=0.5)
+        writer.execute("COMMIT")
+    assert setup(settings, database.conninfo).created == [f"slot {settings.slot}"]
+
+
+def test_missing_rights_are_told_one_by_one(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
+    role = f"plain_{secrets.token_hex(4)}"
+    conn.execute(f"CREATE ROLE {role} LOGIN; CREATE TABLE a (id int PRIMARY KEY);"
+                 f"CREATE TABLE s (id int PRIMARY KEY); ALTER TABLE s ENABLE ROW LEVEL SECURITY;"
+                 f"GRANT SELECT ON s TO {role}".encode())  # fmt: skip
+    try:
+        conninfo = f"{database.conninfo} user={role}"
+        with pytest.raises(SourceNotReady) as caught:
+            setup(settings, conninfo)
+        told = str(caught.value)
+        for part in (f'ALTER ROLE "{role}" REPLICATION', "may not make a publication", "public.a: may not be read",
+                     "public.a, public.s: not owned", "public.s: row-level security"):  # fmt: skip
+            assert part in told
+        assert "\n" not in told
+        assert conn.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
+        conn.execute(f"ALTER ROLE {role} REPLICATION BYPASSRLS; GRANT CREATE ON DATABASE {database.name} TO {role};"
+                     f"ALTER TABLE a OWNER TO {role}; ALTER TABLE s OWNER TO {role}".encode())  # fmt: skip
+        assert len(setup(settings, conninfo).created) == 3
+        teardown(settings, conninfo)
+    finally:
+        conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_names_that_need_quotes(conn: psycopg.Connection, database: Database, settings: Settings) -> None:
+    odd = settings.model_copy(update={"publication": "p\"u'b, %s {} ☃"})
+    conn.execute('CREATE SCHEMA "S{}"; CREATE TABLE "S{}"."T""%s;" (id int PRIMARY KEY)')
+    report = setup(odd, database.conninfo)
+    with ReplicationConnection.open(database.conninfo) as walsender:
+        walsender.start(odd.slot, walsender.identify().flush_lsn, report.catalog.publications)
+        walsender.end_stream()
+    assert len(teardown(odd, database.conninfo)) == 3
+
+
+def test_the_insert_only_name_fits_postgresql() -> None:
+    assert inserts_name("pgcdc") == "pgcdc_inserts"
+    assert len(inserts_name("ü" * 31).encode()) <= 63
+
+
+@pytest.mark.parametrize(
+    ("setting", "matches"),
+    [
+        ("", False), ("*", True), ("pgcdc_assets", True), ('"PGCDC_Assets/receive"', True), ("s1, s2", False),
+        ("FIRST 1 (s1, *)", True), ("ANY 2 (a, b)", False), ("any 1 (pgcdc_assets/receive)", True), ("2 (x)", False),
+    ],
+)  # fmt: skip
+def test_synchronous_standby_names(setting: str, matches: bool) -> None:
+    assert matches_standby_names(setting, "pgcdc_assets") is matches
+
+
+def test_the_source_that_would_wait_for_us_is_refused(
+    conn: psycopg.Connection, settings: Settings, database: Database
+) -> None:
+    conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    with connect(database.conninfo) as ours:
+        conn.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        try:
+            conn.execute("SELECT pg_reload_conf()")
+            for _ in range(200):
+                if ours.execute("SHOW synchronous_standby_names").fetchone() == ("*",):
+                    break
+            found = [finding.what for finding in check_source(ours, settings) if finding.severity == "error"]
+        finally:
+            conn.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            conn.execute("SELECT pg_reload_conf()")
+    assert any("wait for us" in what for what in found)
+
+
+@pytest.mark.parametrize(
+    ("number", "severity"),
+    [(130010, "error"), (140017, "warning"), (150013, None), (160008, "warning"), (180000, None)],
+)
+def test_versions(number: int, severity: str | None) -> None:
+    assert [finding.severity for finding in _version(number)] == ([severity] if severity else [])
