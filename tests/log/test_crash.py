@@ -1,0 +1,159 @@
+"""The receiver killed at any moment, then started again: the log says what an uninterrupted one says."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import ReceiverDied, SourceUnavailable
+from pgcdc_assets.log.process import ReceiverSettings
+from pgcdc_assets.log.spill import SPILL
+from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
+
+
+@contextmanager
+def _writers(source: Source, number: int) -> Iterator[None]:
+    """Concurrent small transactions of several statements until the block ends."""
+    stop = threading.Event()
+
+    def write(writer: int) -> None:
+        with source.database.connect() as conn:
+            at = writer * 1_000_000
+            while not stop.is_set():
+                with conn.transaction():
+                    conn.execute("INSERT INTO a SELECT g, 'x' FROM generate_series(%s::int, %s::int) g", [at, at + 4])
+                    conn.execute("UPDATE a SET v = 'y' WHERE id = %s", [at + 2])
+                    conn.execute("INSERT INTO b VALUES (%s, 1.5)", [at])
+                at += 5
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(number)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_killed_again_and_again(source: Source) -> None:
+    log, twin = source.log(), source.log("twin")
+    chance = random.Random(7)
+    with _writers(source, 2):
+        for _ in range(6):
+            receiver = source.receiver(log, batch_seconds=0.02)
+            until_event(receiver, "batch")
+            time.sleep(chance.uniform(0, 0.15))
+            assert receiver.pid is not None
+            os.kill(receiver.pid, signal.SIGKILL)
+            with pytest.raises(ReceiverDied):
+                until_event(receiver, "arrived")
+            assert source.confirmed(log) <= log.position()
+    end = source.lsn()
+    source.receive(log, end)
+    source.receive(twin, end)
+    assert content(log) == content(twin)
+    assert len(log.batches(log.start)) > 6
+    assert log.verify(LsnRange(log.start, log.position()))
+
+
+def test_killed_while_a_transaction_spills(source: Source) -> None:
+    log, twin = source.log(), source.log("twin")
+    end = source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 10) FROM generate_series(1, 150000) g")
+    receiver = source.receiver(log)
+    spill = log.path / SPILL
+    eventually(lambda: spill.is_dir() and any(spill.iterdir()))
+    receiver.kill()
+    assert log.position() == log.start
+    assert rows(log) == []
+    source.receive(log, end)
+    source.receive(twin, end)
+    assert content(log) == content(twin)
+    assert len(content(log)) == 150_001
+    assert not any(spill.iterdir())
+
+
+def test_a_dead_parent_ends_it_at_a_boundary(source: Source) -> None:
+    log = source.log()
+    settings = ReceiverSettings(source.database.conninfo, str(source.folder / "s"), (PUBLICATION,), 1 << 25, 60)
+    command = [sys.executable, "-c", _PARENT, settings.to_line().decode()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        eventually(lambda: source.slot_row(log, "active") == "true")
+        end = source.run("INSERT INTO a VALUES (1, 'x')")
+        # The batch would stay open for a minute.
+        eventually(lambda: bool(source.conn.execute(_SENT, [str(end)]).fetchone()))
+        assert rows(log) == []
+        parent.kill()
+        eventually(lambda: not _alive(child))
+    assert [row["kind"] for row in rows(log)] == ["I", "C"]
+    eventually(lambda: source.slot_row(log, "active") == "false")
+    assert source.confirmed(log) == log.position()
+
+
+def test_a_lost_connection_is_told_and_loses_nothing(source: Source) -> None:
+    log, twin = source.log(), source.log("twin")
+    receiver = source.receiver(log, batch_seconds=60)
+    until_event(receiver, "started")
+    source.run("INSERT INTO a VALUES (1, 'x')")
+    source.conn.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s",
+                        [log.identity.slot])  # fmt: skip
+    with pytest.raises(SourceUnavailable):
+        until_event(receiver, "arrived")
+    end = source.run("INSERT INTO a VALUES (2, 'y')")
+    source.receive(log, end)
+    source.receive(twin, end)
+    assert content(log) == content(twin)
+
+
+def test_a_slot_behind_the_log_brings_nothing_twice(source: Source) -> None:
+    """PostgreSQL does not persist confirmations at once: here the slot is set back by a copy of it."""
+    log, twin = source.log(), source.log("twin")
+    slot = log.identity.slot
+    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
+    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+    source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [f"{slot}_old", slot])
+    assert source.confirmed(log) < log.position()
+    end = source.run("INSERT INTO a VALUES (2, 'y')")
+    source.receive(log, end)
+    source.receive(twin, end)
+    assert content(log) == content(twin)
+    assert source.confirmed(log) == log.position() > Lsn(0)
+
+
+_SENT = """
+SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
+WHERE s.database = current_database() AND r.write_lsn >= %s::pg_lsn
+"""
+_PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-m", "pgcdc_assets.log.process"], stdin=subprocess.PIPE,
+                         stdout=subprocess.DEVNULL, start_new_session=True)
+child.stdin.write(sys.argv[1].encode())
+child.stdin.flush()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rsplit(")", 1)[1].split()[0] != "Z"

@@ -1,0 +1,178 @@
+"""The case table of endpos, against a real server: where a run ends, and that the next one loses nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.table import ChangeLog
+from tests.log.conftest import Source, content, eventually, rows, until_event
+
+
+@dataclass
+class Stream:
+    """Three transactions in the source; where they lie is known from a scout with a slot of its own."""
+
+    source: Source
+    log: ChangeLog
+    """Has read nothing yet."""
+    scout: ChangeLog
+    """Has read everything."""
+    commits: list[tuple[Lsn, Lsn]]
+    """commit_lsn and end_lsn of each."""
+
+    def finish(self) -> None:
+        """The next run brings the rest; then both logs say the same."""
+        self.source.receive(self.log, self.source.lsn())
+        assert content(self.log) == content(self.scout)
+
+
+@pytest.fixture
+def stream(source: Source) -> Stream:
+    log, scout = source.log(), source.log("scout")
+    for number in range(3):
+        source.transaction(*(f"INSERT INTO a VALUES ({number * 10 + row}, 'x')" for row in range(3)))
+        source.run("INSERT INTO foreign_table VALUES (1, 'between')")
+    source.receive(scout, source.lsn())
+    commits = [(Lsn(row["commit_lsn"]), Lsn(row["lsn"])) for row in rows(scout, "kind = 'C'")]
+    assert len(commits) == 3
+    return Stream(source, log, scout, commits)
+
+
+def _transactions(log: ChangeLog) -> int:
+    return len(rows(log, "kind = 'C'"))
+
+
+def test_on_a_commit_boundary(stream: Stream) -> None:
+    end_lsn = stream.commits[1][1]
+    events = stream.source.receive(stream.log, end_lsn)
+    assert events[-1].lsn == stream.log.position() == end_lsn
+    assert _transactions(stream.log) == 2
+    stream.finish()
+
+
+def test_between_transactions(stream: Stream) -> None:
+    (_, end_lsn), (next_commit, _) = stream.commits[0], stream.commits[1]
+    goal = Lsn(end_lsn + 8)
+    stream.source.receive(stream.log, goal)
+    assert end_lsn <= stream.log.position() <= goal < next_commit
+    assert _transactions(stream.log) == 1
+    stream.finish()
+
+
+def test_at_the_start_of_a_commit_record(stream: Stream) -> None:
+    commit_lsn = stream.commits[1][0]
+    stream.source.receive(stream.log, commit_lsn)
+    assert stream.log.position() == commit_lsn
+    assert _transactions(stream.log) == 1
+    stream.finish()
+
+
+def test_inside_a_commit_record(stream: Stream) -> None:
+    commit_lsn, end_lsn = stream.commits[1]
+    goal = Lsn(commit_lsn + 8)
+    assert goal < end_lsn
+    stream.source.receive(stream.log, goal)
+    assert stream.log.position() <= commit_lsn
+    assert _transactions(stream.log) == 1
+    stream.finish()
+
+
+def test_inside_a_transaction(stream: Stream) -> None:
+    first_row = Lsn(rows(stream.scout, "kind = 'I'")[4]["lsn"])
+    commit_lsn = stream.commits[1][0]
+    assert stream.commits[0][1] < first_row < commit_lsn
+    stream.source.receive(stream.log, first_row)
+    assert stream.log.position() <= first_row
+    assert _transactions(stream.log) == 1
+    stream.finish()
+
+
+def test_in_wal_that_carries_nothing_published(source: Source) -> None:
+    log = source.log()
+    source.run("INSERT INTO foreign_table SELECT g, 'x' FROM generate_series(1, 1000) g")
+    goal = source.lsn()
+    source.run("INSERT INTO foreign_table SELECT g, 'x' FROM generate_series(1, 1000) g")
+    before = log.position()
+    source.receive(log, goal)
+    assert before <= log.position() <= goal
+    assert not log.batches(log.start)
+
+
+def test_at_an_unflushed_position_of_an_idle_source(source: Source) -> None:
+    """An asynchronous commit's WAL is inserted but not flushed; no traffic comes that would flush it."""
+    log = source.log()
+    source.run("SET synchronous_commit = off", "INSERT INTO a VALUES (1, 'x')")
+    goal = source.lsn()
+    source.receive(log, goal)
+    assert _transactions(log) == 1
+
+
+def test_past_a_page_header(source: Source) -> None:
+    """After a switch the insert position stands behind the next segment's header, where no record is."""
+    log = source.log()
+    source.run("INSERT INTO a VALUES (1, 'x')", "SELECT pg_switch_wal()")
+    goal = source.lsn()
+    started = time.monotonic()
+    source.receive(log, goal)
+    assert time.monotonic() - started < 10
+    assert _transactions(log) == 1
+    assert log.position() <= goal
+
+
+def test_with_an_open_idle_writer(source: Source) -> None:
+    log = source.log()
+    with source.database.connect() as other:
+        other.execute("BEGIN")
+        other.execute("INSERT INTO a VALUES (1, 'open')")
+        source.run("INSERT INTO a VALUES (2, 'x')")
+        source.receive(log, source.lsn())
+        assert _transactions(log) == 1
+        other.execute("COMMIT")
+    source.receive(log, source.lsn())
+    assert _transactions(log) == 2
+
+
+def test_in_the_past_receives_nothing(stream: Stream) -> None:
+    stream.source.receive(stream.log, stream.source.lsn())
+    position, version = stream.log.position(), len(rows(stream.log))
+    events = stream.source.receive(stream.log, stream.commits[0][1])
+    assert events[-1].lsn == stream.log.position() == position
+    assert len(rows(stream.log)) == version
+
+
+def test_beyond_the_source_is_followed_until_reached(source: Source) -> None:
+    log = source.log()
+    goal = Lsn(source.lsn() + (1 << 20))
+    receiver = source.receiver(log)
+    receiver.until(goal)
+    until_event(receiver, "started")
+    source.run("INSERT INTO a VALUES (1, 'x')")
+    until_event(receiver, "batch")
+    # Longer than three wal_writer_delay (50 ms on this server): a goal at hand would have been reached.
+    time.sleep(0.8)
+    assert not any(event.name == "arrived" for event in receiver.events(0))
+    source.run("INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 10000) g")
+    assert source.lsn() > goal
+    until_event(receiver, "arrived")
+    assert log.position() <= goal
+
+
+def test_a_mark_says_that_the_log_is_complete(stream: Stream) -> None:
+    receiver = stream.source.receiver(stream.log, batch_seconds=60)
+    mark = stream.commits[1][1]
+    receiver.mark(mark)
+    events = until_event(receiver, "complete")
+    assert events[-1].lsn == mark
+    below: list[dict[str, Any]] = rows(stream.log, f"kind = 'C' AND commit_lsn < {int(mark)}")
+    assert len(below) == 2
+    later = Lsn(stream.source.lsn() + 1)
+    receiver.mark(later)
+    stream.source.run("INSERT INTO foreign_table VALUES (1, 'moves the WAL')")
+    assert until_event(receiver, "complete")[-1].lsn == later
+    receiver.stop()
+    eventually(lambda: not receiver.alive)

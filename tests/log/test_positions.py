@@ -1,0 +1,153 @@
+"""What is confirmed, when, and that it never holds the source's WAL or its shutdown."""
+
+from __future__ import annotations
+
+import time
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.log.receiver import FOREIGN_WAL_BYTES
+from tests.fix_postgres import Database
+from tests.log.conftest import Source, content, eventually, rows, until_event
+
+_FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 500) FROM generate_series(1, 40000) g"
+"""Some 22 MB of WAL."""
+
+
+def test_a_batch_is_confirmed_once_it_is_durable(source: Source) -> None:
+    log = source.log()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    source.run("INSERT INTO a VALUES (1, 'x')")
+    batch = until_event(receiver, "batch")[-1]
+    assert (batch.transactions, batch.rows, batch.start) == (1, 2, log.start)
+    assert log.position() == batch.lsn
+    eventually(lambda: source.confirmed(log) == batch.lsn)
+    receiver.stop()
+
+
+def test_foreign_wal_is_recorded_then_let_go(source: Source) -> None:
+    log = source.log()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    before = source.lsn()
+    source.run(_FOREIGN)
+    position = until_event(receiver, "position")[-1].lsn
+    assert position - before >= FOREIGN_WAL_BYTES // 2
+    assert log.position() >= position
+    eventually(lambda: source.confirmed(log) >= position)
+    assert rows(log, "true") == []
+    receiver.stop()
+
+
+def test_little_foreign_wal_makes_one_commit_at_the_end_of_the_run(source: Source) -> None:
+    log = source.log()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    for number in range(20):
+        source.run(f"INSERT INTO foreign_table VALUES ({number}, 'x')")
+    eventually(lambda: _written(source) >= source.lsn())
+    commits = len(list((log.path / "_delta_log").glob("*.json")))
+    assert log.position() == log.start
+    receiver.stop()
+    assert len(list((log.path / "_delta_log").glob("*.json"))) == commits + 1
+    assert log.position() > log.start
+    assert source.confirmed(log) == log.position()
+
+
+def test_apply_is_what_the_parent_says(source: Source) -> None:
+    log = source.log()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    source.run("INSERT INTO a VALUES (1, 'x')")
+    end = until_event(receiver, "batch")[-1].lsn
+    receiver.report_apply(end)
+    source.run("INSERT INTO a VALUES (2, 'x')")
+    until_event(receiver, "batch")
+    eventually(lambda: source.scalar_lsn(_reported("replay_lsn")) == end)
+    receiver.report_apply(log.start)
+    source.run("INSERT INTO a VALUES (3, 'x')")
+    until_event(receiver, "batch")
+    assert source.scalar_lsn(_reported("replay_lsn")) == end
+    receiver.stop()
+
+
+def test_an_open_transaction_spills_and_lands_whole(source: Source) -> None:
+    log = source.log()
+    source.transaction(
+        "INSERT INTO a SELECT g, repeat(md5(g::text), 12) FROM generate_series(1, 120000) g",
+        "INSERT INTO b SELECT g, g FROM generate_series(1, 1000) g",
+        "UPDATE a SET v = 'y' WHERE id <= 1000",
+    )
+    end = source.run("INSERT INTO a VALUES (0, 'after')")
+    receiver = source.receiver(log, batch_bytes=1 << 20)
+    receiver.until(end)
+    until_event(receiver, "arrived")
+    found = rows(log)
+    commits = [row["commit_lsn"] for row in found]
+    assert len(set(commits)) == 2
+    first = min(commits)
+    large = [row for row in found if row["commit_lsn"] == first]
+    assert [row["tx_ordinal"] for row in large] == list(range(122_001))
+    assert len({row["batch_end"] for row in large}) == 1
+    assert {row["batch_end"] for row in large} <= {batch.end for batch in log.batches(log.start)}
+    assert len({row["xid"] for row in large}) == 1
+    assert not list((log.path / "_spill").iterdir())
+
+
+def test_large_relations_stand_alone_and_small_ones_are_skipped(source: Source) -> None:
+    log = source.log()
+    source.run("INSERT INTO a SELECT g, repeat('x', 300) FROM generate_series(1, 30000) g", "INSERT INTO b VALUES (1, 1)")
+    source.receive(log, source.lsn())
+    (batch,) = log.batches(log.start)
+    ids = {name.name: relation for relation, name in batch.relations.items()}
+    span = LsnRange(batch.start, batch.end)
+    everything, of_b = log.segments(span), log.segments(span, [ids["b"]])
+    assert len(everything) == 2
+    assert len(of_b) == 1
+    assert max(segment.rows for segment in everything) == 30_000
+    assert of_b[0].rows < 100
+    assert batch.counts == {ids["a"]: {"I": 30_000}, ids["b"]: {"I": 1}}
+
+
+def test_the_source_can_shut_down_beside_us(database: Database, source: Source) -> None:
+    """A fast shutdown waits until all that was sent is confirmed: the keepalive's request closes the batch."""
+    server = EmbeddedServer(source.folder / "own", version=database.server.version, fsync=False)
+    with server:
+        mine = Database(server, "postgres")
+        with mine.connect() as conn:
+            own = Source(mine, conn, source.folder / "lake")
+            own.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a")
+            log = own.log()
+            receiver = own.receiver(log, batch_seconds=3600)
+            try:
+                until_event(receiver, "started")
+                end = own.run("INSERT INTO a VALUES (1, 'x')")
+                # The relation has been described: SQL sessions are the first to go.
+                eventually(lambda: _written(own) >= end)
+                conn.close()
+                started = time.monotonic()
+                server.stop()
+                assert time.monotonic() - started < 10
+                assert [row["kind"] for row in rows(log)] == ["I", "C"]
+            finally:
+                receiver.kill()
+        server.start(survive=False)
+        with mine.connect() as conn:
+            own = Source(mine, conn, source.folder / "lake")
+            own.receive(log, own.lsn())
+            assert len(content(log)) == 2
+
+
+def _written(source: Source) -> Lsn:
+    return source.scalar_lsn(_reported("write_lsn"))
+
+
+def _reported(column: str) -> str:
+    """Of this database's receiver: the slot's holder."""
+    return (
+        f"SELECT r.{column} FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid "
+        "WHERE s.database = current_database()"
+    )
+
