@@ -15,7 +15,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import UnknownTable
-from pgcdc_assets.lake.mirrors import Mirror
+from pgcdc_assets.lake.mirrors import Mirror, refusal
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.lake.states import StateRow, TableStates
 
@@ -44,6 +44,8 @@ class Progress:
         self._tables = {table.name: self._load(table, rows.get(table.name)) for table in catalog.tables}
 
     def _load(self, table: Table, row: StateRow | None) -> TableProgress:
+        if (reason := refusal(table)) is not None:
+            return TableProgress(table, TableState.SET_ASIDE, reason=reason)
         mirror = Mirror(self.layout, self.identity, table.name)
         snapshot_lsn = mirror.snapshot_lsn
         if row is None or row.table is None or snapshot_lsn is None or row.table.oid != table.oid:
@@ -87,8 +89,9 @@ class Progress:
             self._tables[name] = replace(self[name], state=TableState.WAITING, reason=None)
 
     def copying(self, tables: Iterable[Table], consistent_point: Lsn) -> None:
-        for table in tables:
-            self.states.set(table, TableState.COPYING, consistent_point)
+        copied = list(tables)
+        self.states.set_all(copied, TableState.COPYING, consistent_point)
+        for table in copied:
             self._tables[table.name] = TableProgress(table, TableState.COPYING, consistent_point)
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
@@ -113,9 +116,14 @@ class Progress:
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason)
 
     def publish(self, lsn: Lsn) -> bool:
-        """Publish a consistent point of all tables that stand exactly at ``lsn``; whether there are any."""
+        """Publish a consistent point of all tables that stand exactly at ``lsn``.
+
+        False where none does, or where a newer point stands: a table whose copy took long catches up
+        behind the others, and is listed once it has met them.
+        """
         versions = {entry.table.name: entry.version for entry in self.followed() if entry.replay_lsn == lsn}
-        if not versions:
+        newest = self.points.newest()
+        if not versions or (newest is not None and lsn < newest.replay_lsn):
             return False
         self.points.publish(lsn, versions)
         for name in versions:

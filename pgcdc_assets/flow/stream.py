@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 
+from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.client import Event, ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.source.catalog import read_tables
 
 
 class Stream:
@@ -63,6 +66,10 @@ class Stream:
         ).fetchone()
         assert row is not None
         return Lsn.parse(str(row[0]))
+
+    def source_tables(self, catalog: Catalog, patterns: Sequence[str]) -> tuple[Table, ...]:
+        """The catalog's tables as the source has them now."""
+        return read_tables(self._conn, catalog.publications, patterns)
 
     def stop(self) -> None:
         """End the receiver at a boundary and wait for it."""

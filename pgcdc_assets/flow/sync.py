@@ -17,6 +17,7 @@ from pgcdc_assets.flow.ranges import OpenRange, up_to
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.stream import Stream
 from pgcdc_assets.flow.turn import Turn, take_turn
+from pgcdc_assets.flow.watching import watch
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.session import cancel_jobs
 
@@ -60,7 +61,7 @@ class Sync:
     def run(self) -> SyncReport:
         try:
             self._stream.start()
-            self._begin_copies(self._work.progress.waiting())
+            self._watch()
             if self._copies is None:
                 self._aim()
             while not self._finished():
@@ -81,9 +82,17 @@ class Sync:
         moved |= self._turn()
         if self._range.due:
             self._close_range()
+            if not self._stream.arrived:
+                self._watch()
         if moved:
             self._moved = time.monotonic()
         return moved
+
+    def _watch(self) -> None:
+        """Look at the catalog, and begin the copies that it, or an earlier run, asks for."""
+        watch(self._work, self._stream.source_tables(self._work.catalog, self._work.settings.tables))
+        if self._copies is None:
+            self._begin_copies(self._work.progress.waiting())
 
     # Copies -----------------------------------------------------------------------------------
 
