@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
+from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.layout import Layout
@@ -19,6 +20,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.lake.feed import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, ROW
+from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.lake.rows import RAW_TYPE
 from pgcdc_assets.protocol.types import arrow_type
 
@@ -203,6 +205,25 @@ class Mirror:
         if self.snapshot_lsn is None or self.generation_app_id is None:
             return None
         return max(self.snapshot_lsn, self._position(self.generation_app_id) or self.snapshot_lsn)
+
+    def effective_replay_lsn(self, points: ConsistentPoints) -> Lsn | None:
+        """The larger of :attr:`replay_lsn` and the newest point that lists this copy of the table.
+
+        A point can be newer than a copy and yet tell of the one before: turns go on while tables are copied.
+        """
+        listing = points.listing(self.name)
+        if self.replay_lsn is None or listing is None or listing.replay_lsn <= self.replay_lsn:
+            return self.replay_lsn
+        return listing.replay_lsn if self._had_this_copy(listing.version) else self.replay_lsn
+
+    def _had_this_copy(self, version: int) -> bool:
+        if version >= self.version:
+            return version == self.version
+        try:
+            older = DeltaTable(self.path, version=version)
+        except DeltaError:
+            return False
+        return older.transaction_version(self.snapshot_app_id) == self.snapshot_lsn
 
     def _position(self, app_id: str) -> Lsn | None:
         found = None if self.delta is None else self.delta.transaction_version(app_id)

@@ -1,0 +1,108 @@
+"""Consistent points: at which LSN which version of each mirror stands. One row a turn.
+
+The newest point that lists a table is also how far a quiet table is known to be complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.lake.ledger import AT, Ledger
+
+SCHEMA = pa.schema([("replay_lsn", pa.int64()), AT, ("tables", pa.map_(pa.string(), pa.int64()))])
+
+
+@dataclass(frozen=True)
+class Point:
+    """``tables``: the Delta version that each mirror has at ``replay_lsn``."""
+
+    replay_lsn: Lsn
+    at: datetime
+    tables: Mapping[TableName, int]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The newest mention of a table."""
+
+    replay_lsn: Lsn
+    version: int
+
+
+class ConsistentPoints:
+    """Read afresh at every call, so that another process's points are seen."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._ledger = Ledger(layout.consistent_points, SCHEMA)
+        self._listed: dict[str, Listing] = {}
+        self._listed_at = -1
+
+    def publish(self, lsn: Lsn, versions: Mapping[TableName, int]) -> None:
+        """Add a point. Points never go down: LakeError for one below the newest."""
+        newest = self.newest()
+        if newest is not None and lsn < newest.replay_lsn:
+            raise LakeError(f"would fall from {newest.replay_lsn}", thing="consistent point", lsn=lsn)
+        tables = {str(name): version for name, version in versions.items()}
+        self._ledger.append([{"replay_lsn": int(lsn), "tables": tables}])
+
+    def newest(self) -> Point | None:
+        rows = next(self._ledger.newest_first(), None)
+        return None if rows is None else _point(rows.slice(len(rows) - 1).to_pylist()[0])
+
+    def at(self, lsn: Lsn) -> Point | None:
+        """The newest point at or below ``lsn``."""
+        for rows in self._ledger.newest_first():
+            below = rows.filter(pc.less_equal(rows["replay_lsn"], int(lsn)))
+            if len(below):
+                return _point(below.slice(len(below) - 1).to_pylist()[0])
+        return None
+
+    def has(self, lsn: Lsn) -> bool:
+        """Whether a point stands at exactly ``lsn``."""
+        found = self.at(lsn)
+        return found is not None and found.replay_lsn == lsn
+
+    def all(self) -> list[Point]:
+        """Oldest first."""
+        return [_point(row) for row in self._ledger.rows().to_pylist()]
+
+    def replay_lsn_of(self, table: TableName) -> Lsn | None:
+        """The newest point that lists the table; None where none does."""
+        listing = self.listing(table)
+        return None if listing is None else listing.replay_lsn
+
+    def listing(self, table: TableName) -> Listing | None:
+        """The same, with the version: a point of an older copy of the table says nothing of this one."""
+        version = self._ledger.version()
+        if version != self._listed_at:
+            self._listed, self._listed_at = _listings(self._ledger.rows()), version
+        return self._listed.get(str(table))
+
+
+def _point(row: dict[str, Any]) -> Point:
+    tables = {TableName.parse(name): version for name, version in row["tables"]}
+    return Point(Lsn(row["replay_lsn"]), row["at"], tables)
+
+
+def _listings(rows: pa.Table) -> dict[str, Listing]:
+    """Of every table at once. Rows come in order, so the last mention is the newest."""
+    column = rows["tables"].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks)
+    lists = column.cast(pa.list_(pa.struct([("key", pa.string()), ("value", pa.int64())])))
+    parents, entries = pc.list_parent_indices(lists), lists.flatten()
+    mentions = pa.table({"name": entries.field("key"), "version": entries.field("value"), "row": parents})
+    last = mentions.group_by("name", use_threads=False).aggregate([("version", "last"), ("row", "last")])
+    lsns = rows["replay_lsn"].take(last["row_last"])
+    found = zip(last["name"].to_pylist(), lsns.to_pylist(), last["version_last"].to_pylist(), strict=True)
+    return {name: Listing(Lsn(lsn), version) for name, lsn, version in found}
