@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import psycopg
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.checks.facts import Facts, LogFacts, TableFacts
@@ -25,6 +26,7 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, STATE_FOLDER, Settings
 from pgcdc_assets.source.connection import APPLICATION, connect
+from pgcdc_assets.source.failures import of_exception
 from pgcdc_assets.source.slots import SlotStatus, slot_status
 
 _CONNECT_SECONDS = 3
@@ -85,7 +87,8 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
         facts = _with_source(facts, settings, conninfo or settings.source or _embedded())
     except PgcdcError as error:
         unread.append(_problem(error, "source"))
-        facts = replace(facts, source=None)
+    except psycopg.Error as error:
+        unread.append(_problem(of_exception(error).typed("source"), "source"))
     facts, more = _with_lake(facts, settings.layout)
     found = [*unread, *more, *problems(facts)]
     return _status(facts, sorted(found, key=lambda problem: problem.severity != "error"))

@@ -9,7 +9,7 @@ from typing import Self
 from pgcdc_assets.errors import UsageError
 
 _PART = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\W\d][\w$]*))\s*')
-_ODD = re.compile(r"[/\\%~\x00-\x1f\x7f]")
+_ODD = re.compile(r"[/\\%~\[\]^|\x00-\x1f\x7f]")
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
 
 
@@ -54,9 +54,10 @@ def _quoted(part: str) -> str:
 def encoded(part: str) -> str:
     """A name as one folder: verbatim, except what a file system, the lake's layout or an engine would misread.
 
-    ``/``, ``%``, ``\\`` and control characters (delta-rs finds no folder with ``%2F`` or these in its name),
-    and ``~``, the escape itself, are written like ``~2F``; so are the first characters of ``.`` and ``..``,
-    of a leading ``_pgcdc``, and of ``_delta_log``, which would make a Delta table of the schema's folder.
+    ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|`` and control characters (delta-rs finds no folder with
+    ``%2F`` or these in its path), and ``~``, the escape itself, are written like ``~2F``; so are the first
+    characters of ``.`` and ``..``, of a leading ``_pgcdc``, and of ``_delta_log``, which would make a Delta
+    table of the schema's folder.
     """
     text = _ODD.sub(lambda match: f"~{ord(match[0]):02X}", part)
     if text in (".", "..", "_delta_log") or text.startswith("_pgcdc"):

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.lake.states import TableStates
 from psycopg import sql
 
 from pgcdc_assets.checks.facts import TableFacts
@@ -19,6 +17,8 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.lake.states import TableStates
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.connection import connect
@@ -242,6 +242,21 @@ def test_a_log_that_cannot_be_read(project: Project) -> None:
     found = project.status()
     assert not found.ok
     assert "change log" in {problem.thing for problem in found.problems}
+
+
+def test_a_right_that_is_lacking(project: Project) -> None:
+    project.setup()
+    with project.source.connect() as conn:
+        conn.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+        conn.execute("CREATE ROLE looker LOGIN")
+        try:
+            source = f"{project.source.conninfo} user=looker"
+            settings = project.settings.model_copy(update={"source": source})
+            found = status(settings)
+        finally:
+            conn.execute("DROP ROLE looker")
+    assert [problem.thing for problem in found.problems] == ["source"]
+    assert "permission denied for function pg_control_system" in found.problems[0].what
 
 
 def test_status_leaves_no_session_behind(project: Project) -> None:

@@ -239,12 +239,13 @@ def test_keys_of_two_columns_and_of_moments(lake: Lake) -> None:
 def test_odd_names(lake: Lake) -> None:
     lake.script(
         'CREATE SCHEMA "Odd.Schema";'
-        'CREATE TABLE "Odd.Schema"."sel""ect 😀" ("Ké\'y" int PRIMARY KEY, "a""b" text, "x.y" text, "select" int);'
-        'INSERT INTO "Odd.Schema"."sel""ect 😀" VALUES (1, \'a\', \'b\', 2)',
+        'CREATE TABLE "Odd.Schema"."sel""ect 😀 [a]/b\\c|^%2F~"'
+        ' ("Ké\'y" int PRIMARY KEY, "a""b" text, "x.y" text, "select" int);'
+        'INSERT INTO "Odd.Schema"."sel""ect 😀 [a]/b\\c|^%2F~" VALUES (1, \'a\', \'b\', 2)',
     )
     kinds = {"Ké'y": pa.int32(), 'a"b': pa.string(), "x.y": pa.string(), "select": pa.int32()}
     row = {"Ké'y": 1, 'a"b': "a", "x.y": "b", "select": 2}
-    name = '"Odd.Schema"."sel""ect 😀"'
+    name = '"Odd.Schema"."sel""ect 😀 [a]/b\\c|^%2F~"'
     lake.write(name, mirrors.mirror_schema(**kinds), [row])
     assert lake.verify(name).ok
     lake.write(name, mirrors.mirror_schema(**kinds), [row | {"x.y": "c", 'a"b': None}])
