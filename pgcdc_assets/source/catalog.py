@@ -137,18 +137,20 @@ def relation_facts(
     ``table`` is the relation itself: a leaf has its own columns by its own attnums, its root's name,
     and the root's key by the leaf's attnums. It is None once the relation is dropped.
     """
-    types = PgTypes.read(conn, type_oids)
-    known = {oid: types.get(oid) for oid in type_oids if oid in types}
-    published = read_published(conn, publications)
+    oids = list(type_oids)
+    types = PgTypes.read(conn, oids)
+    known = {oid: types.get(oid) for oid in oids if oid in types}
     relations = read_relations(conn, [relation_id])
     if relation_id not in relations:
         return RelationFacts(None, known)
     relation = relations[relation_id]
-    root = relation.root if not relation.partitioned else None
-    leaves = read_leaves(conn, [relation_id]) if relation.partitioned else {}
-    family = {root} if root else set(leaves.get(relation_id, ()))
-    siblings = [oid for oid, group in read_leaves(conn, [root]).items() for oid in group] if root else []
-    relations |= read_relations(conn, (family | {oid for oid in siblings if oid in published}) - relations.keys())
+    root = None if relation.partitioned else relation.root
+    leaves = read_leaves(conn, [root or relation_id]) if root or relation.partitioned else {}
+    family = {oid for group in leaves.values() for oid in group}
+    published = read_published(conn, publications, {relation_id, *family})
+    if root:
+        family = {oid for oid in family if oid in published} | {root}
+    relations |= read_relations(conn, family - relations.keys())
     assembly = _Assembly(conn.info.server_version, published, relations, leaves)
     return RelationFacts(assembly.leaf(relation) if root else assembly.plain(relation), known)
 

@@ -20,8 +20,9 @@ FROM pg_catalog.pg_publication_tables t
 JOIN pg_catalog.pg_publication p ON p.pubname = t.pubname
 JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
 JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-WHERE t.pubname = ANY(%s) ORDER BY c.oid, p.pubname
+WHERE t.pubname = ANY(%(names)s){only} ORDER BY c.oid, p.pubname
 """
+_ONLY = " AND c.oid = ANY(%(oids)s)"
 _LISTS = "t.attnames::text[], t.rowfilter"
 _NO_LISTS = "NULL::text[], NULL::text"
 
@@ -42,11 +43,18 @@ class Published:
     row_filter: str | None
 
 
-def read_published(conn: psycopg.Connection[Any], publications: Sequence[str]) -> dict[int, Published]:
-    """The relations of these publications by oid: leaves or roots, as each publication has it."""
-    query = _QUERY.format(lists=_LISTS if conn.info.server_version >= LISTS_SINCE else _NO_LISTS)
+def read_published(
+    conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
+) -> dict[int, Published]:
+    """The relations of these publications by oid: leaves or roots, as each publication has it.
+
+    ``oids`` asks for some of them only, which is much cheaper among hundreds.
+    """
+    lists = _LISTS if conn.info.server_version >= LISTS_SINCE else _NO_LISTS
+    query = _QUERY.format(lists=lists, only="" if oids is None else _ONLY)
+    wanted = {"names": list(publications), "oids": sorted(set(oids or ()))}
     rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    for row in conn.execute(query.encode(), [list(publications)]):
+    for row in conn.execute(query.encode(), wanted):
         rows[row[0]].append(row)
     return {oid: _combined(oid, entries) for oid, entries in rows.items()}
 

@@ -70,10 +70,11 @@ def test_frames_come_in_and_confirmations_go_out(
         walsender.send_status(end_lsn, end_lsn, end_lsn, reply=True)
         keepalive = frames(walsender, lambda frame: frame[:1] == b"k")[-1]
         assert struct.unpack_from(">Q", keepalive, 1)[0] >= end_lsn
-        confirmed = conn.execute(
-            "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s", [slot]
-        ).fetchone()
-        assert confirmed == (str(end_lsn),)
+        # The reply goes out before the slot is touched: wait for it.
+        query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+        deadline = time.monotonic() + 20
+        while conn.execute(query, [slot]).fetchone() != (str(end_lsn),):
+            assert time.monotonic() < deadline, "the confirmation did not arrive"
         sent = conn.execute(
             "SELECT extract(epoch FROM reply_time - now())::float8 FROM pg_stat_replication WHERE pid = %s",
             [_pid(walsender)],
