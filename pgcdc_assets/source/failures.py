@@ -22,6 +22,8 @@ from pgcdc_assets.errors import (
     SourceUnavailable,
 )
 
+COPY_ANEW = "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew"
+
 _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "55006": (SlotActive, "wait until the process that holds it ends, or end it"),
     "55P03": (CopyBlocked, "end the transaction that holds the lock, then run again"),
@@ -62,7 +64,7 @@ class ServerError:
         if self.state is None or self.state.startswith(_UNAVAILABLE_CLASSES):
             return SourceUnavailable(self.message, thing=thing)
         if self.state == "58P01" and "WAL segment" in self.message:
-            return SlotLost(self.message, thing=thing, do="run `pgcdc teardown`, `pgcdc setup`, then copy anew")
+            return SlotLost(self.message, thing=thing, do=COPY_ANEW)
         if self.state in _BY_STATE:
             kind, advice = _BY_STATE[self.state]
             return kind(self.message, thing=thing, do=advice)
@@ -77,8 +79,7 @@ class ServerError:
         if self.state == "55006":
             return SlotActive(self.message, thing=thing, do=_BY_STATE["55006"][1])
         if self.state == "55000" and _LOST.search(self.message):
-            advice = "run `pgcdc teardown`, `pgcdc setup`, then copy anew"
-            return SlotLost("was invalidated: the WAL it needs is gone", thing=thing, do=advice)
+            return SlotLost("was invalidated: the WAL it needs is gone", thing=thing, do=COPY_ANEW)
         return None
 
 

@@ -12,6 +12,9 @@ import psycopg
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotAhead, SlotLost, SlotMissing
+from pgcdc_assets.source.failures import COPY_ANEW
+
+__all__ = ["COPY_ANEW", "PLUGIN", "SlotStatus", "check_slot", "identity", "require_slot", "slot_status"]
 
 PLUGIN = "pgoutput"
 
@@ -21,7 +24,6 @@ SELECT to_jsonb(s), current_database()::text, age(s.catalog_xmin), age(s.xmin),
        (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END)::text
 FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
 """
-COPY_ANEW = "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,35 @@
+"""A slot that the server really gave up: every way of looking at it says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.lsn import ZERO
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import SlotLost
+from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.slots import check_slot, require_slot
+
+
+@pytest.mark.parametrize("version", [16, 18])
+def test_a_slot_whose_wal_is_gone_is_lost(tmp_path: Path, version: int) -> None:
+    settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
+    with (
+        EmbeddedServer(tmp_path / "pg", version=version, fsync=False, settings=settings) as server,
+        connect(server.conninfo) as conn,
+    ):
+        conn.execute("SELECT pg_create_logical_replication_slot('lost', 'pgoutput')")
+        for _ in range(5):
+            conn.execute("SELECT pg_switch_wal(), pg_current_xact_id()")
+            conn.execute("CHECKPOINT")
+        status = require_slot(conn, "lost")
+        assert status.lost
+        with pytest.raises(SlotLost, match="copies anew"):
+            check_slot(status, None)
+        with ReplicationConnection.open(server.conninfo) as walsender, pytest.raises(SlotLost) as caught:
+            walsender.start("lost", ZERO, ["p"])
+        assert caught.value.thing == "slot lost"
+        assert not caught.value.retryable
