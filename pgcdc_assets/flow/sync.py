@@ -148,7 +148,9 @@ class Sync:
         request = hold.current(work.layout)
         if request is not None and request.lsn is None:
             return False
-        exact = request.lsn if request is not None and not work.progress.points.has(request.lsn) else None
+        exact = request.lsn if request is not None else None
+        if exact is not None and work.progress.points.has(exact):
+            exact = None
         if exact is not None and complete < exact:
             self._stream.mark(exact)
         upto = self._boundary(complete, exact)

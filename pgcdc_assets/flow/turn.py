@@ -13,7 +13,8 @@ from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import TableTurn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.apply import Applied, apply_tables
-from pgcdc_assets.lake.changes import FeedPart, Followed, transform
+from pgcdc_assets.lake.changes import Followed, transform
+from pgcdc_assets.lake.feed import FeedPart
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.settings import Settings
+from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup import setup
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
@@ -60,7 +60,7 @@ class Rig:
 
     def setup(self) -> None:
         assert self.settings.source is not None
-        setup(self.settings, self.settings.source)
+        setup(self.settings, self.settings.source).catalog.save(CATALOG_FILE)
 
     def sync(self, **bounds: Any) -> SyncReport:
         return self.engine().sync(Bounds(**bounds))
