@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError
 from pyarrow import csv
 
 from pgcdc_assets.checks.rendering import Rendering, quoted, rendering, with_raw
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.feed import LEAF, RAW
 from pgcdc_assets.source.pieces import Piece, copy_blocks
 
@@ -35,6 +38,17 @@ class Batch:
     rows: int
     texts: list[pa.Array]
     shown: list[pa.Array]
+
+
+@contextmanager
+def readable(name: TableName) -> Iterator[None]:
+    """A mirror that an engine cannot read, whatever its words, is a LakeError."""
+    try:
+        yield
+    except (DeltaError, pa.ArrowException, OSError) as error:
+        raise LakeError(
+            f"cannot be read ({type(error).__name__})", thing=f"mirror {name}", do=f"run `pgcdc snapshot {name}`"
+        ) from error
 
 
 class Side(Protocol):
@@ -111,7 +125,13 @@ class MirrorSide:
     comparison: Comparison
 
     def batches(self, *, shown: bool) -> Iterator[Batch]:
-        for batch in self._read():
+        """LakeError where its files are gone or damaged."""
+        batches = self._read()
+        while True:
+            with readable(self.comparison.table.name):
+                batch = next(batches, None)
+            if batch is None:
+                return
             raw = batch.column(0)
             values = [batch.column(1 + place) for place in range(len(self.comparison.renderings))]
             texts = [
@@ -121,13 +141,13 @@ class MirrorSide:
             leaves = [batch.column(batch.num_columns - 1)] if self.comparison.leaves else []
             yield Batch(batch.num_rows, [*texts, *leaves], [*values, *leaves] if shown else [])
 
-    def _read(self) -> pa.RecordBatchReader:
+    def _read(self) -> Iterator[pa.RecordBatch]:
         expressions = [quoted(RAW), *(column.mirror for column in self.comparison.renderings)]
         expressions += [quoted(LEAF)] if self.comparison.leaves else []
         chosen = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(expressions))
         query = f"SELECT {chosen} FROM mirror"  # noqa: S608 (quoted)
         engine = QueryBuilder({"datafusion.execution.batch_size": str(self._rows_a_batch())})
-        return pa.RecordBatchReader.from_stream(engine.register("mirror", self.mirror).execute(query))
+        yield from pa.RecordBatchReader.from_stream(engine.register("mirror", self.mirror).execute(query))
 
     def _rows_a_batch(self) -> int:
         files = pa.table(self.mirror.get_add_actions(flatten=True))

@@ -7,7 +7,7 @@ codec that filled the mirrors. Memory is bounded: 16 bytes a row, on disk, sorte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -20,8 +20,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from pgcdc_assets.checks.digest import Differences, DigestStore, Seed, compare
-from pgcdc_assets.checks.sides import Comparison, MirrorSide, Side, SourceSide
-from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.checks.sides import Comparison, MirrorSide, Side, SourceSide, readable
+from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, UnknownTable
@@ -29,7 +29,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog import read_tables
 from pgcdc_assets.source.creation import OnWait
 from pgcdc_assets.source.published import read_published
-from pgcdc_assets.source.snapshots import exported_snapshot
+from pgcdc_assets.source.snapshots import Snapshot, exported_snapshot
 
 EXAMPLES = 10
 """Shown of each table: enough to see a pattern, few enough to read."""
@@ -121,18 +121,28 @@ def verify(
         if point.replay_lsn != snapshot.consistent_point:
             raise LakeError(f"the mirrors stand at {point.replay_lsn}", lsn=snapshot.consistent_point)
         for name in chosen:
-            table, version = published.get(name), point.tables.get(name)
-            if table is None or version is None:
-                reason = "is not published any more" if table is None else "is not at this point: see `pgcdc status`"
-                report = TableReport(name, compared=False, reason=reason)
-            else:
-                mirror = DeltaTable(str(settings.layout.mirror(name)), version=version)
-                schema = pa.schema(mirror.schema().to_arrow())
-                comparison = Comparison.of(table, schema, via_root=table.oid in via_root)
-                report = compare_sides(SourceSide(source, snapshot.name, comparison), MirrorSide(mirror, comparison))
+            report = _reported(name, published.get(name), point.tables.get(name), settings, source, snapshot, via_root)
             on_table(report)
             reports.append(report)
         return VerifyReport(snapshot.consistent_point, tuple(reports))
+
+
+def _reported(
+    name: TableName, table: Table | None, version: int | None, settings: Settings, source: str, snapshot: Snapshot,
+    via_root: Container[int],
+) -> TableReport:  # fmt: skip
+    """The comparison, or why there can be none."""
+    if table is None or version is None:
+        reason = "is not published any more" if table is None else "is not at this point: see `pgcdc status`"
+        return TableReport(name, compared=False, reason=reason)
+    try:
+        with readable(name):
+            mirror = DeltaTable(str(settings.layout.mirror(name)), version=version)
+            schema = pa.schema(mirror.schema().to_arrow())
+        comparison = Comparison.of(table, schema, via_root=table.oid in via_root)
+        return compare_sides(SourceSide(source, snapshot.name, comparison), MirrorSide(mirror, comparison))
+    except LakeError as error:
+        return TableReport(name, compared=False, reason=str(error))
 
 
 def _known(catalog: Catalog, name: TableName) -> TableName:

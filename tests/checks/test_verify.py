@@ -337,6 +337,19 @@ def test_a_table_that_stands_at_no_point_is_not_equal(lake: Lake) -> None:
     assert report.tables[0].reason is not None
 
 
+def test_a_mirror_that_cannot_be_read_is_told_and_the_others_compared(lake: Lake) -> None:
+    lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE u (id int PRIMARY KEY, note text)")
+    lake.script("INSERT INTO t VALUES (1, 'a'); INSERT INTO u VALUES (1, 'a')")
+    for name in ("t", "u"):
+        lake.write(name, NOTE_SCHEMA, _notes((1, "a")))
+    for file in lake.path("t").glob("*.parquet"):
+        file.unlink()
+    broken, whole = lake.verify().tables
+    assert (broken.equal, whole.equal) == (False, True)
+    assert broken.reason is not None
+    assert broken.reason.startswith("mirror public.t: cannot be read")
+
+
 def test_a_table_that_left_the_publication_is_not_equal(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text)")
     lake.write("t", NOTE_SCHEMA, [])
