@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import re
+import stat
 import subprocess
 import tempfile
 import time
@@ -148,6 +149,9 @@ class EmbeddedServer:
             self._control("stop", "-w", "-m", "immediate", "-t", str(_STOP_SECONDS))
         if self.running:
             raise MachineError("does not stop", thing=f"embedded PostgreSQL in {self.folder}")
+        if self.socket_folder != self.folder:
+            with suppress(OSError):
+                self.socket_folder.rmdir()
         if self._guard is not None and self._guard.stdin is not None:
             self._guard.stdin.close()
             self._guard.wait(_STOP_SECONDS)
@@ -179,7 +183,9 @@ class EmbeddedServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         runner = self.runner
         runner.own(self.folder)
-        runner.own(self.socket_folder)
+        if self.socket_folder != self.folder:
+            self._refuse_planted(runner)
+            runner.own(self.socket_folder)
         if not (self.data / "PG_VERSION").exists():
             options = ["--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync", f"--username={USER}"]
             done = runner.run([self.bin / "initdb", *options, "-D", self.data])
@@ -192,6 +198,13 @@ class EmbeddedServer:
             # Its pid may by now belong to another program (a restarted container), which PostgreSQL
             # would take for a running server.
             stale.unlink(missing_ok=True)
+
+    def _refuse_planted(self, runner: Runner) -> None:
+        """In a folder open to all, somebody else may have made ours before us, or a link in its place."""
+        with suppress(FileNotFoundError):
+            found = self.socket_folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), runner.uid):
+                raise MachineError("belongs to somebody else", thing=str(self.socket_folder), do="remove it")
 
     def _write_settings(self) -> None:
         included = "include_if_exists = 'pgcdc.conf'"

@@ -16,6 +16,7 @@ import pytest
 
 from pgcdc_assets.demo.binaries import Runner
 from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import MachineError
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
@@ -58,6 +59,11 @@ def test_odd_and_long_folders_get_a_short_socket(tmp_path: Path) -> None:
         with psycopg.connect(server.conninfo) as conn:
             assert conn.execute("SHOW data_directory").fetchone() == (str(folder / "data"),)
         assert server.pid is not None
+    assert not server.socket_folder.exists()
+    server.socket_folder.symlink_to(tmp_path)
+    with pytest.raises(MachineError, match="somebody else"):
+        server.start()
+    server.socket_folder.unlink()
 
 
 def test_recovers_from_a_crash_and_a_pid_file_of_somebody_else(tmp_path: Path) -> None:
