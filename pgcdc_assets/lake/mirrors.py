@@ -159,6 +159,7 @@ class Mirror:
     def __init__(self, layout: Layout, identity: Identity, name: TableName) -> None:
         self.name = name
         self.path = layout.mirror(name)
+        self._layout = layout
         self.identity = identity
 
     @cached_property
@@ -175,6 +176,10 @@ class Mirror:
                 do="use a lake of its own, or move that table away",
             )
         return table
+
+    def again(self) -> Mirror:
+        """The same mirror as it stands now."""
+        return Mirror(self._layout, self.identity, self.name)
 
     @property
     def exists(self) -> bool:

@@ -15,9 +15,12 @@ from pgcdc_assets.lake.states import TableStates
 TABLE = Table(
     16384,
     TableName("Odd \"Schema'", "Select"),
-    (Column(1, "größe 🦆", PgType(1700, "numeric", 655366)), Column(2, "tags", PgType(1009, "_text", element=PgType(25, "text")))),
+    (
+        Column(1, "größe 🦆", PgType(1700, "numeric", 655366)),
+        Column(2, "tags", PgType(1009, "_text", element=PgType(25, "text"))),
+    ),
     key=(1,),
-)  # fmt: skip
+)
 OTHER = replace(TABLE, oid=16385, name=TableName("public", "t"))
 
 
