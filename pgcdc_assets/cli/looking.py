@@ -137,12 +137,14 @@ def _difference(table: TableReport) -> str:
 
 def _print_status(found: Status) -> None:
     data = found.to_json()
-    slot = ", ".join(f"{name} {value}" for name, value in data["slot"].items() if value is not None)
-    click.echo(f"slot: {slot or 'none'}")
-    click.echo(
-        f"transform_lsn {data['transform_lsn']}, replay_lsn {data['replay_lsn']}, "
-        f"{data['lag_bytes'] if data['lag_bytes'] is not None else '?'} bytes behind"
-    )
+    slot = data["slot"]
+    if slot:
+        reader = f"read by pid {slot['active_pid']}" if slot["active"] else "read by nobody now"
+        click.echo(f"slot {slot['name']}: wal_status {slot['wal_status']}, {reader}")
+        click.echo(f"confirmed_flush_lsn  {slot['confirmed_flush_lsn'] or '-'}")
+    click.echo(f"transform_lsn        {data['transform_lsn'] or '-'}")
+    behind = "" if data["lag_bytes"] is None else f"  ({data['lag_bytes']:,} bytes of WAL behind the source)"
+    click.echo(f"replay_lsn           {data['replay_lsn'] or '-'}{behind}")
     width = max((len(table["name"]) for table in data["tables"]), default=0)
     for table in data["tables"]:
         reason = f"  {table['reason']}" if table["reason"] else ""

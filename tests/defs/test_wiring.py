@@ -5,26 +5,31 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
-from pgcdc_assets.lake.copy import CopyReport
-from pgcdc_assets.lake.points import ConsistentPoints
+from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
+from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.defs.assets import pipeline_assets
 from pgcdc_assets.defs.observer import Nobody
 from pgcdc_assets.defs.partitions import RangeRegister
-from pgcdc_assets.defs.pipeline import pipeline
-from pgcdc_assets.defs.runs import OURS, PROCESS_TAG, process_mark
+from pgcdc_assets.defs.project import LOCATION
+from pgcdc_assets.defs.runs import PROCESS_TAG, process_mark
 from pgcdc_assets.defs.sync import REPAIR_OP, SYNC_OP, repair_job, sync_job
 from pgcdc_assets.errors import LockHeld
 from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake.copy import CopyReport
+from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.defs.catalogs import catalog_of
@@ -36,8 +41,8 @@ QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
 
 
 @pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
         yield instance
 
 
@@ -61,14 +66,19 @@ def materialize(
     instance: dg.DagsterInstance, script: Script, keys: Sequence[Sequence[str]], partitions: Sequence[str]
 ) -> dg.ExecuteInProcessResult:
     """As the UI does it: one run over a range of partitions."""
-    defs = pipeline(Settings(), CATALOG)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        defs = dg.Definitions(
+            assets=pipeline_assets(CATALOG),
+            resources={"engines": RecordingEngines(script), "watcher": Nobody()},
+            executor=dg.in_process_executor,
+        )
     first, last = (partitions[0], partitions[-1]) if partitions else ("000000000020", "000000000010")
     return defs.resolve_implicit_global_asset_job_def().execute_in_process(
         instance=instance,
         asset_selection=[dg.AssetKey(list(key)) for key in keys],
         tags={"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last},
         run_config={"loggers": QUIET},
-        resources={"engines": RecordingEngines(script), "watcher": Nobody()},
         raise_on_error=False,
     )
 
@@ -81,6 +91,13 @@ def metadata(instance: dg.DagsterInstance, key: Sequence[str], partition: str) -
     event = records[0].asset_materialization
     assert event is not None
     return {name: value.value for name, value in event.metadata.items()}
+
+
+def origin_of(job: str) -> RemoteJobOrigin:
+    """As a run has it that was launched from our code location."""
+    target = LoadableTargetOrigin(module_name="pgcdc_assets.definitions")
+    location = InProcessCodeLocationOrigin(target, location_name=LOCATION)
+    return RemoteJobOrigin(RemoteRepositoryOrigin(location, SINGLETON_REPOSITORY_NAME), job)
 
 
 def failure(result: dg.ExecuteInProcessResult) -> str:
@@ -172,10 +189,15 @@ def test_a_signal_ends_the_run_at_a_boundary_and_well(instance: dg.DagsterInstan
 def test_a_run_that_gives_way_ends_when_another_waits(instance: dg.DagsterInstance) -> None:
     def until_stopped(bounds: Bounds) -> None:
         assert not bounds.stop.is_set()
-        instance.create_run_for_job(repair_job, status=dg.DagsterRunStatus.QUEUED, tags=OURS)
+        instance.create_run_for_job(
+            sync_job,
+            status=dg.DagsterRunStatus.QUEUED,
+            remote_job_origin=origin_of("sync"),
+        )
         assert bounds.stop.wait(20)
 
-    assert sync(instance, Script(wait=until_stopped), follow=True, give_way=True).success
+    result = sync(instance, Script(wait=until_stopped), follow=True, give_way=True)
+    assert result.success
 
 
 def test_materialising_ranges_of_mirrors_is_one_call(instance: dg.DagsterInstance) -> None:
