@@ -20,11 +20,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -35,22 +33,12 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError, MergeMismatch
 from pgcdc_assets.lake import files
 from pgcdc_assets.lake.collapse import collapse
-from pgcdc_assets.lake.collapsing import Collapsing, Effect, collapse_units, read_events
-from pgcdc_assets.lake.feed import (
-    COMMIT_LSN,
-    LEAF,
-    OP,
-    TRUNCATE,
-    FeedFile,
-    FeedPart,
-    feed_columns,
-    feed_name,
-    feed_schema,
-    verbatim,
-)
+from pgcdc_assets.lake.collapsing import Collapsing, Effect, collapse_units
+from pgcdc_assets.lake.feed import FeedFile, FeedPart, feed_columns, feed_schema, verbatim
 from pgcdc_assets.lake.merge import ADDED, REMOVED, SOURCE, KeyedMerge, MergeCounts, MultisetMerge, execute
 from pgcdc_assets.lake.mirrors import Mirror, MirrorSchema, needs_column_mapping, refusal, sql_name, sql_path, sql_type
 from pgcdc_assets.lake.multiset import net_rows
+from pgcdc_assets.lake.pending import Pending
 from pgcdc_assets.lake.session import table_session
 from pgcdc_assets.lake.tasks import run_tasks
 
@@ -84,23 +72,22 @@ def apply_tables(
     ``set_aside``; any other error ends the apply, and what was committed stands and is skipped next time.
     """
     works = [work for part in parts if (work := _Work.of(layout, identity, part, upto)) is not None]
-    with scratch(layout) as folder:
-        ready = [work for work in works if work.refused is None]
-        for work in ready:
-            work.widen(spark)
-        done = [work.set_aside(work.refused) for work in works if work.refused is not None]
-        done += [work.link() for work in ready if work.linkable]
-        rest = [work for work in ready if not work.linkable]
-        effects = _collapsed(spark, rest, folder)
-        with ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="apply") as pool:
+    done = [work.set_aside(work.refused) for work in works if work.refused is not None]
+    ready = [work for work in works if work.refused is None]
+    for work in ready:
+        work.widen(spark)
+    done += [work.link() for work in ready if work.linkable]
+    rest = [work for work in ready if not work.linkable]
+    if rest:
+        with scratch(layout) as folder, ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="apply") as pool:
+            effects = collapsed(spark, [work.units(folder) for work in rest])
             done += pool.map(lambda work, found: work.commit(spark, folder, found), rest, effects)
     return done
 
 
 @contextmanager
 def scratch(layout: Layout) -> Iterator[Path]:
-    """A folder for merge sources, gone afterwards, as are those that a killed run left behind."""
-    shutil.rmtree(layout.merge, ignore_errors=True)
+    """A folder for merge sources, gone afterwards; so are those that a killed run left behind."""
     folder = layout.merge / uuid.uuid4().hex
     folder.mkdir(parents=True)
     try:
@@ -113,11 +100,8 @@ def scratch(layout: Layout) -> Iterator[Path]:
 class _Work:
     """One table's part of an apply."""
 
-    layout: Layout
-    part: FeedPart
+    pending: Pending
     mirror: Mirror
-    span: LsnRange
-    files: tuple[FeedFile, ...]
     refused: str | None
 
     @classmethod
@@ -127,135 +111,87 @@ class _Work:
         stands = mirror.replay_lsn
         if stands is None:
             raise LakeError("has no copy that changes could be applied to", thing=f"mirror {part.table.name}")
-        start, end = max(part.span.start, stands), min(part.span.end, upto)
-        held = tuple(f for f in part.files if f.facts.commit_min < end and f.facts.commit_max >= start)
-        if start >= end or not held:
-            return None
-        return cls(layout, part, mirror, LsnRange(start, end), held, _unmirrorable(part.table, mirror))
+        start = max(part.span.start, stands)
+        pending = Pending.of(layout, part, LsnRange(start, max(start, min(part.span.end, upto))))
+        return cls(pending, mirror, _unmirrorable(part.table, mirror)) if pending else None
 
     @property
     def table(self) -> Table:
-        return self.part.table
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return tuple(self.layout.changes(self.table.name) / file.name for file in self.files)
-
-    @property
-    def held(self) -> FeedPart:
-        return replace(self.part, files=self.files)
+        return self.pending.table
 
     @property
     def linkable(self) -> bool:
         """Whether the feed's files can be the mirror's: inserts alone, all of them wanted, names alike."""
-        inside = all(self.span.holds_commit(f.facts.commit_min) and self.span.holds_commit(f.facts.commit_max)
-                     for f in self.files)  # fmt: skip
-        mapped = MirrorSchema.of(self.table).mapped
-        return self.held.insert_only and inside and not mapped and verbatim(feed_columns(self.table))
+        alike = verbatim(feed_columns(self.table)) and not MirrorSchema.of(self.table).mapped
+        return alike and self.pending.part.insert_only and self.pending.whole
+
+    @property
+    def _position(self) -> dict[str, int]:
+        app_id = self.mirror.generation_app_id
+        assert app_id is not None
+        return {app_id: self.pending.span.end}
 
     def widen(self, spark: SparkSession) -> None:
         """Give the mirror the columns that appeared. Done before the data: alone it changes no row."""
-        missing = _missing(self.table, self.mirror)
-        if missing:
-            columns = ", ".join(f"{sql_name(name)} {sql_type(kind)}" for name, kind in missing)
-            spark.sql(f"ALTER TABLE {sql_path(self.mirror.path)} ADD COLUMNS ({columns})").collect()
-            del self.mirror.delta
+        columns = [f"{sql_name(name)} {sql_type(kind)}" for name, kind in _missing(self.table, self.mirror)]
+        if not columns:
+            return
+        alter = f"ALTER TABLE {sql_path(self.mirror.path)}"
+        if any("TIMESTAMP_NTZ" in column for column in columns):
+            # A new table gets this feature with its columns; one that is altered has to be told.
+            spark.sql(f"{alter} SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')").collect()
+        spark.sql(f"{alter} ADD COLUMNS ({', '.join(columns)})").collect()
+        del self.mirror.delta
 
     def link(self) -> Applied:
         started = time.monotonic()
-        reports = [_linked(path, self.mirror.path, file) for path, file in zip(self.paths, self.files, strict=True)]
-        version = files.commit(self.mirror.path, reports, "append", {self._app_id: self.span.end})
-        rows = sum(report.rows for report in reports)
-        return Applied(self.table, version, self.span.end, inserted=rows, seconds=time.monotonic() - started)
+        held = zip(self.pending.paths, self.pending.files, strict=True)
+        reports = [_linked(path, self.mirror.path, file) for path, file in held]
+        version = files.commit(self.mirror.path, reports, "append", self._position)
+        counts = MergeCounts(sum(report.rows for report in reports), 0, 0)
+        return self._applied(version, counts, time.monotonic() - started)
 
     def units(self, folder: Path) -> list[Collapsing]:
-        """The work of collapsing: by bucket where no row can go from one key to another."""
-        unit = Collapsing(self.table, self.paths, self.span, folder, self.held.masked)
-        if self.overwrites or self._appends:
-            schema = MirrorSchema.of(self.table)
-            own = {field.name for field in schema.arrow} - {column.name for column in self.table.columns}
-            names = tuple(name if name in own else feed_name(name) for name in schema.arrow.names)
-            unit = replace(unit, target=self.mirror.path, mirror=self.mirror.physical(schema), mirror_names=names)
-        buckets = {file.facts.buckets for file in self.files if file.facts.bucket is not None}
-        if self.held.key_changes or len(buckets) != 1 or any(self._whole(file) for file in self.files):
-            return [unit]
-        return [replace(unit, files=self._bucket(number)) for number in range(buckets.pop())]
-
-    def _whole(self, file: FeedFile) -> bool:
-        """Whether the file holds rows of any key (the truncates, which are of all keys, do not count)."""
-        return file.facts.bucket is None and bool(file.facts.counts.keys() - {TRUNCATE})
-
-    def _bucket(self, number: int) -> tuple[Path, ...]:
-        chosen = zip(self.files, self.paths, strict=True)
-        return tuple(path for file, path in chosen if file.facts.bucket in (None, number))
-
-    @cached_property
-    def _truncates(self) -> list[str | None]:
-        """The leaves that are truncated in the span; None stands for the whole table."""
-        if not self.held.truncates:
-            return []
-        names = [OP, COMMIT_LSN, *([LEAF] if self.table.partitioned else [])]
-        events = read_events(self.table, self.paths, self.span, names)
-        events = events.filter(pc.equal(events[OP], TRUNCATE))
-        if not self.table.partitioned:
-            return [None] * bool(events.num_rows)
-        return list(pc.unique(events[LEAF]).to_pylist())
-
-    @property
-    def overwrites(self) -> bool:
-        return None in self._truncates
-
-    @property
-    def _appends(self) -> bool:
-        """Nothing in the mirror changes, though its files cannot be linked."""
-        return self.held.insert_only
-
-    @property
-    def _app_id(self) -> str:
-        app_id = self.mirror.generation_app_id
-        assert app_id is not None
-        return app_id
-
-    def set_aside(self, reason: str, lsn: Lsn | None = None) -> Applied:
-        where = (lsn if lsn is not None else self.span.start, reason)
-        return Applied(self.table, self.mirror.version, self.span.start, set_aside=where)
+        direct = self.pending.emptied or self.pending.part.insert_only
+        return self.pending.units(folder, self.mirror if direct else None)
 
     def commit(self, spark: SparkSession, folder: Path, effects: Sequence[Effect]) -> Applied:
         """Commit the net effect. Runs beside other tables' commits."""
         started = time.monotonic()
-        wrong = next((effect.mismatch for effect in effects if effect.mismatch is not None), None)
-        if wrong is not None:
-            return self.set_aside(wrong.what, wrong.lsn if isinstance(wrong.lsn, Lsn) else None)
-        total = _total(effects)
         try:
-            counts, version = self._committed(spark, folder, effects, total)
+            for effect in effects:
+                if effect.mismatch is not None:
+                    raise effect.mismatch
+            version, counts = self._committed(spark, folder, effects)
         except MergeMismatch as error:
-            return self.set_aside(error.what)
-        return Applied(
-            self.table, version, self.span.end, counts.inserted, counts.updated, counts.deleted,
-            time.monotonic() - started,
-        )  # fmt: skip
+            return self.set_aside(error.what, error.lsn if isinstance(error.lsn, Lsn) else None)
+        return self._applied(version, counts, time.monotonic() - started)
 
-    def _committed(
-        self, spark: SparkSession, folder: Path, effects: Sequence[Effect], total: MergeCounts
-    ) -> tuple[MergeCounts, int]:
-        upserts = [effect.upserts for effect in effects if effect.upserts is not None]
-        if self.overwrites:
-            rows = sum(report.rows for report in upserts)
-            version = files.commit(self.mirror.path, upserts, "overwrite", {self._app_id: self.span.end})
-            return MergeCounts(rows, 0, 0), version
-        if self._appends:
-            return total, files.commit(self.mirror.path, upserts, "append", {self._app_id: self.span.end})
-        leaves = tuple(leaf for leaf in self._truncates if leaf is not None)
-        if total == MergeCounts(0, 0, 0) and not leaves:
-            return total, self.mirror.version
-        session = table_session(spark, self._app_id, self.span.end)
-        counts = merge(session, self.held, self.mirror, folder, effects, leaves)
+    def _committed(self, spark: SparkSession, folder: Path, effects: Sequence[Effect]) -> tuple[int, MergeCounts]:
+        total, pending = _total(effects), self.pending
+        if pending.emptied or pending.part.insert_only:
+            reports = [effect.upserts for effect in effects if effect.upserts is not None]
+            mode: files.Mode = "overwrite" if pending.emptied else "append"
+            version = files.commit(self.mirror.path, reports, mode, self._position)
+            return version, MergeCounts(sum(report.rows for report in reports), 0, 0)
+        if total == MergeCounts(0, 0, 0) and not pending.leaves:
+            return self.mirror.version, total
+        ((app_id, position),) = self._position.items()
+        session = table_session(spark, app_id, position)
+        counts = merge(session, pending.part, self.mirror, folder, effects, pending.leaves)
         if counts is None:
-            raise LakeError(f"was moved past {self.span.start} by another writer", thing=f"mirror {self.table.name}")
-        if not leaves and counts != total:
-            raise MergeMismatch(f"a commit changed {counts} where {total} was to change")
-        return counts, Mirror(self.layout, self.mirror.identity, self.table.name).version
+            raise LakeError("was moved by another writer", thing=f"mirror {self.table.name}", lsn=pending.span.start)
+        if not pending.leaves and counts != total:
+            raise MergeMismatch(f"a commit changed {counts} where {total} was to change", lsn=pending.span.end)
+        return Mirror(pending.layout, self.mirror.identity, self.table.name).version, counts
+
+    def _applied(self, version: int, counts: MergeCounts, seconds: float) -> Applied:
+        numbers = (counts.inserted, counts.updated, counts.deleted)
+        return Applied(self.table, version, self.pending.span.end, *numbers, seconds)
+
+    def set_aside(self, reason: str, lsn: Lsn | None = None) -> Applied:
+        start = self.pending.span.start
+        return Applied(self.table, self.mirror.version, start, set_aside=(start if lsn is None else lsn, reason))
 
 
 def merge(
@@ -293,9 +229,9 @@ def _view(session: SparkSession, name: str, paths: Sequence[str], schema: pa.Sch
     frame.createOrReplaceTempView(name)
 
 
-def _collapsed(spark: SparkSession, works: Sequence[_Work], folder: Path) -> list[list[Effect]]:
-    """Collapse all tables' changes in one job, many small units to a task."""
-    units = [(place, unit) for place, work in enumerate(works) for unit in work.units(folder)]
+def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:
+    """Collapse the units of several tables in one job, many small ones to a task; effects in the same order."""
+    units = [(place, unit) for place, work in enumerate(works) for unit in work]
     workers = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     groups: list[list[tuple[int, Collapsing]]] = [[] for _ in range(min(2 * workers, len(units)))]
     sizes = [0] * len(groups)

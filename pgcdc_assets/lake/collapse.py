@@ -1,11 +1,6 @@
 """The net effect of a table's changes, per key: what is left for one MERGE.
 
-Pure Arrow and numpy. Events of one table are ordered by ``(commit_lsn, ordinal)``; the last event of a
-key decides its row. A change of key is two events: the old half leaves its key (ordinal 2n), the new
-half arrives on another (2n + 1) and continues the old key's chain. A value that was not sent
-(unchanged TOAST) is taken from the nearest earlier image of the *same row*: along the chain, never
-across a delete; where the chain begins with an update, from the target row of the key it began on.
-
+Pure Arrow and numpy. The last event of a key decides its row (:mod:`pgcdc_assets.lake.neteffect`).
 What a target must hold is known exactly: a key whose first event is an update, a delete or an old half
 must be there, a key whose first event is an insert or a new half must not. ``PRESENT`` carries it into
 the MERGE, which fails before it commits where the mirror disagrees.
@@ -14,33 +9,27 @@ the MERGE, which fails before it commits where the mirror disagrees.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.errors import MergeMismatch
+from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.lake.feed import (
     COMMIT_LSN,
     COMMIT_TS,
-    DELETE,
-    INSERT,
     LEAF,
     OP,
     OPS,
     ORDINAL,
-    PREIMAGE,
     RAW,
     TRUNCATE,
     UNCHANGED,
     FeedColumn,
 )
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+from pgcdc_assets.lake.neteffect import Bools, Ints, Net, connected, net_effect
 
 UPSERT, REMOVE = "U", "D"
 """What a row of the merge source asks for (column ``_pgcdc_op``)."""
@@ -50,106 +39,6 @@ ORIGIN = "_pgcdc_origin"
 """Struct of the key (and ``_pgcdc_raw``) whose target row supplies the masked values; NULL: the row's own."""
 MASK = "_pgcdc_masked_"
 """Prefix, followed by the attnum: the value is to be kept from the target row."""
-
-_INSERT, _PREIMAGE, _DELETE = OPS.index(INSERT), OPS.index(PREIMAGE), OPS.index(DELETE)
-
-
-@dataclass(frozen=True)
-class Net:
-    """The net effect as row numbers into the events, one entry per key that is left.
-
-    ``last`` is the deciding event, ``live`` whether the key exists after it, ``present`` whether it
-    existed before the first. ``sources[attnum]`` names for each entry the event that carries the value;
-    where ``masked[attnum]``, that value stands in the target row of the key of event ``origin``.
-    """
-
-    last: Ints
-    live: Bools
-    present: Bools
-    origin: Ints
-    sources: dict[int, Ints] = field(default_factory=dict)
-    masked: dict[int, Bools] = field(default_factory=dict)
-
-
-def net_effect(
-    key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, masks: Mapping[int, Bools] | None = None
-) -> Net:
-    """Work out what the events amount to, by key.
-
-    ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be gone
-    (:func:`after_truncates`). Raises MergeMismatch where events contradict each other: an insert of a
-    key that exists, an update or delete of one that was deleted.
-    """
-    order = np.lexsort((ordinal, commit_lsn))
-    by_key = order[np.argsort(key[order], kind="stable")]
-    first = np.ones(len(key), dtype=bool)
-    first[1:] = key[by_key[1:]] != key[by_key[:-1]]
-    before = np.full(len(key), -1, dtype=np.int64)
-    before[by_key[1:]] = np.where(first[1:], -1, by_key[:-1])
-    old_half = _old_halves(op, commit_lsn, ordinal, order)
-    live = (op != _DELETE) & (op != _PREIMAGE)
-    arrives = (op == _INSERT) | (old_half >= 0)
-    _refuse_contradictions(before, live, arrives, commit_lsn)
-    last = by_key[np.append(first, True)[1:]]
-    present = ~arrives[by_key[first]]
-    kept = live[last] | present
-    last, present = last[kept], present[kept]
-    if not masks:
-        return Net(last, live[last], present, np.full(len(last), -1, dtype=np.int64))
-    return _with_masks(Net(last, live[last], present, last), key, before, old_half, op, masks)
-
-
-def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: Ints) -> Ints:
-    """For each new half of a key change its old half, else -1. The halves are neighbours in the order."""
-    old_half = np.full(len(op), -1, dtype=np.int64)
-    places = np.flatnonzero(op[order] == _PREIMAGE)
-    if not len(places):
-        return old_half
-    olds = order[places]
-    news = order[np.minimum(places + 1, len(order) - 1)]
-    paired = (commit_lsn[news] == commit_lsn[olds]) & (ordinal[news] == ordinal[olds] + 1)
-    if not paired.all():
-        raise MergeMismatch("half of a key change is missing in the feed", lsn=Lsn(int(commit_lsn[olds[~paired][0]])))
-    old_half[news] = olds
-    return old_half
-
-
-def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn: Ints) -> None:
-    """An event that arrives on a key must find it dead, every other one must find it alive."""
-    bad = np.flatnonzero((before >= 0) & (live[before] == arrives))
-    if len(bad):
-        at = bad[np.argmin(commit_lsn[bad])]
-        what = "an insert of a key that exists" if arrives[at] else "a change of a row that was deleted"
-        raise MergeMismatch(f"the changes contradict each other: {what}", lsn=Lsn(int(commit_lsn[at])))
-
-
-def _with_masks(
-    net: Net, key: Ints, before: Ints, old_half: Ints, op: NDArray[np.int8], masks: Mapping[int, Bools]
-) -> Net:
-    """Find the event that carries each masked value, by pointer doubling along the rows' chains."""
-    previous = np.where(old_half >= 0, before[old_half], before)
-    previous = np.where(op == _INSERT, -1, previous)
-    here = np.arange(len(key), dtype=np.int64)
-    root = _ends(np.where(previous >= 0, previous, here))[net.last]
-    origin = np.where(old_half[root] >= 0, old_half[root], root)
-    sources: dict[int, Ints] = {}
-    masked: dict[int, Bools] = {}
-    for attnum, mask in masks.items():
-        end = _ends(np.where(mask & (previous >= 0), previous, here))[net.last]
-        sources[attnum] = end
-        masked[attnum] = mask[end] & net.live
-    needed = np.logical_or.reduce(list(masked.values()))
-    elsewhere = needed & (key[origin] != key[net.last])
-    return Net(net.last, net.live, net.present, np.where(elsewhere, origin, -1), sources, masked)
-
-
-def _ends(jump: Ints) -> Ints:
-    """Where each chain of jumps ends; chains are acyclic, and end on themselves."""
-    while True:
-        further = jump[jump]
-        if np.array_equal(further, jump):
-            return jump
-        jump = further
 
 
 @dataclass(frozen=True)
@@ -218,9 +107,54 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
     several buckets have one schema.
     """
     events = events.combine_chunks()
-    by_attnum = {column.attnum: column for column in columns}
-    net = _net(events, columns, masked)
-    taken = {by_attnum[attnum].name: source for attnum, source in net.sources.items()}
+    if any(column.key for column in columns):
+        net = net_effect(*_places(events, columns), _present_masks(events, masked))
+    else:
+        # Followed by its inserts alone: every row is one of its own.
+        every = np.arange(events.num_rows, dtype=np.int64)
+        net = Net(every, every >= 0, every < 0, np.full(len(every), -1, dtype=np.int64))
+    return Collapsed(
+        _merge_source(events, columns, masked, net),
+        inserted=int((net.live & ~net.present).sum()),
+        updated=int((net.live & net.present).sum()),
+        deleted=int((~net.live).sum()),
+        lookups=int((net.origin >= 0).sum()),
+    )
+
+
+def collapse_touched(
+    events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], touched: LsnRange | None
+) -> pa.Table:
+    """The merge source of a repair: ``events`` reach up to where the mirror stands already.
+
+    Only keys that ``touched`` (None: any) changed, and those that their rows went on to. Whether the
+    target holds them is not known; only a masked value demands its row, and under the key it has now.
+    """
+    events = events.combine_chunks()
+    places = _places(events, columns)
+    net = net_effect(*places, _present_masks(events, masked), passing=True)
+    rows = _merge_source(events, columns, masked, replace(net, origin=np.full_like(net.origin, -1)))
+    lacking = np.zeros(len(net.last), dtype=bool)
+    for mask in net.masked.values():
+        lacking |= mask
+    known = pa.array(lacking, mask=~lacking)
+    rows = rows.set_column(rows.schema.get_field_index(PRESENT), PRESENT, known)
+    if touched is None:
+        return rows
+    key, op, lsn, ordinal = places
+    wanted = connected(key, op, lsn, ordinal, (lsn >= int(touched.start)) & (lsn < int(touched.end)))
+    return rows.filter(pa.array(wanted[key[net.last]]))
+
+
+def _places(events: pa.Table, columns: Sequence[FeedColumn]) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
+    """Key number, operation, commit LSN and ordinal of each event."""
+    op = pc.index_in(events[OP], pa.array(OPS)).to_numpy().astype(np.int8)
+    return key_numbers(events, columns), op, events[COMMIT_LSN].to_numpy(), events[ORDINAL].to_numpy()
+
+
+def _merge_source(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], net: Net) -> pa.Table:
+    names = {column.attnum: column.name for column in columns}
+    taken = {names[attnum]: source for attnum, source in net.sources.items()}
     data: dict[str, pa.Array | pa.ChunkedArray] = {
         OP: pa.DictionaryArray.from_arrays(pa.array((~net.live).astype(np.int8)), [UPSERT, REMOVE]).cast(pa.string()),
         PRESENT: pa.array(net.present),
@@ -234,24 +168,7 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
     for attnum in masked:
         data[f"{MASK}{attnum}"] = pa.array(net.masked.get(attnum, none))
     data[ORIGIN] = _origins(events, columns, net.origin)
-    return Collapsed(
-        pa.table(data),
-        inserted=int((net.live & ~net.present).sum()),
-        updated=int((net.live & net.present).sum()),
-        deleted=int((~net.live).sum()),
-        lookups=int((net.origin >= 0).sum()),
-    )
-
-
-def _net(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int]) -> Net:
-    if not any(column.key for column in columns):
-        # Followed by its inserts alone: every row is one of its own.
-        every = np.arange(events.num_rows, dtype=np.int64)
-        return Net(every, every >= 0, every < 0, np.full(len(every), -1, dtype=np.int64))
-    masks = {attnum: mask for attnum, mask in _masks(events, masked).items() if mask.any()}
-    op = pc.index_in(events[OP], pa.array(OPS)).to_numpy().astype(np.int8)
-    lsn, ordinal = (events[name].to_numpy() for name in (COMMIT_LSN, ORDINAL))
-    return net_effect(key_numbers(events, columns), op, lsn, ordinal, masks)
+    return pa.table(data)
 
 
 def key_numbers(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:
@@ -284,17 +201,17 @@ def _combined(left: Ints, right: Ints) -> Ints:
     return numbers
 
 
-def _masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]:
-    """Per attnum, which events lack its value."""
+def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]:
+    """Per attnum that some event lacks, which ones do."""
     lists = events[UNCHANGED]
     masks = {attnum: np.zeros(events.num_rows, dtype=bool) for attnum in attnums}
     if lists.null_count == events.num_rows:
-        return masks
+        return {}
     rows = pc.list_parent_indices(lists).to_numpy()
     numbers = pc.list_flatten(lists).to_numpy()
     for attnum, mask in masks.items():
         mask[rows[numbers == attnum]] = True
-    return masks
+    return {attnum: mask for attnum, mask in masks.items() if mask.any()}
 
 
 def _raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:

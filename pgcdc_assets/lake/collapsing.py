@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import MergeMismatch
-from pgcdc_assets.lake.collapse import UPSERT, Remaining, after_truncates, collapse
+from pgcdc_assets.lake.collapse import UPSERT, Remaining, after_truncates, collapse, collapse_touched
 from pgcdc_assets.lake.feed import COMMIT_LSN, OP, XID, feed_columns, feed_schema
 from pgcdc_assets.lake.files import DataFile, FileReport
 from pgcdc_assets.lake.multiset import net_rows
@@ -38,6 +38,10 @@ class Collapsing:
     """Names and types of the mirror's files, to write these; None: write a merge source."""
     mirror_names: tuple[str, ...] = ()
     """What feeds call the columns of ``mirror``, in its order."""
+    repair: bool = False
+    """The mirror has applied the span already: what it holds of a key is not known."""
+    touched: LsnRange | None = None
+    """Repairs: only keys that were changed in it, and those that their rows went on to. None: all."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ def read_events(table: Table, files: Sequence[Path], span: LsnRange, names: Sequ
 
 def _keyed(unit: Collapsing, left: Remaining) -> Effect:
     columns = feed_columns(unit.table)
+    if unit.repair and unit.mirror is None:
+        return Effect(_written(unit, collapse_touched(left.events, columns, unit.masked, unit.touched)))
     result = collapse(left.events, columns, unit.masked)
     rows = result.rows
     if unit.mirror is not None:

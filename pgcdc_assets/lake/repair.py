@@ -1,0 +1,98 @@
+"""Repair: what a range did, derived again from the log, into a mirror that has applied it already.
+
+The keys that the range touched are derived up to where the mirror stands, and merged. Nothing is
+guessed: a row of which the log does not hold all that is needed is refused, and a new copy brings it back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import MergeMismatch, NotRepairable
+from pgcdc_assets.lake import files
+from pgcdc_assets.lake.apply import Applied, collapsed, merge, scratch
+from pgcdc_assets.lake.changes import Followed, transform
+from pgcdc_assets.lake.collapsing import Collapsing, Effect
+from pgcdc_assets.lake.merge import MergeCounts
+from pgcdc_assets.lake.mirrors import Mirror
+from pgcdc_assets.lake.pending import Pending
+from pgcdc_assets.log.table import ChangeLog
+
+
+def repair_table(
+    spark: SparkSession, log: ChangeLog, layout: Layout, identity: Identity, table: Table, span: LsnRange,
+    replay_lsn: Lsn,
+) -> Applied:  # fmt: skip
+    """Derive what ``span`` did again and merge it; the mirror stands at ``replay_lsn`` before and after.
+
+    The feed of everything from the start of ``span`` is derived again, too. A range from before the
+    table's copy holds nothing of the mirror. Raises NotRepairable where the log does not hold enough.
+    """
+    started = time.monotonic()
+    mirror = Mirror(layout, identity, table.name)
+    if mirror.snapshot_lsn is None:
+        raise NotRepairable("has no copy", thing=f"mirror {table.name}", do=_again(table))
+    start = max(span.start, mirror.snapshot_lsn)
+    nothing = Applied(table, mirror.version, replay_lsn)
+    if start >= span.end:
+        return nothing
+    part = transform(spark, log, LsnRange(start, replay_lsn), [Followed(table, start)], again=True)[table.name]
+    if part.set_aside is not None:
+        raise NotRepairable(part.set_aside[1], thing=str(table.name), lsn=part.set_aside[0], do=_again(table))
+    pending = Pending.of(layout, part, LsnRange(start, replay_lsn))
+    if pending is None:
+        return nothing
+    with scratch(layout) as folder:
+        counts = _repaired(spark, pending, mirror, LsnRange(start, span.end), folder)
+    numbers = (counts.inserted, counts.updated, counts.deleted)
+    version = Mirror(layout, identity, table.name).version
+    return Applied(table, version, replay_lsn, *numbers, time.monotonic() - started)
+
+
+def _repaired(
+    spark: SparkSession, pending: Pending, mirror: Mirror, touched: LsnRange, folder: Path
+) -> MergeCounts:
+    table = pending.table
+    if not table.key and not pending.emptied:
+        what = "rows of a table without a key cannot be told apart" if table.multiset else "the table has no key"
+        raise NotRepairable(what, thing=str(table.name), lsn=touched.start, do=_again(table))
+    # A row that a truncated leaf got later may be any: all keys are derived.
+    wanted = None if pending.leaves else touched
+    target = mirror if pending.emptied else None
+    units = [replace(unit, repair=True, touched=wanted) for unit in pending.units(folder, target)]
+    effects = _effects(spark, units, table)
+    if pending.emptied:
+        reports = [effect.upserts for effect in effects if effect.upserts is not None]
+        files.commit(mirror.path, reports, "overwrite", {})
+        return MergeCounts(sum(report.rows for report in reports), 0, 0)
+    try:
+        # No application transaction: a repair moves no position, and may be asked for again.
+        counts = merge(spark.newSession(), pending.part, mirror, folder, effects, pending.leaves)
+    except MergeMismatch:
+        raise NotRepairable(
+            "a row is missing in the mirror, and the log does not hold all of its values", thing=str(table.name),
+            lsn=touched.start, do=_again(table),
+        ) from None  # fmt: skip
+    assert counts is not None
+    return counts
+
+
+def _effects(spark: SparkSession, units: Sequence[Collapsing], table: Table) -> list[Effect]:
+    (effects,) = collapsed(spark, [units])
+    for effect in effects:
+        if effect.mismatch is not None:
+            raise NotRepairable(effect.mismatch.what, thing=str(table.name), lsn=effect.mismatch.lsn, do=_again(table))
+    return effects
+
+
+def _again(table: Table) -> str:
+    return f"copy it anew: pgcdc snapshot '{table.name}'"
