@@ -5,10 +5,10 @@ transaction boundary at or below it.
 
 | where endpos falls | decided by |
 |---|---|
-| on a commit boundary | :meth:`Endpos.takes` that transaction; nothing later |
-| between transactions, or in WAL that carries nothing published | :meth:`Endpos.arrived_at_begin` or :meth:`Endpos.arrived_at_wal_end` |
-| inside a transaction (``end_lsn`` > endpos) | :meth:`Endpos.takes` says no: it is sent again to the next range |
-| inside a record, past a page header, or unflushed | :meth:`Endpos.arrived_at_wal_end` with a late flush position |
+| on a commit boundary | ``takes`` that transaction, and nothing later |
+| between transactions, or in WAL that carries nothing published | ``arrived_at_begin``, ``arrived_at_wal_end`` |
+| inside a transaction (``end_lsn`` > endpos) | not ``takes``: it is sent again to the next range |
+| inside a record, past a page header, or unflushed | ``arrived_at_wal_end`` with a late flush position |
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def create_log(path: Path, identity: Identity, start: Lsn, timeline: int) -> Non
         raise_if_key_not_exists=False,
         commit_properties=_transactions(identity, start, timeline),
     )
-    _sync_commits(path, 0, 0)
+    sync_commits(path, 0, 0)
     for folder in (path, *path.parents[:3]):
         sync_folder(folder)
 
@@ -71,7 +71,7 @@ class LogWriter:
         self._identity = identity
         self._table = DeltaTable(path)
         # A process killed between its commit and the fsync left its last commit to us.
-        _sync_commits(path, self._table.version(), self._table.version())
+        sync_commits(path, self._table.version(), self._table.version())
 
     @property
     def position(self) -> Lsn:
@@ -95,13 +95,13 @@ class LogWriter:
         before = self._table.version()
         try:
             self._table.create_write_transaction(
-                [_add_action(file) for file in files], "append", LOG_SCHEMA,
+                [add_action(file) for file in files], "append", LOG_SCHEMA,
                 commit_properties=_transactions(self._identity, end, timeline),
             )  # fmt: skip
         except CommitFailedError as error:
             raise LogConflict(f"another writer committed: {error}", thing=str(self._path), lsn=start) from None
         self._table.update_incremental()
-        _sync_commits(self._path, before + 1, self._table.version())
+        sync_commits(self._path, before + 1, self._table.version())
 
 
 def check_file(path: Path, file: SegmentFile) -> None:
@@ -132,13 +132,13 @@ def sync_folder(path: Path) -> None:
     sync_file(path)
 
 
-def _add_action(file: SegmentFile) -> AddAction:
+def add_action(file: SegmentFile, *, data_change: bool = True) -> AddAction:
     return AddAction(
         path=file.path,
         size=file.size,
         partition_values={},
         modification_time=int(time.time() * 1000),
-        data_change=True,
+        data_change=data_change,
         stats=json.dumps(file.stats),
     )
 
@@ -152,7 +152,7 @@ def _transactions(identity: Identity, position: Lsn, timeline: int) -> CommitPro
     )
 
 
-def _sync_commits(path: Path, first: int, last: int) -> None:
+def sync_commits(path: Path, first: int, last: int) -> None:
     """fsync the commits ``first`` to ``last``, the checkpoint that the last one may have made, and their folder."""
     folder = path / DELTA_LOG
     for version in range(first, last + 1):

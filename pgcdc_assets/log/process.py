@@ -30,7 +30,6 @@ from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.connection import APPLICATION, connect
 from pgcdc_assets.source.replication import ReplicationConnection
 
-
 _COLLECT_AFTER = 200_000
 """New objects between two looks for cycles; a run of frames makes 8,192 and lets them go again."""
 

@@ -45,6 +45,8 @@ _LINGER_MS = 2
 _IDLE_MS = 100
 STATUS_SECONDS = 5.0
 """Between status updates; a twelfth of the walsender's timeout, so that it never has to ask."""
+PROGRESS_SECONDS = 1.0
+"""The same while positions move: what pg_stat_replication shows is then no older."""
 _ASK_SECONDS = 0.1
 """Between requests for a keepalive while a goal or mark is ahead and nothing comes."""
 
@@ -228,7 +230,8 @@ class Receiver:
         self._marks_reached()
         if self._job is None:
             self._cut_if_due(now)
-        if now - self._status_at > STATUS_SECONDS:
+        moved = self._intake.boundary > self._progress.write
+        if now - self._status_at > (PROGRESS_SECONDS if moved else STATUS_SECONDS):
             self._send_status()
         if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
             self._look_ahead(now)

@@ -244,4 +244,6 @@ def _loosen(run: Run, frame: int, index: int, columns: dict[str, Any], lsn: Ints
         return
     for name in ("commit_lsn", "commit_ts", "xid", "ordinal"):
         columns[name][index] = ABSENT
+    if columns["origin"] is not None:
+        columns["origin"][index] = None
     lsn[index] = int(message.lsn)

@@ -79,8 +79,10 @@ class SegmentFile:
     stats: dict[str, Any]
     """Delta's statistics: numRecords, minValues, maxValues, nullCount."""
 
-    def sealed(self, batch_end: Lsn) -> SegmentFile:
-        low, high = ({**self.stats[key], "batch_end": int(batch_end)} for key in ("minValues", "maxValues"))
+    def sealed(self, first: int, last: int) -> SegmentFile:
+        """With the lowest and highest ``batch_end`` of its rows."""
+        low = {**self.stats["minValues"], "batch_end": int(first)}
+        high = {**self.stats["maxValues"], "batch_end": int(last)}
         return replace(self, stats={**self.stats, "minValues": low, "maxValues": high})
 
 
@@ -106,8 +108,9 @@ def write_segment(folder: Path, groups: Sequence[pa.Table]) -> SegmentFile:
     """
     path = folder / f"{uuid4().hex}.parquet"
     held = [table for table in groups if table.num_rows]
+    schema = held[0].schema if held else _ROW_SCHEMA
     with path.open("xb") as sink:
-        with pq.ParquetWriter(sink, _ROW_SCHEMA, **_WRITING) as writer:
+        with pq.ParquetWriter(sink, schema, **_WRITING) as writer:
             for table in held:
                 writer.write_table(table, row_group_size=table.num_rows)
         size = sink.tell()
@@ -174,7 +177,7 @@ def seal(source: Path, target: Path, file: SegmentFile, batch_end: Lsn) -> Segme
     finally:
         os.close(descriptor)
     source.rename(target)
-    return file.sealed(batch_end)
+    return file.sealed(batch_end, batch_end)
 
 
 def _stats(tables: Sequence[pa.Table]) -> dict[str, Any]:
@@ -182,7 +185,8 @@ def _stats(tables: Sequence[pa.Table]) -> dict[str, Any]:
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     for name in _STATISTICS[1:]:
-        column = pa.chunked_array([chunk for table in tables for chunk in table[name].chunks])
+        chunks = [chunk for table in tables for chunk in table[name].chunks]
+        column = pa.chunked_array(chunks, LOG_SCHEMA.field(name).type)
         if column.null_count < len(column):
             bounds = pa.compute.min_max(column).as_py()
             low[name], high[name] = bounds["min"], bounds["max"]

@@ -146,7 +146,7 @@ class ChangeLog:
         """The batches whose end is above ``after`` and, if given, at or below ``upto``, in order."""
         summaries = (
             summary
-            for segment in self._segments()
+            for segment in self.all_segments()
             if segment.notes and segment.batch_end > after and (upto is None or segment.first_batch_end <= upto)
             for summary in self._summaries_in(segment)
         )
@@ -158,13 +158,17 @@ class ChangeLog:
 
         They may hold others too: filter by ``commit_lsn`` (start <= it < end) and ``relation_id``.
         """
-        return [segment for segment in self._segments() if segment.may_hold(span, relation_ids)]
+        return [segment for segment in self.all_segments() if segment.may_hold(span, relation_ids)]
+
+    def all_segments(self) -> list[Segment]:
+        """Every file of the log."""
+        return [_segment(self.path, file) for file in self._files()]
 
     def shapes(self, span: LsnRange) -> dict[int, Shape]:
         """The shapes of all rows in the span, by ``schema_id``; from the log alone."""
         wanted: set[int] = set()
         holders: dict[Path, set[int]] = {}
-        for segment in self._segments():
+        for segment in self.all_segments():
             if not segment.notes or segment.batch_end <= span.start:
                 continue
             summaries = self._summaries_in(segment)
@@ -224,9 +228,6 @@ class ChangeLog:
                 stats["minValues"][name] = row.get(f"min.{name}")
                 stats["maxValues"][name] = row.get(f"max.{name}")
             yield SegmentFile(row["path"], row["size_bytes"], row["num_records"], stats)
-
-    def _segments(self) -> list[Segment]:
-        return [_segment(self.path, file) for file in self._files()]
 
     def _summaries_in(self, segment: Segment) -> tuple[BatchSummary, ...]:
         name = segment.path.name

@@ -110,10 +110,6 @@ class Run:
         return gathered.view(kind)[:, 0].astype(np.int64, copy=False)
 
     def _records(self, index: Ints, dtype: np.dtype[Any]) -> Records:
-        wrong = np.flatnonzero(self.lengths[index] != HEADER + dtype.itemsize)
-        if len(wrong):
-            first = int(index[wrong[0]])
-            raise ProtocolError(f"message {chr(self.kinds[first])} has a wrong length", lsn=self.lsn(first))
         octets = np.frombuffer(self.raw, np.uint8)
         gathered: Records = octets[(self.offsets[index] + HEADER)[:, None] + np.arange(dtype.itemsize)]
         records: Records = gathered.view(dtype)[:, 0]
@@ -190,6 +186,8 @@ def origin_in(run: Run) -> str | None:
 
 def _check_nesting(run: Run, begins: Ints, commits: Ints, before: OpenTransaction | None) -> None:
     """Begin and Commit take turns, and rows stand between them: anything else is no pgoutput stream."""
+    _check_lengths(run, begins, _BEGIN)
+    _check_lengths(run, commits, _COMMIT)
     steps = np.zeros(len(run), dtype=np.int64)
     steps[begins], steps[commits] = 1, -1
     depth = np.cumsum(steps) + (before is not None)
@@ -198,3 +196,10 @@ def _check_nesting(run: Run, begins: Ints, commits: Ints, before: OpenTransactio
     if len(wrong):
         first = int(wrong[0])
         raise ProtocolError(f"message {chr(run.kinds[first])} stands outside of its place", lsn=run.lsn(first))
+
+
+def _check_lengths(run: Run, index: Ints, dtype: np.dtype[Any]) -> None:
+    wrong = np.flatnonzero(run.lengths[index] != HEADER + dtype.itemsize)
+    if len(wrong):
+        first = int(index[wrong[0]])
+        raise ProtocolError(f"message {chr(run.kinds[first])} has a wrong length", lsn=run.lsn(first))

@@ -121,7 +121,8 @@ def test_rolled_back_work_leaves_nothing(source: Source) -> None:
     log = source.log()
     end = source.run(
         "BEGIN", "INSERT INTO a VALUES (1, 'x')", "ROLLBACK",
-        "BEGIN", "INSERT INTO a VALUES (2, 'y')", "SAVEPOINT s", "INSERT INTO a VALUES (3, 'z')", "ROLLBACK TO s", "COMMIT",
+        "BEGIN", "INSERT INTO a VALUES (2, 'y')", "SAVEPOINT s", "INSERT INTO a VALUES (3, 'z')", "ROLLBACK TO s",
+        "COMMIT",
     )  # fmt: skip
     source.receive(log, end)
     assert [row["kind"] for row in rows(log)] == ["I", "C"]

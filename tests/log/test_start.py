@@ -154,15 +154,14 @@ def test_a_promoted_standby_is_followed_only_before_the_fork(
                 own = Source(Database(server, "postgres"), conn, source.folder / "lake")
                 own.receive(log, own.run("INSERT INTO a SELECT g, 'lost' FROM generate_series(2, 2000) g"))
             server.stop()
-    with copy:
-        with Database(copy, "postgres").connect() as conn:
-            conn.execute("SELECT pg_promote(true, 60)")
-            new = Source(Database(copy, "postgres"), conn, source.folder / "lake")
-            end = new.run("INSERT INTO a SELECT g, 'new' FROM generate_series(10000, 15000) g")
-            if beyond_fork:
-                error = _refused(new, log, IdentityMismatch)
-                assert "timeline 2" in str(error)
-            else:
-                new.receive(log, end)
-                assert log.timeline == 2
-                assert [batch.timeline for batch in log.batches(log.start)] == [1, 2]
+    with copy, Database(copy, "postgres").connect() as conn:
+        conn.execute("SELECT pg_promote(true, 60)")
+        new = Source(Database(copy, "postgres"), conn, source.folder / "lake")
+        end = new.run("INSERT INTO a SELECT g, 'new' FROM generate_series(10000, 15000) g")
+        if beyond_fork:
+            error = _refused(new, log, IdentityMismatch)
+            assert "timeline 2" in str(error)
+        else:
+            new.receive(log, end)
+            assert log.timeline == 2
+            assert [batch.timeline for batch in log.batches(log.start)] == [1, 2]

@@ -1,0 +1,138 @@
+"""Upkeep of the log: compaction of closed ranges, and retention. Both go on beside a running receiver.
+
+Delta's own OPTIMIZE would lose the clustering by relation, and cannot be told a range of a plain
+column; so small files of a range are merged here, in bounded memory, by one commit that removes
+and adds without data change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import RemoveAction
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LogConflict
+from pgcdc_assets.log.commit import add_action, sync_commits, sync_folder
+from pgcdc_assets.log.segment import FACTS, LOG_SCHEMA, OWN_FILE_BYTES, SUMMARY, SegmentFile, write_segment
+from pgcdc_assets.log.table import ChangeLog, Segment
+
+MERGE_BYTES = 32 << 20
+"""Uncompressed bytes that are merged at a time: the largest segment, and the bound of memory."""
+_APP_ID = "pgcdc/upkeep"
+_NOTES = pa.array([SUMMARY, FACTS, "R", "Y"])
+
+
+def compact(log: ChangeLog, span: LsnRange) -> int:
+    """Merge the small files of whole batches within a closed range; how many files that saves.
+
+    Raises LogConflict if another compaction took the same files; nothing is changed then.
+    """
+    table = DeltaTable(log.path)
+    inside = [s for s in log.all_segments() if s.first_batch_end > span.start and s.batch_end <= span.end]
+    removed: list[Segment] = []
+    added: list[SegmentFile] = []
+    for group in _groups(inside):
+        added += _merged(log.path, group)
+        removed += group
+    if removed:
+        _replace(log.path, table, removed, added)
+    return len(removed) - len(added)
+
+
+def forget(log: ChangeLog, upto: Lsn) -> int:
+    """Remove the files whose batches all end at or below ``upto``; how many.
+
+    The caller knows that no consumer needs them. Their bytes go with the next VACUUM.
+    """
+    table = DeltaTable(log.path)
+    old = [segment for segment in log.all_segments() if segment.batch_end <= upto]
+    if old:
+        _replace(log.path, table, old, [])
+    return len(old)
+
+
+def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+    """Neighbours that are worth merging, of bounded size together."""
+    group: list[Segment] = []
+    size = 0
+    for segment in sorted(segments, key=lambda s: s.batch_end):
+        weight = _uncompressed(segment.path)
+        if weight >= MERGE_BYTES // 2:
+            continue
+        if size + weight > MERGE_BYTES:
+            if len(group) > 1:
+                yield group
+            group, size = [], 0
+        group.append(segment)
+        size += weight
+    if len(group) > 1:
+        yield group
+
+
+def _uncompressed(path: Path) -> int:
+    footer = pq.read_metadata(path)
+    return sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
+
+
+def _merged(folder: Path, group: Sequence[Segment]) -> list[SegmentFile]:
+    table = pa.concat_tables(pq.read_table(segment.path, partitioning=None) for segment in group).combine_chunks()
+    is_note = pc.is_in(table["kind"], value_set=_NOTES)
+    notes, rows = table.filter(is_note), table.filter(pc.invert(is_note))
+    # Stable: within a relation rows keep the order of their batches, which is that of commits.
+    order = np.argsort(pc.fill_null(rows["relation_id"], -1).to_numpy(), kind="stable")
+    rows = rows.take(pa.array(order)).combine_chunks()
+    alone, shared = _split(rows)
+    files = [[part] for part in alone]
+    if notes.num_rows or shared.num_rows:
+        files.append([notes, shared])
+    return [_write(folder, tables) for tables in files]
+
+
+def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
+    """Relations with a large share alone, the others together; ``rows`` is sorted by relation."""
+    relation_id = pc.fill_null(rows["relation_id"], -1).to_numpy()
+    starts = np.flatnonzero(np.diff(relation_id, prepend=relation_id[:1] - 1))
+    ends = np.append(starts[1:], len(relation_id))
+    alone: list[pa.Table] = []
+    shared: list[pa.Table] = [rows.slice(0, 0)]
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        part = rows.slice(start, end - start)
+        large = relation_id[start] >= 0 and pc.sum(pc.binary_length(part["payload"])).as_py() >= OWN_FILE_BYTES
+        (alone if large else shared).append(part)
+    return alone, pa.concat_tables(shared)
+
+
+def _write(folder: Path, tables: Sequence[pa.Table]) -> SegmentFile:
+    ends = pa.chunked_array([chunk for table in tables for chunk in table["batch_end"].chunks], pa.int64())
+    bounds = pc.min_max(ends).as_py()
+    return write_segment(folder, tables).sealed(bounds["min"], bounds["max"])
+
+
+def _replace(path: Path, table: DeltaTable, removed: Sequence[Segment], added: Sequence[SegmentFile]) -> None:
+    """One commit on the handle that was opened before the files were listed.
+
+    delta-rs lets two commits remove the same file; two with the same app transaction it does not.
+    """
+    sync_folder(path)
+    now = int(time.time() * 1000)
+    removals = [RemoveAction(segment.path.name, False, now, segment.size) for segment in removed]
+    before = table.version()
+    try:
+        table.create_write_transaction(
+            [*(add_action(file, data_change=False) for file in added), *removals], "append", LOG_SCHEMA,
+            commit_properties=CommitProperties(app_transactions=[Transaction(_APP_ID, before + 1)]),
+        )  # fmt: skip
+    except CommitFailedError as error:
+        raise LogConflict(f"was compacted by another process: {error}", thing=str(path)) from None
+    table.update_incremental()
+    sync_commits(path, before + 1, table.version())

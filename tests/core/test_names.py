@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgcdc_assets.core.names import TableName, decoded, encoded
+from pgcdc_assets.errors import UsageError
+
+_NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
+
+
+@given(_NAMES, _NAMES)
+def test_sql_round_trip(schema: str, name: str) -> None:
+    assert TableName.parse(str(TableName(schema, name))) == TableName(schema, name)
+
+
+@given(_NAMES)
+def test_folder_round_trip(name: str) -> None:
+    folder = encoded(name)
+    assert decoded(folder) == name
+    assert "/" not in folder
+    assert folder not in (".", "..")
+    assert not folder.startswith("_pgcdc")
+
+
+@given(st.tuples(_NAMES, _NAMES), st.tuples(_NAMES, _NAMES))
+def test_folders_of_different_tables_never_collide(one: tuple[str, str], other: tuple[str, str]) -> None:
+    assert (TableName(*one).folder == TableName(*other).folder) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("t", TableName("public", "t")),
+        ("Shop.Orders", TableName("shop", "orders")),
+        ('"Odd Schema"."Select"', TableName("Odd Schema", "Select")),
+        ('"a.b"', TableName("public", "a.b")),
+        ('"say ""hi"""', TableName("public", 'say "hi"')),
+    ],
+)
+def test_identifiers(text: str, name: TableName) -> None:
+    assert TableName.parse(text) == name
+
+
+@pytest.mark.parametrize("text", ["", ".", "a.", "a.b.c", '"open', "1a", 'a"b"', "a b"])
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        TableName.parse(text)
+
+
+def test_the_lake_s_own_folder_is_no_schema_s() -> None:
+    schema, name = TableName("_pgcdc", "..").folder.split("/")
+    assert schema != "_pgcdc"
+    assert (decoded(schema), decoded(name)) == ("_pgcdc", "..")
+    assert name != ".."

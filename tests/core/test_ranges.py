@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange, merged, missing_between
+from pgcdc_assets.errors import BadRange, RangeGap
+
+_POINTS = st.lists(st.integers(0, (1 << 64) - 1).map(Lsn), min_size=2, max_size=8, unique=True).map(sorted)
+
+
+def _chain(points: list[Lsn]) -> list[LsnRange]:
+    return [LsnRange(start, end) for start, end in itertools.pairwise(points)]
+
+
+@given(_POINTS)
+def test_key_and_text_round_trip(points: list[Lsn]) -> None:
+    span = LsnRange(points[0], points[-1])
+    assert LsnRange.from_key(span.key) == LsnRange.parse(span.key) == LsnRange.parse(str(span)) == span
+
+
+@given(_POINTS, st.randoms())
+def test_contiguous_ranges_merge_in_any_order(points: list[Lsn], chance: object) -> None:
+    chain = _chain(points)
+    chance.shuffle(chain)  # type: ignore[attr-defined]
+    assert merged(chain) == LsnRange(points[0], points[-1])
+
+
+@given(_POINTS, st.integers(0, (1 << 64) - 1))
+def test_a_commit_belongs_to_one_range(points: list[Lsn], commit_lsn: int) -> None:
+    holders = [span for span in _chain(points) if span.holds_commit(commit_lsn)]
+    assert len(holders) == (points[0] <= commit_lsn < points[-1])
+
+
+def test_a_hole_is_named() -> None:
+    with pytest.raises(RangeGap, match=r"0/1\.\.0/2 is followed by 0/3\.\.0/4"):
+        merged([LsnRange(Lsn(3), Lsn(4)), LsnRange(Lsn(1), Lsn(2))])
+    with pytest.raises(BadRange):
+        merged([])
+
+
+@pytest.mark.parametrize("text", ["", "0/2..0/1", "0/1..", "0-1", "0000015D3F88-0000015D3F8", "0/1..x"])
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(BadRange):
+        LsnRange.parse(text)
+
+
+def test_missing_ranges_lie_between_position_and_target() -> None:
+    known = _chain([Lsn(n) for n in (0, 10, 20, 30, 40)])
+    assert missing_between(Lsn(10), known[3], known) == known[1:3]
+    assert missing_between(Lsn(30), known[3], known) == []

@@ -1,0 +1,141 @@
+"""pgoutput streams made by hand, and what the log must make of them, told the plain way."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.tape import POSTGRES_EPOCH_US
+from pgcdc_assets.protocol.messages import Relation, Truncate
+from pgcdc_assets.protocol.scalar import decode
+from pgcdc_assets.protocol.shape import RelationFacts
+
+
+def frame(payload: bytes, lsn: int = 0) -> bytes:
+    return b"w" + struct.pack(">QQq", lsn, lsn, 0) + payload
+
+
+def begin(final_lsn: int, xid: int, commit_ts: int = 0) -> bytes:
+    return b"B" + struct.pack(">Qqi", final_lsn, commit_ts, xid)
+
+
+def commit(commit_lsn: int, end_lsn: int, commit_ts: int = 0) -> bytes:
+    return b"C\0" + struct.pack(">QQq", commit_lsn, end_lsn, commit_ts)
+
+
+def insert(relation: int, text: bytes) -> bytes:
+    return b"I" + struct.pack(">I", relation) + b"N\0\1t" + struct.pack(">I", len(text)) + text
+
+
+def truncate(relations: list[int]) -> bytes:
+    return b"T" + struct.pack(">IB", len(relations), 0) + struct.pack(f">{len(relations)}I", *relations)
+
+
+def message(lsn: int, content: bytes, *, transactional: bool) -> bytes:
+    return b"M" + struct.pack(">BQ", transactional, lsn) + b"p\0" + struct.pack(">I", len(content)) + content
+
+
+def origin(name: str) -> bytes:
+    return b"O" + struct.pack(">Q", 0) + name.encode() + b"\0"
+
+
+def relation(relation_id: int, name: str, column: str = "c") -> bytes:
+    head = b"R" + struct.pack(">I", relation_id) + b"public\0" + name.encode() + b"\0d\0\1"
+    return head + b"\1" + column.encode() + b"\0" + struct.pack(">Ii", 25, -1)
+
+
+@dataclass
+class Stream:
+    """Frames, and the rows expected of them: (kind, commit_lsn, ordinal, xid, relation, schema_id, origin, payload)."""
+
+    frames: list[bytes] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """Frame numbers behind which no transaction is open."""
+    expected: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+def describe(relations: Relations, payload: bytes, sequence: int) -> int:
+    found = decode(payload, Lsn(0))
+    assert isinstance(found, Relation)
+    return relations.see(found, payload, RelationFacts(None), sequence).schema_id
+
+
+_CHANGES = st.one_of(
+    st.tuples(st.just("I"), st.integers(1, 4), st.binary(max_size=40)),
+    st.tuples(st.just("T"), st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True)),
+    st.tuples(st.just("M"), st.binary(max_size=5)),
+    st.tuples(st.just("R"), st.integers(1, 4), st.sampled_from(["c", "d"])),
+)
+TRANSACTIONS = st.lists(
+    st.tuples(st.lists(_CHANGES, max_size=8), st.sampled_from([None, "elsewhere"]), st.booleans()), max_size=6
+)
+"""(changes, origin, whether a loose message stands in front)."""
+
+
+def build(transactions: list[Any], relations: Relations) -> Stream:
+    """The stream of these transactions; its relations 1 to 4 are described at its start."""
+    stream, schema, lsn = Stream(), {}, 1000
+    for relation_id in range(1, 5):
+        schema[relation_id] = describe(relations, relation(relation_id, f"t{relation_id}"), 0)
+    for number, (changes, name, loose) in enumerate(transactions):
+        if loose:
+            lsn += 100
+            payload = message(lsn, b"loose", transactional=False)
+            stream.frames.append(frame(payload, lsn))
+            stream.expected.append(("M", None, None, None, None, None, None, payload, lsn))
+            stream.ends.append(len(stream.frames))
+        lsn = _transaction(stream, schema, relations, changes, name, number, lsn + 100)
+        stream.ends.append(len(stream.frames))
+    return stream
+
+
+def _transaction(
+    stream: Stream, schema: dict[int, int], relations: Relations, changes: list[Any], name: str | None, number: int,
+    lsn: int,
+) -> int:  # fmt: skip
+    final, xid = lsn + 1000, 700 + number
+    place = [final, xid]
+    stream.frames.append(frame(begin(final, xid, number)))
+    if name:
+        stream.frames.append(frame(origin(name)))
+    ordinal = 0
+
+    def expect(kind: str, relation_id: int | None, payload: bytes, at: int) -> None:
+        known = None if relation_id is None else schema[relation_id]
+        stream.expected.append((kind, place[0], ordinal, place[1], relation_id, known, name, payload, at))
+
+    for change in changes:
+        lsn += 10
+        if change[0] == "R":
+            payload = relation(change[1], f"t{change[1]}", change[2])
+            schema[change[1]] = describe(relations, payload, len(stream.frames))
+            stream.frames.append(frame(payload))
+            continue
+        if change[0] == "I":
+            payload = insert(change[1], change[2])
+            expect("I", change[1], payload, lsn)
+        elif change[0] == "T":
+            payload = truncate(change[1])
+            found = decode(payload, Lsn(0))
+            assert isinstance(found, Truncate)
+            for relation_id in found.relation_ids:
+                expect("T", relation_id, payload, lsn)
+        else:
+            payload = message(lsn, change[1], transactional=True)
+            expect("M", None, payload, lsn)
+        stream.frames.append(frame(payload, lsn))
+        ordinal += 1
+    payload = commit(final, final + 48, number)
+    if ordinal:
+        expect("C", None, payload, final + 48)
+    stream.frames.append(frame(payload, final + 48))
+    return final + 48
+
+
+def commit_time(number: int) -> int:
+    return POSTGRES_EPOCH_US + number

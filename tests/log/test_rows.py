@@ -1,0 +1,160 @@
+"""The vectorised bookkeeping against a plain walk over the same stream, however it is cut."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import LogCorrupt, ProtocolError
+from pgcdc_assets.log.batch import Frames, Pending
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.rows import Rows, rows_of, tally_of
+from pgcdc_assets.log.segment import LOG_SCHEMA, clustered, seal, table_of, write_segment
+from pgcdc_assets.log.tape import OpenTransaction, Run, joined, transaction_after
+from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame, insert, origin
+
+
+def _rows_in_parts(stream: Stream, cuts: list[int], relations: Relations) -> list[Rows]:
+    """The stream cut anywhere, each part assembled alone from the state in front of it."""
+    found: list[Rows] = []
+    state: OpenTransaction | None = None
+    edges = sorted({0, len(stream.frames), *(cut % (len(stream.frames) + 1) for cut in cuts)})
+    for start, end in itertools.pairwise(edges):
+        run = Run.of(stream.frames[start:end], start)
+        found.append(rows_of(run, state, relations))
+        state = transaction_after(run, state)
+    return found
+
+
+def _told(rows: Rows) -> list[tuple[Any, ...]]:
+    table = table_of(rows).cast(LOG_SCHEMA)
+    names = ("kind", "commit_lsn", "tx_ordinal", "xid", "relation_id", "schema_id", "origin", "payload", "lsn")
+    return list(zip(*(table[name].to_pylist() for name in names), strict=True))
+
+
+@settings(max_examples=150, deadline=None)
+@given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4))
+def test_rows_are_those_of_a_plain_walk_wherever_the_stream_is_cut(transactions: list[Any], cuts: list[int]) -> None:
+    relations = Relations()
+    stream = build(transactions, relations)
+    parts = _rows_in_parts(stream, cuts, relations)
+    assert [row for part in parts for row in _told(part)] == stream.expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4))
+def test_frames_joined_are_the_frames(transactions: list[Any], cuts: list[int]) -> None:
+    relations = Relations()
+    stream = build(transactions, relations)
+    edges = sorted({0, len(stream.frames), *(cut % (len(stream.frames) + 1) for cut in cuts)})
+    whole = Run.of(stream.frames, 0)
+    runs = [whole.part(start, end) for start, end in itertools.pairwise(edges)]
+    again = joined(runs)
+    assert _told(rows_of(again, None, relations)) == stream.expected
+    assert again.sequence.tolist() == list(range(len(stream.frames)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(TRANSACTIONS)
+def test_clustering_keeps_rows_and_order_within_a_relation(transactions: list[Any]) -> None:
+    relations = Relations()
+    stream = build(transactions, relations)
+    rows = rows_of(Run.of(stream.frames, 0), None, relations)
+    alone, shared = clustered(rows)
+    assert alone == []
+    assert _told(shared) == sorted(stream.expected, key=lambda row: -1 if row[4] is None else row[4])
+    tally = tally_of(rows)
+    assert tally.rows == len(stream.expected)
+    assert tally.transactions == sum(row[0] == "C" for row in stream.expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(TRANSACTIONS, st.integers(1, (1 << 62)))
+def test_a_sealed_segment_reads_back(transactions: list[Any], end: int) -> None:
+    relations = Relations()
+    stream = build(transactions, relations)
+    rows = rows_of(Run.of(stream.frames, 0), None, relations)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "target").mkdir()
+        # Two row groups: each has a placeholder of its own.
+        half = np.arange(len(rows) // 2)
+        groups = [table_of(rows.take(half)), table_of(rows.take(np.arange(len(half), len(rows))))]
+        file = write_segment(folder, groups)
+        sealed = seal(folder / file.path, folder / "target" / file.path, file, Lsn(end))
+        table = pq.read_table(folder / "target" / file.path)
+        assert sealed.size == (folder / "target" / file.path).stat().st_size
+    assert table.schema.equals(LOG_SCHEMA)
+    assert table["batch_end"].to_pylist() == [end] * len(rows)
+    assert table["payload"].to_pylist() == [row[7] for row in stream.expected]
+    assert sealed.stats["numRecords"] == len(rows)
+    commits = [row[1] for row in stream.expected if row[1] is not None]
+    assert sealed.stats["minValues"].get("commit_lsn") == (min(commits) if commits else None)
+    assert sealed.stats["maxValues"].get("commit_lsn") == (max(commits) if commits else None)
+    assert sealed.stats["maxValues"]["batch_end"] == end
+
+
+def test_a_file_of_another_make_is_not_sealed(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"batch_end": pa.array([1, 2])}), path)
+    relations = Relations()
+    file = write_segment(tmp_path, [table_of(rows_of(Run.of(build([], relations).frames, 0), None, relations))])
+    with pytest.raises(LogCorrupt):
+        seal(path, tmp_path / "y.parquet", file, Lsn(5))
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [
+        [insert(1, b"no transaction")],
+        [begin(10, 1), begin(20, 2)],
+        [commit(10, 20)],
+        [begin(10, 1), commit(10, 20), insert(1, b"after")],
+    ],
+)
+def test_frames_out_of_place_are_refused(payloads: list[bytes]) -> None:
+    with pytest.raises(ProtocolError):
+        transaction_after(Run.of([frame(payload) for payload in payloads], 0), None)
+
+
+@pytest.mark.parametrize("payload", [begin(1, 1)[:-1], commit(1, 2) + b"x"])
+def test_wrong_lengths_are_refused(payload: bytes) -> None:
+    run = Run.of([frame(begin(1, 1)), frame(payload)][-1 if payload[:1] == b"B" else 0 :], 0)
+    with pytest.raises(ProtocolError):
+        transaction_after(run, None)
+
+
+def test_rows_of_an_undescribed_relation_are_refused() -> None:
+    run = Run.of([frame(begin(10, 1)), frame(insert(77, b"x")), frame(commit(10, 20))], 0)
+    with pytest.raises(ProtocolError, match="77"):
+        rows_of(run, None, Relations())
+
+
+def test_other_frames_are_refused() -> None:
+    with pytest.raises(ProtocolError):
+        Run.of([b"x" * 40], 0)
+
+
+def test_transactions_without_changes_make_no_batch() -> None:
+    """PostgreSQL 14 sends them for whatever it decodes and does not publish."""
+    pending = Pending()
+    empty = [frame(begin(10, 1)), frame(origin("o")), frame(commit(10, 20))] * 3
+    run = Run.of(empty, 0)
+    pending.receive(run, len(run), None, 1.0)
+    assert pending.since is None
+    assert pending.in_memory == 0
+    open_run = Run.of(empty[:2], 0)
+    pending.receive(open_run, 0, transaction_after(open_run, None), 2.0)
+    pending.receive(Run.of(empty[2:3], 2), 1, None, 3.0)
+    assert pending.since is None
+    assert pending.open == Frames()

@@ -1,0 +1,135 @@
+"""Compaction changes the files and nothing else; retention takes whole batches from the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LogConflict
+from pgcdc_assets.log import upkeep
+from pgcdc_assets.log.batch import BatchWriter, Frames
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.segment import OWN_FILE_BYTES
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.tape import Run
+from pgcdc_assets.log.upkeep import compact, forget
+from tests.log.conftest import rows
+from tests.log.streams import begin, commit, describe, frame, insert, relation
+
+WHO = Identity("7", "db", "slot")
+BATCHES = 6
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> BatchWriter:
+    ChangeLog(Layout(tmp_path / "lake")).create(WHO, Lsn(100), 1)
+    relations = Relations()
+    for relation_id in (1, 2, 3):
+        describe(relations, relation(relation_id, f"t{relation_id}"), 0)
+    return BatchWriter(tmp_path / "lake" / "_pgcdc" / "change_log", WHO, 1, relations)
+
+
+@pytest.fixture
+def log(tmp_path: Path, writer: BatchWriter) -> ChangeLog:
+    for number in range(BATCHES):
+        _batch(writer, 1000 * (number + 1), [1, 2, 1, 3][number % 3 :])
+    return ChangeLog(Layout(tmp_path / "lake"))
+
+
+def _batch(writer: BatchWriter, at: int, relation_ids: list[int], size: int = 10) -> None:
+    payloads = [begin(at, 5), *(insert(i, bytes([i]) * size) for i in relation_ids), commit(at, at + 50)]
+    frames = Frames()
+    frames.append(Run.of([frame(payload, at) for payload in payloads], 0))
+    writer.commit(frames, [], Lsn(at + 50))
+
+
+def _state(log: ChangeLog) -> tuple[Any, ...]:
+    everything = LsnRange(Lsn(100), log.position())
+    return rows(log, "true"), log.batches(Lsn(0)), log.shapes(everything), log.verify(everything), log.position()
+
+
+def _files(log: ChangeLog) -> int:
+    return len(DeltaTable(log.path).file_uris())
+
+
+def _fresh(log: ChangeLog) -> ChangeLog:
+    return ChangeLog(Layout(log.path.parent.parent))
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(str(value) for value in row.values())
+
+
+def test_compaction_changes_no_row(log: ChangeLog) -> None:
+    before = _state(log)
+    assert _files(log) == BATCHES
+    assert compact(log, LsnRange(Lsn(100), Lsn(4050))) == 3
+    assert _files(log) == BATCHES - 3
+    after = _state(_fresh(log))
+    assert sorted(before[0], key=_key) == sorted(after[0], key=_key)
+    assert before[1:] == after[1:]
+    assert _state(log)[1:] == after[1:]
+    assert compact(log, LsnRange(Lsn(100), Lsn(4050))) == 0
+
+
+def test_reading_by_relation_and_span_still_skips(log: ChangeLog, writer: BatchWriter) -> None:
+    _batch(writer, 9000, [2] * 3, size=OWN_FILE_BYTES)
+    _batch(writer, 9900, [1])
+    compact(log, LsnRange(Lsn(100), Lsn(6050)))
+    span = LsnRange(Lsn(100), Lsn(6050))
+    assert len(log.segments(span)) == 1
+    assert log.segments(span, [9]) == []
+    assert log.segments(LsnRange(Lsn(9950), Lsn(9999))) == []
+
+
+def test_a_large_relation_gets_a_file_of_its_own(
+    log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "OWN_FILE_BYTES", 100)
+    before = _state(log)
+    _batch_count = _files(log)
+    compact(log, LsnRange(Lsn(100), Lsn(6050)))
+    assert 1 < _files(log) < _batch_count
+    after = _state(_fresh(log))
+    assert sorted(before[0], key=_key) == sorted(after[0], key=_key)
+    alone = [segment for segment in log.all_segments() if segment.relation_min == segment.relation_max]
+    assert alone
+    assert not any(segment.notes for segment in alone)
+
+
+def test_the_receiver_commits_on_beside_it(log: ChangeLog, writer: BatchWriter) -> None:
+    compact(log, LsnRange(Lsn(100), Lsn(6050)))
+    _batch(writer, 8000, [1])
+    assert log.position() == 8050
+    assert len(log.verify(LsnRange(Lsn(100), Lsn(8050)))) == BATCHES + 1
+
+
+def test_of_two_compactions_one_gives_way(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    span = LsnRange(Lsn(100), Lsn(6050))
+    merge = upkeep._merged
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(upkeep, "_merged", merge)
+        compact(_fresh(log), span)
+        return merge(*arguments)
+
+    before = sorted(_state(log)[0], key=_key)
+    monkeypatch.setattr(upkeep, "_merged", overtaken)
+    with pytest.raises(LogConflict):
+        compact(log, span)
+    assert sorted(_state(_fresh(log))[0], key=_key) == before
+
+
+def test_forgetting_takes_whole_batches(log: ChangeLog) -> None:
+    assert forget(log, Lsn(3049)) == 2
+    assert [batch.end for batch in log.batches(Lsn(0))] == [3050, 4050, 5050, 6050]
+    assert log.position() == 6050
+    assert forget(log, Lsn(3049)) == 0
+    assert len(log.verify(LsnRange(Lsn(2050), Lsn(6050)))) == 4
