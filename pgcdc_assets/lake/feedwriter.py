@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.feed import COMMIT_LSN, OP, UNCHANGED, FeedFacts, FeedFile
-from pgcdc_assets.lake.files import PARQUET_OPTIONS, statistics
+from pgcdc_assets.lake.files import parquet_writer, statistics
 
 FACTS = b"pgcdc.facts"
 """Key of the facts in the file's footer."""
@@ -27,7 +27,7 @@ class FeedWriter:
     def __init__(self, folder: Path, schema: pa.Schema, bucket: int | None, buckets: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{uuid.uuid4().hex}.parquet"
-        self._writer = pq.ParquetWriter(self._path, schema, **PARQUET_OPTIONS)
+        self._writer: pq.ParquetWriter | None = None
         self._held: list[pa.Table] = []
         self._bucket, self._buckets = bucket, buckets
         self._bounds: list[int] = []
@@ -50,6 +50,8 @@ class FeedWriter:
 
     def close(self) -> FeedFile:
         self._flush()
+        if self._writer is None:
+            raise LakeError("no rows were written", thing=str(self._path))
         facts = FeedFacts(
             commit_min=min(self._bounds),
             commit_max=max(self._bounds),
@@ -65,12 +67,15 @@ class FeedWriter:
 
     def abandon(self) -> None:
         """Leave no file behind after a failure."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         self._path.unlink(missing_ok=True)
 
     def _flush(self) -> None:
         if self._held:
             table = pa.concat_tables(self._held)
+            if self._writer is None:
+                self._writer = parquet_writer(self._path, table)
             self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
             self._held = []
 

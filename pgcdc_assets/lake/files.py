@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
@@ -32,11 +33,16 @@ INDEXED_COLUMNS: Final = 32
 LONGEST_BOUND: Final = 64
 """Characters of a string that stands whole in the statistics. A cut one would hide rows."""
 PARQUET_OPTIONS: Final[dict[str, Any]] = {
-    "compression": "snappy",
+    # Measured on mixed rows: less than half of snappy's size at no more CPU.
+    "compression": "zstd",
     "store_schema": False,
     "store_decimal_as_integer": True,
     "version": "2.6",
 }
+
+DICTIONARY_SAMPLE: Final = 1000
+"""Rows looked at to tell columns with few values. A dictionary of many costs a third of all the writing."""
+DICTIONARY_SHARE: Final = 8
 
 Mode = Literal["append", "overwrite"]
 
@@ -76,8 +82,7 @@ class DataFile:
         if table.num_rows == 0:
             return
         if self._writer is None:
-            told = [field.name for field in self._schema if _told(field.type)]
-            self._writer = pq.ParquetWriter(self.path, self._schema, write_statistics=told, **PARQUET_OPTIONS)
+            self._writer = parquet_writer(self.path, table)
         self._writer.write_table(table, row_group_size=table.num_rows)
 
     def finish(self) -> FileReport | None:
@@ -87,6 +92,22 @@ class DataFile:
         self._writer.close()
         footer = pq.read_metadata(self.path)
         return FileReport(self.path.name, self.path.stat().st_size, footer.num_rows, statistics(footer, self._schema))
+
+
+def parquet_writer(path: Path, first: pa.Table) -> pq.ParquetWriter:
+    """A writer of files like ``first``, the rows to come first, from which it learns what repeats."""
+    told = [field.name for field in first.schema if _told(field.type)]
+    return pq.ParquetWriter(
+        path, first.schema, write_statistics=told, use_dictionary=_repeating(first), **PARQUET_OPTIONS
+    )
+
+
+def _repeating(table: pa.Table) -> list[str]:
+    """Columns with few values among the first rows."""
+    sample = table.slice(0, DICTIONARY_SAMPLE)
+    most = max(1, len(sample) // DICTIONARY_SHARE)
+    plain = [field.name for field in sample.schema if not pa.types.is_nested(field.type)]
+    return [name for name in plain if pc.count_distinct(sample[name], mode="all").as_py() <= most]
 
 
 def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
