@@ -182,9 +182,7 @@ class BatchWriter:
         return [Note(SUMMARY, _json(summary)), *_relation_notes(records)]
 
 
-def summary_of(
-    start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Sequence[RelationRecord]
-) -> dict[str, Any]:
+def summary_of(start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Sequence[RelationRecord]) -> dict[str, Any]:
     """The summary row of a batch; the counts leave the notes themselves out."""
     counts: dict[str, dict[str, int]] = {}
     for (relation_id, kind), number in sorted(tally.counts.items()):

@@ -69,9 +69,7 @@ class Rows:
             inline = octets[np.minimum(self.offset[short, None] + at, last)]
             inline = np.where(at < self.length[short, None], inline, 0).astype(np.uint8)
             views[short, 1:] = inline.view(np.int32)
-        return pa.Array.from_buffers(
-            pa.binary_view(), len(self), [None, pa.py_buffer(views), pa.py_buffer(self.raw)]
-        )
+        return pa.Array.from_buffers(pa.binary_view(), len(self), [None, pa.py_buffer(views), pa.py_buffer(self.raw)])
 
 
 @dataclass

@@ -138,4 +138,3 @@ def test_order_is_that_of_commits(source: Source) -> None:
     source.receive(log, source.lsn())
     texts = [decode(row["payload"], Lsn(0)) for row in rows(log, "kind = 'I'")]
     assert [text.new[0] for text in texts if isinstance(text, Insert)] == ["2", "1"]
-

@@ -148,7 +148,6 @@ def _written(source: Source) -> Lsn:
 def _reported(column: str) -> str:
     """Of this database's receiver: the slot's holder."""
     return (
-        f"SELECT coalesce(max(r.{column}), '0/0') FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid "
-        "WHERE s.database = current_database()"
+        f"SELECT coalesce(max(r.{column}), '0/0') FROM pg_stat_replication r "
+        "JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.database = current_database()"
     )
-
