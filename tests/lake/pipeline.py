@@ -144,7 +144,7 @@ class Pipeline:
     def feed(self, name: str) -> list[dict[str, Any]]:
         path = self.layout.changes(TableName("public", name))
         order = "_pgcdc_commit_lsn, _pgcdc_ordinal"
-        query = QueryBuilder().register("f", DeltaTable(path)).execute(f"SELECT * FROM f ORDER BY {order}")  # noqa: S608
+        query = QueryBuilder().register("f", DeltaTable(path)).execute(f"SELECT * FROM f ORDER BY {order}")
         return list(pa.table(query.read_all()).to_pylist())
 
     def _columns(self, name: str, columns: str) -> list[str]:

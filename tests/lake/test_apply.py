@@ -24,7 +24,7 @@ def pipe(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Pi
 def test_inserts_are_appended_without_a_merge(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(10,2), at timestamptz)")
     pipe.follow("t")
-    pipe.run("INSERT INTO t SELECT g, 'v' || g, g / 4.0, '2024-01-01 12:00:00.123456+00' FROM generate_series(1, 1000) g")
+    pipe.run("INSERT INTO t SELECT g, 'v' || g, g / 4.0, '2024-01-01 12:00+00' FROM generate_series(1, 1000) g")
     done = pipe.turn()
     assert done["t"].inserted == 1000
     assert pipe.content("t").num_rows == 1000
@@ -85,7 +85,9 @@ def test_swaps_and_shifts_of_keys(pipe: Pipeline) -> None:
     pipe.transaction(
         "UPDATE t SET a = -1 WHERE a = 1", "UPDATE t SET a = 1 WHERE a = 2", "UPDATE t SET a = 2 WHERE a = -1"
     )
-    pipe.transaction("UPDATE t SET b = 'm' WHERE a = 5", "DELETE FROM t WHERE a = 4", "INSERT INTO t VALUES (4, 'k', 'z')")
+    pipe.transaction(
+        "UPDATE t SET b = 'm' WHERE a = 5", "DELETE FROM t WHERE a = 4", "INSERT INTO t VALUES (4, 'k', 'z')"
+    )
     pipe.turn()
     pipe.same("t")
 
@@ -229,8 +231,11 @@ def test_values_and_names_that_fit_nowhere(pipe: Pipeline) -> None:
     pipe.follow("t")
     pipe.run("INSERT INTO t VALUES ('NaN', 'infinity', '{1,2}'), (1, '2024-01-01', '{{1},{2}}'), (2, NULL, NULL)")
     pipe.turn()
-    pipe.run("""UPDATE t SET "x,y" = '4000-01-01 BC' WHERE "a key" = 'NaN'""", """UPDATE t SET "Z;" = '{3}' WHERE "a key" = 1""",
-             """DELETE FROM t WHERE "a key" = 2""")  # fmt: skip
+    pipe.run(
+        """UPDATE t SET "x,y" = '4000-01-01 BC' WHERE "a key" = 'NaN'""",
+        """UPDATE t SET "Z;" = '{3}' WHERE "a key" = 1""",
+        """DELETE FROM t WHERE "a key" = 2""",
+    )
     done = pipe.turn()["t"]
     assert (done.inserted, done.updated, done.deleted) == (0, 2, 1)
     rows = {str(row["a key"]): row for row in pipe.content("t").to_pylist()}

@@ -48,8 +48,13 @@ def test_keys_of_the_range_are_derived_up_to_where_the_mirror_stands(pipe: Pipel
     end = pipe.replayed["t"]
     pipe.run("UPDATE t SET v = 'two' WHERE id = 2", "UPDATE t SET id = 70 WHERE id = 60")
     pipe.turn()
-    spoiled(pipe, "UPDATE {} SET v = 'bad' WHERE id IN (1, 2, 70)", "DELETE FROM {} WHERE id = 50",
-            "INSERT INTO {} (id, v) VALUES (4, 'back'), (60, 'back')", "UPDATE {} SET v = 'not touched' WHERE id = 10")  # fmt: skip
+    spoiled(
+        pipe,
+        "UPDATE {} SET v = 'bad' WHERE id IN (1, 2, 70)",
+        "DELETE FROM {} WHERE id = 50",
+        "INSERT INTO {} (id, v) VALUES (4, 'back'), (60, 'back')",
+        "UPDATE {} SET v = 'not touched' WHERE id = 10",
+    )
     version, position = pipe.mirror("t").version, pipe.mirror("t").replay_lsn
     done = repaired(pipe, start, end)
     assert (done.inserted, done.updated, done.deleted) == (1, 4, 2)

@@ -1,0 +1,139 @@
+"""The transform against a real server and log: what stands in the feeds, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.lake import changes
+from pgcdc_assets.lake.changes import Followed, grouped, transform
+from pgcdc_assets.lake.feed import feed_name
+from pgcdc_assets.lake.feedtable import FeedTable
+from pgcdc_assets.log.table import Segment
+from tests.fix_postgres import Database
+from tests.lake.pipeline import Pipeline
+
+T = TableName("public", "t")
+
+
+@pytest.fixture
+def pipe(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Pipeline]:
+    with database.connect() as conn:
+        yield Pipeline(database, conn, spark, Layout(tmp_path / "lake"))
+
+
+def names(pipe: Pipeline) -> set[str]:
+    return {Path(uri).name for uri in DeltaTable(pipe.layout.changes(T)).file_uris()}
+
+
+@pytest.mark.spark
+def test_a_feed_holds_every_change_in_its_place(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pipe.follow("t")
+    pipe.transaction("INSERT INTO t VALUES (1, 'a')", "UPDATE t SET v = 'b'", "UPDATE t SET id = 2", "DELETE FROM t")
+    pipe.run("TRUNCATE t")
+    part = pipe.derive(pipe.receive())[T]
+    ops = ["insert", "update_postimage", "update_preimage", "update_postimage", "delete", "truncate"]
+    rows = pipe.feed("t")
+    assert [row["_pgcdc_op"] for row in rows] == ops
+    assert [row["_pgcdc_ordinal"] for row in rows] == [1, 3, 4, 5, 7, 1]
+    assert [(row["id"], row["v"]) for row in rows] == [(1, "a"), (1, "b"), (1, None), (2, "b"), (2, None), (None, None)]
+    assert len({row["_pgcdc_commit_lsn"] for row in rows}) == 2
+    assert len({row["_pgcdc_xid"] for row in rows}) == 2
+    assert part.counts == {op: ops.count(op) for op in ops}
+    assert (part.rows, part.key_changes, part.truncates, part.insert_only) == (6, 1, 1, False)
+
+
+@pytest.mark.spark
+def test_only_transactions_from_the_table_s_position_on_are_taken(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
+    pipe.follow("t")
+    pipe.run("INSERT INTO t VALUES (1)")
+    middle = pipe.receive()
+    pipe.run("INSERT INTO t VALUES (2)")
+    end = pipe.receive()
+    pipe.replayed["t"] = middle
+    pipe.derive(end)
+    assert [row["id"] for row in pipe.feed("t")] == [2]
+
+
+@pytest.mark.spark
+def test_what_a_feed_holds_is_not_derived_again_unless_asked(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
+    pipe.follow("t")
+    start = pipe.replayed["t"]
+    pipe.run("INSERT INTO t VALUES (1)")
+    first = pipe.receive()
+    pipe.derive(first)
+    before = names(pipe)
+    pipe.run("INSERT INTO t VALUES (2)")
+    end = pipe.receive()
+    part = pipe.derive(end)[T]
+    assert before < names(pipe)
+    assert part.rows == 2, "also what was there"
+    kept = names(pipe) - before
+    transform(pipe.spark, pipe.log, LsnRange(start, first), [Followed(pipe.tables["t"], start)], again=True)
+    assert kept < names(pipe)
+    assert not before & names(pipe)
+    assert [row["id"] for row in pipe.feed("t")] == [1, 2]
+    assert FeedTable(pipe.layout, pipe.identity, pipe.tables["t"]).position == end
+
+
+@pytest.mark.spark
+def test_changes_are_split_by_key_and_applied_in_parts(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "BUCKET_ROWS", 100)
+    pipe.run("CREATE TABLE t (a text, b int, v int, PRIMARY KEY (a, b))")
+    pipe.follow("t")
+    pipe.run("INSERT INTO t SELECT 'a' || g % 7, g, g FROM generate_series(1, 300) g", "UPDATE t SET v = -v",
+             "DELETE FROM t WHERE b % 3 = 0")  # fmt: skip
+    done = pipe.turn()["t"]
+    assert len(pipe.parts["t"].files) == 7
+    assert done.inserted == 200
+    pipe.same("t")
+    pipe.run("UPDATE t SET v = v + 1", "UPDATE t SET b = b + 1000 WHERE b < 50")
+    pipe.turn()
+    pipe.same("t")
+
+
+@pytest.mark.spark
+def test_a_feed_of_an_earlier_form_is_begun_anew(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pipe.follow("t")
+    pipe.run("INSERT INTO t VALUES (1, 'a')")
+    pipe.derive(pipe.receive())
+    pipe.run("ALTER TABLE t ALTER v TYPE int USING 1")
+    from pgcdc_assets.source.catalog import read_tables
+
+    (pipe.tables["t"],) = read_tables(pipe.conn, ["p"])
+    pipe.replayed["t"] = pipe.receive()
+    pipe.run("INSERT INTO t VALUES (2, 2)")
+    part = pipe.derive(pipe.receive())[T]
+    assert part.set_aside is None
+    assert [(row["id"], row["v"]) for row in pipe.feed("t")] == [(2, 2)]
+
+
+def test_segments_are_shared_out_evenly() -> None:
+    def segment(name: str, size: int) -> Segment:
+        return Segment(Path(name), size, 1, Lsn(9), Lsn(1), Lsn(int(name)), Lsn(9), 1, 1, False)
+
+    small = [segment(str(n), 1000) for n in range(9)]
+    assert [len(group) for group in grouped(small, 4)] == [9], "not worth more than one task"
+    large = [segment(str(n), 8 << 20) for n in range(9)]
+    assert sorted(len(group) for group in grouped(large, 4)) == [2, 2, 2, 3]
+    assert [s.path.name for group in grouped(large, 4) for s in group] == [str(n) for n in range(9)]
+
+
+@pytest.mark.parametrize("left", ["a b", "a%20b", "a%2520b", "a%b", "_pgcdc_op", "%5Fpgcdc_op", "a,b", "naïve", "a=b"])
+@pytest.mark.parametrize("right", ["a b", "a%20b", "a%2520b", "a%b", "_pgcdc_op", "%5Fpgcdc_op", "a,b", "naïve", "a=b"])
+def test_names_in_feeds_never_collide(left: str, right: str) -> None:
+    assert (feed_name(left) == feed_name(right)) == (left == right)
+    assert not set(feed_name(left)) & set(" ,;{}()\n\t=")
+    assert not feed_name(left).startswith("_pgcdc")
