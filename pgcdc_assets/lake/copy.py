@@ -158,6 +158,8 @@ class _Copier:
 
     def jobs(self, tables: Sequence[Table]) -> list[list[_Task]]:
         """Spark jobs, the largest tables first: each large table is one, small ones share theirs."""
+        from pgcdc_assets.lake.session import cores
+
         cut = self._cut(tables)
         sizes = {name: sum(piece.bytes_estimate for piece in found) for name, found in cut.items()}
         ordered = sorted(tables, key=lambda table: -sizes[table.name])
@@ -165,18 +167,16 @@ class _Copier:
         jobs = [[self._task([(table, (piece,))]) for piece in cut[table.name]] for table in large]
         small = [(table, tuple(cut[table.name])) for table in ordered if len(cut[table.name]) <= 1]
         shares = [self._task(part) for part in _packed(small, sizes)]
-        width = PIECES_PER_CORE * self._cores
+        width = PIECES_PER_CORE * cores(self._session)
         return jobs + [shares[at : at + width] for at in range(0, len(shares), width)]
 
-    @property
-    def _cores(self) -> int:
-        return max(1, int(self._session.sparkContext.defaultParallelism))
-
     def _cut(self, tables: Sequence[Table]) -> dict[TableName, list[Piece]]:
+        from pgcdc_assets.lake.session import cores
+
         conn = self._snapshot.conn
         whole = {table.name: pieces(conn, table, LARGEST_PIECE) for table in tables}
         total = sum(piece.bytes_estimate for found in whole.values() for piece in found)
-        size = max(SMALLEST_PIECE, min(LARGEST_PIECE, total // (PIECES_PER_CORE * self._cores)))
+        size = max(SMALLEST_PIECE, min(LARGEST_PIECE, total // (PIECES_PER_CORE * cores(self._session))))
         if size == LARGEST_PIECE:
             return whole
         again = [table for table in tables if any(piece.bytes_estimate > size for piece in whole[table.name])]

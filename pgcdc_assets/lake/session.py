@@ -89,6 +89,11 @@ def table_session(session: SparkSession, app_id: str, version: int) -> SparkSess
     return own
 
 
+def cores(session: SparkSession) -> int:
+    """How many tasks run at a time."""
+    return max(1, int(session.sparkContext.defaultParallelism))
+
+
 def _refuse_without_delta(session: SparkSession) -> None:
     if EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
         raise LakeError("the process runs a Spark session without Delta Lake", thing="Spark", do="stop it first")
@@ -130,4 +135,4 @@ def _configuration(settings: Settings, master: str) -> dict[str, str]:
     return {**base, **user, **needed}
 
 
-__all__ = ["refuse_remote_master", "run_tasks", "spark_session", "stop_session", "table_session"]
+__all__ = ["cores", "refuse_remote_master", "run_tasks", "spark_session", "stop_session", "table_session"]
