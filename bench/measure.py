@@ -76,7 +76,7 @@ def project(folder: Path) -> Iterator[None]:
 def stream(bench: Bench, workload: str, tables: str, load: Callable[[str], int], folder: Path) -> None:
     """Floor, receive alone and end to end, each on the same backlog, once per repetition."""
     for turn in range(bench.repeat):
-        database = f"{workload}_{turn}"
+        database = f"{workload.lower()}_{turn}"
         conninfo = made(bench.server, database, tables)
         with project(folder / database):
             settings = Settings(source=conninfo, slot=f"{database}_main", range_bytes=64 << 20)
@@ -104,7 +104,7 @@ class Landing(Silent):
     landed = 0.0
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
-        if stage == "arrived":
+        if stage == "receive":
             self.landed = time.monotonic()
 
 

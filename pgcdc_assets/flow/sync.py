@@ -75,9 +75,11 @@ class Sync:
 
     def _step(self) -> bool:
         """Whether anything moved."""
-        before = self._stream.complete_to
+        before, arrived = self._stream.complete_to, self._stream.arrived
         self._stream.take_events()
         moved = self._stream.complete_to > before
+        if self._stream.arrived and not arrived:
+            self._work.observer.progress("receive", f"the log is complete to {self._stream.complete_to}")
         moved |= self._take_copies()
         moved |= self._turn()
         if self._range.due:
