@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pgcdc_assets.defs.project import LOCATION, dagster_home
 from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.settings import STATE_FOLDER
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -35,6 +38,21 @@ def instance() -> dg.DagsterInstance:
     return dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(dagster_home()), overrides=_NO_COMPUTE_LOGS))
 
 
+@contextmanager
+def noise_in_file() -> Iterator[None]:
+    """What Java and libraries print on stderr goes into a file: the terminal is the command's own."""
+    path = STATE_FOLDER / "run.log"
+    path.parent.mkdir(exist_ok=True)
+    sys.stderr.flush()
+    with path.open("ab") as file, os.fdopen(os.dup(2), "wb") as kept:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept.fileno(), 2)
+
+
 def run_sync(progress: Progress, **config: Any) -> None:
     from pgcdc_assets.defs.sync import SYNC_OP, sync_job
 
@@ -54,7 +72,7 @@ def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: Pr
     from pgcdc_assets.defs.resources import Engines, LakeSpark, Source
 
     resources = {"engines": Engines(spark=LakeSpark(), source=Source()), "watcher": progress}
-    with instance() as runs:
+    with instance() as runs, noise_in_file():
         try:
             job.execute_in_process(
                 run_config={"ops": {op: {"config": dict(config)}}, "loggers": QUIET},

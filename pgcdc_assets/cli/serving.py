@@ -80,7 +80,8 @@ def _start(log: Path, url: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment(), SENSOR_ON: "on"},
+            # A file of the project directory, say queue.py, must not stand in for a library's module.
+            env={**os.environ, **environment(), SENSOR_ON: "on", "PYTHONSAFEPATH": "1"},
             # A terminal's Ctrl-C must reach us alone: we end the children in order.
             start_new_session=True,
             preexec_fn=_end_with_parent if sys.platform == "linux" else None,

@@ -141,19 +141,21 @@ def changes_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
 
 def mirror_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
     by_out = _by_out("mirror", tables)
-    sources = {
-        name: key
-        for table in tables
-        for name, key in (
-            (keys.op_name("changes", table.name), keys.changes_key(table.name)),
-            (keys.op_name("snapshot", table.name), keys.snapshot_key(table.name)),
+    sources = {}
+    for table in tables:
+        sources[keys.op_name("from_changes", table.name)] = dg.AssetIn(
+            keys.changes_key(table.name), dagster_type=dg.Nothing
         )
-    }
+        # A mirror rests on its newest copy, whichever that is; by default Dagster would look for a copy of
+        # the range's own key.
+        sources[keys.op_name("from_snapshot", table.name)] = dg.AssetIn(
+            keys.snapshot_key(table.name), dagster_type=dg.Nothing, partition_mapping=dg.AllPartitionMapping()
+        )
 
     @dg.multi_asset(
         name="mirror",
         outs={out: _mirror_out(table) for out, table in by_out.items()},
-        ins={f"from_{name}": dg.AssetIn(key, dagster_type=dg.Nothing) for name, key in sources.items()},
+        ins=sources,
         internal_asset_deps={
             out: {keys.changes_key(table.name), keys.snapshot_key(table.name)} for out, table in by_out.items()
         },

