@@ -1,0 +1,197 @@
+"""The sensor on a real source, one situation each: cursor in, requests and cursor out. No JVM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.defs import runs
+from pgcdc_assets.defs.demand import Cursor
+from pgcdc_assets.defs.resources import Source
+from pgcdc_assets.defs.sensors import tick
+from pgcdc_assets.defs.sync import sync_job
+from pgcdc_assets.flow.lock import lake_lock
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.setup import setup, teardown
+from pgcdc_assets.source.slots import require_slot
+from tests.defs.test_runs import dead_mark
+from tests.fix_postgres import Database
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: Database) -> Settings:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PGCDC_SOURCE", database.conninfo)
+    monkeypatch.setenv("PGCDC_SLOT", f"s_{database.name}")
+    return Settings.load()
+
+
+@pytest.fixture
+def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE public.t (id int PRIMARY KEY)")
+        conn.execute("CREATE TABLE public.unpublished (id int PRIMARY KEY)")
+        yield conn
+
+
+@pytest.fixture
+def catalog(settings: Settings, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Catalog:
+    """Set up, and nothing copied yet."""
+    monkeypatch.setenv("PGCDC_TABLES", '["public.t"]')
+    catalog = setup(Settings.load(), str(settings.source)).catalog
+    catalog.save(CATALOG_FILE)
+    return catalog
+
+
+@pytest.fixture
+def level(settings: Settings, catalog: Catalog, conn: psycopg.Connection[Any]) -> Lsn:
+    """As after a sync: the log made, the table copied and published where the slot stands."""
+    start = require_slot(conn, settings.slot).confirmed_flush_lsn
+    assert start is not None
+    ChangeLog(settings.layout).create(catalog.identity, start, 1)
+    TableStates(settings.layout).set_all(catalog.tables, TableState.CATCHING_UP, start)
+    ConsistentPoints(settings.layout).publish(start, {table.name: 0 for table in catalog.tables})
+    return start
+
+
+def look(instance: dg.DagsterInstance, settings: Settings, cursor: Cursor | None = None) -> dg.SensorResult:
+    context = dg.build_sensor_context(instance=instance, cursor=str(cursor) if cursor else None)
+    found = tick(context, settings, Source())
+    return found if isinstance(found, dg.SensorResult) else dg.SensorResult(skip_reason=found)
+
+
+def why(result: dg.SensorResult) -> str:
+    assert not result.run_requests
+    assert result.skip_reason is not None
+    return str(result.skip_reason.skip_message)
+
+
+def test_before_setup(instance: dg.DagsterInstance, settings: Settings) -> None:
+    assert why(look(instance, settings)) == "nothing is set up yet: run `pgcdc setup`"
+
+
+@pytest.mark.usefixtures("catalog")
+def test_source_out_of_reach(instance: dg.DagsterInstance, settings: Settings) -> None:
+    elsewhere = settings.model_copy(update={"source": "host=/nowhere dbname=x password=geheim"})
+    said = why(look(instance, elsewhere))
+    assert "/nowhere" in said
+    assert "geheim" not in said
+
+
+@pytest.mark.usefixtures("catalog")
+def test_slot_gone(instance: dg.DagsterInstance, settings: Settings) -> None:
+    teardown(Settings.load(), str(settings.source))
+    assert "does not exist" in why(look(instance, settings))
+
+
+@pytest.mark.usefixtures("catalog")
+def test_a_table_to_copy(instance: dg.DagsterInstance, settings: Settings) -> None:
+    (request,) = look(instance, settings).run_requests or ()
+    assert request.run_config["ops"]["sync_changes"]["config"] == {
+        "follow": True, "max_seconds": 1800.0, "idle_seconds": 30.0, "give_way": True,
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("level")
+def test_level_and_idle(instance: dg.DagsterInstance, settings: Settings) -> None:
+    first = look(instance, settings)
+    why(first)
+    cursor = Cursor.parse(first.cursor)
+    why(look(instance, settings, cursor))
+
+
+@pytest.mark.usefixtures("level")
+def test_a_published_change(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
+    conn.execute("INSERT INTO public.t VALUES (1)")
+    assert look(instance, settings).run_requests
+
+
+@pytest.mark.usefixtures("level")
+def test_foreign_changes_alone_start_nothing(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
+    conn.execute("INSERT INTO public.unpublished VALUES (1)")
+    result = look(instance, settings, Cursor(Lsn(1), since=time.time() - 3600))
+    assert "nothing published" in why(result)
+    assert Cursor.parse(result.cursor).empty_to > 0
+    conn.execute("INSERT INTO public.t VALUES (1)")
+    assert look(instance, settings, Cursor.parse(result.cursor)).run_requests
+
+
+def test_the_look_consumes_nothing(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any], level: Lsn
+) -> None:
+    conn.execute("INSERT INTO public.t VALUES (1)")
+    for _ in range(2):
+        assert look(instance, settings).run_requests
+    slot = require_slot(conn, settings.slot)
+    assert slot.confirmed_flush_lsn == level
+    assert ChangeLog(settings.layout).position() == level
+
+
+def test_while_somebody_writes_nothing_is_asked(
+    instance: dg.DagsterInstance, settings: Settings, catalog: Catalog
+) -> None:
+    assert catalog.tables
+    with lake_lock(settings.layout, "follow"):
+        assert why(look(instance, settings)) == "`pgcdc follow` is at work"
+    assert look(instance, settings).run_requests
+
+
+@pytest.mark.usefixtures("catalog")
+def test_a_run_that_starts_is_enough(instance: dg.DagsterInstance, settings: Settings) -> None:
+    instance.create_run_for_job(sync_job, status=dg.DagsterRunStatus.STARTING)
+    assert "is queued or starting" in why(look(instance, settings))
+
+
+@pytest.mark.usefixtures("catalog")
+def test_a_run_that_died_is_reported_and_the_next_one_waits_its_pause(
+    instance: dg.DagsterInstance, settings: Settings
+) -> None:
+    run = instance.create_run_for_job(sync_job, status=dg.DagsterRunStatus.STARTED)
+    instance.add_run_tags(run.run_id, {runs.PROCESS_TAG: dead_mark()})
+    said = why(look(instance, settings))
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    assert found.status is dg.DagsterRunStatus.FAILURE
+    assert "the last 1 runs failed" in said
+
+
+@pytest.mark.usefixtures("level")
+def test_slot_and_health_are_told_now_and_then(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
+    first = look(instance, settings)
+    kinds = [type(event) for event in first.asset_events]
+    assert kinds[0] is dg.AssetObservation
+    assert kinds.count(dg.AssetCheckEvaluation) == 2
+    cursor = Cursor.parse(first.cursor)
+    assert look(instance, settings, cursor).asset_events == []
+
+    later = Cursor(cursor.position, cursor.since, cursor.empty_to, cursor.told - 61, cursor.health)
+    assert [type(event) for event in look(instance, settings, later).asset_events] == [dg.AssetObservation]
+
+    conn.execute(f"ALTER PUBLICATION {settings.publication} DROP TABLE public.t")
+    told = look(instance, settings, later).asset_events
+    wrong = [event for event in told if isinstance(event, dg.AssetCheckEvaluation) and not event.passed]
+    assert any("changes are lost meanwhile" in str(event.description) for event in wrong)
