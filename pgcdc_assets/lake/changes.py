@@ -58,60 +58,85 @@ def transform(
     ``set_aside`` in its part; the others are not touched by that.
     """
     layout = Layout(log.path.parents[1])
+    asked = [_Asked.of(log, layout, span, entry, again) for entry in tables]
+    todo = [entry.todo for entry in asked if entry.todo is not None]
     shapes: dict[TableName, list[Shape]] = {}
-    for shape in log.shapes(span).values():
-        shapes.setdefault(shape.mirror, []).append(shape)
-    wanted = [_Wanted.of(log, layout, span, entry, shapes.get(entry.table.name, []), again) for entry in tables]
-    pending = [entry for entry in wanted if entry.span.start < entry.span.end]
-    done = _derived(spark, log, layout, pending)
-    return {entry.table.name: entry.committed(done, span) for entry in wanted}
+    if todo:
+        for shape in log.shapes(_hull(todo)).values():
+            shapes.setdefault(shape.mirror, []).append(shape)
+    wanted = [_Wanted.of(log, entry, shapes.get(entry.table.name, []), past=again) for entry in asked]
+    done = _derived(spark, log, layout, [entry for entry in wanted if entry.todo is not None])
+    return {entry.table.name: entry.committed(log, layout, done, span) for entry in wanted}
+
+
+def _hull(spans: Sequence[LsnRange]) -> LsnRange:
+    return LsnRange(min(span.start for span in spans), max(span.end for span in spans))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be derived for one table, and which files of its feed that replaces."""
+
+    table: Table
+    after: Lsn
+    todo: LsnRange | None
+    """None where the feed holds all."""
+    replaced: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, log: ChangeLog, layout: Layout, span: LsnRange, entry: Followed, again: bool) -> _Asked:
+        feed = FeedTable(layout, log.identity, entry.table)
+        after = min(max(entry.after, span.start), span.end)
+        start = span.start if again else after
+        if not again and feed.covered.start <= after <= feed.covered.end:
+            start = feed.covered.end
+        if start >= span.end:
+            return cls(entry.table, after, None)
+        # A file is replaced whole, so what it holds beyond the span is derived as well.
+        return cls(entry.table, after, *feed.replaced(LsnRange(start, span.end)))
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """One table's part of a transform."""
+    """One table's part of a transform, with the shapes that its rows have."""
 
     table: Table
     """Evolved to the end of the span."""
     after: Lsn
-    span: LsnRange
-    """What is to be derived: empty where the feed holds all."""
-    feed: FeedTable
+    todo: LsnRange | None
+    replaced: tuple[str, ...]
+    relations: frozenset[int]
     routes: dict[int, Route]
     refused: dict[int, str]
-    relations: frozenset[int]
-    replaced: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls, log: ChangeLog, layout: Layout, span: LsnRange, entry: Followed, shapes: Sequence[Shape], again: bool
-    ) -> _Wanted:
-        feed = FeedTable(layout, log.identity, entry.table)
-        replaced: tuple[str, ...] = ()
-        after = max(entry.after, span.start)
-        if again:
-            replaced, start, end = feed.overlapping(span)
-            todo = LsnRange(min(start, span.start), max(end, span.end))
-        else:
-            start = max(after, feed.position)
-            todo = LsnRange(min(start, span.end), span.end)
-        evolution = _Evolution.of(log, entry.table, shapes, todo, past=again)
-        if evolution.table != entry.table:
-            feed = FeedTable(layout, log.identity, evolution.table)
+    def of(cls, log: ChangeLog, asked: _Asked, shapes: Sequence[Shape], *, past: bool) -> _Wanted:
+        todo = asked.todo or LsnRange(asked.after, asked.after)
+        evolution = _Evolution.of(log, asked.table, shapes, todo, past=past)
         relations = frozenset(shape.relation_id for shape in shapes)
-        return cls(evolution.table, after, todo, feed, evolution.routes, evolution.refused, relations, replaced)
+        return cls(
+            evolution.table, asked.after, asked.todo, asked.replaced, relations, evolution.routes, evolution.refused
+        )
 
-    def committed(self, done: dict[TableName, _Outcome], span: LsnRange) -> FeedPart:
+    def committed(
+        self, log: ChangeLog, layout: Layout, done: dict[TableName, _Outcome], span: LsnRange
+    ) -> FeedPart:
         """Commit what was derived, and gather what the feed now holds of the span."""
-        outcome = done.get(self.table.name, _Outcome())
-        files, end = outcome.files, self.span.end
-        if outcome.set_aside is not None:
-            end = outcome.set_aside[0]
-            files = [part for file in files if (part := trimmed(self.feed.path / file.name, end)) is not None]
-        if files or self.replaced:
-            self.feed.commit(files, end, self.replaced)
-        taken = LsnRange(min(self.after, end), min(span.end, end))
-        return FeedPart(self.table, taken, tuple(self.feed.files(taken)), outcome.set_aside)
+        feed = FeedTable(layout, log.identity, self.table)
+        set_aside = None
+        if self.todo is not None:
+            outcome, end = done.get(self.table.name, _Outcome()), self.todo.end
+            files, set_aside = outcome.files, outcome.set_aside
+            if set_aside is not None:
+                end = set_aside[0]
+                files = [part for file in files if (part := trimmed(feed.path / file.name, end)) is not None]
+            if files or self.replaced:
+                feed.commit(files, LsnRange(min(self.todo.start, end), end), self.replaced)
+        if set_aside is not None and set_aside[0] >= span.end:
+            set_aside = None  # after the span; found again when that is asked for
+        end = span.end if set_aside is None else set_aside[0]
+        taken = LsnRange(min(self.after, end), end)
+        return FeedPart(self.table, taken, tuple(feed.files(taken)), set_aside)
 
 
 @dataclass
@@ -129,16 +154,19 @@ def _derived(
     if not relations:
         return {}
     refused = {schema_id: (w.table.name, reason) for w in wanted for schema_id, reason in w.refused.items()}
-    span = LsnRange(min(w.span.start for w in wanted), max(w.span.end for w in wanted))
-    segments = log.segments(span, relations)
+    todo = {w.table.name: w.todo for w in wanted if w.todo is not None}
+    segments = log.segments(_hull(list(todo.values())), relations)
     if not segments:
         return {}
     base = Derivation(
         segments=(),
-        targets={w.table.name: Target(w.table, layout.changes(w.table.name), w.span, _buckets(log, w)) for w in wanted},
+        targets={
+            w.table.name: Target(w.table, layout.changes(w.table.name), span, _buckets(log, w.relations, span))
+            for w in wanted if (span := todo.get(w.table.name)) is not None
+        },
         routes={schema_id: route for w in wanted for schema_id, route in w.routes.items()},
         refused=refused,
-    )
+    )  # fmt: skip
     workers = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     tasks = [replace(base, segments=tuple(s.path for s in group)) for group in grouped(segments, 2 * workers)]
     return _together(run_tasks(spark, derive, tasks))
@@ -169,12 +197,12 @@ def _together(results: Iterable[Derived]) -> dict[TableName, _Outcome]:
     return found
 
 
-def _buckets(log: ChangeLog, wanted: _Wanted) -> int:
+def _buckets(log: ChangeLog, relations: frozenset[int], span: LsnRange) -> int:
     """Buckets of keys, so that no task collapses more than BUCKET_ROWS. Inserts alone are not collapsed."""
     kinds: Counter[str] = Counter()
-    for batch in log.batches(wanted.span.start):
-        if batch.start < wanted.span.end:
-            for relation in wanted.relations & batch.counts.keys():
+    for batch in log.batches(span.start):
+        if batch.start < span.end:
+            for relation in relations & batch.counts.keys():
                 kinds.update(batch.counts[relation])
     rows = sum(kinds[kind] for kind in "IUD")
     if rows == kinds["I"] and not kinds["T"]:

@@ -1,8 +1,8 @@
 """A table's change feed as a Delta table, written by delta-rs alone: which files hold which span.
 
-A file holds the changes of one transform, so that deriving a span again replaces files. The feed's
-position (``changes_lsn``) is an app transaction of the commit that adds the files. Feeds never have
-deletion vectors, so that removing a file removes it.
+A file holds the changes of one transform, so that deriving a span again replaces files. What the feed
+covers without a hole is two app transactions of the commit that adds the files: its end (``changes_lsn``)
+and its start. Feeds never have deletion vectors, so that removing a file removes it.
 """
 
 from __future__ import annotations
@@ -38,34 +38,43 @@ class FeedTable:
     def __init__(self, layout: Layout, identity: Identity, table: Table) -> None:
         self.path = layout.changes(table.name)
         self._table = table
-        self._app_id = identity.app_id("changes", table.name.folder)
+        self._end_id = identity.app_id("changes", table.name.folder)
+        self._start_id = identity.app_id("changes_since", table.name.folder)
         try:
             self._delta: DeltaTable | None = DeltaTable(self.path)
         except TableNotFoundError:
             self._delta = None
 
     @property
-    def position(self) -> Lsn:
-        """``changes_lsn``: what the log holds below it for this table is here, from some LSN on."""
+    def covered(self) -> LsnRange:
+        """All that the log holds of the table in it is here. Its end is ``changes_lsn``."""
         if self._delta is None or not self._fits(self._delta):
-            return ZERO
-        return Lsn(self._delta.transaction_version(self._app_id) or 0)
+            return LsnRange(ZERO, ZERO)
+        start, end = (self._delta.transaction_version(app_id) or 0 for app_id in (self._start_id, self._end_id))
+        return LsnRange(Lsn(start), Lsn(end))
 
     def files(self, span: LsnRange) -> list[FeedFile]:
         """The files that hold rows of the span; they may hold others too."""
         return [feed_file(self.path / name) for name, low, high in self._bounds()
                 if low < span.end and high >= span.start]  # fmt: skip
 
-    def overlapping(self, span: LsnRange) -> tuple[tuple[str, ...], Lsn, Lsn]:
-        """Names of the files that hold rows of the span, and the LSNs (end excluded) that they reach over."""
-        found = [entry for entry in self._bounds() if entry[1] < span.end and entry[2] >= span.start]
-        start = min((low for _, low, _ in found), default=span.start)
-        end = max((high + 1 for _, _, high in found), default=span.end)
-        return tuple(name for name, _, _ in found), Lsn(start), Lsn(end)
+    def replaced(self, span: LsnRange) -> tuple[LsnRange, tuple[str, ...]]:
+        """The files that deriving ``span`` replaces, and the span widened to all that they hold."""
+        while True:
+            found = [entry for entry in self._bounds() if entry[1] < span.end and entry[2] >= span.start]
+            start = min((low for _, low, _ in found), default=span.start)
+            end = max((high + 1 for _, _, high in found), default=span.end)
+            wider = LsnRange(Lsn(min(start, span.start)), Lsn(max(end, span.end)))
+            if wider == span:
+                return span, tuple(name for name, _, _ in found)
+            span = wider
 
-    def commit(self, files: Sequence[FeedFile], position: Lsn, replaced: Sequence[str] = ()) -> None:
-        """Add files, remove others and move the position (never down), in one commit."""
+    def commit(self, files: Sequence[FeedFile], span: LsnRange, replaced: Sequence[str] = ()) -> None:
+        """Add the files that hold ``span`` and remove others, in one commit."""
+        covered = self.covered
         delta, mode = self._prepared()
+        if mode == "append" and span.start <= covered.end and span.end >= covered.start:
+            span = LsnRange(min(covered.start, span.start), max(covered.end, span.end))
         check_files(self.path, [file.report for file in files], Schema.from_arrow(feed_schema(self._table)))
         now = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
@@ -73,13 +82,11 @@ class FeedTable:
         ]
         if mode == "append":
             actions += [RemoveAction(name, True, now) for name in replaced]
-            position = max(position, Lsn(delta.transaction_version(self._app_id) or 0))
+        positions = [Transaction(self._start_id, int(span.start)), Transaction(self._end_id, int(span.end))]
         try:
             delta.create_write_transaction(
                 actions, mode, Schema.from_arrow(feed_schema(self._table)),
-                commit_properties=CommitProperties(
-                    app_transactions=[Transaction(self._app_id, int(position))], max_commit_retries=0
-                ),
+                commit_properties=CommitProperties(app_transactions=positions, max_commit_retries=0),
             )  # fmt: skip
         except CommitFailedError:
             raise LakeError("another writer committed at the same time", thing=str(self.path),

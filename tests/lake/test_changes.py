@@ -84,7 +84,24 @@ def test_what_a_feed_holds_is_not_derived_again_unless_asked(pipe: Pipeline) -> 
     assert kept < names(pipe)
     assert not before & names(pipe)
     assert [row["id"] for row in pipe.feed("t")] == [1, 2]
-    assert FeedTable(pipe.layout, pipe.identity, pipe.tables["t"]).position == end
+    assert FeedTable(pipe.layout, pipe.identity, pipe.tables["t"]).covered == LsnRange(start, end)
+
+
+@pytest.mark.spark
+def test_a_range_derived_ahead_of_the_others_leaves_no_hole(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
+    pipe.follow("t")
+    pipe.run("INSERT INTO t VALUES (1)")
+    pipe.turn()
+    pipe.run("INSERT INTO t VALUES (2)")
+    middle = pipe.receive()
+    pipe.run("INSERT INTO t VALUES (3)")
+    end = pipe.receive()
+    transform(pipe.spark, pipe.log, LsnRange(middle, end), [Followed(pipe.tables["t"], middle)])
+    assert [row["id"] for row in pipe.feed("t")] == [1, 3]
+    pipe.turn(end)
+    pipe.same("t")
+    assert [row["id"] for row in pipe.feed("t")] == [1, 2, 3]
 
 
 @pytest.mark.spark
