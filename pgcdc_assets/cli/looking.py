@@ -11,6 +11,8 @@ import click
 from pgcdc_assets.cli.arguments import TableType, as_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pgcdc_assets.checks.status import Status
     from pgcdc_assets.checks.verify import Point, TableReport, VerifyReport
     from pgcdc_assets.cli.console import Progress
@@ -47,13 +49,20 @@ def status(as_json: bool) -> int:
 def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
     """Compare source and mirrors, every row and value, at one LSN, while writes go on."""
     from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.jobs import run_sync
     from pgcdc_assets.defs.project import started_source
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
     progress = Progress()
     with progress.shown("verify"):
-        report = verified(settings, started_source(settings), tables or None, progress)
+        report = verified(
+            settings,
+            started_source(settings),
+            tables or None,
+            progress,
+            lambda lsn: run_sync(progress, command="verify", until=str(lsn)),
+        )
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
     else:
@@ -62,9 +71,14 @@ def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
 
 
 def verified(
-    settings: Settings, conninfo: str, tables: tuple[TableName, ...] | None, progress: Progress
+    settings: Settings,
+    conninfo: str,
+    tables: tuple[TableName, ...] | None,
+    progress: Progress,
+    sync_to: Callable[[Lsn], None],
 ) -> VerifyReport:
-    """Verify, with a boundary at the snapshot's LSN from whoever writes to the lake, or from a run of our own."""
+    """Verify, with a boundary at the snapshot's LSN from whoever writes to the lake; ``sync_to`` is called
+    where nobody does."""
     from pgcdc_assets.checks.verify import verify
     from pgcdc_assets.core.catalog import Catalog
     from pgcdc_assets.errors import SetupNeeded
@@ -84,16 +98,15 @@ def verified(
             settings,
             catalog,
             tables,
-            lambda lsn: _reach(lsn, settings, request, progress),
+            lambda lsn: _reach(lsn, settings, request, sync_to),
             conninfo=conninfo,
             on_table=told,
             on_wait=progress.waiting,
         )
 
 
-def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, progress: Progress) -> Point:
+def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, sync_to: Callable[[Lsn], None]) -> Point:
     """The consistent point at exactly ``lsn``."""
-    from pgcdc_assets.cli.jobs import run_sync
     from pgcdc_assets.errors import LakeError, LockHeld
     from pgcdc_assets.flow import lock
     from pgcdc_assets.lake.points import ConsistentPoints
@@ -105,7 +118,7 @@ def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, progress: Progres
             time.sleep(_POLL_SECONDS)
             continue
         try:
-            run_sync(progress, command="verify", until=str(lsn))
+            sync_to(lsn)
         except LockHeld:
             continue
         if not points.has(lsn):
