@@ -33,7 +33,7 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.lake.session import spark_session
-from pgcdc_assets.settings import Settings
+from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup import setup
 
 HERE = Path(__file__).parent
@@ -80,7 +80,7 @@ def stream(bench: Bench, workload: str, tables: str, load: Callable[[str], int],
         conninfo = made(bench.server, database, tables)
         with project(folder / database):
             settings = Settings(source=conninfo, slot=f"{database}_main", range_bytes=64 << 20)
-            setup(settings, conninfo)
+            setup(settings, conninfo).catalog.save(CATALOG_FILE)
             engine = Engine(settings, conninfo, Silent(), lambda: bench.spark, "bench")
             engine.sync(Bounds())
             with psycopg.connect(conninfo, autocommit=True) as conn:
@@ -139,7 +139,7 @@ def copy(bench: Bench, folder: Path) -> None:
         bench.record("W4", "COPY text by psql", seconds, rows)
         with project(folder / f"w4_{turn}"):
             settings = Settings(source=conninfo, slot=f"w4_{turn}")
-            setup(settings, conninfo)
+            setup(settings, conninfo).catalog.save(CATALOG_FILE)
             engine = Engine(settings, conninfo, Silent(), lambda: bench.spark, "bench")
             report = engine.sync(Bounds())
             bench.record("W4", "ours, copy", report.copied[0].seconds, rows)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pgcdc_assets.checks.facts import TableFacts
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.lake.points import ConsistentPoints, Point
@@ -31,7 +30,7 @@ def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
         elif newest and table.name in newest.tables and _readable(row, newest):
             yield TableFacts(table.name, TableState.STREAMING, newest.replay_lsn, updates_seen=table.updates_seen)
         else:
-            yield _behind(Mirror(layout, catalog.identity, table.name), table, row, points.replay_lsn_of(table.name))
+            yield _behind(Mirror(layout, catalog.identity, table.name), table, row, points)
 
 
 def _readable(row: StateRow, newest: Point) -> bool:
@@ -39,12 +38,12 @@ def _readable(row: StateRow, newest: Point) -> bool:
     return row.state is TableState.CATCHING_UP and row.lsn <= newest.replay_lsn
 
 
-def _behind(mirror: Mirror, table: Table, row: StateRow, listed: Lsn | None) -> TableFacts:
+def _behind(mirror: Mirror, table: Table, row: StateRow, points: ConsistentPoints) -> TableFacts:
     """A table that stands by itself: its own Delta commits say where."""
     copied = mirror.snapshot_lsn
     if row.state is TableState.COPYING and (copied is None or copied < row.lsn):
         return TableFacts(table.name, TableState.COPYING, updates_seen=table.updates_seen)
-    replay_lsn = max(mirror.replay_lsn or ZERO, listed or ZERO) or None
+    replay_lsn = mirror.effective_replay_lsn(points)
     if row.state is TableState.SET_ASIDE:
         return TableFacts(table.name, row.state, replay_lsn, row.reason, row.lsn, table.updates_seen)
     return TableFacts(table.name, TableState.CATCHING_UP, replay_lsn, updates_seen=table.updates_seen)

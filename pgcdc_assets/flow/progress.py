@@ -52,7 +52,7 @@ class Progress:
             return TableProgress(table, TableState.WAITING)
         if row.state is TableState.COPYING and snapshot_lsn < row.lsn:
             return TableProgress(table, TableState.WAITING)
-        replay_lsn = max(mirror.replay_lsn or ZERO, self.points.replay_lsn_of(table.name) or ZERO)
+        replay_lsn = mirror.effective_replay_lsn(self.points) or ZERO
         if row.state is TableState.SET_ASIDE:
             return TableProgress(row.table, row.state, replay_lsn, mirror.version, row.reason)
         if replay_lsn < self._log_start:

@@ -27,7 +27,6 @@ from pgcdc_assets.errors import MachineError
 SCALA = "2.13"
 OLDEST_JAVA = 17
 """Spark 4 runs on Java 17 and later."""
-CENTRAL = "https://repo1.maven.org/maven2/"
 REPOSITORY_VARIABLE = "DEFAULT_ARTIFACT_REPOSITORY"
 """Spark's own variable for a mirror of Maven Central."""
 RESOLVE_SECONDS = 600
@@ -125,11 +124,13 @@ def _resolve(java: str, work: Path) -> None:
 
 
 def _settings(cache: Path) -> str:
-    root = os.environ.get(REPOSITORY_VARIABLE) or CENTRAL
+    # Without a root of its own, Ivy's Maven resolver reads Maven Central.
+    mirror = os.environ.get(REPOSITORY_VARIABLE)
+    root = f" root={quoteattr(mirror)}" if mirror else ""
     return (
         '<ivysettings><settings defaultResolver="central"/>'
         f"<caches defaultCacheDir={quoteattr(str(cache))}/>"
-        f'<resolvers><ibiblio name="central" m2compatible="true" root={quoteattr(root)}/></resolvers>'
+        f'<resolvers><ibiblio name="central" m2compatible="true"{root}/></resolvers>'
         "</ivysettings>"
     )
 
