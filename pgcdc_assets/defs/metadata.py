@@ -32,10 +32,15 @@ def lsns(**positions: Lsn | None) -> Metadata:
 
 def numbers(values: Mapping[str, float | int | None], prefix: str = "") -> Metadata:
     return {
-        prefix + name: dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(value)
+        prefix + name: dg.MetadataValue.int(value) if isinstance(value, int) else _rounded(value)
         for name, value in values.items()
         if value is not None
     }
+
+
+def _rounded(value: float) -> dg.MetadataValue:
+    """Seconds to the millisecond: more says nothing and is hard to read."""
+    return dg.MetadataValue.float(round(value, 3))
 
 
 def of_range(report: RangeReport) -> Metadata:

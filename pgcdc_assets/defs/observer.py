@@ -65,6 +65,7 @@ class DagsterObserver:
         self._layout = layout
         self._watcher = watcher
         self._ranges = RangeRegister(context.instance)
+        self._health = ""
 
     def known_ranges(self) -> list[LsnRange]:
         """Asked by the engine under the lake's lock. Keys go with the log that they stand for."""
@@ -94,7 +95,24 @@ class DagsterObserver:
         for event in changed:
             self._context.log_event(event)
         _record_together(self._context, unchanged)
+        self._tell_health()
         self._watcher.range_closed(report)
+
+    def _tell_health(self) -> None:
+        """The checks, once a run and when they say something else.
+
+        Dagster shows a check as not evaluated when the asset has been materialised since, unless both are
+        of the same run.
+        """
+        from pgcdc_assets.defs.checks import current_health, evaluations, health_digest
+
+        health = current_health()
+        digest = health_digest(health)
+        if digest != self._health:
+            self._health = digest
+            step = self._context.get_step_execution_context()
+            for evaluation in evaluations(health):
+                DagsterEvent.asset_check_evaluation(step, evaluation)
 
     def _events(
         self, report: RangeReport, key: str

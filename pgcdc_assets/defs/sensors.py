@@ -8,9 +8,9 @@ from typing import Any
 import dagster as dg
 
 from pgcdc_assets.core.catalog import Catalog
-from pgcdc_assets.defs import keys, metadata
+from pgcdc_assets.defs import keys
 from pgcdc_assets.defs.backlog import look
-from pgcdc_assets.defs.checks import evaluations, health_digest
+from pgcdc_assets.defs.checks import evaluations, health_digest, of_slot
 from pgcdc_assets.defs.demand import Cursor, Decision, Look, Runs, busy, decide
 from pgcdc_assets.defs.resources import Source
 from pgcdc_assets.defs.runs import OURS, RUNNING, SYNC_JOB, WAITING, report_dead_runs
@@ -52,7 +52,9 @@ def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source
         context.log.warning(f"run {run_id[:8]} died: reported as failed")
     reason = busy(_runs(context.instance, settings), time.time())
     if reason:
-        return dg.SkipReason(reason)
+        # A run may last half an hour, a first copy longer: health is told meanwhile, too.
+        events, cursor = _told(cursor, settings)
+        return dg.SensorResult(skip_reason=dg.SkipReason(reason), cursor=str(cursor), asset_events=events)
     try:
         with source.connection(settings) as conn:
             seen = look(conn, catalog, settings.layout, cursor)
@@ -63,9 +65,7 @@ def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source
 
 
 def _result(decision: Decision, seen: Look, cursor: Cursor, settings: Settings) -> dg.SensorResult:
-    events: list[Any] = []
-    if seen.now - cursor.told >= _TELL_SECONDS:
-        events, cursor = _told(seen, cursor, settings)
+    events, cursor = _told(cursor, settings)
     requests = [dg.RunRequest(run_config=run_config(settings))] if decision.wanted else []
     skip = None if decision.wanted else dg.SkipReason(decision.why)
     return dg.SensorResult(run_requests=requests, skip_reason=skip, cursor=str(cursor), asset_events=events)
@@ -82,17 +82,19 @@ def run_config(settings: Settings) -> dict[str, Any]:
     return {"ops": {SYNC_OP: {"config": config}}}
 
 
-def _told(seen: Look, cursor: Cursor, settings: Settings) -> tuple[list[Any], Cursor]:
+def _told(cursor: Cursor, settings: Settings) -> tuple[list[Any], Cursor]:
+    """What there is to record now: the slot's observation once a minute, the checks when they say something else."""
     from pgcdc_assets.checks.status import status
 
-    lag = metadata.numbers({"lag_bytes": max(0, seen.flush_lsn - seen.position)})
-    positions = metadata.lsns(flush_lsn=seen.flush_lsn, transform_lsn=seen.position)
-    events: list[Any] = [dg.AssetObservation(keys.SLOT, metadata=positions | lag)]
+    now = time.time()
+    if now - cursor.told < _TELL_SECONDS:
+        return [], cursor
     health = status(settings)
     digest = health_digest(health)
+    events: list[Any] = [dg.AssetObservation(keys.SLOT, metadata=of_slot(health))]
     if digest != cursor.health:
         events += evaluations(health)
-    return events, replace(cursor, told=seen.now, health=digest)
+    return events, replace(cursor, told=now, health=digest)
 
 
 def _runs(instance: dg.DagsterInstance, settings: Settings) -> Runs:
