@@ -73,7 +73,8 @@ def serve(layout: Layout, stop: threading.Event, host: str = HOST, port: int | N
 def _start(log: Path, url: str) -> subprocess.Popen[bytes]:
     host, port = url.removeprefix("http://").rsplit(":", 1)
     command = [sys.executable, "-W", "ignore", "-m", "dagster", "dev", "--workspace", str(workspace_file())]
-    command += ["--host", host, "--port", port, "--log-level", "info", "--code-server-log-level", "warning"]
+    # At `info` the daemon writes a line or two every second, for as long as it runs.
+    command += ["--host", host, "--port", port, "--log-level", "warning", "--code-server-log-level", "warning"]
     with log.open("wb") as file:
         return subprocess.Popen(
             command,
