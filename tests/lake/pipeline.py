@@ -59,7 +59,8 @@ class Pipeline:
 
     def follow(self, tables: str) -> None:
         """Publish tables (a list as SQL has it), make the slot, the log and the empty mirrors."""
-        self.run(f"CREATE PUBLICATION p FOR TABLE {tables}")
+        # For the texts that the rows are compared by: the test server's defaults are odd on purpose.
+        self.run("SET DateStyle = ISO", "SET TimeZone = UTC", f"CREATE PUBLICATION p FOR TABLE {tables}")
         slot = f"s_{self.database.name}"
         start = self._lsn("(pg_create_logical_replication_slot(%s, 'pgoutput')).lsn", slot)
         self.log = ChangeLog(self.layout)
