@@ -53,7 +53,7 @@ check: install ## ruff and mypy
 
 .PHONY: lock
 lock: install ## Lock the dependencies anew
-	@$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --extra dev --no-emit-index-url \
+	@$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --no-strip-extras --extra dev --no-emit-index-url \
 	  --no-emit-find-links --no-emit-options --no-emit-trusted-host --output-file requirements.lock pyproject.toml
 
 .PHONY: clean
