@@ -33,7 +33,9 @@ def source_rows(conn: psycopg.Connection[Any], schema: str, table: str) -> tuple
     chosen = []
     for name, kind, typmod in columns:
         native = kind in _NATIVE or (kind == "numeric" and typmod >= 0)
-        chosen.append(sql.Identifier(name) if native else sql.SQL("{}::text").format(sql.Identifier(name)))
+        # Python has no single precision: psycopg reads float4's short text as a double of another value.
+        form = "{}::float8" if kind == "float4" else "{}" if native else "{}::text"
+        chosen.append(sql.SQL(form).format(sql.Identifier(name)))
     query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(chosen), sql.Identifier(schema, table))
     with conn.transaction():
         conn.execute("SET LOCAL TimeZone = 'UTC'; SET LOCAL IntervalStyle = 'postgres'; SET LOCAL bytea_output = 'hex'")
