@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 pytest_plugins = ["tests.fix_postgres", "tests.fix_spark"]
+
+# Every JVM of a test run lives for minutes: the optimising compiler would take more than it gives.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
