@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,21 @@ TEST_SETTINGS = {
 
 @pytest.fixture
 def database(server: EmbeddedServer) -> Iterator[Database]:
+    with fresh_database(server) as database:
+        yield database
+
+
+@contextmanager
+def fresh_database(server: EmbeddedServer) -> Iterator[Database]:
     """A database of its own; at the end its slots are dropped with it, whoever still holds them."""
     name = f"t_{secrets.token_hex(5)}"
     with psycopg.connect(server.conninfo_of("postgres"), autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    yield Database(server, name)
-    if server.running:
-        _drop(server, name)
+    try:
+        yield Database(server, name)
+    finally:
+        if server.running:
+            _drop(server, name)
 
 
 def _drop(server: EmbeddedServer, name: str) -> None:

@@ -1,0 +1,26 @@
+"""One `pgcdc up` for all tests of it, beside each other and after the rest: it takes CPU while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pgcdc_assets.demo.server import EmbeddedServer
+from tests.end_to_end.served import Served, serve
+from tests.fix_postgres import fresh_database
+
+LAST = "test_sigterm"
+"""The test that ends it."""
+
+
+@pytest.fixture(scope="session")
+def up(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A project that `pgcdc up` follows, and nothing else: no other command is run in it."""
+    with fresh_database(server) as database, serve(database, tmp_path_factory.mktemp("up")) as served:
+        yield served
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: ("up" in getattr(item, "fixturenames", ()), item.name.startswith(LAST)))

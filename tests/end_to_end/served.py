@@ -1,0 +1,174 @@
+"""A project under ``pgcdc up``, and what its Dagster knows: one start serves all tests of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psutil
+import psycopg
+
+from tests.end_to_end.command import Project, wait_for
+from tests.fix_postgres import Database
+
+SHOP = """
+CREATE TABLE public.customers (id int PRIMARY KEY, name text NOT NULL, credit numeric(12,2));
+CREATE TABLE public.orders (id int PRIMARY KEY, customer_id int NOT NULL, status text NOT NULL, placed_at timestamptz);
+CREATE TABLE public.products (sku text PRIMARY KEY, name text NOT NULL, price numeric(10,2) NOT NULL);
+INSERT INTO public.customers SELECT g, 'Customer ' || g, g / 8.0 FROM generate_series(1, 200) g;
+INSERT INTO public.orders SELECT g, 1 + g % 200, 'open', timestamptz '2025-01-01 00:00Z' + g * interval '1 h'
+  FROM generate_series(1, 1000) g;
+INSERT INTO public.products SELECT 'P-' || g, 'Product ' || g, g + 0.99 FROM generate_series(1, 50) g;
+"""
+TABLES = ("customers", "orders", "products")
+
+_MARK = "UP_TEST_MARK"
+"""In the environment of the command and so of all that it starts, whatever session or parent that has."""
+
+
+@dataclass(frozen=True)
+class Served:
+    project: Project
+    database: Database
+    process: subprocess.Popen[str]
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def words(self) -> str:
+        """What the command and Dagster have said, for failures."""
+        log = self.project.folder / ".pgcdc" / "up.log"
+        return self.project.log("up") + (log.read_text()[-5000:] if log.exists() else "")
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return self.database.connect()
+
+    @contextmanager
+    def instance(self) -> Iterator[dg.DagsterInstance]:
+        with dg.DagsterInstance.from_config(str(self.project.folder / ".dagster")) as instance:
+            yield instance
+
+    def materialised(self, *key: str) -> dict[str, dict[str, Any]]:
+        """The newest materialisation of every partition of an asset: metadata by partition, oldest first."""
+        with self.instance() as instance:
+            records = instance.fetch_materializations(dg.AssetKey(key), limit=500).records
+        found: dict[str, dict[str, Any]] = {}
+        for record in reversed(records):
+            event = record.asset_materialization
+            assert event is not None
+            found[str(event.partition)] = {name: value.value for name, value in event.metadata.items()}
+        return dict(sorted(found.items()))
+
+    def ranges(self) -> list[str]:
+        """Keys of the ranges that stand in the mirrors, in LSN order."""
+        return list(self.materialised("consistent_points"))
+
+    def follow(self, statement: str) -> str:
+        """Commit a change; returns the key of the range in which the sensor's run has carried it.
+
+        All changes go through here, so a new range with a transaction in it is this one's.
+        """
+        before = set(self.ranges())
+        with self.connect() as conn:
+            conn.execute(statement)
+        self.wait(lambda: bool(self._filled() - before), "the change's range")
+        return min(self._filled() - before)
+
+    def _filled(self) -> set[str]:
+        return {key for key, found in self.materialised("consistent_points").items() if found["transactions"]}
+
+    def ask(self, query: str, **variables: Any) -> dict[str, Any]:
+        """Dagster's GraphQL, as its pages use it."""
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            found = json.load(answer)
+        assert "errors" not in found, found["errors"]
+        return dict(found["data"])
+
+    def started_by_hand(self) -> dict[str, str]:
+        """Status by id of the runs and backfills that people launched in the UI."""
+        with self.instance() as instance:
+            found = {fill.backfill_id: fill.status.value for fill in instance.get_backfills()}
+            for run in instance.get_runs(dg.RunsFilter(job_name="__ASSET_JOB")):
+                found[run.run_id] = run.status.value
+        return found
+
+    def marked(self) -> list[psutil.Process]:
+        """All processes that the command has started, itself included."""
+        return processes(self.process_mark)
+
+    @property
+    def process_mark(self) -> str:
+        return self.project.settings[_MARK]
+
+    def wait(self, condition: Callable[[], bool], what: str, seconds: float = 150) -> None:
+        wait_for(lambda: condition() or self.process.poll() is not None, seconds, what)
+        assert self.process.poll() is None, self.words
+
+
+def processes(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def settings_of(database: Database) -> dict[str, str]:
+    return {
+        "PGCDC_SOURCE": database.conninfo,
+        "PGCDC_SLOT": f"s_{database.name}",
+        "PGCDC_RANGE_SECONDS": "2",
+        "PGCDC_IDLE_SECONDS": "5",
+        "PGCDC_SENSOR_SECONDS": "2",
+        "PGCDC_SPARK": '{"master": "local[2]", "spark.driver.memory": "1g"}',
+        _MARK: uuid.uuid4().hex,
+    }
+
+
+@contextmanager
+def serve(database: Database, folder: Path) -> Iterator[Served]:
+    """Make the tables, start ``pgcdc up``, wait for its UI; nothing that it started is left at the end."""
+    with database.connect() as conn:
+        conn.execute(SHOP)
+    project = Project(folder, settings_of(database))
+    port = free_port()
+    with project.running("up", "--port", str(port)) as process:
+        served = Served(project, database, process, port)
+        try:
+            served.wait(lambda: served.url in project.log("up"), "Dagster's UI", seconds=120)
+            yield served
+        finally:
+            end_all(served)
+
+
+def end_all(served: Served) -> None:
+    """Politely first, for the sake of the log; then by force, whatever is left."""
+    if served.process.poll() is None:
+        served.process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            served.process.wait(60)
+    for process in served.marked():
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,143 @@
+"""Dagster's UI as people use it: the graph, a range's metadata, repair and new copy by its dialogs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from playwright.sync_api import FloatRect, Locator, Page, ViewportSize, expect, sync_playwright
+
+from tests.end_to_end.served import TABLES, Served
+from tests.oracle import assert_equal
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+WINDOW: ViewportSize = {"width": 1720, "height": 1330}
+CANVAS: FloatRect = {"x": 380, "y": 180, "width": 1285, "height": 1005}
+"""Of the graph in such a window, without the panels around it."""
+PATIENCE = 60_000
+"""Milliseconds: the machine may be busy with Spark."""
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.process,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
+]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    """A fresh browser; a picture of its last state is kept beside the test's files."""
+    with sync_playwright() as play:
+        context = play.chromium.launch_persistent_context(
+            tmp_path / "profile", executable_path=CHROMIUM, headless=True, args=ARGUMENTS,
+            viewport={"width": 1600, "height": 900},
+        )  # fmt: skip
+        context.set_default_timeout(PATIENCE)
+        expect.set_options(timeout=PATIENCE)
+        try:
+            yield context.pages[0]
+            context.pages[0].screenshot(path=tmp_path / "last.png")
+        finally:
+            context.close()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Where pictures go: ``SCREENSHOTS``, or the test's own files."""
+    return Path(os.environ.get("SCREENSHOTS", tmp_path))
+
+
+def left(found: Locator) -> float:
+    box = found.bounding_box()
+    assert box is not None
+    return box["x"]
+
+
+def test_the_graph_reads_from_slot_to_mirrors(up: Served, page: Page, pictures: Path) -> None:
+    up.wait(lambda: all(up.materialised("snapshot", "public", table) for table in TABLES), "the copies")
+    page.set_viewport_size(WINDOW)
+    page.goto(f"{up.url}/asset-groups")
+    page.get_by_text("Hide navigation").click()
+    expect(page.get_by_text("snapshot", exact=True).first).to_be_visible()
+    groups = [page.get_by_text(name, exact=True).last for name in ("source", "log", "changes", "mirror")]
+    assert [left(group) for group in groups] == sorted(left(group) for group in groups)
+
+    page.keyboard.press("Alt+KeyE")  # Expand all groups.
+    expect(page.get_by_text("consistent_points", exact=True)).to_be_visible()
+    orders = page.get_by_text("orders", exact=True)
+    expect(orders).to_have_count(3)
+    columns = sorted(left(found) for found in orders.all())
+    names = ("slot", "change_log", "consistent_points")
+    slot, log, points = (left(page.get_by_text(name, exact=True)) for name in names)
+    assert slot < log < columns[0] <= columns[1] < columns[2] < points
+    page.reload()  # Draws the expanded graph to fit.
+    expect(page.get_by_text("consistent_points", exact=True)).to_be_visible()
+    page.screenshot(path=pictures / "asset-graph.png", clip=CANVAS)
+
+
+def test_a_partition_shows_its_lsns(up: Served, page: Page) -> None:
+    key = up.follow("UPDATE public.orders SET status = 'paid' WHERE id <= 100")
+    page.goto(f"{up.url}/assets/public/orders?view=partitions&partition={key}")
+    expect(page.get_by_text("Materialized", exact=True)).to_be_visible()
+    found = up.materialised("public", "orders")[key]
+    for name in ("start_lsn", "end_lsn", "transform_lsn", "replay_lsn", "rows_updated", "delta_version"):
+        row = page.get_by_role("row").filter(has=page.get_by_text(name, exact=True))
+        expect(row).to_contain_text(str(found[name]))
+
+
+def test_past_ranges_are_backfilled_and_so_repaired(up: Served, page: Page) -> None:
+    while len(up.ranges()) < 2:
+        up.follow("UPDATE public.products SET price = price + 1 WHERE sku IN ('P-1', 'P-2')")
+    up.follow("UPDATE public.products SET name = 'Renamed' WHERE sku = 'P-3'")
+    _damage(up.project.lake / "public" / "products")
+    done = launch_all(up, page, "public/products")
+    assert done in ("COMPLETED_SUCCESS", "SUCCESS")
+    with up.connect() as conn:
+        assert_equal(conn, up.project.lake, "public.products")
+
+
+def test_a_snapshot_partition_asks_for_a_new_copy(up: Served, page: Page) -> None:
+    up.wait(lambda: all(up.materialised("snapshot", "public", table) for table in TABLES), "the copies")
+    before = set(up.materialised("snapshot", "public", "customers"))
+    done = launch_all(up, page, "snapshot/public/customers")
+    assert done in ("COMPLETED_SUCCESS", "SUCCESS")
+    assert set(up.materialised("snapshot", "public", "customers")) > before
+    with up.connect() as conn:
+        assert_equal(conn, up.project.lake, "public.customers")
+
+
+def launch_all(up: Served, page: Page, asset: str) -> str:
+    """Launch all partitions of an asset by the dialog; the final status of the run or backfill."""
+    before = up.started_by_hand()
+    page.goto(f"{up.url}/assets/{asset}?view=partitions")
+    page.get_by_role("button", name="Materialize").first.click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="All", exact=True).click()
+    dialog.get_by_role("button", name=re.compile("^Launch")).click()
+    up.wait(lambda: up.started_by_hand().keys() > before.keys(), "the launch", seconds=60)
+    launched = next(id_ for id_ in up.started_by_hand() if id_ not in before)
+    ended = ("SUCCESS", "FAILURE", "CANCELED", "FAILED")
+    up.wait(lambda: up.started_by_hand()[launched].endswith(ended), "the end of what was launched", seconds=200)
+    return up.started_by_hand()[launched]
+
+
+def _damage(path: Path) -> None:
+    """A changed value that no change of the source explains, written from outside."""
+    table = DeltaTable(str(path))
+    rows = pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
+    hit = pc.equal(rows["sku"].cast("string"), "P-3")
+    assert pc.sum(hit).as_py() == 1
+    index = rows.schema.get_field_index("name")
+    changed = pc.if_else(hit, pa.scalar("changed from outside"), rows["name"].cast("string"))
+    write_deltalake(table, rows.set_column(index, "name", changed), mode="overwrite")

@@ -1,0 +1,91 @@
+"""`pgcdc up` alone, as a user has it: daemon and sensor carry a committed change into the mirror."""
+
+from __future__ import annotations
+
+import signal
+from itertools import pairwise
+
+import psutil
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from tests.end_to_end.command import wait_for
+from tests.end_to_end.served import TABLES, Served
+from tests.oracle import assert_equal
+
+pytestmark = pytest.mark.process
+
+CHECKS = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
+  assetChecksOrError { ... on AssetChecks { checks { name executionForLatestMaterialization { status } } } } } } }"""
+
+
+def status_of(up: Served, order: int) -> str | None:
+    """Read from the mirror by delta-rs; None before the table is there."""
+    path = up.project.lake / "public" / "orders"
+    if not DeltaTable.is_deltatable(str(path)):
+        return None
+    query = f"SELECT status FROM orders WHERE id = {order}"
+    found = QueryBuilder().register("orders", DeltaTable(str(path))).execute(query).read_all()
+    return str(found["status"][0].as_py()) if found.num_rows else None
+
+
+def test_a_committed_change_reaches_the_mirror(up: Served) -> None:
+    up.wait(lambda: all(up.materialised("snapshot", "public", table) for table in TABLES), "the copies")
+    assert status_of(up, 7) == "open"
+    up.follow("UPDATE public.orders SET status = 'shipped' WHERE id = 7")
+    assert status_of(up, 7) == "shipped"
+    with up.connect() as conn:
+        assert_equal(conn, up.project.lake, *(f"public.{table}" for table in TABLES))
+
+
+def test_its_range_stands_in_every_asset(up: Served) -> None:
+    key = up.follow("UPDATE public.orders SET status = 'returned' WHERE id IN (8, 9)")
+    span = LsnRange.from_key(key)
+    for asset in (["change_log"], ["changes", "public", "orders"], ["public", "orders"], ["consistent_points"]):
+        found = up.materialised(*asset)[key]
+        assert found["start_lsn"] == str(span.start), asset
+        assert found["end_lsn"] == str(span.end), asset
+        assert Lsn.parse(found["transform_lsn"]) >= span.end, asset
+        assert Lsn.parse(found["replay_lsn"]) >= span.end, asset
+        assert found["end_lsn_int"] == int(span.end), asset
+    assert up.materialised("change_log")[key]["rows_updates"] == 2
+    assert up.materialised("public", "orders")[key]["rows_updated"] == 2
+    quiet = up.materialised("public", "customers")[key]
+    assert quiet["rows_updated"] == 0
+    assert Lsn.parse(quiet["replay_lsn"]) >= span.end
+
+
+def test_ranges_are_contiguous_and_each_table_is_copied_once(up: Served) -> None:
+    up.follow("INSERT INTO public.products VALUES ('N-1', 'New', 1.00)")
+    spans = [LsnRange.from_key(key) for key in up.ranges()]
+    assert all(left.end == right.start for left, right in pairwise(spans))
+    copy = next(iter(up.materialised("snapshot", "public", "customers").values()))
+    assert copy["dagster/row_count"] == 200
+    assert Lsn.parse(copy["consistent_point"]) > spans[0].start
+
+
+def test_checks_are_of_the_newest_materialisation(up: Served) -> None:
+    """Else the UI shows them as not evaluated."""
+    up.follow("UPDATE public.customers SET credit = credit + 1 WHERE id = 1")
+    for table in TABLES:
+        node = up.ask(CHECKS, key={"path": ["public", table]})["assetNodeOrError"]
+        (check,) = node["assetChecksOrError"]["checks"]
+        assert check["executionForLatestMaterialization"] == {"status": "SUCCEEDED"}, table
+
+
+def test_sigterm_ends_all_of_it(up: Served) -> None:
+    """In the middle of a run. The last test of this fixture: nothing is left to serve others."""
+    up.follow("UPDATE public.orders SET status = 'late' WHERE id = 10")
+    family = up.marked()
+    assert len(family) >= 4, "the command, the webserver, the daemon, a code server at least"
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(90) == 0, up.words
+    assert up.marked() == []
+    _gone, left = psutil.wait_procs(family, timeout=5)
+    assert left == []
+    slots = "SELECT count(*) FROM pg_replication_slots WHERE active AND database = current_database()"
+    with up.connect() as conn:
+        wait_for(lambda: conn.execute(slots).fetchone() == (0,), 10, "the slot's release")
+        assert_equal(conn, up.project.lake, "public.orders")
