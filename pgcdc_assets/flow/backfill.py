@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import RangeGap, UsageError
+from pgcdc_assets.errors import NotRepairable, RangeGap, UsageError
 from pgcdc_assets.flow.closing import range_report
 from pgcdc_assets.flow.progress import TableProgress
+from pgcdc_assets.flow.ranges import summed
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.changes import Followed, transform
+from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.lake.repair import repair_table
 
 
@@ -25,14 +27,32 @@ def check(work: Work, span: LsnRange) -> RangeReport:
 
 
 def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-    """Write the change feeds of a range again, from the log."""
+    """Write the change feeds of a range again, from the log.
+
+    What lies above a table's ``replay_lsn`` is derived from there on, as the turn that will apply it does.
+    What lies before its copy stays as it is: the table may have been another then.
+    """
     span = widened(work, span)
-    followed = [Followed(work.progress[name].table, span.start) for name in tables]
-    parts = transform(work.session(), work.log, span, followed)
-    turns = {
-        name: TableTurn(name, work.progress[name].replay_lsn, work.progress[name].version, changes=part.counts)
-        for name, part in parts.items()
-    }
+    entries = [_readable(work, name) for name in tables]
+    asked: dict[tuple[LsnRange, bool], list[Followed]] = {}
+    for entry in entries:
+        start = max(span.start, Mirror(work.layout, work.identity, entry.table.name).snapshot_lsn or span.start)
+        end = min(span.end, entry.replay_lsn)
+        if start < end:
+            asked.setdefault((LsnRange(start, end), True), []).append(Followed(entry.table, start))
+        if entry.replay_lsn < span.end:
+            asked.setdefault((LsnRange(entry.replay_lsn, span.end), False), []).append(
+                Followed(entry.table, entry.replay_lsn)
+            )
+    turns: dict[TableName, TableTurn] = {}
+    for (part_of, again), followed in asked.items():
+        for name, part in transform(work.session(), work.log, part_of, followed, again=again).items():
+            if part.set_aside is not None:
+                lsn, reason = part.set_aside
+                raise NotRepairable(reason, thing=str(name), lsn=lsn, do=f"copy it anew: pgcdc snapshot '{name}'")
+            entry = work.progress[name]
+            turn = TableTurn(name, entry.replay_lsn, entry.version, changes=part.counts)
+            turns[name] = summed(turns[name], turn) if name in turns else turn
     return _report(work, span, turns)
 
 
@@ -44,10 +64,7 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
     span = widened(work, span)
     turns: dict[TableName, TableTurn] = {}
     for name in tables:
-        entry = work.progress[name]
-        if not entry.state.readable:
-            raise UsageError(f"is {entry.state}, so no range can be applied to it", thing=str(name),
-                             do=f"copy it first: pgcdc snapshot '{name}'")  # fmt: skip
+        entry = _readable(work, name)
         if span.start < entry.replay_lsn:
             turns[name] = _repaired(work, entry, LsnRange(span.start, min(span.end, entry.replay_lsn)))
     forward = [work.progress[name] for name in tables if work.progress[name].replay_lsn < span.end]
@@ -67,6 +84,14 @@ def repair(work: Work, name: TableName, span: LsnRange) -> RangeReport:
             do="run `pgcdc sync` to apply it",
         )  # fmt: skip
     return _report(work, span, {name: _repaired(work, entry, span)})
+
+
+def _readable(work: Work, name: TableName) -> TableProgress:
+    entry = work.progress[name]
+    if not entry.state.readable:
+        raise UsageError(f"is {entry.state}, so no range of it can be worked on", thing=str(name),
+                         do=f"copy it first: pgcdc snapshot '{name}'")  # fmt: skip
+    return entry
 
 
 def _repaired(work: Work, entry: TableProgress, span: LsnRange) -> TableTurn:

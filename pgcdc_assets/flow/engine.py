@@ -10,9 +10,10 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import EmptyPublication, SetupNeeded
+from pgcdc_assets.errors import EmptyPublication, IdentityMismatch, LogAhead, SetupNeeded
 from pgcdc_assets.flow import backfill
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.observer import Observer
@@ -24,10 +25,10 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.client import ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source import slots
 from pgcdc_assets.source.catalog import read_catalog
 from pgcdc_assets.source.connection import connect
 from pgcdc_assets.source.replication import ReplicationConnection
-from pgcdc_assets.source.slots import require_slot
 
 
 class Engine:
@@ -53,7 +54,6 @@ class Engine:
             catalog = self._live_catalog(conn)
             log = self._log(conn, catalog.identity)
             work = self._work(catalog, log)
-            work.progress.request_copy(copy_anew)
             receiver = ReceiverProcess(
                 self._conninfo,
                 self._settings.layout,
@@ -61,7 +61,10 @@ class Engine:
                 batch_bytes=self._settings.batch_bytes,
                 batch_seconds=self._settings.batch_seconds,
             )
-            return Sync(work, self._conninfo, Stream(receiver, log, conn), bounds).run()
+            stream = Stream(receiver, log, conn)
+            self._check_level(work, stream.source_position())
+            work.progress.request_copy(copy_anew)
+            return Sync(work, self._conninfo, stream, bounds).run()
 
     def check_range(self, span: LsnRange) -> RangeReport:
         """``change_log`` by hand: the range is in the log, whole."""
@@ -94,6 +97,13 @@ class Engine:
         saved = Catalog.load(CATALOG_FILE)
         if saved is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
+        found = slots.identity(conn, saved.identity.slot)
+        if found != saved.identity:
+            raise IdentityMismatch(
+                f"is database {found.database} of system {found.system_identifier}, but this project was set up for "
+                f"database {saved.identity.database} of system {saved.identity.system_identifier}", thing="source",
+                do="set `source` to that one, or set up the other in a folder of its own",
+            )  # fmt: skip
         live = read_catalog(conn, saved.identity, saved.publications, self._settings.tables)
         if not live.tables:
             raise EmptyPublication("lists no table any more", thing=f"publication {saved.publication}",
@@ -105,17 +115,36 @@ class Engine:
     def _log(self, conn: psycopg.Connection[Any], identity: Identity) -> ChangeLog:
         """The change log, made where there is none: it begins where the slot stands.
 
-        Nothing is lost by that, whatever was confirmed before: a mirror whose position lies below the
-        log's start is copied anew, and a copy's consistent point lies above it.
+        Nothing is lost by that, whatever was confirmed before: a mirror that was copied before the
+        log's start is copied anew.
         """
         log = ChangeLog(self._settings.layout)
         if not log.exists:
-            start = require_slot(conn, self._settings.slot).confirmed_flush_lsn
+            slot = slots.require_slot(conn, identity.slot)
+            slots.check_slot(slot, None)
+            start = slot.confirmed_flush_lsn
             if start is None:
-                raise SetupNeeded("has no confirmed position", thing=f"slot {self._settings.slot}")
+                raise SetupNeeded("has no confirmed position", thing=slot.thing)
             with ReplicationConnection.open(self._conninfo) as stream:
                 log.create(identity, start, stream.identify().timeline)
-        return log.open()
+        log.open()
+        if log.identity != identity:
+            raise IdentityMismatch(
+                f"belongs to {log.identity.app_id()}, but this project was set up for {identity.app_id()}",
+                thing=f"change log {log.path}", do="set `lake` or `source` to the matching one",
+            )  # fmt: skip
+        return log
+
+    def _check_level(self, work: Work, source: Lsn) -> None:
+        """A source that was restored to an earlier time writes other transactions at the LSNs that the lake
+        has passed: no copy and no change could be told from those it holds."""
+        stands = work.progress.highest
+        if stands > source:
+            raise LogAhead(
+                f"stands at {stands}, ahead of the source's WAL at {source}: "
+                "the source was restored to an earlier time",
+                thing=f"lake {work.layout.root}", do="run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`",
+            )  # fmt: skip
 
     def _work(self, catalog: Catalog, log: ChangeLog) -> Work:
         return Work(
@@ -124,5 +153,5 @@ class Engine:
             log=log,
             progress=Progress(self._settings.layout, catalog, log.start),
             observer=self._observer,
-            session=self._session,
+            start_spark=self._session,
         )

@@ -6,7 +6,8 @@ copy and turn, so that quiet tables cost nothing per turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
@@ -32,13 +33,15 @@ class TableProgress:
 
 
 class Progress:
-    """All tables of the catalog. ``log_start``: a mirror that stands below it can no longer be followed."""
+    """All tables of the catalog. ``log_start``: a mirror copied before it can no longer be followed."""
 
     def __init__(self, layout: Layout, catalog: Catalog, log_start: Lsn) -> None:
         self.layout = layout
         self.identity = catalog.identity
         self._log_start = log_start
         self.states = TableStates(layout)
+        self._writing = threading.Lock()
+        """States are set by the run's thread and by that of its copies."""
         self.points = ConsistentPoints(layout)
         rows = self.states.all()
         self._tables = {table.name: self._load(table, rows.get(table.name)) for table in catalog.tables}
@@ -52,10 +55,11 @@ class Progress:
             return TableProgress(table, TableState.WAITING)
         if row.state is TableState.COPYING and snapshot_lsn < row.lsn:
             return TableProgress(table, TableState.WAITING)
-        replay_lsn = mirror.effective_replay_lsn(self.points) or ZERO
+        replay_lsn = mirror.effective_replay_lsn(self.points) or snapshot_lsn
         if row.state is TableState.SET_ASIDE:
             return TableProgress(row.table, row.state, replay_lsn, mirror.version, row.reason)
-        if replay_lsn < self._log_start:
+        if snapshot_lsn < self._log_start:
+            # Copied under an earlier log: this one need not go on where the mirror stands.
             return TableProgress(table, TableState.WAITING)
         return TableProgress(row.table, TableState.CATCHING_UP, replay_lsn, mirror.version)
 
@@ -83,6 +87,12 @@ class Progress:
         """The lowest position of the tables that are followed; ZERO where there is none."""
         return min((entry.replay_lsn for entry in self.followed()), default=ZERO)
 
+    @property
+    def highest(self) -> Lsn:
+        """The highest position that the lake holds of any table."""
+        newest = self.points.newest()
+        return max([newest.replay_lsn if newest else ZERO, *(entry.replay_lsn for entry in self._tables.values())])
+
     def request_copy(self, tables: Sequence[TableName]) -> None:
         """Have these copied anew by the next copy."""
         for name in tables:
@@ -90,19 +100,20 @@ class Progress:
 
     def copying(self, tables: Iterable[Table], consistent_point: Lsn) -> None:
         copied = list(tables)
-        self.states.set_all(copied, TableState.COPYING, consistent_point)
+        with self._writing:
+            self.states.set_all(copied, TableState.COPYING, consistent_point)
         for table in copied:
             self._tables[table.name] = TableProgress(table, TableState.COPYING, consistent_point)
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
-        self.states.set(table, TableState.CATCHING_UP, consistent_point)
+        self._set(table, TableState.CATCHING_UP, consistent_point)
         self._tables[table.name] = TableProgress(table, TableState.CATCHING_UP, consistent_point, version)
 
     def moved(self, name: TableName, replay_lsn: Lsn, version: int | None = None, table: Table | None = None) -> None:
         """A table's position after a turn; it never goes down."""
         entry = self[name]
         if table is not None and table != entry.table:
-            self.states.set(table, TableState.CATCHING_UP, replay_lsn)
+            self._set(table, TableState.CATCHING_UP, replay_lsn)
         self._tables[name] = replace(
             entry,
             table=table or entry.table,
@@ -112,8 +123,25 @@ class Progress:
 
     def put_aside(self, name: TableName, lsn: Lsn, reason: str) -> None:
         entry = self[name]
-        self.states.set(entry.table, TableState.SET_ASIDE, lsn, reason)
+        self._set(entry.table, TableState.SET_ASIDE, lsn, reason)
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason)
+
+    def gone(self, published: Container[TableName]) -> list[TableName]:
+        """Follow the tables no further that are not ``published`` any more; which ones that are.
+
+        What is stored of them stays, so that one that is published again is seen to have been away.
+        """
+        lost = [
+            name for name, entry in self._tables.items()
+            if name not in published and entry.state is not TableState.COPYING
+        ]  # fmt: skip
+        for name in lost:
+            del self._tables[name]
+        return lost
+
+    def _set(self, table: Table, state: TableState, lsn: Lsn, reason: str | None = None) -> None:
+        with self._writing:
+            self.states.set(table, state, lsn, reason)
 
     def publish(self, lsn: Lsn) -> bool:
         """Publish a consistent point of all tables that stand exactly at ``lsn``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +53,11 @@ class Stream:
 
     def wait(self, seconds: float) -> None:
         """Sleep until the receiver says something, at most this long."""
-        self._receiver.wait(seconds)
+        if self.arrived:
+            # The receiver is gone, and has no more to say: there is nothing to be woken by.
+            time.sleep(seconds)
+        else:
+            self._receiver.wait(seconds)
 
     def report_apply(self, lsn: Lsn) -> None:
         if lsn > self._reported:

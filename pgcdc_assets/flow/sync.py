@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 
-from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.closing import closed_range
-from pgcdc_assets.flow.copying import Copied, copy
+from pgcdc_assets.flow.copying import Beside, Copied, copy
 from pgcdc_assets.flow.ranges import OpenRange, up_to
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.stream import Stream
@@ -45,10 +47,15 @@ class Sync:
         self._conninfo = conninfo
         self._stream = stream
         self._bounds = bounds
-        self._landed: queue.SimpleQueue[Copied] = queue.SimpleQueue()
+        self._beside = Beside()
+        self._asked: Sequence[TableName] = ()
         self._copies: Future[None] | None = None
+        self._failure: PgcdcError | None = None
+        """Of a copy: raised when the other tables have caught up."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
         self._unpublished = False
+        self._refused_at: Lsn | None = None
+        """Where the last point was asked for in vain."""
         known = work.observer.known_ranges()
         start = known[-1].end if known else work.log.start
         self._range = OpenRange(start, work.settings.range_bytes, work.settings.range_seconds)
@@ -68,9 +75,14 @@ class Sync:
                 if not self._step():
                     self._stream.wait(WAIT_SECONDS)
         finally:
-            self._end_copies()
-            self._stream.stop()
+            try:
+                self._end_copies()
+            finally:
+                self._stream.stop()
+        self._take_landed()
         self._close_range()
+        if self._failure is not None:
+            raise self._failure
         return self._summary()
 
     def _step(self) -> bool:
@@ -93,38 +105,60 @@ class Sync:
     def _watch(self) -> None:
         """Look at the catalog, and begin the copies that it, or an earlier run, asks for."""
         watch(self._work, self._stream.source_tables(self._work.catalog, self._work.settings.tables))
-        if self._copies is None:
-            self._begin_copies(self._work.progress.waiting())
+        self._begin_copies()
 
     # Copies -----------------------------------------------------------------------------------
 
-    def _begin_copies(self, tables: list[Table]) -> None:
-        if tables:
-            self._work.observer.progress("snapshot", f"copying {len(tables)} tables")
-            names = [table.name for table in tables]
-            self._copies = self._pool.submit(copy, self._work, self._conninfo, names, self._landed.put)
+    def _begin_copies(self, but: Collection[TableName] = ()) -> None:
+        """Copy what waits for it, unless copies are under way or have failed: the next run tries those again."""
+        names = [table.name for table in self._work.progress.waiting() if table.name not in but]
+        if names and self._copies is None and self._failure is None:
+            self._work.observer.progress("snapshot", f"copying {len(names)} tables")
+            self._asked = names
+            self._copies = self._pool.submit(copy, self._work, self._conninfo, names, self._beside)
 
     def _take_copies(self) -> bool:
         if self._copies is None:
             return False
-        done = self._copies.done()
+        ended = self._copies if self._copies.done() else None
+        moved = self._take_landed()
+        if ended is not None:
+            self._copies = None
+            self._heed(ended)
+            # Those that were found to need a copy meanwhile.
+            self._begin_copies(but=self._asked)
+            if self._copies is None:
+                self._aim()
+        return moved
+
+    def _heed(self, ended: Future[None]) -> None:
+        """A table that cannot be copied keeps no other from catching up; the run fails after that."""
+        try:
+            ended.result()
+        except PgcdcError as error:
+            self._failure = error
+            self._work.observer.progress("snapshot", f"failed: {error}")
+
+    def _take_landed(self) -> bool:
         moved = False
-        while not self._landed.empty():
-            copied = self._landed.get()
+        while not self._beside.notes.empty():
+            self._work.observer.progress("snapshot", self._beside.notes.get())
+        while not self._beside.landed.empty():
+            copied = self._beside.landed.get()
             self._work.progress.copied(copied.table, copied.report.consistent_point, copied.report.version)
             self._work.observer.copied(copied.report)
             self._copied.append(copied)
             self._unpublished = moved = True
-        if done:
-            self._copies.result()
-            self._copies = None
-            self._aim()
         return moved
 
     def _end_copies(self) -> None:
         """A copy under way is given up: it must not commit once the lock is free."""
-        if self._copies is not None and not self._copies.done():
-            cancel_jobs(self._work.session())
+        self._beside.given_up.set()
+        while self._copies is not None and not self._copies.done():
+            # Again and again: it may stand before its first job, or between two.
+            if self._work.spark is not None:
+                cancel_jobs(self._work.spark)
+            wait_for([self._copies], timeout=1)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     # The stream's goal ------------------------------------------------------------------------
@@ -138,8 +172,12 @@ class Sync:
         copied = max((c.report.consistent_point for c in self._copied), default=ZERO)
         if copied > self._stream.complete_to:
             self._stream.mark(copied)
-        if not self._bounds.follow:
+        if not self._following:
             self._stream.until(max(self._bounds.until or self._stream.source_position(), copied))
+
+    @property
+    def _following(self) -> bool:
+        return self._bounds.follow and self._failure is None
 
     # Turns ------------------------------------------------------------------------------------
 
@@ -165,8 +203,9 @@ class Sync:
             work.progress.reread_versions()
         if turn.tables or exact == upto or self._unpublished:
             self._unpublished = not work.progress.publish(upto)
+            self._refused_at = upto if self._unpublished else None
         self._stream.report_apply(work.progress.replay_lsn)
-        return bool(turn.tables) or exact == upto
+        return bool(turn.tables) or (exact == upto and not self._unpublished)
 
     def _boundary(self, complete: Lsn, exact: Lsn | None) -> Lsn:
         """Where this turn ends: by size at a batch's end, at verify's LSN, or at the log's."""
@@ -199,16 +238,17 @@ class Sync:
         bounds, now = self._bounds, time.monotonic()
         if bounds.stop.is_set():
             return True
+        if self._copies is not None:
+            # However long they take: a copy that is given up begins from nothing.
+            return False
         if bounds.max_seconds is not None and now - self._started >= bounds.max_seconds:
             return True
-        if self._copies is not None:
-            return False
         if bounds.idle_seconds is not None and now - self._moved >= bounds.idle_seconds:
             return True
-        if bounds.follow or not self._stream.arrived:
+        if self._following or not self._stream.arrived:
             return False
         level = all(entry.replay_lsn >= self._stream.complete_to for entry in self._work.progress.followed())
-        return level and not self._unpublished
+        return level and (not self._unpublished or self._refused_at == self._stream.complete_to)
 
     def _summary(self) -> SyncReport:
         progress = self._work.progress

@@ -14,9 +14,12 @@ def watch(work: Work, live: Sequence[Table]) -> list[TableName]:
     """Compare each followed table, as at its copy, with the catalog now.
 
     Tables that lost or gained rows behind the stream are returned, to be copied anew; those that cannot
-    be followed exactly are set aside; both are told.
+    be followed exactly are set aside; those that the stream no longer carries are followed no further. All
+    are told.
     """
     now = {table.name: table for table in live}
+    for name in work.progress.gone(now):
+        work.observer.progress("watch", f"table {name}: is not published any more, or was dropped")
     anew: list[TableName] = []
     for entry in work.progress.followed():
         found = table_changes(entry.table, now.get(entry.table.name))

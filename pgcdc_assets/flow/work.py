@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
@@ -22,8 +23,18 @@ class Work:
     log: ChangeLog
     progress: Progress
     observer: Observer
-    session: Callable[[], SparkSession]
-    """Starts Spark at its first call, so that a run without changes never does."""
+    start_spark: Callable[[], SparkSession]
+    """Called once, and late, so that a run without changes never starts it."""
+    spark: SparkSession | None = None
+    """None while nothing has needed it."""
+    _starting: threading.Lock = field(default_factory=threading.Lock)
+
+    def session(self) -> SparkSession:
+        """Copies and turns ask from threads of their own."""
+        with self._starting:
+            if self.spark is None:
+                self.spark = self.start_spark()
+            return self.spark
 
     @property
     def layout(self) -> Layout:
