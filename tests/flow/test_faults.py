@@ -1,0 +1,200 @@
+"""Runs in which something goes wrong beside them: copies that fail or are given up, tables that go, other sources."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import CopyBlocked, IdentityMismatch, LogAhead
+from pgcdc_assets.flow import copying
+from pgcdc_assets.flow import sync as sync_module
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.sync import Bounds, Sync
+from pgcdc_assets.lake.copy import CopyReport
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import CATALOG_FILE
+from pgcdc_assets.source import snapshots
+from tests.end_to_end.command import wait_for
+from tests.flow.test_sync import Rig, T, U, rig
+
+__all__ = ["rig"]
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_table_that_cannot_be_copied_keeps_no_other_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.setup()
+    rig.sync()
+    rig.conn.execute("UPDATE t SET v = 'goes on'")
+
+    def blocked(*_: Any) -> None:
+        raise CopyBlocked("is held up", thing="snapshot")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sync_module, "copy", blocked)
+        for bounds in (Bounds(), Bounds(follow=True)):
+            with pytest.raises(CopyBlocked):
+                rig.engine().sync(bounds, copy_anew=[U])
+            rig.assert_equal("public.t")
+            rig.conn.execute("UPDATE t SET v = v || '!'")
+    rig.sync()
+    rig.assert_equal()
+
+
+def test_a_copy_outlasts_the_time_of_its_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.setup()
+    real = copying.copy
+
+    def slow(*args: Any) -> None:
+        time.sleep(1)
+        real(*args)
+
+    monkeypatch.setattr(sync_module, "copy", slow)
+    report = rig.sync(follow=True, max_seconds=0.1)
+    assert {copy.table for copy in report.copied} == {T, U}
+    rig.sync()
+    rig.assert_equal()
+
+
+def test_a_copy_is_given_up_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it has no job yet that could be cancelled."""
+    rig.setup()
+    stop = threading.Event()
+    real = snapshots.exported_snapshot
+
+    def stopped(*args: Any, **more: Any) -> Any:
+        stop.set()
+        time.sleep(0.5)
+        return real(*args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copying, "exported_snapshot", stopped)
+        assert rig.sync(follow=True, stop=stop).copied == []
+    assert {copy.table for copy in rig.sync().copied} == {T, U}
+    rig.assert_equal()
+
+
+def test_a_run_ends_though_no_table_is_left_to_be_published(rig: Rig) -> None:
+    rig.conn.execute("DROP TABLE u")
+    rig.setup()
+
+    class Renamed(Silent):
+        """Changes the table right after its copy, and waits until the log holds that."""
+
+        def copied(self, report: CopyReport) -> None:
+            rig.conn.execute("ALTER TABLE t RENAME v TO w")
+            rig.conn.execute("INSERT INTO t VALUES (999, 'x', NULL)")
+            goal = rig.flush()
+            wait_for(lambda: ChangeLog(rig.settings.layout).open().position() >= goal, what="the change in the log")
+
+    assert rig.settings.source is not None
+    engine = Engine(rig.settings, rig.settings.source, Renamed(), rig.session, "test")
+    reports = []
+    thread = threading.Thread(target=lambda: reports.append(engine.sync(Bounds(max_seconds=120))))
+    thread.start()
+    thread.join(100)
+    assert [table for table, _ in reports[0].set_aside] == [T]
+
+
+def test_a_table_out_of_the_publication_is_out_of_the_points(rig: Rig) -> None:
+    rig.settings = rig.settings.model_copy(update={"range_seconds": 0.1})
+    rig.setup()
+    rig.sync()
+    stop = threading.Event()
+    points = ConsistentPoints(rig.settings.layout)
+    thread = threading.Thread(target=lambda: rig.sync(follow=True, stop=stop))
+    thread.start()
+
+    def reached() -> set[Any]:
+        goal = rig.flush()
+        wait_for(lambda: (newest := points.newest()) is not None and newest.replay_lsn >= goal, what="the insert")
+        newest = points.newest()
+        assert newest is not None
+        return set(newest.tables)
+
+    try:
+        rig.conn.execute(f"ALTER PUBLICATION {rig.settings.publication} DROP TABLE u")
+        rig.conn.execute("INSERT INTO t VALUES (700, 'the watch looks when its range closes', NULL)")
+        reached()
+        rig.conn.execute("DELETE FROM u")
+        time.sleep(1)
+        rig.conn.execute("INSERT INTO t VALUES (701, 'and then u is followed no more', NULL)")
+        assert reached() == {T}
+    finally:
+        stop.set()
+        thread.join(60)
+    rig.conn.execute(f"ALTER PUBLICATION {rig.settings.publication} ADD TABLE u")
+    assert [copy.table for copy in rig.sync().copied] == [U]
+    rig.assert_equal()
+
+
+def test_another_source_is_refused_before_anything_is_copied(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    saved = Catalog.load(CATALOG_FILE)
+    assert saved is not None
+    replace(saved, identity=replace(saved.identity, system_identifier="1")).save(CATALOG_FILE)
+    with pytest.raises(IdentityMismatch, match="set up for"):
+        rig.engine().sync(Bounds(), copy_anew=[T])
+    replace(saved, identity=replace(saved.identity, slot="other")).save(CATALOG_FILE)
+    with pytest.raises(IdentityMismatch, match="change log"):
+        rig.engine().sync(Bounds(), copy_anew=[T])
+
+
+def test_a_lake_ahead_of_the_source_is_refused(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    points = ConsistentPoints(rig.settings.layout)
+    newest = points.newest()
+    assert newest is not None
+    points.publish(Lsn(rig.flush() + (1 << 30)), newest.tables)
+    with pytest.raises(LogAhead, match="teardown --lake"):
+        rig.sync()
+
+
+def test_a_log_begun_anew_has_its_tables_copied_anew(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    rig.conn.execute("UPDATE t SET v = 'the slot is confirmed past the copies'")
+    rig.sync()
+    shutil.rmtree(rig.settings.layout.change_log)
+    rig.conn.execute("DELETE FROM u")
+    assert {copy.table for copy in rig.sync().copied} == {T, U}
+    rig.assert_equal()
+
+
+def test_a_feed_derived_by_hand_leaves_no_hole_and_no_row_twice(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.setup()
+    rig.sync()
+    log = ChangeLog(rig.settings.layout).open()
+    with monkeypatch.context() as patch:
+        patch.setattr(Sync, "_turn", lambda _: False)
+        for row in (1, 2):
+            before = log.position()
+            rig.conn.execute("UPDATE t SET v = 'new' WHERE id = %s", (row,))
+            stop = threading.Event()
+            thread = threading.Thread(target=rig.sync, kwargs={"follow": True, "stop": stop})
+            thread.start()
+            wait_for(lambda: log.position() > before and len(log.batches(log.start)) == row, what="the batch")  # noqa: B023
+            stop.set()
+            thread.join(60)
+    _, last = log.batches(log.start)
+    assert rig.engine().transform_range([T], LsnRange(last.start, last.end)).tables[T].changes
+    rig.sync()
+    rig.assert_equal()
+    for _ in range(2):
+        rig.engine().transform_range([T, U], LsnRange(log.start, log.position()))
+    feed = DeltaTable(rig.settings.layout.changes(T))
+    rows = QueryBuilder().register("feed", feed).execute("SELECT id FROM feed ORDER BY id").read_all()
+    assert rows["id"].to_pylist() == [1, 2]
