@@ -25,12 +25,23 @@ ARGUMENTS = [
 WINDOW: ViewportSize = {"width": 1720, "height": 1330}
 CANVAS: FloatRect = {"x": 380, "y": 180, "width": 1285, "height": 1005}
 """Of the graph in such a window, without the panels around it."""
+ALL_GREEN = """names => [...document.querySelectorAll('foreignObject div')]
+  .filter(found => !found.children.length && names.includes(found.textContent))
+  .every(found => {
+    for (let node = found; node && node.tagName !== 'foreignObject'; node = node.parentElement) {
+      const [r, g] = getComputedStyle(node).borderTopColor.match(/\\d+/g).map(Number);
+      if (parseFloat(getComputedStyle(node).borderTopWidth) > 0 && g > r + 60) return true;
+    }
+    return false;
+  })"""
+"""The border of an asset is green once it is materialised and the page knows."""
 PATIENCE = 60_000
 """Milliseconds: the machine may be busy with Spark."""
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.process,
+    pytest.mark.timeout(600),  # Several starts of Spark, on whatever machine.
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
 ]
 
@@ -66,6 +77,8 @@ def left(found: Locator) -> float:
 
 def test_the_graph_reads_from_slot_to_mirrors(up: Served, page: Page, pictures: Path) -> None:
     up.wait(lambda: all(up.materialised("snapshot", "public", table) for table in TABLES), "the copies")
+    if not up.ranges():
+        up.follow("UPDATE public.products SET price = price + 1 WHERE sku = 'P-1'")
     page.set_viewport_size(WINDOW)
     page.goto(f"{up.url}/asset-groups")
     page.get_by_text("Hide navigation").click()
@@ -83,6 +96,7 @@ def test_the_graph_reads_from_slot_to_mirrors(up: Served, page: Page, pictures: 
     assert slot < log < columns[0] <= columns[1] < columns[2] < points
     page.reload()  # Draws the expanded graph to fit.
     expect(page.get_by_text("consistent_points", exact=True)).to_be_visible()
+    page.wait_for_function(ALL_GREEN, arg=["change_log", *TABLES, "consistent_points"])
     page.screenshot(path=pictures / "asset-graph.png", clip=CANVAS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from itertools import pairwise
 
 import psutil
@@ -29,6 +30,12 @@ def status_of(up: Served, order: int) -> str | None:
     query = f"SELECT status FROM orders WHERE id = {order}"
     found = QueryBuilder().register("orders", DeltaTable(str(path))).execute(query).read_all()
     return str(found["status"][0].as_py()) if found.num_rows else None
+
+
+def check_passed(up: Served, table: str) -> bool:
+    node = up.ask(CHECKS, key={"path": ["public", table]})["assetNodeOrError"]
+    (check,) = node["assetChecksOrError"]["checks"]
+    return bool(check["executionForLatestMaterialization"] == {"status": "SUCCEEDED"})
 
 
 def test_a_committed_change_reaches_the_mirror(up: Served) -> None:
@@ -70,9 +77,7 @@ def test_checks_are_of_the_newest_materialisation(up: Served) -> None:
     """Else the UI shows them as not evaluated."""
     up.follow("UPDATE public.customers SET credit = credit + 1 WHERE id = 1")
     for table in TABLES:
-        node = up.ask(CHECKS, key={"path": ["public", table]})["assetNodeOrError"]
-        (check,) = node["assetChecksOrError"]["checks"]
-        assert check["executionForLatestMaterialization"] == {"status": "SUCCEEDED"}, table
+        up.wait(partial(check_passed, up, table), f"the check of {table}", seconds=30)
 
 
 def test_sigterm_ends_all_of_it(up: Served) -> None:
