@@ -46,6 +46,8 @@ def demo(seconds: int, rate: float, ui: bool) -> int:
     from pgcdc_assets.settings import Settings
 
     folder = fresh_folder()
+    # A JVM that lives for two minutes pays more for the optimising compiler than it gets back.
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     progress = Progress()
     progress.note(f"working in {folder}")
     settings = Settings.load()

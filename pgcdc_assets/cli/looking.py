@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.flow.hold import HoldRequest
     from pgcdc_assets.settings import Settings
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.2
 
 
 @click.command()
@@ -107,13 +107,19 @@ def verified(
 
 def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, sync_to: Callable[[Lsn], None]) -> Point:
     """The consistent point at exactly ``lsn``."""
+    from pgcdc_assets.core.states import TableState
     from pgcdc_assets.errors import LakeError, LockHeld
     from pgcdc_assets.flow import lock
     from pgcdc_assets.lake.points import ConsistentPoints
+    from pgcdc_assets.lake.states import TableStates
 
     request.at(lsn)
     points = ConsistentPoints(settings.layout)
+    states = TableStates(settings.layout)
     while not points.has(lsn):
+        stored = states.all().values()
+        if stored and not any(row.state.readable or row.state is TableState.COPYING for row in stored):
+            raise LakeError("follows no table: all are set aside", thing=str(settings.lake), do="see `pgcdc status`")
         if lock.holder(settings.layout) is not None:
             time.sleep(_POLL_SECONDS)
             continue

@@ -94,9 +94,12 @@ def snapshot_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
         config = SyncConfig(copy_anew=names, command="snapshot")
         report = run_sync(context.op_execution_context, config, engines, watcher)
         points = {copy.table: copy for copy in report.copied}
+        missing = [str(table.name) for table in chosen.values() if table.name not in points]
         for out, table in chosen.items():
-            found = metadata.of_copy(points[table.name], table) if table.name in points else {}
-            yield dg.Output(None, out, metadata=found)
+            if table.name in points:
+                yield dg.Output(None, out, metadata=metadata.of_copy(points[table.name], table))
+        if missing:
+            raise dg.Failure(f"the run ended before the copy of {', '.join(missing)}", allow_retries=False)
 
     return snapshot
 

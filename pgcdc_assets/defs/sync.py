@@ -104,7 +104,7 @@ def run_sync(context: dg.OpExecutionContext, config: SyncConfig, engines: Engine
         engine = engines.engine(settings, observer, config.command)
         if not config.give_way:
             return engine.sync(bounds, copy_anew=copy_anew)
-        with stop_for_waiting_runs(context, stop):
+        with stop_for_waiting_runs(context, bounds.give_way):
             return engine.sync(bounds, copy_anew=copy_anew)
 
 

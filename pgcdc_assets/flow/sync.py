@@ -37,6 +37,9 @@ class Bounds:
     max_seconds: float | None = None
     idle_seconds: float | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+    """End at the next boundary; a copy under way is given up."""
+    give_way: threading.Event = field(default_factory=threading.Event)
+    """The same, but not before copies are through: somebody else waits for a turn."""
 
 
 class Sync:
@@ -241,6 +244,8 @@ class Sync:
         if self._copies is not None:
             # However long they take: a copy that is given up begins from nothing.
             return False
+        if bounds.give_way.is_set():
+            return True
         if bounds.max_seconds is not None and now - self._started >= bounds.max_seconds:
             return True
         if bounds.idle_seconds is not None and now - self._moved >= bounds.idle_seconds:

@@ -58,15 +58,37 @@ def transform(
     ``set_aside`` in its part; the others are not touched by that.
     """
     layout = Layout(log.path.parents[1])
-    asked = [_Asked.of(log, layout, span, entry, again) for entry in tables]
+    evolved_tables = _evolved_over(log, span, tables, again)
+    asked = [_Asked.of(log, layout, span, entry, again) for entry in evolved_tables]
     todo = [entry.todo for entry in asked if entry.todo is not None]
-    shapes: dict[TableName, list[Shape]] = {}
-    if todo:
-        for shape in log.shapes(_hull(todo)).values():
-            shapes.setdefault(shape.mirror, []).append(shape)
+    shapes = _shapes(log, todo)
     wanted = [_Wanted.of(log, entry, shapes.get(entry.table.name, []), past=again) for entry in asked]
     done = _derived(spark, log, layout, [entry for entry in wanted if entry.todo is not None])
     return {entry.table.name: entry.committed(log, layout, done, span) for entry in wanted}
+
+
+def _evolved_over(log: ChangeLog, span: LsnRange, tables: Sequence[Followed], again: bool) -> list[Followed]:
+    """The tables as the rows of the span make them, before their feeds are asked.
+
+    A feed that a run derived and could not apply has the columns that appeared already: asked for the
+    table as it was, it would seem to hold nothing, and its rows would be derived beside themselves.
+    """
+    starts = [span.start if again else min(max(entry.after, span.start), span.end) for entry in tables]
+    reaches = [LsnRange(start, span.end) for start in starts]
+    shapes = _shapes(log, reaches)
+    return [
+        replace(entry, table=_Evolution.of(log, entry.table, shapes.get(entry.table.name, []), reach, past=again).table)
+        for entry, reach in zip(tables, reaches, strict=True)
+    ]
+
+
+def _shapes(log: ChangeLog, spans: Sequence[LsnRange]) -> dict[TableName, list[Shape]]:
+    """The shapes that rows of any of the spans may have, by mirror."""
+    found: dict[TableName, list[Shape]] = {}
+    if spans:
+        for shape in log.shapes(_hull(spans)).values():
+            found.setdefault(shape.mirror, []).append(shape)
+    return found
 
 
 def _hull(spans: Sequence[LsnRange]) -> LsnRange:
@@ -108,6 +130,7 @@ class _Wanted:
     relations: frozenset[int]
     routes: dict[int, Route]
     refused: dict[int, str]
+    again: bool
 
     @classmethod
     def of(cls, log: ChangeLog, asked: _Asked, shapes: Sequence[Shape], *, past: bool) -> _Wanted:
@@ -115,8 +138,9 @@ class _Wanted:
         evolution = _Evolution.of(log, asked.table, shapes, todo, past=past)
         relations = frozenset(shape.relation_id for shape in shapes)
         return cls(
-            evolution.table, asked.after, asked.todo, asked.replaced, relations, evolution.routes, evolution.refused
-        )
+            evolution.table, asked.after, asked.todo, asked.replaced, relations, evolution.routes, evolution.refused,
+            past,
+        )  # fmt: skip
 
     def committed(
         self, log: ChangeLog, layout: Layout, done: dict[TableName, _Outcome], span: LsnRange
@@ -130,6 +154,9 @@ class _Wanted:
             if set_aside is not None:
                 end = set_aside[0]
                 files = [part for file in files if (part := trimmed(feed.path / file.name, end)) is not None]
+            if set_aside is not None and self.again:
+                # A repair that cannot be made takes nothing from the feed.
+                return FeedPart(self.table, LsnRange(self.after, self.after), (), set_aside)
             if files or self.replaced:
                 feed.commit(files, LsnRange(min(self.todo.start, end), end), self.replaced)
         if set_aside is not None and set_aside[0] >= span.end:

@@ -15,7 +15,7 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked, IdentityMismatch, LogAhead
-from pgcdc_assets.flow import copying
+from pgcdc_assets.flow import copying, turn
 from pgcdc_assets.flow import sync as sync_module
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
@@ -50,6 +50,26 @@ def test_a_table_that_cannot_be_copied_keeps_no_other_back(rig: Rig, monkeypatch
             rig.conn.execute("UPDATE t SET v = v || '!'")
     rig.sync()
     rig.assert_equal()
+
+
+def test_a_feed_with_a_new_column_is_not_derived_beside_itself(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run dies between the commit of a feed that got a column and the apply."""
+    rig.setup()
+    rig.sync()
+    rig.conn.execute("ALTER TABLE t ADD COLUMN extra int")
+    rig.conn.execute("INSERT INTO t VALUES (400, 'wider', NULL, 7)")
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(turn, "apply_tables", dies)
+        with pytest.raises(KeyboardInterrupt):
+            rig.sync()
+    assert rig.sync().set_aside == []
+    rig.assert_equal()
+    feed = QueryBuilder().register("f", DeltaTable(rig.lake / "_pgcdc/changes/public/t"))
+    assert len(feed.execute("SELECT id FROM f").read_all()) == 1
 
 
 def test_a_copy_outlasts_the_time_of_its_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
