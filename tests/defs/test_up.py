@@ -23,7 +23,7 @@ from tests.end_to_end.command import Project, wait_for
 from tests.fix_postgres import Database
 from tests.oracle import assert_equal, mirror_rows
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.process, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

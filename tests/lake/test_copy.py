@@ -67,7 +67,8 @@ class Copying:
         return pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
 
     def source(self, query: str) -> list[tuple[Any, ...]]:
-        with self.database.connect(options="-c TimeZone=UTC -c DateStyle=ISO -c bytea_output=hex -c IntervalStyle=postgres") as conn:
+        options = "-c TimeZone=UTC -c DateStyle=ISO -c bytea_output=hex -c IntervalStyle=postgres"
+        with self.database.connect(options=options) as conn:
             return conn.execute(query.encode()).fetchall()
 
 
