@@ -40,9 +40,9 @@ def check_passed(up: Served, table: str) -> bool:
 
 def test_a_committed_change_reaches_the_mirror(up: Served) -> None:
     up.wait(lambda: all(up.materialised("snapshot", "public", table) for table in TABLES), "the copies")
-    assert status_of(up, 7) == "open"
-    up.follow("UPDATE public.orders SET status = 'shipped' WHERE id = 7")
-    assert status_of(up, 7) == "shipped"
+    assert status_of(up, 907) == "open"
+    up.follow("UPDATE public.orders SET status = 'shipped' WHERE id = 907")
+    assert status_of(up, 907) == "shipped"
     with up.connect() as conn:
         assert_equal(conn, up.project.lake, *(f"public.{table}" for table in TABLES))
 
