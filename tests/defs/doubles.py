@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pgcdc_assets.lake.copy import CopyReport
-
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
@@ -15,6 +13,7 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.reports import RangeReport, SyncReport, TableTurn
 from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake.copy import CopyReport
 from pgcdc_assets.settings import Settings
 
 
