@@ -22,6 +22,7 @@ from pgcdc_assets.flow.turn import Turn, take_turn
 from pgcdc_assets.flow.watching import watch
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.session import cancel_jobs
+from pgcdc_assets.log.upkeep import compact
 
 WAIT_SECONDS = 0.2
 """How long the loop sleeps at most when nothing lands; a batch wakes it at once."""
@@ -196,8 +197,11 @@ class Sync:
             exact = None
         if exact is not None and complete < exact:
             self._stream.mark(exact)
+        behind = any(entry.replay_lsn < complete for entry in work.progress.followed())
+        if not behind and not self._unpublished and exact is None:
+            return False
         upto = self._boundary(complete, exact)
-        behind = [entry for entry in work.progress.followed() if entry.replay_lsn < upto]
+        behind = any(entry.replay_lsn < upto for entry in work.progress.followed())
         if not behind and not self._unpublished and exact != upto:
             return False
         turn = take_turn(work, upto)
@@ -236,6 +240,8 @@ class Sync:
             return
         report = closed_range(self._work, self._range, self._stream.source_position())
         self._work.observer.range_closed(report)
+        # So that files follow ranges, not batches: what a turn asks of the log stays cheap however long it grows.
+        compact(self._work.log, report.span)
 
     def _finished(self) -> bool:
         bounds, now = self._bounds, time.monotonic()
