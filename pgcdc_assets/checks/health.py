@@ -14,7 +14,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.source.connection import APPLICATION
 from pgcdc_assets.source.findings import matches_standby_names
-from pgcdc_assets.source.slots import COPY_ANEW, PLUGIN, SlotStatus
+from pgcdc_assets.source.slots import COPY_ANEW, NEW_LAKE, PLUGIN, SlotStatus
 
 Severity = Literal["error", "warning"]
 
@@ -180,7 +180,7 @@ def _positions(facts: Facts) -> Iterator[Problem]:
     elif source and log.transform_lsn > source.flush_lsn:
         yield _error(
             "change log", f"stands at {log.transform_lsn}, ahead of the source's WAL at {source.flush_lsn}: "
-            "the source was restored to an earlier time", COPY_ANEW,
+            "the source was restored to an earlier time", NEW_LAKE,
         )  # fmt: skip
     for table in facts.tables:
         if table.state.readable and table.replay_lsn is not None and table.replay_lsn < log.start:

@@ -28,6 +28,7 @@ from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source import slots
 from pgcdc_assets.source.catalog import read_catalog
 from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.failures import NEW_LAKE
 from pgcdc_assets.source.replication import ReplicationConnection
 
 
@@ -143,7 +144,7 @@ class Engine:
             raise LogAhead(
                 f"stands at {stands}, ahead of the source's WAL at {source}: "
                 "the source was restored to an earlier time",
-                thing=f"lake {work.layout.root}", do="run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`",
+                thing=f"lake {work.layout.root}", do=NEW_LAKE,
             )  # fmt: skip
 
     def _work(self, catalog: Catalog, log: ChangeLog) -> Work:

@@ -11,8 +11,9 @@ import psycopg
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotActive
+from pgcdc_assets.source.failures import NEW_LAKE
 from pgcdc_assets.source.replication import ReplicationConnection, SystemIdentity
-from pgcdc_assets.source.slots import COPY_ANEW, check_slot, require_slot
+from pgcdc_assets.source.slots import check_slot, require_slot
 
 SLOT_PATIENCE_SECONDS = 10.0
 """A slot stays active for a moment after its last holder left (0.3 s seen): only then is it somebody else's."""
@@ -41,7 +42,7 @@ def check_identity(
     if transform_lsn > source.flush_lsn:
         raise LogAhead(
             f"ends at {transform_lsn}, ahead of the source's WAL at {source.flush_lsn}: "
-            "the source was restored to an earlier time", thing=thing, do=COPY_ANEW,
+            "the source was restored to an earlier time", thing=thing, do=NEW_LAKE,
         )  # fmt: skip
     return source
 
@@ -62,7 +63,7 @@ def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, 
         left = f"left it at {fork}" if fork is not None else "does not descend from it"
         raise IdentityMismatch(
             f"ends at {transform_lsn} on timeline {log_timeline}, but the source, on timeline {now}, {left}",
-            thing="change log", do=COPY_ANEW,
+            thing="change log", do=NEW_LAKE,
         )  # fmt: skip
 
 

@@ -23,6 +23,8 @@ from pgcdc_assets.errors import (
 )
 
 COPY_ANEW = "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew"
+NEW_LAKE = "run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`"
+"""Where the lake holds what this source never had: its positions are too high for any new copy."""
 
 _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "55006": (SlotActive, "wait until the process that holds it ends, or end it"),

@@ -12,9 +12,9 @@ import psycopg
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotAhead, SlotLost, SlotMissing
-from pgcdc_assets.source.failures import COPY_ANEW
+from pgcdc_assets.source.failures import COPY_ANEW, NEW_LAKE
 
-__all__ = ["COPY_ANEW", "PLUGIN", "SlotStatus", "check_slot", "identity", "require_slot", "slot_status"]
+__all__ = ["COPY_ANEW", "NEW_LAKE", "PLUGIN", "SlotStatus", "check_slot", "identity", "require_slot", "slot_status"]
 
 PLUGIN = "pgoutput"
 
@@ -136,7 +136,7 @@ def check_slot(status: SlotStatus, transform_lsn: Lsn | None) -> None:
     if transform_lsn > status.wal_lsn:
         raise LogAhead(
             f"ends at {transform_lsn}, ahead of the source's WAL at {status.wal_lsn}: "
-            "the source was restored to an earlier time", thing="change log", do=COPY_ANEW,
+            "the source was restored to an earlier time", thing="change log", do=NEW_LAKE,
         )  # fmt: skip
 
 

@@ -218,7 +218,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "error",
         "change log",
         f"stands at {Lsn(AT + 1)}, ahead of the source's WAL at {AT}",
-        "copies anew",
+        "teardown --lake",
     ),
     "another system": (
         {"log": LogFacts(replace(SOURCE, system_identifier="9"), Lsn(1), AT)},
