@@ -144,10 +144,10 @@ class Progress:
             self.states.set(table, state, lsn, reason)
 
     def publish(self, lsn: Lsn) -> bool:
-        """Publish a consistent point of all tables that stand exactly at ``lsn``.
+        """Publish a consistent point of all tables that stand exactly at ``lsn``; whether it lists every followed one.
 
-        False where none does, or where a newer point stands: a table whose copy took long catches up
-        behind the others, and is listed once it has met them.
+        No point is made below the newest: a table whose copy took long catches up behind the others, and
+        one that was copied just now stands above them; each is listed once it has met them.
         """
         versions = {entry.table.name: entry.version for entry in self.followed() if entry.replay_lsn == lsn}
         newest = self.points.newest()
@@ -156,7 +156,7 @@ class Progress:
         self.points.publish(lsn, versions)
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
-        return True
+        return len(versions) == len(self.followed())
 
     def reread_versions(self) -> None:
         """Take the mirrors as they are now, so that a change made from outside is seen by ``verify``."""

@@ -59,7 +59,7 @@ class Sync:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
         self._unpublished = False
         self._refused_at: Lsn | None = None
-        """Where the last point was asked for in vain."""
+        """Where the last point could not list every table."""
         known = work.observer.known_ranges()
         start = known[-1].end if known else work.log.start
         self._range = OpenRange(start, work.settings.range_bytes, work.settings.range_seconds)
@@ -153,6 +153,7 @@ class Sync:
             self._work.observer.copied(copied.report)
             self._copied.append(copied)
             self._unpublished = moved = True
+            self._refused_at = None
         return moved
 
     def _end_copies(self) -> None:
@@ -198,11 +199,11 @@ class Sync:
         if exact is not None and complete < exact:
             self._stream.mark(exact)
         behind = any(entry.replay_lsn < complete for entry in work.progress.followed())
-        if not behind and not self._unpublished and exact is None:
+        if not behind and exact is None and (not self._unpublished or self._refused_at == complete):
             return False
         upto = self._boundary(complete, exact)
         behind = any(entry.replay_lsn < upto for entry in work.progress.followed())
-        if not behind and not self._unpublished and exact != upto:
+        if not behind and exact != upto and (not self._unpublished or self._refused_at == upto):
             return False
         turn = take_turn(work, upto)
         self._account(turn)

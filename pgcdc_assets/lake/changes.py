@@ -58,8 +58,8 @@ def transform(
     ``set_aside`` in its part; the others are not touched by that.
     """
     layout = Layout(log.path.parents[1])
-    evolved_tables = _evolved_over(log, span, tables, again)
-    asked = [_Asked.of(log, layout, span, entry, again) for entry in evolved_tables]
+    grown = _evolved_over(log, span, tables, again)
+    asked = [_Asked.of(log, layout, span, *each, again) for each in zip(tables, grown, strict=True)]
     todo = [entry.todo for entry in asked if entry.todo is not None]
     shapes = _shapes(log, todo)
     wanted = [_Wanted.of(log, entry, shapes.get(entry.table.name, []), past=again) for entry in asked]
@@ -67,7 +67,7 @@ def transform(
     return {entry.table.name: entry.committed(log, layout, done, span) for entry in wanted}
 
 
-def _evolved_over(log: ChangeLog, span: LsnRange, tables: Sequence[Followed], again: bool) -> list[Followed]:
+def _evolved_over(log: ChangeLog, span: LsnRange, tables: Sequence[Followed], again: bool) -> list[Table]:
     """The tables as the rows of the span make them, before their feeds are asked.
 
     A feed that a run derived and could not apply has the columns that appeared already: asked for the
@@ -77,7 +77,7 @@ def _evolved_over(log: ChangeLog, span: LsnRange, tables: Sequence[Followed], ag
     reaches = [LsnRange(start, span.end) for start in starts]
     shapes = _shapes(log, reaches)
     return [
-        replace(entry, table=_Evolution.of(log, entry.table, shapes.get(entry.table.name, []), reach, past=again).table)
+        _Evolution.of(log, entry.table, shapes.get(entry.table.name, []), reach, past=again).table
         for entry, reach in zip(tables, reaches, strict=True)
     ]
 
@@ -100,22 +100,27 @@ class _Asked:
     """What is to be derived for one table, and which files of its feed that replaces."""
 
     table: Table
+    """As at its copy: what the shapes are compared with."""
+    grown: Table
+    """With the columns that appear within the span."""
     after: Lsn
     todo: LsnRange | None
     """None where the feed holds all."""
     replaced: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, log: ChangeLog, layout: Layout, span: LsnRange, entry: Followed, again: bool) -> _Asked:
-        feed = FeedTable(layout, log.identity, entry.table)
+    def of(
+        cls, log: ChangeLog, layout: Layout, span: LsnRange, entry: Followed, grown: Table, again: bool
+    ) -> _Asked:
+        feed = FeedTable(layout, log.identity, grown)
         after = min(max(entry.after, span.start), span.end)
         start = span.start if again else after
         if not again and feed.covered.start <= after <= feed.covered.end:
             start = feed.covered.end
         if start >= span.end:
-            return cls(entry.table, after, None)
+            return cls(entry.table, grown, after, None)
         # A file is replaced whole, so what it holds beyond the span is derived as well.
-        return cls(entry.table, after, *feed.replaced(LsnRange(start, span.end)))
+        return cls(entry.table, grown, after, *feed.replaced(LsnRange(start, span.end)))
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class _Wanted:
     @classmethod
     def of(cls, log: ChangeLog, asked: _Asked, shapes: Sequence[Shape], *, past: bool) -> _Wanted:
         todo = asked.todo or LsnRange(asked.after, asked.after)
-        evolution = _Evolution.of(log, asked.table, shapes, todo, past=past)
+        evolution = _Evolution.of(log, asked.table, shapes, todo, past=past, at_least=asked.grown)
         relations = frozenset(shape.relation_id for shape in shapes)
         return cls(
             evolution.table, asked.after, asked.todo, asked.replaced, relations, evolution.routes, evolution.refused,
@@ -246,7 +251,10 @@ class _Evolution:
     refused: dict[int, str]
 
     @classmethod
-    def of(cls, log: ChangeLog, table: Table, shapes: Sequence[Shape], span: LsnRange, *, past: bool) -> _Evolution:
+    def of(
+        cls, log: ChangeLog, table: Table, shapes: Sequence[Shape], span: LsnRange, *, past: bool,
+        at_least: Table | None = None,
+    ) -> _Evolution:  # fmt: skip
         """``shapes`` may hold some that no row of the span has; those must not add columns."""
         found = {shape.schema_id: evolved(table, shape, None, past=past) for shape in shapes}
         odd = [shape for shape in shapes if isinstance(found[shape.schema_id], Refusal)]
@@ -255,7 +263,8 @@ class _Evolution:
             used = _used(log, span, {shape.schema_id for shape in odd}, {shape.relation_id for shape in odd})
             odd = [shape for shape in odd if shape.schema_id in used]
             found |= {s.schema_id: evolved(table, s, facts.get(s.schema_id), past=past) for s in odd}
-        after = together([table, *(version for version in found.values() if isinstance(version, Table))])
+        followed = [version for version in found.values() if isinstance(version, Table)]
+        after = together([table, at_least or table, *followed])
         routes = {s.schema_id: Route.of(s, after) for s in shapes if isinstance(found[s.schema_id], Table)}
         refused = {s.schema_id: reason.reason for s in odd if isinstance(reason := found[s.schema_id], Refusal)}
         return cls(after, routes, refused)

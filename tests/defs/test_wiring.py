@@ -194,7 +194,7 @@ def test_a_run_that_gives_way_ends_when_another_waits(instance: dg.DagsterInstan
             status=dg.DagsterRunStatus.QUEUED,
             remote_job_origin=origin_of("sync"),
         )
-        assert bounds.stop.wait(20)
+        assert bounds.give_way.wait(20)
 
     result = sync(instance, Script(wait=until_stopped), follow=True, give_way=True)
     assert result.success

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -214,7 +215,13 @@ def test_a_killed_receiver_ends_the_run_and_the_next_one_goes_on(rig: Rig) -> No
 
 
 def _children_running(module: str) -> list[int]:
-    return [child.pid for child in psutil.Process().children(recursive=True) if module in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        # Those of earlier runs may be gone, or not yet waited for.
+        with suppress(psutil.NoSuchProcess):
+            if module in " ".join(child.cmdline()):
+                found.append(child.pid)
+    return found
 
 
 def test_a_table_copied_anew_meets_the_others(rig: Rig) -> None:
@@ -227,6 +234,7 @@ def test_a_table_copied_anew_meets_the_others(rig: Rig) -> None:
     newest = ConsistentPoints(rig.settings.layout).newest()
     assert newest is not None
     assert set(newest.tables) == {T, U}
+    assert newest.replay_lsn >= report.copied[0].consistent_point
     with pytest.raises(UnknownTable):
         rig.engine().sync(Bounds(), copy_anew=[TableName("public", "nope")])
 
