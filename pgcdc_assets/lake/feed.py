@@ -40,16 +40,16 @@ INSERT, PREIMAGE, POSTIMAGE, DELETE, TRUNCATE = (
 )  # fmt: skip
 OPS = (INSERT, PREIMAGE, POSTIMAGE, DELETE, TRUNCATE)
 
-_REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
+REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
 """What Delta refuses in a column's name without column mapping."""
 _ESCAPE = re.compile(r"%[0-9A-F]{2}")
 
 
 def feed_name(name: str) -> str:
     """A column's name in the feed: verbatim, or percent-encoded where Delta refuses it; injective."""
-    if not (_REFUSED.search(name) or _ESCAPE.search(name) or name.startswith("_pgcdc")):
+    if not (REFUSED.search(name) or _ESCAPE.search(name) or name.startswith("_pgcdc")):
         return name
-    text = _REFUSED.sub(lambda match: f"%{ord(match[0]):02X}", name.replace("%", "%25"))
+    text = REFUSED.sub(lambda match: f"%{ord(match[0]):02X}", name.replace("%", "%25"))
     return "%5F" + text[1:] if text.startswith("_pgcdc") else text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,16 +18,13 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import IdentityMismatch, LakeError
-from pgcdc_assets.lake.feed import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, ROW
+from pgcdc_assets.lake.feed import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, REFUSED, ROW
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.lake.rows import RAW_TYPE
 from pgcdc_assets.protocol.types import arrow_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
-"""What Delta refuses in a column's name without column mapping."""
 
 IDENTITY: Final = "pgcdc.identity"
 """Table property: whose changes the mirror takes."""
@@ -58,7 +54,7 @@ _SQL_TYPES: Final = (
 
 def needs_column_mapping(names: Sequence[str]) -> bool:
     """Only then: mapped tables are closed to some readers."""
-    return any(_REFUSED.search(name) for name in names)
+    return any(REFUSED.search(name) for name in names)
 
 
 def refusal(table: Table) -> str | None:
