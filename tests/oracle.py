@@ -21,8 +21,13 @@ _NATIVE = {
 Rows = Counter[tuple[Any, ...]]
 
 
-def source_rows(conn: psycopg.Connection[Any], schema: str, table: str) -> tuple[list[str], Rows]:
-    """Column names, and the rows as a multiset of comparable values."""
+def source_rows(
+    conn: psycopg.Connection[Any], schema: str, table: str, at: sql.Composable | None = None
+) -> tuple[list[str], Rows]:
+    """Column names, and the rows as a multiset of comparable values.
+
+    ``at``: what to read in place of the table, with its columns: the table as it was at another time.
+    """
     columns = conn.execute(
         """SELECT a.attname, t.typname, a.atttypmod FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
            WHERE a.attrelid = format('%%I.%%I', %s::text, %s::text)::regclass AND a.attnum > 0 AND NOT a.attisdropped
@@ -36,7 +41,8 @@ def source_rows(conn: psycopg.Connection[Any], schema: str, table: str) -> tuple
         # Python has no single precision: psycopg reads float4's short text as a double of another value.
         form = "{}::float8" if kind == "float4" else "{}" if native else "{}::text"
         chosen.append(sql.SQL(form).format(sql.Identifier(name)))
-    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(chosen), sql.Identifier(schema, table))
+    read = at or sql.Identifier(schema, table)
+    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(chosen), read)
     with conn.transaction():
         conn.execute("SET LOCAL TimeZone = 'UTC'; SET LOCAL IntervalStyle = 'postgres'; SET LOCAL bytea_output = 'hex'")
         conn.execute("SET LOCAL DateStyle = 'ISO'; SET LOCAL extra_float_digits = 1")
