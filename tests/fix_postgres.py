@@ -1,6 +1,6 @@
 """The embedded PostgreSQL server: one per session, a fresh database per test.
 
-``PGCDC_TEST_PG`` chooses the major version: 18 by default, or 16.
+``PGCDC_TEST_PG`` chooses the major version: 18 by default, down to 14 (see tests/servers.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 from psycopg import sql
 
 from pgcdc_assets.demo.server import EmbeddedServer
+from tests.servers import new_server
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def pg_version() -> int:
 @pytest.fixture(scope="session")
 def server(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     folder: Path = tmp_path_factory.mktemp("postgres") / "server"
-    with EmbeddedServer(folder, version=pg_version, fsync=False, settings=TEST_SETTINGS) as server:
+    with new_server(folder, pg_version, settings=TEST_SETTINGS) as server:
         yield server
 
 

@@ -63,7 +63,8 @@ class EmbeddedServer:
     """``start()`` makes the cluster if the folder is empty; a running server is joined, not started twice.
 
     ``version`` counts for a new folder; an old one keeps its own. ``database`` is the one that
-    ``conninfo`` names. ``fsync=False`` is for tests. All trust is local: whoever may use the folder.
+    ``conninfo`` names. ``fsync=False`` is for tests. ``programs``: the folder of another installation's
+    initdb and postgres, of that version. All trust is local: whoever may use the folder.
     """
 
     folder: Path
@@ -71,6 +72,7 @@ class EmbeddedServer:
     database: str = "postgres"
     fsync: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
+    programs: Path | None = None
     _guard: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
     _started: bool = field(default=False, init=False, repr=False)
 
@@ -89,7 +91,7 @@ class EmbeddedServer:
 
     @property
     def bin(self) -> Path:
-        return programs(self.version)
+        return self.programs or programs(self.version)
 
     @cached_property
     def runner(self) -> Runner:

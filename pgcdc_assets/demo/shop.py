@@ -7,6 +7,8 @@ from importlib.resources import files
 import psycopg
 
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.settings import STATE_FOLDER
 
 TABLES = tuple(
     TableName("public", name)
@@ -14,8 +16,15 @@ TABLES = tuple(
 )
 """Seven mirrors; ``payments`` is partitioned, ``events`` has no key."""
 
+DATABASE = "shop"
+
 _LOCK = 0x73686F70
 """Advisory lock ('shop'): two commands may find the database empty at once."""
+
+
+def server() -> EmbeddedServer:
+    """The embedded server of this project directory, running or not."""
+    return EmbeddedServer(STATE_FOLDER.absolute() / "postgres", database=DATABASE)
 
 
 def ensure(conninfo: str, *, scale: float = 1.0) -> bool:

@@ -14,7 +14,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import LakeError, MachineError, SettingsError
-from pgcdc_assets.lake.jars import delta_jars, java_command
+from pgcdc_assets.lake.jars import delta_jars
+from pgcdc_assets.lake.maven import java_command
 from pgcdc_assets.lake.tasks import run_tasks
 from pgcdc_assets.settings import Settings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import psutil
 import psycopg
 import pytest
 
-from pgcdc_assets.demo.binaries import Runner
+from pgcdc_assets.demo.binaries import Runner, programs
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import MachineError
 
@@ -132,6 +133,19 @@ def test_two_starters_at_once_make_one_server(tmp_path: Path) -> None:
         assert pids == {f"{server.pid}\n".encode()}
     finally:
         server.stop()
+
+
+def test_programs_out_of_reach_are_found(tmp_path: Path) -> None:
+    """A project below a private home: initdb asks access(2) for the program postgres beside itself."""
+    private, package = tmp_path / "home", programs(18).parents[1]
+    for folder in (package, package.with_name(f"{package.name}.libs")):
+        shutil.copytree(folder, private / folder.name, copy_function=os.link, symlinks=True)
+    private.chmod(0o700)
+    own = private / programs(18).relative_to(package.parent)
+    with EmbeddedServer(tmp_path / "pg", fsync=False, programs=own) as server:
+        assert (server.runner.capability is None) == (os.geteuid() != 0)
+        with psycopg.connect(server.conninfo) as conn:
+            assert conn.execute("SHOW data_directory").fetchone() == (str(server.data),)
 
 
 def test_a_folder_out_of_reach_costs_one_capability_not_open_parents(server: EmbeddedServer, tmp_path: Path) -> None:

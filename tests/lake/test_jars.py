@@ -11,7 +11,8 @@ import pyspark
 import pytest
 
 from pgcdc_assets.errors import MachineError
-from pgcdc_assets.lake.jars import REPOSITORY_VARIABLE, delta_jars, java_command
+from pgcdc_assets.lake.jars import delta_jars
+from pgcdc_assets.lake.maven import REPOSITORY_VARIABLE, java_command
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import time
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.log.receiver import FOREIGN_WAL_BYTES
 from tests.fix_postgres import Database
 from tests.log.conftest import Source, content, eventually, rows, until_event
+from tests.servers import new_server
 
 _FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 500) FROM generate_series(1, 40000) g"
 """Some 22 MB of WAL."""
@@ -114,7 +114,7 @@ def test_large_relations_stand_alone_and_small_ones_are_skipped(source: Source) 
 
 def test_the_source_can_shut_down_beside_us(database: Database, source: Source) -> None:
     """A fast shutdown waits until all that was sent is confirmed: the keepalive's request closes the batch."""
-    server = EmbeddedServer(source.folder / "own", version=database.server.version, fsync=False)
+    server = new_server(source.folder / "own", database.server.version)
     with server:
         mine = Database(server, "postgres")
         with mine.connect() as conn:

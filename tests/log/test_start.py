@@ -25,6 +25,7 @@ from pgcdc_assets.source.replication import ReplicationConnection
 from pgcdc_assets.source.slots import identity
 from tests.fix_postgres import Database
 from tests.log.conftest import PUBLICATION, Source, content, eventually, until_event
+from tests.servers import new_server
 
 
 def _refused(source: Source, log: ChangeLog, kind: type[PgcdcError]) -> PgcdcError:
@@ -119,7 +120,7 @@ SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pgcdc%/catalog' AND 
 def _promoted_copy(source: Source, server: EmbeddedServer) -> EmbeddedServer:
     """A second server from a base backup, promoted: the next timeline of the same system."""
     folder = source.folder / "standby"
-    copy = EmbeddedServer(folder, version=server.version, fsync=False)
+    copy = new_server(folder, server.version)
     folder.mkdir()
     shutil.copytree(server.data, copy.data)
     runner = copy.runner
@@ -139,7 +140,7 @@ def _owner(path: Path) -> tuple[int, int]:
 def test_a_promoted_standby_is_followed_only_before_the_fork(
     source: Source, database: Database, beyond_fork: bool
 ) -> None:
-    server = EmbeddedServer(source.folder / "primary", version=database.server.version, fsync=False)
+    server = new_server(source.folder / "primary", database.server.version)
     with server:
         with Database(server, "postgres").connect() as conn:
             own = Source(Database(server, "postgres"), conn, source.folder / "lake")

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.core.lsn import ZERO
-from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import SlotLost
 from pgcdc_assets.source.connection import connect
 from pgcdc_assets.source.replication import ReplicationConnection
 from pgcdc_assets.source.slots import check_slot, require_slot
+from tests.servers import new_server
 
 
-@pytest.mark.parametrize("version", [16, 18])
+@pytest.mark.parametrize("version", [14, 16, 18])
 def test_a_slot_whose_wal_is_gone_is_lost(tmp_path: Path, version: int) -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
     with (
-        EmbeddedServer(tmp_path / "pg", version=version, fsync=False, settings=settings) as server,
+        new_server(tmp_path / "pg", version, settings=settings) as server,
         connect(server.conninfo) as conn,
     ):
         conn.execute("SELECT pg_create_logical_replication_slot('lost', 'pgoutput')")
