@@ -39,8 +39,11 @@ def fetched(version: int) -> Path:
         with tempfile.TemporaryDirectory() as name:
             retrieve(artifact, Path(name))
             (jar,) = Path(name).glob("*.jar")
-            with zipfile.ZipFile(jar) as archive, archive.open("postgres-linux-x86_64.txz") as packed:
-                with tarfile.open(fileobj=packed, mode="r:xz") as files:
-                    files.extractall(folder, filter="tar")
+            with (
+                zipfile.ZipFile(jar) as archive,
+                archive.open("postgres-linux-x86_64.txz") as packed,
+                tarfile.open(fileobj=packed, mode="r:xz") as files,
+            ):
+                files.extractall(folder, filter="tar")
 
     return cached(f"postgres/{revision}", fill) / "bin"
