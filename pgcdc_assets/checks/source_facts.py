@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from pgcdc_assets.checks.facts import Backend, Publication, SourceFacts
-from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog import read_leaves, read_relations
 from pgcdc_assets.source.connection import SourceConnection
 from pgcdc_assets.source.holders import transactions
+from pgcdc_assets.source.positions import flush_lsn
 from pgcdc_assets.source.published import read_published
 from pgcdc_assets.source.slots import SlotStatus, identity
 
-_FLUSHED = """
-SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text
-"""
 # In the units that pg_settings names: they differ between versions.
 _SETTINGS = "SELECT name::text, setting, coalesce(unit, '') FROM pg_catalog.pg_settings WHERE name = ANY(%s)"
 _NAMES = ["wal_level", "max_slot_wal_keep_size", "synchronous_standby_names", "idle_replication_slot_timeout"]
@@ -64,13 +61,6 @@ def read_source(conn: SourceConnection, slot: str, status: SlotStatus | None, na
         publications={name: published.get(name) for name in names},
         without_identity=_without_identity(conn, names),
     )
-
-
-def flush_lsn(conn: SourceConnection) -> Lsn:
-    """Where the source's WAL is flushed up to; a standby's replay position."""
-    row = conn.execute(_FLUSHED).fetchone()
-    assert row is not None
-    return Lsn.parse(row[0])
 
 
 def _holder(conn: SourceConnection, status: SlotStatus | None) -> Backend | None:

@@ -21,10 +21,10 @@ from pgcdc_assets.checks.table_facts import read_tables
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.settings import CATALOG_FILE, STATE_FOLDER, Settings
+from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.connection import APPLICATION, connect
 from pgcdc_assets.source.failures import of_exception
 from pgcdc_assets.source.slots import SlotStatus, slot_status
@@ -84,7 +84,7 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     except (OSError, ValueError, KeyError, TypeError):
         unread.append(Problem("error", str(CATALOG_FILE), "cannot be read", "run `pgcdc setup`"))
     try:
-        facts = _with_source(facts, settings, conninfo or settings.source or _embedded())
+        facts = _with_source(facts, settings, conninfo or settings.source or shop.server().conninfo)
     except PgcdcError as error:
         unread.append(_problem(error, "source"))
     except psycopg.Error as error:
@@ -142,10 +142,6 @@ def _status(facts: Facts, found: Sequence[Problem]) -> Status:
         tables=tuple(facts.tables),
         problems=tuple(found),
     )
-
-
-def _embedded() -> str:
-    return EmbeddedServer(STATE_FOLDER.absolute() / "postgres", database="shop").conninfo
 
 
 def _problem(error: PgcdcError, thing: str) -> Problem:

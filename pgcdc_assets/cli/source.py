@@ -71,7 +71,8 @@ def _tell_waiting(holders: Sequence[Holder]) -> None:
 
 def _removed(settings: Settings, lake_too: bool) -> list[str]:
     """Clear away under the lake's lock, so that nobody writes meanwhile."""
-    from pgcdc_assets.defs.project import embedded_server, started_source
+    from pgcdc_assets.defs.project import started_source
+    from pgcdc_assets.demo import shop
     from pgcdc_assets.flow.lock import lake_lock
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.source.setup import teardown
@@ -83,7 +84,7 @@ def _removed(settings: Settings, lake_too: bool) -> list[str]:
         gone += _retired_log(settings, conninfo)
         CATALOG_FILE.unlink(missing_ok=True)
         if settings.embedded:
-            embedded_server().stop()
+            shop.server().stop()
         if lake_too:
             shutil.rmtree(settings.layout.root, ignore_errors=True)
             gone.append(f"removed lake {settings.layout.root}")

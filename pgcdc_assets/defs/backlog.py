@@ -16,6 +16,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, Look
 from pgcdc_assets.errors import SlotMissing
+from pgcdc_assets.source.positions import FLUSH_LSN
 
 if TYPE_CHECKING:
     from pgcdc_assets.log.table import ChangeLog
@@ -25,11 +26,11 @@ _PEEK_WAL_BYTES = 4 * FOREIGN_WAL_BYTES
 """Decoding begins at restart_lsn each time; behind a long transaction a look would cost too much."""
 _PEEK_MILLISECONDS = 10_000
 
-_POSITIONS = """
+_POSITIONS = f"""
 SELECT active, coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(restart_lsn, '0/0')::text,
-       (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text
+       {FLUSH_LSN}::text
 FROM pg_replication_slots WHERE slot_name = %s
-"""
+"""  # noqa: S608  (put together of our own constants)
 
 # Whole transactions of the slot, unconsumed: I, U, D and T are the messages of published changes.
 _PEEK = """

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pgcdc_assets.settings import STATE_FOLDER, Settings
-
-if TYPE_CHECKING:
-    from pgcdc_assets.demo.server import EmbeddedServer
 
 LOCATION = "pgcdc_assets"
 
@@ -50,16 +46,13 @@ load_from:
 """
 
 
-def embedded_server() -> EmbeddedServer:
-    """The embedded server of this project directory, running or not."""
-    from pgcdc_assets.demo.server import EmbeddedServer
-
-    return EmbeddedServer(STATE_FOLDER.absolute() / "postgres", database="shop")
-
-
 def source_of(settings: Settings) -> str:
     """Where the source is: the setting, or the embedded server's conninfo. Starts nothing."""
-    return settings.source if settings.source is not None else embedded_server().conninfo
+    if settings.source is not None:
+        return settings.source
+    from pgcdc_assets.demo import shop
+
+    return shop.server().conninfo
 
 
 def started_source(settings: Settings, *, survive: bool = True) -> str:
@@ -68,7 +61,7 @@ def started_source(settings: Settings, *, survive: bool = True) -> str:
         return settings.source
     from pgcdc_assets.demo import shop
 
-    server = embedded_server().start(survive=survive)
+    server = shop.server().start(survive=survive)
     shop.ensure(server.conninfo)
     return server.conninfo
 

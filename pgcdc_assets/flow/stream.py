@@ -13,6 +13,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.client import Event, ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.positions import flush_lsn
 
 
 class Stream:
@@ -66,11 +67,7 @@ class Stream:
 
     def source_position(self) -> Lsn:
         """The source's flush position now: all that is durable there ends at or before it."""
-        row = self._conn.execute(
-            "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END"
-        ).fetchone()
-        assert row is not None
-        return Lsn.parse(str(row[0]))
+        return flush_lsn(self._conn)
 
     def source_tables(self, catalog: Catalog, patterns: Sequence[str]) -> tuple[Table, ...]:
         """The catalog's tables as the source has them now."""

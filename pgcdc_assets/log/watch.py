@@ -8,15 +8,13 @@ from typing import Any
 import psycopg
 
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.source.positions import FLUSH_LSN, INSERT_LSN
 
-_POSITIONS = """
-SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text,
-       CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text
-"""
+_POSITIONS = f"SELECT {INSERT_LSN}::text, {FLUSH_LSN}::text"
 
 
 class SourceClock:
-    """Where the source's WAL stands. A standby replays only what is flushed: both positions are one there."""
+    """Asks a connection of its own, whenever a goal makes it worth while."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self._conn = conn

@@ -13,17 +13,18 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotAhead, SlotLost, SlotMissing
 from pgcdc_assets.source.failures import COPY_ANEW, NEW_LAKE
+from pgcdc_assets.source.positions import INSERT_LSN
 
 __all__ = ["COPY_ANEW", "NEW_LAKE", "PLUGIN", "SlotStatus", "check_slot", "identity", "require_slot", "slot_status"]
 
 PLUGIN = "pgoutput"
 
 # As JSON, so that one query serves every version: columns that a version lacks are absent.
-_QUERY = """
+_QUERY = f"""
 SELECT to_jsonb(s), current_database()::text, age(s.catalog_xmin), age(s.xmin),
-       (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END)::text
+       {INSERT_LSN}::text
 FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
-"""
+"""  # noqa: S608  (put together of our own constants)
 
 
 @dataclass(frozen=True)
