@@ -1,22 +1,33 @@
-"""Source and mirror compared by means that share no code with the project: psycopg, and delta-rs's QueryBuilder."""
+"""Source and mirror compared by means that share no code with the project: psycopg, and delta-rs's QueryBuilder.
+
+Both sides are compared as PostgreSQL writes the values: the source through the types' own output functions,
+the mirror by Python's rendering of what delta-rs read, or the text of ``_pgcdc_raw`` where a value does not fit.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import struct
 from collections import Counter
+from collections.abc import Iterable
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from psycopg import sql
 
-_NATIVE = {
-    "bool", "int2", "int4", "int8", "float4", "float8", "date", "timestamp", "timestamptz", "bytea",
-    "_int2", "_int4", "_int8", "_bool", "_text", "_varchar", "_date",
-}  # fmt: skip
-"""Types whose Python values from psycopg are those of the mirror; all others are compared as text."""
+RAW = "_pgcdc_raw"
+"""In a mirror: text of values that do not fit their column, by column name."""
+
+_FLOATS = {"float4": "{}::float8", "float8": "{}", "_float4": "{}::float8[]", "_float8": "{}"}
+"""Python has no single precision: float4 is compared as the double of the same value, both in Python's digits."""
+_OUTPUT = "CASE WHEN num_nulls({0}) = 0 THEN format('%%s', {0}) END"
+"""By the type's output function: a cast to text writes other blanks (char(n)), masks (inet), truths (bool)."""
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -29,34 +40,36 @@ def source_rows(
     ``at``: what to read in place of the table, with its columns: the table as it was at another time.
     """
     columns = conn.execute(
-        """SELECT a.attname, t.typname, a.atttypmod FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+        """SELECT a.attname, coalesce(b.typname, t.typname) FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+           LEFT JOIN pg_type b ON b.oid = t.typbasetype
            WHERE a.attrelid = format('%%I.%%I', %s::text, %s::text)::regclass AND a.attnum > 0 AND NOT a.attisdropped
              AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000 AND a.attgenerated = 'S')
            ORDER BY a.attnum""",
         (schema, table),
     ).fetchall()
-    chosen = []
-    for name, kind, typmod in columns:
-        native = kind in _NATIVE or (kind == "numeric" and typmod >= 0)
-        # Python has no single precision: psycopg reads float4's short text as a double of another value.
-        form = "{}::float8" if kind == "float4" else "{}" if native else "{}::text"
-        chosen.append(sql.SQL(form).format(sql.Identifier(name)))
-    read = at or sql.Identifier(schema, table)
-    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(chosen), read)
+    texts = [
+        sql.SQL(_OUTPUT).format(sql.SQL(_FLOATS.get(kind, "{}")).format(sql.Identifier(name)))
+        for name, kind in columns
+    ]  # fmt: skip
+    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(texts), at or sql.Identifier(schema, table))
     with conn.transaction():
         conn.execute("SET LOCAL TimeZone = 'UTC'; SET LOCAL IntervalStyle = 'postgres'; SET LOCAL bytea_output = 'hex'")
         conn.execute("SET LOCAL DateStyle = 'ISO'; SET LOCAL extra_float_digits = 1")
-        rows = conn.execute(query).fetchall()
-    return [name for name, _, _ in columns], Counter(tuple(map(_plain, row)) for row in rows)
+        rows = conn.execute(query, ()).fetchall()
+    floats = [kind in _FLOATS for _, kind in columns]
+    return [name for name, _ in columns], Counter(
+        tuple(_numbers(text) if is_float else text for text, is_float in zip(row, floats, strict=True)) for row in rows
+    )
 
 
 def mirror_rows(lake: Path, folder: str, columns: list[str], version: int | None = None) -> Rows:
     """The mirror's rows as a multiset, in the source's column order."""
     table = DeltaTable(str(lake / folder), version=version)
-    listed = ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
+    listed = ", ".join('"' + name.replace('"', '""') + '"' for name in [*columns, RAW])
     batches = QueryBuilder().register("t", table).execute(f"SELECT {listed} FROM t").read_all()
-    data = [batches.column(i).to_pylist() for i in range(len(columns))]
-    return Counter(tuple(map(_plain, row)) for row in zip(*data, strict=True))
+    misfits = [dict(entry or ()) for entry in batches.column(len(columns)).to_pylist()]
+    data = (_column(name, batches.column(place), misfits) for place, name in enumerate(columns))
+    return Counter(zip(*data, strict=True))
 
 
 def assert_equal(
@@ -72,13 +85,59 @@ def assert_equal(
         assert not extra, f"{name}: {extra.total()} rows too many, like {next(iter(extra))}"
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(map(_plain, value))
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, float) and math.isnan(value):
+def _column(name: str, values: Any, misfits: list[dict[str, str]]) -> Iterable[str | None]:
+    """``values``: an Arrow array."""
+    item = getattr(values.type, "value_type", None)
+    for value, texts in zip(values.to_pylist(), misfits, strict=True):
+        assert value is None or name not in texts, f"{name} holds a value, and {RAW} holds another of it"
+        if value is not None:
+            yield _written(value)
+        elif item is not None and pa.types.is_floating(item):
+            yield _numbers(texts.get(name), single=item == pa.float32())
+        else:
+            yield texts.get(name)
+
+
+def _written(value: Any) -> str:
+    """As PostgreSQL writes it (ISO dates, UTC, hexadecimal bytea)."""
+    match value:
+        case bool():
+            return "t" if value else "f"
+        case float():
+            return _float(value)
+        case Decimal():
+            return f"{value:f}"
+        case bytes() | bytearray() | memoryview():
+            return "\\x" + bytes(value).hex()
+        case datetime():
+            text = value.replace(tzinfo=None).isoformat(" ")
+            return (text.rstrip("0") if "." in text else text) + ("+00" if value.tzinfo else "")
+        case date():
+            return value.isoformat()
+        case list():
+            return "{" + ",".join("NULL" if item is None else _element(_written(item)) for item in value) + "}"
+        case _:
+            return str(value)
+
+
+def _element(text: str) -> str:
+    """Quoted as array_out does."""
+    if text and text.upper() != "NULL" and not re.search(r'["\\{}, \t\n\r\v\f]', text):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def _float(value: float) -> str:
+    if math.isnan(value):
         return "NaN"
-    if isinstance(value, Decimal):
-        return str(value)
-    return value
+    return repr(value).replace("inf", "Infinity")
+
+
+def _numbers(text: str | None, *, single: bool = False) -> str | None:
+    """Each number in Python's digits; ``single``: of the float4 that the text stands for."""
+
+    def digits(found: re.Match[str]) -> str:
+        value = float(found[0])
+        return _float(struct.unpack("f", struct.pack("f", value))[0] if single else value)
+
+    return text and re.sub(r"NaN|-?Infinity|-?\d[\d.]*(?:e[+-]?\d+)?", digits, text)
