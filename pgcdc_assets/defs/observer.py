@@ -11,6 +11,7 @@ import dagster as dg
 from dagster._core.events import DagsterEvent, DagsterEventBatchMetadata
 
 from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
@@ -83,10 +84,12 @@ class DagsterObserver:
 
     def copied(self, report: CopyReport) -> None:
         key = register_snapshot(self._context.instance, report.consistent_point)
+        passed(FaultPoint.COPY_REGISTERED)
         found = metadata.of_copy(report, self._table(report.table))
         self._context.log_event(
             dg.AssetMaterialization(keys.snapshot_key(report.table), partition=key, metadata=found)
         )
+        passed(FaultPoint.COPY_RECORDED)
         self._watcher.copied(report)
 
     def range_closed(self, report: RangeReport) -> None:
@@ -95,6 +98,7 @@ class DagsterObserver:
         for event in changed:
             self._context.log_event(event)
         _record_together(self._context, unchanged)
+        passed(FaultPoint.RANGE_RECORDED)
         self._tell_health()
         self._watcher.range_closed(report)
 

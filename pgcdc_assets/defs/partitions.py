@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange, merged
 
@@ -55,7 +56,9 @@ class RangeRegister:
         return gone
 
     def _write(self, spans: Sequence[LsnRange]) -> LsnRange:
+        passed(FaultPoint.RANGE_REGISTERING)
         self._instance.add_dynamic_partitions(str(LSN_RANGES.name), [span.key for span in spans])
+        passed(FaultPoint.RANGE_REGISTERED)
         return spans[-1]
 
 

@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
@@ -141,13 +142,16 @@ class _Work:
             # A new table gets this feature with its columns; one that is altered has to be told.
             spark.sql(f"{alter} SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')").collect()
         spark.sql(f"{alter} ADD COLUMNS ({', '.join(columns)})").collect()
+        passed(FaultPoint.MIRROR_WIDENED)
         del self.mirror.delta
 
     def link(self) -> Applied:
         started = time.monotonic()
         held = zip(self.pending.paths, self.pending.files, strict=True)
         reports = [_linked(path, self.mirror.path, file) for path, file in held]
+        passed(FaultPoint.LINK_COMMITTING)
         version = files.commit(self.mirror.path, reports, "append", self._position)
+        passed(FaultPoint.LINK_COMMITTED)
         counts = MergeCounts(sum(report.rows for report in reports), 0, 0)
         return self._applied(version, counts, time.monotonic() - started)
 
@@ -172,13 +176,17 @@ class _Work:
         if pending.emptied or pending.part.insert_only:
             reports = [effect.upserts for effect in effects if effect.upserts is not None]
             mode: files.Mode = "overwrite" if pending.emptied else "append"
+            passed(FaultPoint.OVERWRITE_COMMITTING)
             version = files.commit(self.mirror.path, reports, mode, self._position)
+            passed(FaultPoint.OVERWRITE_COMMITTED)
             return version, MergeCounts(sum(report.rows for report in reports), 0, 0)
         if total == MergeCounts(0, 0, 0) and not pending.leaves:
             return self.mirror.version, total
         ((app_id, position),) = self._position.items()
         session = table_session(spark, app_id, position)
+        passed(FaultPoint.MERGE_COMMITTING)
         counts = merge(session, pending.part, self.mirror, folder, effects, pending.leaves)
+        passed(FaultPoint.MERGE_COMMITTED)
         if counts is None:
             raise LakeError("was moved by another writer", thing=f"mirror {self.table.name}", lsn=pending.span.start)
         if not pending.leaves and counts != total:

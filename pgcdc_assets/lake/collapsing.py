@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.lake.collapse import UPSERT, Remaining, after_truncates, collapse, collapse_touched
@@ -62,7 +63,9 @@ class Effect:
 
 def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
     """Do several units, one after the other. A contradiction is the unit's own affair."""
-    return [_effect(unit) for unit in units]
+    effects = [_effect(unit) for unit in units]
+    passed(FaultPoint.COLLAPSED)
+    return effects
 
 
 def _effect(unit: Collapsing) -> Effect:

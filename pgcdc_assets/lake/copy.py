@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -195,7 +196,9 @@ class _Copier:
         for name, target in targets.items():
             try:
                 files = _sound([one for one in written if one.table == name])
+                passed(FaultPoint.COPY_COMMITTING)
                 version = self._commit(target, files)
+                passed(FaultPoint.COPY_COMMITTED)
             except PgcdcError as error:
                 failures.append(error)
                 continue
@@ -226,6 +229,7 @@ class _Copier:
         if not mirror.exists:
             properties = {IDENTITY: self._identity.app_id(), SOURCE_TABLE: str(table.name)}
             create_mirror(self._session, mirror.path, schema, properties)
+            passed(FaultPoint.MIRROR_MADE)
             mirror = Mirror(self._layout, self._identity, table.name)
         return _Target(table, mirror.path, mirror.physical(schema), point, staged=False)
 
@@ -309,6 +313,8 @@ def _copy_part(task: _Task, target: _Target, cut: Sequence[Piece]) -> _Written:
             for piece in cut:
                 for block in copy_blocks(task.conninfo, task.snapshot, piece, BLOCK_BYTES):
                     file.write(reader.columns(block, piece.leaf))
-            return _Written(target.table.name, file.finish())
+            report = file.finish()
+        passed(FaultPoint.PIECE_COPIED)
+        return _Written(target.table.name, report)
     except PgcdcError as error:
         return _Written(target.table.name, error=error)

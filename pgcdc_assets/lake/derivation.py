@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
@@ -86,7 +87,9 @@ def derive(task: Derivation) -> Derived:
         for path in task.segments:
             for rows in _slices(path, set(task.routes) | set(task.refused)):
                 work.take(rows)
-        return Derived(work.close(), work.set_aside)
+        files = work.close()
+        passed(FaultPoint.FEED_FILES_WRITTEN)
+        return Derived(files, work.set_aside)
     except BaseException:
         work.abandon()
         raise

@@ -17,6 +17,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
@@ -83,6 +84,7 @@ class FeedTable:
         if mode == "append":
             actions += [RemoveAction(name, True, now) for name in replaced]
         positions = [Transaction(self._start_id, int(span.start)), Transaction(self._end_id, int(span.end))]
+        passed(FaultPoint.FEED_COMMITTING)
         try:
             delta.create_write_transaction(
                 actions, mode, Schema.from_arrow(feed_schema(self._table)),
@@ -91,6 +93,7 @@ class FeedTable:
         except CommitFailedError:
             raise LakeError("another writer committed at the same time", thing=str(self.path),
                             do="let one process write to the lake") from None  # fmt: skip
+        passed(FaultPoint.FEED_COMMITTED)
         delta.update_incremental()
         self._delta = delta
 

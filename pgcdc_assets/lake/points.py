@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -53,7 +54,9 @@ class ConsistentPoints:
         if newest is not None and lsn < newest.replay_lsn:
             raise LakeError(f"would fall from {newest.replay_lsn}", thing="consistent point", lsn=lsn)
         tables = {str(name): version for name, version in versions.items()}
+        passed(FaultPoint.POINT_PUBLISHING)
         self._ledger.append([{"replay_lsn": int(lsn), "tables": tables}])
+        passed(FaultPoint.POINT_PUBLISHED)
 
     def newest(self) -> Point | None:
         rows = next(self._ledger.newest_first(), None)

@@ -14,6 +14,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
@@ -72,9 +73,12 @@ def _repaired(
     effects = _effects(spark, units, table)
     if pending.emptied:
         reports = [effect.upserts for effect in effects if effect.upserts is not None]
+        passed(FaultPoint.REPAIR_COMMITTING)
         files.commit(mirror.path, reports, "overwrite", {})
+        passed(FaultPoint.REPAIR_COMMITTED)
         return MergeCounts(sum(report.rows for report in reports), 0, 0)
     try:
+        passed(FaultPoint.REPAIR_COMMITTING)
         # No application transaction: a repair moves no position, and may be asked for again.
         counts = merge(spark.newSession(), pending.part, mirror, folder, effects, pending.leaves)
     except MergeMismatch:
@@ -83,6 +87,7 @@ def _repaired(
             lsn=touched.start, do=_again(table),
         ) from None  # fmt: skip
     assert counts is not None
+    passed(FaultPoint.REPAIR_COMMITTED)
     return counts
 
 

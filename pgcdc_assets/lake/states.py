@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -77,6 +78,7 @@ class TableStates:
         ]
         if rows:
             self._ledger.append(rows)
+            passed(FaultPoint.STATE_WRITTEN)
 
 
 def _row(name: TableName, row: dict[str, Any]) -> StateRow:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import LogWriter
 from pgcdc_assets.log.relations import RelationRecord, Relations
@@ -147,6 +148,7 @@ class BatchWriter:
     def stage(self, frames: Frames, into: Staged) -> None:
         """Write frames as segments of a batch to come."""
         into.add(self._spill.stage(frames.rows(self._relations)))
+        passed(FaultPoint.SEGMENT_STAGED)
 
     def commit(self, closed: Frames, parts: Sequence[Staged], end: Lsn) -> Committed:
         """One batch: what was staged, the frames still in memory, and the notes that make it readable alone."""
@@ -158,6 +160,7 @@ class BatchWriter:
         notes = table_of_notes(self._notes(start, end, tally))
         # The notes come first and alone in a row group: whoever wants only them reads only them.
         staged.files.append(write_segment(self._spill.path, [notes, table_of(rest)]))
+        passed(FaultPoint.SEGMENT_WRITTEN)
         self._move(end, staged)
         return Committed(start, end, tally.transactions, tally.rows, tally.bytes)
 
@@ -173,6 +176,7 @@ class BatchWriter:
 
     def _move(self, end: Lsn, staged: Staged) -> None:
         files = self._spill.seal(staged.files, end)
+        passed(FaultPoint.SEGMENTS_SEALED)
         self._log.commit(self.position, end, self._timeline, files)
         self.position = end
 

@@ -20,6 +20,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
 
 from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogConflict, LogCorrupt
 from pgcdc_assets.log.segment import LOG_SCHEMA, SegmentFile
@@ -43,7 +44,9 @@ def timeline_app_id(identity: Identity) -> str:
 
 def create_log(path: Path, identity: Identity, start: Lsn, timeline: int) -> None:
     """Make the empty table, standing at ``start``; durable when this returns."""
-    path.mkdir(parents=True)
+    # There already where a process died right here.
+    path.mkdir(parents=True, exist_ok=True)
+    passed(FaultPoint.LOG_MAKING)
     DeltaTable.create(
         path,
         LOG_SCHEMA,
@@ -58,6 +61,7 @@ def create_log(path: Path, identity: Identity, start: Lsn, timeline: int) -> Non
         raise_if_key_not_exists=False,
         commit_properties=_transactions(identity, start, timeline),
     )
+    passed(FaultPoint.LOG_MADE)
     sync_commits(path, 0, 0)
     for folder in (path, *path.parents[:3]):
         sync_folder(folder)
@@ -93,6 +97,7 @@ class LogWriter:
                 f"stands at {self.position}, not at {start} where this batch begins", thing=str(self._path)
             )
         before = self._table.version()
+        passed(FaultPoint.BATCH_COMMITTING)
         try:
             self._table.create_write_transaction(
                 [add_action(file) for file in files], "append", LOG_SCHEMA,
@@ -100,8 +105,10 @@ class LogWriter:
             )  # fmt: skip
         except CommitFailedError as error:
             raise LogConflict(f"another writer committed: {error}", thing=str(self._path), lsn=start) from None
+        passed(FaultPoint.BATCH_COMMITTED)
         self._table.update_incremental()
         sync_commits(self._path, before + 1, self._table.version())
+        passed(FaultPoint.BATCH_DURABLE)
 
 
 def check_file(path: Path, file: SegmentFile) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import psycopg
 
 from pgcdc_assets.core.endpos import Endpos
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.progress import Progress
 from pgcdc_assets.log.batch import BatchWriter, Committed, Pending
@@ -295,6 +296,7 @@ class Receiver:
         if committed is not None:
             self._progress.durable(committed.end)
             self._send_status()
+            passed(FaultPoint.BATCH_CONFIRMED)
             self._report(Landed(committed))
 
     # Ends and marks ---------------------------------------------------------------------------------

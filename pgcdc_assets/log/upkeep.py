@@ -19,6 +19,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import RemoveAction
 
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogConflict
@@ -127,6 +128,7 @@ def _replace(path: Path, table: DeltaTable, removed: Sequence[Segment], added: S
     now = int(time.time() * 1000)
     removals = [RemoveAction(segment.path.name, False, now, segment.size) for segment in removed]
     before = table.version()
+    passed(FaultPoint.LOG_FILES_REPLACING)
     try:
         table.create_write_transaction(
             [*(add_action(file, data_change=False) for file in added), *removals], "append", LOG_SCHEMA,
@@ -134,5 +136,6 @@ def _replace(path: Path, table: DeltaTable, removed: Sequence[Segment], added: S
         )  # fmt: skip
     except CommitFailedError as error:
         raise LogConflict(f"was compacted by another process: {error}", thing=str(path)) from None
+    passed(FaultPoint.LOG_FILES_REPLACED)
     table.update_incremental()
     sync_commits(path, before + 1, table.version())

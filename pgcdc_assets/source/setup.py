@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 
 from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.errors import EmptyPublication, SlotActive, SourceNotReady
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog import read_catalog, read_leaves, read_relations
@@ -132,6 +133,7 @@ def _make_slot(
         return []
     with ReplicationConnection.open(conninfo, application_name=f"{APPLICATION}/setup") as walsender:
         create_slot(walsender, conn, settings.slot, temporary=False, lock_seconds=lock_seconds, on_wait=on_wait)
+    passed(FaultPoint.SLOT_MADE)
     made = [f"slot {settings.slot}"]
     if not _ours(conn, settings):
         # So that teardown knows the slot for ours beside a publication that is not.

@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql
 
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked, SourceUnavailable, UnknownTable
@@ -81,6 +82,7 @@ def exported_snapshot(
                 time.sleep(1)
         name = _scalar(holder, "SELECT pg_export_snapshot()")
         _gate(holder, observer)
+        passed(FaultPoint.SNAPSHOT_EXPORTED)
         yield Snapshot(point, name, holder)
         if holder.closed:
             raise SourceUnavailable("the connection that held the snapshot was lost", thing=holder.endpoint)
@@ -109,6 +111,7 @@ def _take(
         created = create_slot(
             walsender, observer, slot, temporary=True, lock_seconds=lock_seconds, on_wait=on_wait, check=check
         )
+        passed(FaultPoint.COPY_SLOT_MADE)
         holder.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(created.snapshot_name))
         # Under the snapshot from here on; the slot held back WAL and the horizon, and goes with its session.
         walsender.drop_slot(slot)

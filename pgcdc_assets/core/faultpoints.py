@@ -1,0 +1,98 @@
+"""Named places right before and after each durable step, where the crash tests stop a process to kill it.
+
+They do nothing unless the environment variable ``PGCDC_FAULTS`` names a folder, and only the crash tests
+set it; it is no setting and belongs on no production machine. A file in that folder with the name of a
+point arms it, and its content says how many passes are let by first. Of all processes and threads that
+pass, one takes the file: it writes its pid into ``<point>.reached`` and stays there until that file is
+removed, or until it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+VARIABLE: Final = "PGCDC_FAULTS"
+REACHED: Final = ".reached"
+_POLL_SECONDS: Final = 0.005
+
+
+class FaultPoint(StrEnum):
+    """``..._making`` and ``..._committing`` stand before the step, the others after it."""
+
+    SLOT_MADE = "slot-made"
+    LOG_MAKING = "log-making"
+    LOG_MADE = "log-made"
+
+    SEGMENT_STAGED = "segment-staged"
+    SEGMENT_WRITTEN = "segment-written"
+    SEGMENTS_SEALED = "segments-sealed"
+    BATCH_COMMITTING = "batch-committing"
+    BATCH_COMMITTED = "batch-committed"
+    BATCH_DURABLE = "batch-durable"
+    BATCH_CONFIRMED = "batch-confirmed"
+    LOG_FILES_REPLACING = "log-files-replacing"
+    LOG_FILES_REPLACED = "log-files-replaced"
+
+    COPY_SLOT_MADE = "copy-slot-made"
+    SNAPSHOT_EXPORTED = "snapshot-exported"
+    STATE_WRITTEN = "state-written"
+    MIRROR_MADE = "mirror-made"
+    PIECE_COPIED = "piece-copied"
+    COPY_COMMITTING = "copy-committing"
+    COPY_COMMITTED = "copy-committed"
+    COPY_REGISTERED = "copy-registered"
+    COPY_RECORDED = "copy-recorded"
+
+    FEED_FILES_WRITTEN = "feed-files-written"
+    FEED_COMMITTING = "feed-committing"
+    FEED_COMMITTED = "feed-committed"
+    MIRROR_WIDENED = "mirror-widened"
+    COLLAPSED = "collapsed"
+    LINK_COMMITTING = "link-committing"
+    LINK_COMMITTED = "link-committed"
+    OVERWRITE_COMMITTING = "overwrite-committing"
+    OVERWRITE_COMMITTED = "overwrite-committed"
+    MERGE_COMMITTING = "merge-committing"
+    MERGE_COMMITTED = "merge-committed"
+    REPAIR_COMMITTING = "repair-committing"
+    REPAIR_COMMITTED = "repair-committed"
+    POINT_PUBLISHING = "point-publishing"
+    POINT_PUBLISHED = "point-published"
+
+    RANGE_REGISTERING = "range-registering"
+    RANGE_REGISTERED = "range-registered"
+    RANGE_RECORDED = "range-recorded"
+
+
+_FOLDER: Path | None = Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
+
+
+def passed(point: FaultPoint) -> None:
+    """The caller stands at ``point``. Returns at once unless a crash test has armed it."""
+    if _FOLDER is not None:
+        _stop(_FOLDER, point)
+
+
+def _stop(folder: Path, point: FaultPoint) -> None:
+    armed, own = folder / point, folder / f"{point}.{os.getpid()}.{threading.get_ident()}"
+    try:
+        armed.rename(own)
+    except FileNotFoundError:
+        return
+    passes = int(own.read_text() or 0)
+    if passes > 0:
+        own.write_text(str(passes - 1))
+        own.rename(armed)
+        return
+    own.write_text(str(os.getpid()))
+    reached = folder / f"{point}{REACHED}"
+    own.rename(reached)
+    with suppress(FileNotFoundError):
+        while reached.stat():
+            time.sleep(_POLL_SECONDS)

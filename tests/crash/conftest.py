@@ -1,0 +1,80 @@
+"""What the crash tests stand on: a server of their own, fault points, one seed, one table.
+
+``PGCDC_TEST_CRASH_CYCLES``: cycles at receiver level, a quarter of which are run over the whole path.
+``PGCDC_TEST_SEED``: of everything that is drawn; printed at the end. Timing stays the machine's own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core import faultpoints
+from pgcdc_assets.demo.server import EmbeddedServer
+from tests.crash.faults import Faults
+from tests.crash.tally import Tally
+from tests.fix_postgres import TEST_SETTINGS
+
+DEFAULT_CYCLES = 24
+TABLE = Path("build/crash.md").absolute()
+_SEED = int(os.environ.get("PGCDC_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+_TALLY = Tally(_SEED)
+
+
+@pytest.fixture(scope="session")
+def cycles() -> int:
+    return int(os.environ.get("PGCDC_TEST_CRASH_CYCLES") or DEFAULT_CYCLES)
+
+
+@pytest.fixture(scope="session")
+def tally() -> Tally:
+    return _TALLY
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """Each test's own, so that one test is replayed without the others."""
+    return random.Random(f"{_SEED} {request.node.name}")
+
+
+@pytest.fixture(scope="session")
+def crash_server(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """It is stopped as by a crash, which must not disturb the session's shared one.
+
+    Without fsync: the machine does not crash, so what was written is there afterwards.
+    """
+    folder = tmp_path_factory.mktemp("crash") / "server"
+    settings = {**TEST_SETTINGS, "deadlock_timeout": "100ms", "log_min_messages": "panic"}
+    with EmbeddedServer(folder, version=pg_version, fsync=False, settings=settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fault_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for the session: Spark's workers keep the environment that they were started with."""
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture
+def faults(fault_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    """Seen by this process and by those that it starts."""
+    monkeypatch.setenv(faultpoints.VARIABLE, str(fault_folder))
+    monkeypatch.setattr(faultpoints, "_FOLDER", fault_folder)
+    faults = Faults(fault_folder)
+    yield faults
+    faults.clear()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _TALLY.survived:
+        TABLE.parent.mkdir(exist_ok=True)
+        TABLE.write_text(_TALLY.markdown())
+        terminalreporter.section("crashes survived")
+        terminalreporter.write(_TALLY.markdown())
+    elif any("crash" in report.nodeid for report in terminalreporter.stats.get("failed", [])):
+        terminalreporter.write(f"\nPGCDC_TEST_SEED={_SEED}\n")

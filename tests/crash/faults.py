@@ -1,0 +1,68 @@
+"""The test's side of the fault points, and how things are made to die at them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+
+from pgcdc_assets.core.faultpoints import REACHED, FaultPoint
+
+
+class Kind(StrEnum):
+    """Kinds of crash; the columns of the table."""
+
+    RECEIVER = "SIGKILL of the receiver"
+    PARENT = "death of its parent"
+    SERVER = "immediate stop of PostgreSQL"
+    CUT = "cut connection"
+    WORKER = "SIGKILL of a Spark worker"
+    JVM = "SIGKILL of the JVM"
+    RUN = "SIGKILL of the run"
+
+
+class Faults:
+    """The folder that ``PGCDC_FAULTS`` names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        # Servers and workers may run as another user.
+        folder.chmod(0o777)
+
+    def arm(self, point: FaultPoint, passes: int = 0) -> None:
+        """The next process to pass it stops there, after so many passes."""
+        (self.folder / point).write_text(str(passes))
+
+    def reached(self, point: FaultPoint) -> int | None:
+        """Pid of the process that stands there."""
+        try:
+            return int((self.folder / f"{point}{REACHED}").read_text())
+        except FileNotFoundError:
+            return None
+
+    def clear(self) -> None:
+        """Nothing is armed, and whoever stands at a point goes on."""
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):
+                path.unlink()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether it came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, which nothing can answer."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,62 @@
+"""The fault points themselves: inert unless armed, each passed by the package, one process stops."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import pgcdc_assets
+from pgcdc_assets.core import faultpoints
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from tests.crash.faults import Faults, wait_until
+
+PACKAGE = Path(pgcdc_assets.__file__).parent
+
+
+def calls() -> list[tuple[Path, str]]:
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "passed":
+                (argument,) = node.args
+                assert isinstance(argument, ast.Attribute), f"{path}: a point is named, not computed"
+                found.append((path, argument.attr))
+    return found
+
+
+def test_every_point_is_passed_somewhere() -> None:
+    assert {name for _, name in calls()} == set(FaultPoint.__members__)
+
+
+def test_nothing_is_done_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "from pgcdc_assets.core import faultpoints as f; assert f._FOLDER is None; f.passed(f.FaultPoint.SLOT_MADE)"
+    clean = {name: value for name, value in os.environ.items() if name != faultpoints.VARIABLE}
+    assert subprocess.run([sys.executable, "-c", script], env=clean, check=False).returncode == 0
+
+
+def test_one_of_many_stops_after_the_passes_let_by(faults: Faults) -> None:
+    point = FaultPoint.BATCH_COMMITTED
+    through = threading.Semaphore(0)
+
+    def pass_by() -> None:
+        passed(point)
+        through.release()
+
+    faults.arm(point, passes=2)
+    threads = [threading.Thread(target=pass_by) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    assert wait_until(lambda: faults.reached(point) is not None, 10)
+    assert faults.reached(point) == os.getpid()
+    assert wait_until(lambda: sum(thread.is_alive() for thread in threads) == 1, 10)
+    passed(point)
+    faults.clear()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
