@@ -43,7 +43,7 @@ def source_rows(
         """SELECT a.attname, coalesce(b.typname, t.typname) FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
            LEFT JOIN pg_type b ON b.oid = t.typbasetype
            WHERE a.attrelid = format('%%I.%%I', %s::text, %s::text)::regclass AND a.attnum > 0 AND NOT a.attisdropped
-             AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000 AND a.attgenerated = 'S')
+             AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000 AND a.attgenerated = 's')
            ORDER BY a.attnum""",
         (schema, table),
     ).fetchall()
