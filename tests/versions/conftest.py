@@ -1,0 +1,95 @@
+"""A server of every version, each started once, and what the receiver made of the workload on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.log.client import ReceiverProcess
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.slots import identity
+from tests.fix_postgres import TEST_SETTINGS, Database, fresh_database
+from tests.journal import Journal
+from tests.log.conftest import until_event
+from tests.servers import VERSIONS, new_server
+from tests.versions.workload import LISTS_SINCE, TABLES, Workload, make, publish
+
+
+@pytest.fixture(scope="session")
+def version_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedServer]:
+    """Of the version that the test names; one server for all its tests."""
+    folder = tmp_path_factory.mktemp(f"pg{request.param}") / "server"
+    with new_server(folder, request.param, settings=TEST_SETTINGS) as server:
+        yield server
+
+
+@dataclass
+class Received:
+    """The workload received in several runs; ``raw`` is a slot that stands before all of it."""
+
+    database: Database
+    journal: Journal
+    log: ChangeLog
+    publications: tuple[str, ...]
+    raw: str
+    boundaries: list[Lsn] = field(default_factory=list)
+
+    @property
+    def version(self) -> int:
+        return self.database.server.version
+
+    def receive(self) -> None:
+        """One run up to where the source stands now."""
+        row = self.journal.conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+        assert row is not None
+        receiver = ReceiverProcess(
+            self.database.conninfo, Layout(self.log.path.parent.parent), self.publications,
+            batch_bytes=1 << 20, batch_seconds=0.2,
+        )  # fmt: skip
+        receiver.start()
+        try:
+            receiver.until(Lsn.parse(row[0]))
+            until_event(receiver, "arrived")
+            receiver.join(30)
+        finally:
+            receiver.kill()
+        self.boundaries.append(self.log.position())
+
+
+@pytest.fixture(scope="session")
+def received(version_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Received]:
+    with fresh_database(version_server) as database, database.connect() as conn:
+        make(conn, version_server.version)
+        publications = publish(conn, version_server.version, "p")
+        journal = Journal.keep(conn, *TABLES)
+        slot, raw = f"s_{database.name}", f"raw_{database.name}"
+        with ReplicationConnection.open(database.conninfo) as walsender:
+            walsender.create_slot(raw)
+            start = walsender.create_slot(slot).consistent_point
+        log = ChangeLog(Layout(tmp_path_factory.mktemp("lake")))
+        log.create(identity(conn, slot), start, 1)
+        told = Received(database, journal, log, publications, raw)
+        work = Workload(database)
+        for step in (work.before, work.rows, work.transactions):
+            step()
+            told.receive()
+        if version_server.version >= LISTS_SINCE:
+            work.lists()
+            told.receive()
+        yield told
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All versions, unless the test names those that it is about."""
+    if "version_server" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("versions")
+        chosen = marker.args if marker else VERSIONS
+        metafunc.parametrize("version_server", chosen, indirect=True, scope="session", ids=[f"pg{v}" for v in chosen])

@@ -1,0 +1,101 @@
+"""Receive and decode on every supported version: the log, played back, is the source at each boundary."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.protocol.messages import LogicalMessage
+from pgcdc_assets.protocol.scalar import decode
+from tests.log.conftest import rows
+from tests.oracle import source_rows
+from tests.versions.conftest import Received
+from tests.versions.replay import as_rows, played
+from tests.versions.workload import ALTERED, GENERATED_SINCE, LISTS_SINCE, TABLES
+
+EMPTY_TRANSACTIONS_UNTIL = 14
+"""From 15 on, pgoutput sends nothing for a transaction without published changes."""
+
+
+def test_the_log_is_the_source_at_every_boundary(received: Received) -> None:
+    commits = received.journal.commits()
+    for boundary in received.boundaries:
+        state = played(received.log, boundary)
+        for table in TABLES:
+            columns, expected = received.journal.rows_at(table, boundary, commits)
+            assert as_rows(state[table], columns) == expected, f"{table} at {boundary}"
+            assert expected or boundary < received.boundaries[-1]
+
+
+def test_the_log_is_the_source_at_the_end(received: Received) -> None:
+    state = played(received.log, received.log.position())
+    for table in (*TABLES, ALTERED):
+        columns, expected = source_rows(received.journal.conn, *table.split(".", 1))
+        assert as_rows(state[table], columns) == expected, table
+        if table == "Odd Schema.Select":
+            assert ("a b" in columns) == (received.version >= GENERATED_SINCE)
+    assert received.log.verify(LsnRange(received.log.start, received.log.position()))
+
+
+def test_transactions_stand_whole_in_the_order_of_their_commits(received: Received) -> None:
+    commits = {int(xid): Lsn.parse(lsn) for xid, lsn in received.journal.commits().items()}
+    found = rows(received.log, "kind IN ('I', 'U', 'D', 'T', 'C')")
+    assert {row["commit_lsn"] for row in found if row["xid"] in commits} <= set(commits.values())
+    seen = [row["xid"] for row in found if row["kind"] == "C"]
+    assert len(seen) == len(set(seen))
+    ordinals: dict[int, list[int]] = {}
+    for row in found:
+        if row["kind"] != "T":
+            ordinals.setdefault(row["xid"], []).append(row["tx_ordinal"])
+    assert all(numbers == sorted(set(numbers)) for numbers in ordinals.values())
+    begins = [row for row in found if row["kind"] == "I" and b"begins first" in row["payload"]]
+    commits_first = [row for row in found if row["kind"] == "I" and b"commits first" in row["payload"]]
+    assert begins[0]["lsn"] < commits_first[0]["lsn"]
+    assert begins[0]["commit_lsn"] > commits_first[0]["commit_lsn"]
+
+
+def test_messages_and_origins(received: Received) -> None:
+    found = {row["tx_ordinal"]: decode(row["payload"], Lsn(0)) for row in rows(received.log, "kind = 'M'")}
+    told = {m.prefix: (m.transactional, m.content) for m in found.values() if isinstance(m, LogicalMessage)}
+    assert told == {"loose": (False, b"between"), "held": (True, b"inside")}
+    origins = {row["origin"] for row in rows(received.log, "kind = 'I'")}
+    assert origins == {None, f"o_{received.database.name}"}
+
+
+def test_empty_transactions_leave_nothing(received: Received) -> None:
+    """PostgreSQL 14 sends Begin and Commit of transactions that changed nothing published."""
+    raw = _raw(received)
+    empty = sum(one[:1] + two[:1] == b"BC" for one, two in pairwise(raw))
+    assert (empty > 0) == (received.version <= EMPTY_TRANSACTIONS_UNTIL)
+    transactions = sum(batch.transactions for batch in received.log.batches(received.log.start))
+    assert transactions == sum(payload[:1] == b"B" for payload in raw) - empty
+    ordinals = rows(received.log, "kind = 'C' AND tx_ordinal = 0")
+    assert ordinals == []
+
+
+def test_parts_of_tables(received: Received) -> None:
+    """Row filters, column lists and FOR TABLES IN SCHEMA."""
+    if received.version < LISTS_SINCE:
+        pytest.skip(f"PostgreSQL {received.version} has no row filters, column lists or schemas in publications")
+    state = played(received.log, received.log.position())
+    conn = received.journal.conn
+    filtered = {row["id"]: row["v"] for row in state["public.filtered"]}
+    assert filtered == dict(conn.execute("SELECT id, v FROM filtered WHERE v > 30").fetchall())
+    assert filtered.keys() == {1, 4}
+    listed = {row["id"]: row["shown"] for row in state["public.listed"]}
+    assert listed == dict(conn.execute("SELECT id, shown FROM listed").fetchall())
+    assert all(set(row) == {"id", "shown"} for row in state["public.listed"])
+    assert state["whole_schema.inside"] == [{"id": 2}]
+
+
+def _raw(received: Received) -> list[bytes]:
+    """The server's own messages, by SQL, from a slot of their own."""
+    names = ",".join(received.publications)
+    found = received.journal.conn.execute(
+        "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1',"
+        " 'publication_names', %s)", [received.raw, names],
+    ).fetchall()  # fmt: skip
+    return [bytes(data) for (data,) in found]
