@@ -39,6 +39,15 @@ def pg_version() -> int:
     return int(os.environ.get("PGCDC_TEST_PG", "18"))
 
 
+@pytest.fixture(autouse=True)
+def _new_enough(request: pytest.FixtureRequest, pg_version: int) -> None:
+    """``@pytest.mark.since(15, "row filters")``: what a test needs that came with a version."""
+    for marker in request.node.iter_markers("since"):
+        version, what = marker.args
+        if pg_version < version:
+            pytest.skip(f"PostgreSQL {pg_version} has no {what} (since {version})")
+
+
 @pytest.fixture(scope="session")
 def server(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     folder: Path = tmp_path_factory.mktemp("postgres") / "server"

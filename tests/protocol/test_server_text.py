@@ -71,7 +71,8 @@ def conn(database: Database) -> Iterator[Connection]:
 @pytest.fixture(scope="module")
 def reader(server: EmbeddedServer) -> Iterator[Connection]:
     """The same for tests that make nothing."""
-    with psycopg.connect(server.conninfo_of("postgres"), options=session_options(), client_encoding="UTF8") as conn:
+    conninfo = server.conninfo_of("postgres")
+    with psycopg.connect(conninfo, autocommit=True, options=session_options(), client_encoding="UTF8") as conn:
         yield conn
 
 
@@ -153,7 +154,16 @@ EDGES: list[tuple[str, PgType, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("type_", "of", "edges"), EDGES, ids=[item[0] for item in EDGES])
+NEW_TYPES = {"numeric(2,-3)": 15, "numeric(2,5)": 15}
+
+
+def _marks(type_: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.since(NEW_TYPES[type_], type_)] if type_ in NEW_TYPES else []
+
+
+@pytest.mark.parametrize(
+    ("type_", "of", "edges"), [pytest.param(*item, id=item[0], marks=_marks(item[0])) for item in EDGES]
+)
 def test_edge_values_as_the_server_prints_them(
     reader: Connection, type_: str, of: PgType, edges: dict[str, Any]
 ) -> None:

@@ -95,6 +95,7 @@ def test_an_index_that_may_not_be_used_is_no_key() -> None:
     assert mirror_key(RowIdentity.of("i", [index]), [RowIdentity.of("i", [index])], ["a"]) == ()
 
 
+@pytest.mark.since(15, "row filters and column lists")
 def test_publications_column_lists_filters_and_operations(database: Database) -> None:
     with connect(database.conninfo) as conn:
         version = conn.info.server_version
@@ -121,6 +122,7 @@ def test_publications_column_lists_filters_and_operations(database: Database) ->
             assert [(column.name, column.generated) for column in table.columns] == [("id", ""), ("g", "s")]
 
 
+@pytest.mark.since(15, "row filters")
 def test_a_filter_is_off_where_another_publication_has_none(database: Database) -> None:
     ddl = (
         "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t WHERE (id > 1);"

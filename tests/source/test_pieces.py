@@ -80,6 +80,7 @@ def test_empty_and_columnless_tables(database: Database) -> None:
     assert [blocks for _, blocks in found["bare"]] == [[b"\n"]]
 
 
+@pytest.mark.since(15, "row filters and column lists")
 def test_only_what_is_published_is_copied(database: Database) -> None:
     """Column lists, row filters, generated columns, children of an inheritance parent."""
     with database.connect() as conn:
@@ -106,6 +107,7 @@ def test_only_what_is_published_is_copied(database: Database) -> None:
         assert rows(cut(database, MIB)["made"][0][1]) == [["4", "8"]]
 
 
+@pytest.mark.since(15, "row filters")
 def test_a_filter_holds_in_every_piece(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, x text);"

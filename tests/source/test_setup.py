@@ -150,6 +150,7 @@ def test_teardown_leaves_a_slot_that_is_read(conn: psycopg.Connection, settings:
             assert slots(conn) == [settings.slot]
 
 
+@pytest.mark.since(15, "row filters")
 def test_a_publication_of_somebody_else_is_used_as_it_is(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:

@@ -110,12 +110,14 @@ def test_operations_taken_out_and_put_back(watched: Watched) -> None:
     assert set(found) == {(name, Kind.REPUBLISHED, Action.COPY) for name in ("t", "keyless", "r")}
 
 
+@pytest.mark.since(15, "row filters")
 def test_a_row_filter_that_came(watched: Watched) -> None:
     assert watched("ALTER PUBLICATION p SET TABLE t WHERE (id > 5), keyless, r") == [
         ("t", Kind.REPUBLISHED, Action.COPY)
     ]
 
 
+@pytest.mark.since(15, "publications of schemas")
 def test_the_schema_publication_that_came_and_went(database: Database) -> None:
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLES IN SCHEMA public")

@@ -33,7 +33,8 @@ def test_the_log_is_the_source_at_every_boundary(received: Received) -> None:
 def test_the_log_is_the_source_at_the_end(received: Received) -> None:
     state = played(received.log, received.log.position())
     for table in (*TABLES, ALTERED):
-        columns, expected = source_rows(received.journal.conn, *table.split(".", 1))
+        schema, name = table.split(".", 1)
+        columns, expected = source_rows(received.journal.conn, schema, name)
         assert as_rows(state[table], columns) == expected, table
         if table == "Odd Schema.Select":
             assert ("a b" in columns) == (received.version >= GENERATED_SINCE)
