@@ -26,7 +26,7 @@ RAW = "_pgcdc_raw"
 
 _FLOATS = {"float4": "{}::float8", "float8": "{}", "_float4": "{}::float8[]", "_float8": "{}"}
 """Python has no single precision: float4 is compared as the double of the same value, both in Python's digits."""
-_OUTPUT = "CASE WHEN num_nulls({0}) = 0 THEN format('%%s', {0}) END"
+_OUTPUT = "CASE WHEN num_nulls({0}) = 0 THEN format('%s', {0}) END"
 """By the type's output function: a cast to text writes other blanks (char(n)), masks (inet), truths (bool)."""
 
 Rows = Counter[tuple[Any, ...]]
@@ -55,7 +55,7 @@ def source_rows(
     with conn.transaction():
         conn.execute("SET LOCAL TimeZone = 'UTC'; SET LOCAL IntervalStyle = 'postgres'; SET LOCAL bytea_output = 'hex'")
         conn.execute("SET LOCAL DateStyle = 'ISO'; SET LOCAL extra_float_digits = 1")
-        rows = conn.execute(query, ()).fetchall()
+        rows = conn.execute(query).fetchall()
     floats = [kind in _FLOATS for _, kind in columns]
     return [name for name, _ in columns], Counter(
         tuple(_numbers(text) if is_float else text for text, is_float in zip(row, floats, strict=True)) for row in rows
