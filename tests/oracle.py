@@ -66,7 +66,7 @@ def mirror_rows(lake: Path, folder: str, columns: list[str], version: int | None
     """The mirror's rows as a multiset, in the source's column order."""
     table = DeltaTable(str(lake / folder), version=version)
     listed = ", ".join('"' + name.replace('"', '""') + '"' for name in [*columns, RAW])
-    batches = QueryBuilder().register("t", table).execute(f"SELECT {listed} FROM t").read_all()
+    batches = pa.table(QueryBuilder().register("t", table).execute(f"SELECT {listed} FROM t").read_all())
     misfits = [dict(entry or ()) for entry in batches.column(len(columns)).to_pylist()]
     data = (_column(name, batches.column(place), misfits) for place, name in enumerate(columns))
     return Counter(zip(*data, strict=True))
