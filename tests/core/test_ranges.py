@@ -23,6 +23,13 @@ def test_key_and_text_round_trip(points: list[Lsn]) -> None:
     assert LsnRange.from_key(span.key) == LsnRange.parse(span.key) == LsnRange.parse(str(span)) == span
 
 
+@given(st.lists(st.integers(0, (1 << 48) - 1).map(Lsn), min_size=3, max_size=8, unique=True).map(sorted))
+def test_keys_sort_like_their_ranges(points: list[Lsn]) -> None:
+    """Up to 2^48 bytes of WAL: a petabyte a day for most of a year."""
+    keys = [span.key for span in _chain(points)]
+    assert keys == sorted(keys)
+
+
 @given(_POINTS, st.randoms())
 def test_contiguous_ranges_merge_in_any_order(points: list[Lsn], chance: object) -> None:
     chain = _chain(points)

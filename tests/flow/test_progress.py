@@ -1,0 +1,78 @@
+"""Where tables stand, and which of them a consistent point lists. No Spark, no source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.catalog import Catalog, Column, Identity, PgType, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.flow.progress import Progress
+
+
+def _table(oid: int, name: str) -> Table:
+    return Table(oid, TableName("public", name), (Column(1, "id", PgType(23, "int4")),), key=(1,))
+
+
+A, B, C = (_table(oid, name) for oid, name in ((1, "a"), (2, "b"), (3, "c")))
+
+
+@pytest.fixture
+def progress(tmp_path: Path) -> Progress:
+    catalog = Catalog(Identity("1", "db", "slot"), "p", 180000, (A, B, C))
+    return Progress(Layout(tmp_path), catalog, Lsn(1))
+
+
+def _listed(progress: Progress) -> set[str]:
+    newest = progress.points.newest()
+    return set() if newest is None else {name.name for name in newest.tables}
+
+
+def test_a_point_lists_only_tables_that_stand_at_it(progress: Progress) -> None:
+    assert progress.waiting() == [A, B, C]
+    progress.copying([A, B, C], Lsn(10))
+    assert not progress.publish(Lsn(10))
+    progress.copied(A, Lsn(10), 1)
+    progress.copied(B, Lsn(10), 1)
+    progress.moved(A.name, Lsn(20), 2)
+    assert not progress.publish(Lsn(20))
+    # B stands below the point, C is still being copied.
+    assert _listed(progress) == {"a"}
+    progress.moved(B.name, Lsn(20))
+    assert progress.publish(Lsn(20))
+    assert _listed(progress) == {"a", "b"}
+    assert progress[C.name].state is TableState.COPYING
+
+
+def test_a_table_that_is_set_aside_is_listed_no_more(progress: Progress) -> None:
+    progress.copying([A, B, C], Lsn(10))
+    for table in (A, B, C):
+        progress.copied(table, Lsn(10), 1)
+    assert progress.publish(Lsn(10))
+    progress.put_aside(B.name, Lsn(15), "why not")
+    for table in (A, C):
+        progress.moved(table.name, Lsn(20))
+    assert progress.publish(Lsn(20))
+    assert _listed(progress) == {"a", "c"}
+    progress.request_copy([C.name])
+    assert progress.publish(Lsn(20))
+    assert _listed(progress) == {"a"}
+
+
+def test_a_point_never_falls_for_a_late_copy(progress: Progress) -> None:
+    progress.copying([A, B, C], Lsn(10))
+    for table in (A, B):
+        progress.copied(table, Lsn(10), 1)
+        progress.moved(table.name, Lsn(30))
+    assert progress.publish(Lsn(30))
+    progress.copied(C, Lsn(10), 1)
+    assert not progress.publish(Lsn(10))
+    assert not progress.publish(Lsn(30))
+    assert _listed(progress) == {"a", "b"}
+    progress.moved(C.name, Lsn(30))
+    assert progress.publish(Lsn(30))
+    assert _listed(progress) == {"a", "b", "c"}

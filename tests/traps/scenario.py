@@ -1,0 +1,134 @@
+"""Many traps in one run: each has a schema of its own, all share one database, one copy, and one turn or two.
+
+A trap is SQL before the copy and SQL after it. At the end every table of its schema must equal the source.
+Where a change of the schema cannot be followed, ``aside`` says what must be told of it; the table is then
+copied anew, and equals the source again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.settings import Settings
+from tests.fix_postgres import fresh_database
+from tests.flow.test_sync import Rig
+from tests.oracle import mirror_rows, source_rows
+
+Step = str | Callable[["Rig", str], None]
+"""SQL, sent as one message (one transaction, unless it says otherwise), or a function of rig and schema."""
+
+
+@dataclass(frozen=True)
+class Trap:
+    name: str
+    """Of the trap and of its schema."""
+    before: str
+    after: tuple[Step, ...]
+    later: tuple[Step, ...] = ()
+    """After a sync of the rest."""
+    aside: str | None = None
+    """Pattern of the reason why its table ``t`` is set aside by that sync."""
+
+
+@dataclass
+class Played:
+    """The traps after their run."""
+
+    rig: Rig
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why tables were set aside, by schema."""
+
+    def assert_equal(self, trap: Trap) -> None:
+        reason = self.reasons.get(trap.name)
+        if trap.aside is None:
+            assert reason is None
+        else:
+            assert reason is not None
+            assert re.search(trap.aside, reason), reason
+        tables = _tables(self.rig.conn, trap.name)
+        assert tables
+        self.rig.assert_equal(*(f"{trap.name}.{table}" for table in tables))
+
+
+@contextmanager
+def empty_rig(server: EmbeddedServer, spark: SparkSession, folder: Path, **settings: Any) -> Iterator[Rig]:
+    """A project on a database of its own, with nothing in it."""
+    with (
+        pytest.MonkeyPatch.context() as patch, fresh_database(server) as database, database.connect() as conn
+    ):  # fmt: skip
+        folder.mkdir(exist_ok=True)
+        patch.chdir(folder)
+        named = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], **settings)
+        yield Rig(named, conn, lambda: spark, Silent())
+
+
+def play(rig: Rig, traps: Sequence[Trap], *, together: bool) -> Played:
+    """Copy, then all that follows: in one turn, or (``together`` False) with a turn after each step."""
+    played = Played(rig)
+    for trap in traps:
+        rig.conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(trap.name)))
+        _do(rig, trap.name, trap.before)
+    rig.setup()
+    rig.sync()
+    most = max(len(trap.after) for trap in traps)
+    for number in range(most):
+        for trap in traps:
+            for step in trap.after[number : number + 1]:
+                _do(rig, trap.name, step)
+        if not together and number < most - 1:
+            played.reasons |= _aside(rig)
+    # What setup adds (tables made anew) is in the same turn.
+    rig.setup()
+    played.reasons |= _aside(rig)
+    for trap in traps:
+        for step in trap.later:
+            _do(rig, trap.name, step)
+    rig.engine().sync(Bounds(), copy_anew=[TableName(schema, "t") for schema in played.reasons])
+    return played
+
+
+def _do(rig: Rig, schema: str, step: Step) -> None:
+    rig.conn.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
+    if isinstance(step, str):
+        rig.conn.execute(step.encode())
+    else:
+        step(rig, schema)
+
+
+def _aside(rig: Rig) -> dict[str, str]:
+    """Sync, and say which tables are set aside then, and why."""
+    found = rig.sync().set_aside
+    rows = TableStates(rig.settings.layout).all()
+    assert all(rows[name].reason == reason for name, reason in found)
+    assert all(name.name == "t" for name, _ in found), found
+    return {name.schema: reason for name, reason in found}
+
+
+def _tables(conn: psycopg.Connection[Any], schema: str) -> list[str]:
+    """Tables with a mirror of their own."""
+    query = """SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind IN ('r', 'p')
+               AND NOT relispartition ORDER BY relname"""
+    return [name for (name,) in conn.execute(query, [f'"{schema}"'])]
+
+
+def assert_same(rig: Rig, view: str, mirror: str) -> None:
+    """A view of the source that says what is published, and the mirror of its table."""
+    columns, expected = source_rows(rig.conn, *view.split(".", 1))
+    found = mirror_rows(rig.lake, mirror.replace(".", "/"), columns)
+    assert found == expected, f"missing {expected - found}, too many {found - expected}"
+

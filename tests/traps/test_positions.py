@@ -1,0 +1,107 @@
+"""Traps of positions that others fell into, at the receiver: no Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.faultpoints import REACHED, VARIABLE, FaultPoint
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.protocol.messages import Insert
+from pgcdc_assets.protocol.scalar import decode
+from tests.log.conftest import Source, content, eventually, rows, until_event
+
+
+@pytest.fixture
+def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which fault points of the receiver are armed."""
+    folder = tmp_path / "faults"
+    folder.mkdir()
+    monkeypatch.setenv(VARIABLE, str(folder))
+    return folder
+
+
+def _written(source: Source) -> Lsn:
+    """What the receiver reports as received; each status tells what is flushed as well."""
+    return source.scalar_lsn(
+        "SELECT coalesce(max(r.write_lsn), '0/0') FROM pg_stat_replication r "
+        "JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.database = current_database()"
+    )
+
+
+def test_begin_order_differs_from_commit_order_over_two_ranges(source: Source) -> None:
+    """The transaction that began first ends in the second range, though its first LSN lies in the first one."""
+    log, twin = source.log(), source.log("twin")
+    with source.database.connect() as other:
+        other.execute("BEGIN")
+        other.execute("INSERT INTO a VALUES (1, 'began first')")
+        middle = source.run("INSERT INTO a VALUES (2, 'committed first')")
+        source.receive(log, middle)
+        assert log.position() >= middle
+        other.execute("COMMIT")
+    end = source.run("INSERT INTO b VALUES (1, 1)")
+    source.receive(log, end)
+    source.receive(twin, end)
+    changes = [decode(row["payload"], Lsn(0)) for row in rows(log, "kind = 'I'")]
+    assert [change.new[0] for change in changes if isinstance(change, Insert)] == ["2", "1", "1"]
+    assert content(log) == content(twin)
+
+
+def test_flush_is_not_reported_before_it_is_durable(source: Source, faults: Path) -> None:
+    log = source.log()
+    (faults / FaultPoint.BATCH_COMMITTING).write_text("0")
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    source.run("INSERT INTO a VALUES (1, 'x')")
+    reached = faults / f"{FaultPoint.BATCH_COMMITTING}{REACHED}"
+    eventually(reached.exists)
+    # A later status has gone out meanwhile, also one that was asked for by a keepalive.
+    end = source.run("INSERT INTO a VALUES (2, 'x')")
+    eventually(lambda: _written(source) >= end)
+    assert source.confirmed(log) == log.position() == log.start
+    reached.unlink()
+    eventually(lambda: source.confirmed(log) >= end)
+    assert log.position() >= end
+    receiver.stop()
+
+
+def test_a_keepalive_confirms_nothing_of_an_open_batch(source: Source) -> None:
+    log = source.log()
+    receiver = source.receiver(log, batch_seconds=3600)
+    until_event(receiver, "started")
+    source.run("INSERT INTO a VALUES (1, 'x')")
+    # Keepalives tell of WAL behind the batch, which stays open for an hour.
+    end = source.run("INSERT INTO foreign_table VALUES (1, 'x')")
+    eventually(lambda: _written(source) >= end)
+    end = source.run("INSERT INTO foreign_table VALUES (2, 'x')")
+    eventually(lambda: _written(source) >= end)
+    assert rows(log) == []
+    assert source.confirmed(log) == log.position() == log.start
+    receiver.stop()
+
+
+def test_flush_is_not_reported_inside_a_transaction(source: Source) -> None:
+    """A batch that is cut while a transaction arrives ends before its commit record or behind it."""
+    log, twin = source.log(), source.log("twin")
+    source.run("INSERT INTO a VALUES (0, 'small')")
+    end = source.run("INSERT INTO a SELECT g, 'large' FROM generate_series(1, 60000) g")
+    source.receive(twin, end)
+    commits = sorted({row["commit_lsn"] for row in rows(twin)})
+    receiver = source.receiver(log, batch_seconds=0)
+    receiver.until(end)
+    until_event(receiver, "arrived")
+    ends = [batch.end for batch in log.batches(log.start)]
+    assert len(ends) == 2
+    assert commits[0] < ends[0] <= commits[1] < ends[1]
+    assert content(log) == content(twin)
+
+
+def test_a_stored_position_need_not_equal_the_slots(source: Source) -> None:
+    """The slot stands where it was last persisted, or was advanced over WAL that holds nothing for us."""
+    log = source.log()
+    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+    source.run("INSERT INTO foreign_table VALUES (1, 'x')")
+    assert source.confirmed(log) < source.lsn()
+    source.receive(log, source.run("INSERT INTO a VALUES (2, 'x')"))
+    assert [row["kind"] for row in rows(log)] == ["I", "C", "I", "C"]
