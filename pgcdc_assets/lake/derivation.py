@@ -40,6 +40,7 @@ from pgcdc_assets.lake.feed import (
 )
 from pgcdc_assets.lake.feedwriter import FeedWriter
 from pgcdc_assets.lake.rows import row_hash, typed
+from pgcdc_assets.log.segment import check_content
 
 SLICE_BYTES = 8 << 20
 """Payload decoded at once; text, typed values and Parquet buffers take some ten times as much."""
@@ -85,6 +86,7 @@ def derive(task: Derivation) -> Derived:
     work = _Work(task)
     try:
         for path in task.segments:
+            check_content(path)
             for rows in _slices(path, set(task.routes) | set(task.refused)):
                 work.take(rows)
         files = work.close()

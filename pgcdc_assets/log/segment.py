@@ -6,12 +6,17 @@ column is dictionary-encoded and uncompressed with one value per row group, so t
 bytes in front of the first data page (Parquet, "Data Pages": a dictionary page holds its values
 PLAIN, and a column chunk's dictionary page comes directly before its data pages). Its footer carries
 no statistics; those of the add action are the ones that readers prune by.
+
+A segment's name ends in the CRC-32 of its bytes: Parquet's own page checksums would not survive that
+write, and without any a flipped bit in a value reads as another value.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,6 +59,8 @@ segments that is at most four files, and a reader of one table skips at least wh
 
 _PLACEHOLDER = 0x7065_6E64_696E_6721
 """Stands for ``batch_end`` until the batch is cut; no WAL reaches it."""
+_CRC = re.compile(r"-([0-9a-f]{8})\.parquet$")
+_CRC_BYTES = 1 << 20
 _STATISTICS = ("batch_end", "commit_lsn", "kind", "relation_id")
 
 _ROW_SCHEMA = LOG_SCHEMA.set(LOG_SCHEMA.get_field_index("payload"), pa.field("payload", pa.binary_view()))
@@ -106,7 +113,7 @@ def write_segment(folder: Path, groups: Sequence[pa.Table]) -> SegmentFile:
 
     Its ``batch_end`` is still to come: see :func:`seal`.
     """
-    path = folder / f"{uuid4().hex}.parquet"
+    path = folder / f"{uuid4().hex}.draft"
     held = [table for table in groups if table.num_rows]
     schema = held[0].schema if held else _ROW_SCHEMA
     with path.open("xb") as sink:
@@ -116,7 +123,36 @@ def write_segment(folder: Path, groups: Sequence[pa.Table]) -> SegmentFile:
         size = sink.tell()
         sink.flush()
         os.fsync(sink.fileno())
-    return SegmentFile(path.name, size, sum(table.num_rows for table in held), _stats(held))
+    return SegmentFile(_certified(path, folder), size, sum(table.num_rows for table in held), _stats(held))
+
+
+def check_content(path: Path) -> None:
+    """That a segment holds the bytes that were written. Raises LogCorrupt; the whole file is read.
+
+    Of a segment whose name tells no checksum (an earlier version's) only that it can be read is known.
+    """
+    told = _CRC.search(path.name)
+    try:
+        found = _crc(path)
+    except OSError as error:
+        raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
+    if told is not None and found != int(told[1], 16):
+        raise LogCorrupt("does not hold the bytes that were written: its checksum differs", thing=str(path))
+
+
+def _certified(source: Path, folder: Path) -> str:
+    """Move a finished file into ``folder``, under a name that tells its bytes; that name."""
+    name = f"{source.name[:32]}-{_crc(source):08x}.parquet"
+    source.rename(folder / name)
+    return name
+
+
+def _crc(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while piece := file.read(_CRC_BYTES):
+            found = zlib.crc32(piece, found)
+    return found
 
 
 def table_of(rows: Rows) -> pa.Table:
@@ -163,8 +199,8 @@ def table_of_notes(notes: Sequence[Note]) -> pa.Table:
     return pa.table({**empty, **own}, schema=_ROW_SCHEMA)
 
 
-def seal(source: Path, target: Path, file: SegmentFile, batch_end: Lsn) -> SegmentFile:
-    """Put the batch's end into a segment, fsync it and move it to its place. LogCorrupt if it is not ours."""
+def seal(source: Path, folder: Path, file: SegmentFile, batch_end: Lsn) -> SegmentFile:
+    """Put the batch's end into a segment, fsync it and move it into ``folder``. LogCorrupt if it is not ours."""
     footer = pq.read_metadata(source)
     descriptor = os.open(source, os.O_RDWR)
     try:
@@ -176,8 +212,7 @@ def seal(source: Path, target: Path, file: SegmentFile, batch_end: Lsn) -> Segme
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    source.rename(target)
-    return file.sealed(batch_end, batch_end)
+    return replace(file, path=_certified(source, folder)).sealed(batch_end, batch_end)
 
 
 def _stats(tables: Sequence[pa.Table]) -> dict[str, Any]:

@@ -57,4 +57,4 @@ class SpillFolder:
 
     def seal(self, files: Sequence[SegmentFile], batch_end: Lsn) -> list[SegmentFile]:
         """Move segments into the table, their batch's end put in."""
-        return [seal(self.path / file.path, self._table / file.path, file, batch_end) for file in files]
+        return [seal(self.path / file.path, self._table, file, batch_end) for file in files]

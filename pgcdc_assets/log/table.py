@@ -26,7 +26,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogCorrupt, SetupNeeded
 from pgcdc_assets.log.commit import DELTA_LOG, check_file, create_log, timeline_app_id
-from pgcdc_assets.log.segment import FACTS, SUMMARY, SegmentFile
+from pgcdc_assets.log.segment import FACTS, SUMMARY, SegmentFile, check_content
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
 
 _FORMAT = "1"
@@ -184,15 +184,16 @@ class ChangeLog:
         return {schema_id: self._shapes[schema_id] for schema_id in wanted}
 
     def verify(self, span: LsnRange) -> list[BatchSummary]:
-        """Check the span's batches: files whole, rows as the summaries count them. Raises LogCorrupt.
+        """Check the span's batches: files whole, byte for byte, rows as the summaries count them. Raises LogCorrupt.
 
-        Returns the batches. The whole content of ``kind``, ``relation_id`` and ``batch_end`` is read.
+        Returns the batches. Every byte of their files is read.
         """
         found: Counter[tuple[int, int | None, str]] = Counter()
         for file in self._files():
             segment = _segment(self.path, file)
             if segment.batch_end > span.start and segment.first_batch_end <= span.end:
                 check_file(segment.path, file)
+                check_content(segment.path)
                 found.update(_counts_in(segment.path))
         batches = self.batches(span.start, span.end)
         for batch in batches:
@@ -264,6 +265,7 @@ def _notes_in(path: Path, kinds: Iterable[str]) -> pa.Table:
 
 
 def _shapes_in(path: Path) -> dict[int, Shape]:
+    check_content(path)
     notes = _notes_in(path, ["R", FACTS]).to_pylist()
     payloads = {(note["kind"], note["schema_id"]): note["payload"] for note in notes}
     return {

@@ -24,7 +24,15 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogConflict
 from pgcdc_assets.log.commit import add_action, sync_commits, sync_folder
-from pgcdc_assets.log.segment import FACTS, LOG_SCHEMA, OWN_FILE_BYTES, SUMMARY, SegmentFile, write_segment
+from pgcdc_assets.log.segment import (
+    FACTS,
+    LOG_SCHEMA,
+    OWN_FILE_BYTES,
+    SUMMARY,
+    SegmentFile,
+    check_content,
+    write_segment,
+)
 from pgcdc_assets.log.table import ChangeLog, Segment
 
 MERGE_BYTES = 32 << 20
@@ -86,6 +94,9 @@ def _uncompressed(path: Path) -> int:
 
 
 def _merged(folder: Path, group: Sequence[Segment]) -> list[SegmentFile]:
+    for segment in group:
+        # Damage must not become the content of a sound file.
+        check_content(segment.path)
     table = pa.concat_tables(pq.read_table(segment.path, partitioning=None) for segment in group).combine_chunks()
     is_note = pc.is_in(table["kind"], value_set=_NOTES)
     notes, rows = table.filter(is_note), table.filter(pc.invert(is_note))

@@ -21,7 +21,7 @@ PLUGIN = "pgoutput"
 
 # As JSON, so that one query serves every version: columns that a version lacks are absent.
 _QUERY = f"""
-SELECT to_jsonb(s), current_database()::text, age(s.catalog_xmin), age(s.xmin),
+SELECT to_jsonb(s), current_database()::text, age(s.catalog_xmin), age(s.xmin), pg_is_in_recovery(),
        {INSERT_LSN}::text
 FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
 """  # noqa: S608  (put together of our own constants)
@@ -53,6 +53,7 @@ class SlotStatus:
     inactive_since: datetime | None
     failover: bool | None
     synced: bool | None
+    """A copy of a primary's slot, on a standby. The column itself stays true when that standby is promoted."""
 
     @property
     def lost(self) -> str | None:
@@ -75,7 +76,9 @@ def slot_status(conn: psycopg.Connection[Any], slot: str) -> SlotStatus | None:
     found = conn.execute(_QUERY, [slot]).fetchone()
     if found is None:
         return None
-    row, here, catalog_age, xmin_age, wal_lsn = found
+    row, here, catalog_age, xmin_age, on_standby, wal_lsn = found
+    if not on_standby and "synced" in row:
+        row["synced"] = False
     return _status(slot, row, here, catalog_age, xmin_age, Lsn.parse(wal_lsn))
 
 

@@ -19,7 +19,7 @@ from pgcdc_assets.errors import LogCorrupt, ProtocolError
 from pgcdc_assets.log.batch import Frames, Pending
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import Rows, rows_of, tally_of
-from pgcdc_assets.log.segment import LOG_SCHEMA, clustered, seal, table_of, write_segment
+from pgcdc_assets.log.segment import LOG_SCHEMA, check_content, clustered, seal, table_of, write_segment
 from pgcdc_assets.log.tape import OpenTransaction, Run, joined, transaction_after
 from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame, insert, origin
 
@@ -91,9 +91,10 @@ def test_a_sealed_segment_reads_back(transactions: list[Any], end: int) -> None:
         half = np.arange(len(rows) // 2)
         groups = [table_of(rows.take(half)), table_of(rows.take(np.arange(len(half), len(rows))))]
         file = write_segment(folder, groups)
-        sealed = seal(folder / file.path, folder / "target" / file.path, file, Lsn(end))
-        table = pq.read_table(folder / "target" / file.path)
-        assert sealed.size == (folder / "target" / file.path).stat().st_size
+        sealed = seal(folder / file.path, folder / "target", file, Lsn(end))
+        table = pq.read_table(folder / "target" / sealed.path)
+        assert sealed.size == (folder / "target" / sealed.path).stat().st_size
+        check_content(folder / "target" / sealed.path)
     assert table.schema.equals(LOG_SCHEMA)
     assert table["batch_end"].to_pylist() == [end] * len(rows)
     assert table["payload"].to_pylist() == [row[7] for row in stream.expected]
@@ -110,7 +111,7 @@ def test_a_file_of_another_make_is_not_sealed(tmp_path: Path) -> None:
     relations = Relations()
     file = write_segment(tmp_path, [table_of(rows_of(Run.of(build([], relations).frames, 0), None, relations))])
     with pytest.raises(LogCorrupt):
-        seal(path, tmp_path / "y.parquet", file, Lsn(5))
+        seal(path, tmp_path / "target", file, Lsn(5))
 
 
 @pytest.mark.parametrize(
