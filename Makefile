@@ -46,6 +46,10 @@ test: install ## The default tests
 test-all: install ## All tests, the long ones too
 	@$(BIN)/python -m pytest -o addopts="-ra --strict-markers --durations=30" --run-long
 
+.PHONY: mutants
+mutants: install ## Takes out one rule after the other; each makes its test fail
+	@$(BIN)/python -m tests.mutants.run
+
 .PHONY: check
 check: install ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -128,7 +128,8 @@ def _tables(conn: psycopg.Connection[Any], schema: str) -> list[str]:
 
 def assert_same(rig: Rig, view: str, mirror: str) -> None:
     """A view of the source that says what is published, and the mirror of its table."""
-    columns, expected = source_rows(rig.conn, *view.split(".", 1))
+    schema, name = view.split(".", 1)
+    columns, expected = source_rows(rig.conn, schema, name)
     found = mirror_rows(rig.lake, mirror.replace(".", "/"), columns)
     assert found == expected, f"missing {expected - found}, too many {found - expected}"
 

@@ -1,0 +1,246 @@
+"""What publications do: somebody else's as they are, and tables that come and go while a run follows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.checks.status import status
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import EmptyPublication, PgcdcError
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.settings import CATALOG_FILE
+from tests.end_to_end.command import wait_for
+from tests.flow.test_sync import Rig
+from tests.traps.scenario import assert_same, empty_rig
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
+    with empty_rig(server, spark, tmp_path / "project") as made:
+        yield made
+
+
+@dataclass
+class Following:
+    """A run in a thread of its own."""
+
+    rig: Rig
+    stop: threading.Event = field(default_factory=threading.Event)
+    errors: list[PgcdcError] = field(default_factory=list)
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.rig.engine("follow").sync(Bounds(follow=True, stop=self.stop))
+        except PgcdcError as error:
+            self.errors.append(error)
+
+    def listed(self, *tables: str) -> None:
+        """Wait until a point from now on lists exactly these tables of schema public."""
+        points, goal = ConsistentPoints(self.rig.settings.layout), self.rig.flush()
+        wanted = {TableName("public", table) for table in tables}
+
+        def reached() -> bool:
+            assert not self.errors, self.errors
+            newest = points.newest()
+            return newest is not None and newest.replay_lsn >= goal and set(newest.tables) == wanted
+
+        wait_for(reached, what=f"a point of {tables}")
+
+
+@contextmanager
+def _following(rig: Rig) -> Iterator[Following]:
+    following = Following(rig)
+    try:
+        yield following
+    finally:
+        following.stop.set()
+        following.thread.join(120)
+
+
+def _named(rig: Rig, name: str) -> None:
+    """Use a publication of somebody else's."""
+    rig.settings = rig.settings.model_copy(update={"publication": name})
+
+
+def test_tables_come_and_go_while_a_run_follows(rig: Rig) -> None:
+    rig.settings = rig.settings.model_copy(update={"range_seconds": 0.5})
+    run, pub = rig.conn.execute, rig.settings.publication
+    run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t SELECT g, 'x' FROM generate_series(1, 9) g")
+    run("CREATE TABLE p (id int, part int, PRIMARY KEY (id, part)) PARTITION BY LIST (part); "
+        "CREATE TABLE p_1 PARTITION OF p FOR VALUES IN (1); INSERT INTO p VALUES (1, 1), (2, 1)")  # fmt: skip
+    rig.setup()
+    with _following(rig) as following:
+        following.listed("p", "t")
+
+        # A table added: its rows of before and of after; nothing else is written meanwhile.
+        run("CREATE TABLE late (id int PRIMARY KEY, v text); INSERT INTO late VALUES (1, 'before')")
+        run(f"ALTER PUBLICATION {pub} ADD TABLE late")
+        run("INSERT INTO late VALUES (2, 'after')")
+        following.listed("late", "p", "t")
+        rig.assert_equal("public.late", "public.t", "public.p")
+        saved = Catalog.load(CATALOG_FILE)
+        assert saved is not None
+        assert [table.name.name for table in saved.tables] == ["late", "p", "t"]
+
+        # Lost, written to, and regained, without a word in the stream.
+        run(f"ALTER PUBLICATION {pub} DROP TABLE late")
+        run("DELETE FROM late WHERE id = 1")
+        run(f"ALTER PUBLICATION {pub} ADD TABLE late")
+        run("INSERT INTO late VALUES (3, 'regained')")
+        wait_for(lambda: _same(rig, "public.late"), what="late as the source has it")
+
+        # A partition with rows, one of which the stream deletes before anybody has seen the ATTACH.
+        run("CREATE TABLE p_2 (id int, part int, PRIMARY KEY (id, part)); INSERT INTO p_2 VALUES (7, 2), (8, 2)")
+        run("BEGIN; ALTER TABLE p ATTACH PARTITION p_2 FOR VALUES IN (2); DELETE FROM p WHERE id = 7; COMMIT")
+        wait_for(lambda: _same(rig, "public.p"), what="p as the source has it")
+
+        run("DROP TABLE late")
+        following.listed("p", "t")
+        run(f"ALTER PUBLICATION {pub} DROP TABLE p, t")
+        wait_for(lambda: bool(following.errors), what="the word that the publication is empty")
+    assert isinstance(following.errors[0], EmptyPublication)
+    assert "lists no table" in str(status(rig.settings).problems)
+    with pytest.raises(EmptyPublication, match="lists no table"):
+        rig.sync()
+    rig.setup()
+    rig.sync()
+    rig.assert_equal("public.t", "public.p")
+
+
+def _same(rig: Rig, table: str) -> bool:
+    try:
+        rig.assert_equal(table)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_filters_lists_and_partitions_via_their_root(rig: Rig) -> None:
+    """A publication of somebody else, of all that can be said of one table."""
+    run = rig.conn.execute
+    _named(rig, "theirs")
+    run("""
+        CREATE TABLE filtered (id int PRIMARY KEY, open bool, v text);
+        CREATE TABLE toasted (id int PRIMARY KEY, open bool, big text);
+        ALTER TABLE filtered REPLICA IDENTITY FULL; ALTER TABLE toasted ALTER big SET STORAGE EXTERNAL;
+        CREATE UNIQUE INDEX toasted_key ON toasted (id, open); ALTER TABLE toasted ALTER open SET NOT NULL;
+        ALTER TABLE toasted REPLICA IDENTITY USING INDEX toasted_key;
+        CREATE TABLE listed (id int PRIMARY KEY, secret text, v text, later int);
+        CREATE TABLE root (id int, part int, v text, PRIMARY KEY (id, part)) PARTITION BY LIST (part);
+        CREATE TABLE root_1 PARTITION OF root FOR VALUES IN (1);
+        CREATE TABLE root_2 PARTITION OF root FOR VALUES IN (2);
+        INSERT INTO filtered SELECT g, g % 2 = 0, 'v' || g FROM generate_series(1, 20) g;
+        INSERT INTO toasted SELECT g, g % 2 = 0, repeat(md5(g::text), 200) FROM generate_series(1, 6) g;
+        INSERT INTO listed SELECT g, 'secret', 'v' || g FROM generate_series(1, 9) g;
+        INSERT INTO root SELECT g, g % 2 + 1, 'v' || g FROM generate_series(1, 20) g;
+        CREATE VIEW filtered_open AS SELECT * FROM filtered WHERE open;
+        CREATE VIEW toasted_open AS SELECT * FROM toasted WHERE open;
+        CREATE VIEW listed_columns AS SELECT id, v FROM listed;
+        CREATE PUBLICATION theirs FOR TABLE filtered WHERE (open), toasted WHERE (open), listed (id, v), root
+            WITH (publish_via_partition_root = true);
+    """)
+
+    def equal(*but: str) -> None:
+        for view in {"filtered_open", "toasted_open", "listed_columns", "root"} - set(but):
+            assert_same(rig, f"public.{view}", f"public.{view.split('_')[0]}")
+
+    rig.setup()
+    rig.sync()
+    equal()
+    run("UPDATE filtered SET open = NOT open WHERE id <= 10")
+    run("UPDATE filtered SET v = v || '!'; DELETE FROM filtered WHERE id IN (1, 20)")
+    run("UPDATE toasted SET open = false WHERE id = 2")
+    run("UPDATE listed SET secret = 'other', v = 'w' WHERE id < 4; UPDATE listed SET secret = 'x' WHERE id = 9")
+    run("UPDATE root SET part = 3 - part WHERE id <= 4; UPDATE root SET v = 'x' WHERE id > 15")
+    run("DELETE FROM root WHERE id = 9")
+    assert rig.sync().set_aside == []
+    equal()
+
+    # What the stream does not carry: the value of a row that the filter lets in, partitions, the publication itself.
+    run("UPDATE toasted SET open = true WHERE id = 1")
+    run("CREATE TABLE root_3 (LIKE root INCLUDING ALL); INSERT INTO root_3 VALUES (100, 3, 'older')")
+    run("ALTER TABLE root ATTACH PARTITION root_3 FOR VALUES IN (3); ALTER TABLE root DETACH PARTITION root_1")
+    ((name, reason),) = rig.sync().set_aside
+    assert name == TableName("public", "toasted")
+    assert "without a large value" in reason
+    assert any("without a large value" in problem.what for problem in status(rig.settings).problems)
+    equal("toasted_open")
+
+    run("DROP PUBLICATION theirs")
+    run("DELETE FROM listed WHERE id = 5; INSERT INTO filtered VALUES (1000, true, 'nobody published this')")
+    run("CREATE PUBLICATION theirs FOR TABLE filtered WHERE (id > 10), toasted, listed, root (id, part)")
+    run("CREATE OR REPLACE VIEW filtered_open AS SELECT * FROM filtered WHERE id > 10")
+    run("DROP VIEW toasted_open; CREATE VIEW toasted_open AS SELECT * FROM toasted")
+    run("DROP VIEW listed_columns; CREATE VIEW listed_columns AS SELECT * FROM listed")
+    run("CREATE VIEW root_columns AS SELECT id, part FROM root")
+    run("INSERT INTO listed VALUES (50, 'told now', 'v', 1); UPDATE filtered SET v = 'y' WHERE id > 15")
+    rig.sync()
+    equal("root")
+    assert_same(rig, "public.root_columns", "public.root")
+
+
+@pytest.mark.long
+def test_for_all_tables(rig: Rig) -> None:
+    """New tables appear by themselves; a table without identity fails on the source by the user's own publication."""
+    run = rig.conn.execute
+    _named(rig, "theirs")
+    run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'); CREATE TABLE keyless (a int); "
+        "INSERT INTO keyless VALUES (1), (1); CREATE TABLE root (id int PRIMARY KEY) PARTITION BY HASH (id); "
+        "CREATE TABLE root_0 PARTITION OF root FOR VALUES WITH (MODULUS 2, REMAINDER 0); "
+        "CREATE TABLE root_1 PARTITION OF root FOR VALUES WITH (MODULUS 2, REMAINDER 1); "
+        "INSERT INTO root SELECT generate_series(1, 10); CREATE PUBLICATION theirs FOR ALL TABLES")  # fmt: skip
+    rig.setup()
+    rig.sync()
+    rig.assert_equal("public.t", "public.keyless", "public.root")
+    assert any("UPDATE and DELETE fail on the source" in problem.what for problem in status(rig.settings).problems)
+    run("INSERT INTO keyless VALUES (2), (2); CREATE TABLE new (id int PRIMARY KEY); INSERT INTO new VALUES (1)")
+    run("TRUNCATE root_0; UPDATE root SET id = id + 100 WHERE id < 5")
+    run("CREATE SCHEMA other; CREATE TABLE other.t (id int PRIMARY KEY)")
+    rig.sync()
+    run("INSERT INTO other.t VALUES (1); DELETE FROM new")
+    rig.sync()
+    rig.assert_equal("public.t", "public.keyless", "public.root", "public.new", "other.t")
+
+
+@pytest.mark.long
+def test_for_tables_in_schema_with_fewer_operations(rig: Rig) -> None:
+    run = rig.conn.execute
+    _named(rig, "theirs")
+    run("CREATE SCHEMA s; CREATE TABLE s.t (id int PRIMARY KEY, v text); INSERT INTO s.t VALUES (1, 'a'), (2, 'b'); "
+        "CREATE TABLE s.u (id int PRIMARY KEY); CREATE TABLE outside (id int PRIMARY KEY); CREATE PUBLICATION theirs "
+        "FOR TABLES IN SCHEMA s WITH (publish = 'insert')")  # fmt: skip
+    rig.setup()
+    rig.sync()
+    rig.assert_equal("s.t", "s.u")
+    run("INSERT INTO s.t VALUES (3, 'c'); CREATE VIEW expected AS SELECT * FROM s.t")
+    run("CREATE TABLE inserted AS SELECT * FROM s.t")
+    run("UPDATE s.t SET v = 'not seen'; DELETE FROM s.t WHERE id = 1; TRUNCATE s.u; CREATE TABLE s.new (id int PRIMARY "
+        "KEY); INSERT INTO s.new VALUES (1); INSERT INTO outside VALUES (1)")  # fmt: skip
+    assert rig.sync().set_aside == []
+    assert_same(rig, "public.inserted", "s.t")
+    rig.assert_equal("s.new")
+    assert not (rig.lake / "public").exists()
+    assert any("updates and deletes are not seen" in p.what for p in status(rig.settings).problems)
+
+    # More operations: what went by unseen is copied, and from here on all is followed.
+    run("ALTER PUBLICATION theirs SET (publish = 'insert, update, delete, truncate')")
+    run("UPDATE s.t SET v = 'seen' WHERE id = 2; DELETE FROM s.t WHERE id = 3")
+    rig.sync()
+    rig.assert_equal("s.t", "s.u", "s.new")

@@ -1,0 +1,111 @@
+"""Mirrors damaged by hand, by another engine than ours; ranges in one run, in wrong order, with a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange, merged
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import NotRepairable, RangeGap, UsageError
+from tests.flow.test_sync import Rig
+from tests.traps.scenario import empty_rig
+
+pytestmark = pytest.mark.spark
+
+T, BAG = TableName("public", "t"), TableName("public", "bag")
+
+
+@pytest.fixture
+def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
+    """Table t of twenty rows, and three ranges: keys 1 to 3 changed, 4 to 6 removed, 21 to 23 added."""
+    with empty_rig(server, spark, tmp_path / "project") as made:
+        made.conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE bag (v int); "
+                          "ALTER TABLE bag REPLICA IDENTITY FULL; INSERT INTO bag VALUES (1), (1); "
+                          "INSERT INTO t SELECT g, 'v' || g FROM generate_series(1, 20) g")  # fmt: skip
+        made.setup()
+        made.sync()
+        changed = "UPDATE t SET v = 'new' WHERE id <= 3; UPDATE bag SET v = 2"
+        added = "INSERT INTO t SELECT g, 'v' || g FROM generate_series(21, 23) g"
+        for change in (changed, "DELETE FROM t WHERE id IN (4, 5, 6)", added):
+            made.conn.execute(change.encode())
+            made.sync()
+        yield made
+
+
+def _damage(path: Path) -> None:
+    """Keys 1, 21 and 10 have other values, 2 and 22 are gone, 4 and 99 are there."""
+    table = DeltaTable(path)
+    rows = pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
+    rows = rows.filter(pc.invert(pc.is_in(rows["id"], pa.array([2, 22], pa.int32()))))
+    other = pc.if_else(pc.is_in(rows["id"], pa.array([1, 21, 10], pa.int32())), "damaged", rows["v"].cast(pa.string()))
+    place = rows.schema.get_field_index("v")
+    rows = rows.set_column(place, "v", other)
+    more = rows.slice(0, 2).set_column(0, "id", pa.array([4, 99], pa.int32()))
+    write_deltalake(table, pa.concat_tables([rows, more]), mode="overwrite")
+
+
+def _differing(rig: Rig) -> set[int]:
+    """Keys of t whose row is another one than the source's."""
+    mirror = QueryBuilder().register("t", DeltaTable(rig.lake / "public/t"))
+    rows = pa.table(mirror.execute("SELECT id, v FROM t").read_all())
+    here = {(row["id"], row["v"]) for row in rows.to_pylist()}
+    there = set(rig.conn.execute("SELECT id, v FROM t").fetchall())
+    return {key for key, _ in here ^ there}
+
+
+def test_a_repair_restores_exactly_the_keys_of_its_range(rig: Rig) -> None:
+    changed, removed, added = (report.span for report in rig.observer.ranges)
+    _damage(rig.lake / "public/t")
+    assert _differing(rig) == {1, 2, 4, 10, 21, 22, 99}
+    rig.engine().repair(T, changed)
+    assert _differing(rig) == {4, 10, 21, 22, 99}
+    rig.engine().repair(T, added)
+    assert _differing(rig) == {4, 10, 99}
+    rig.engine().repair(T, removed)
+    # Nobody ever changed these in a range: only a new copy can tell.
+    assert _differing(rig) == {10, 99}
+    with pytest.raises(NotRepairable, match=r"without a key.*pgcdc snapshot"):
+        rig.engine().repair(BAG, changed)
+
+    # The same by a backfill of all ranges in one run, in any order; and again, which changes nothing.
+    _damage(rig.lake / "public/t")
+    whole = merged([added, changed, removed])
+    for _ in range(2):
+        rig.engine().apply_range([T], whole)
+        assert _differing(rig) == {10, 99}
+    rig.engine().transform_range([T, BAG], whole)
+    assert rig.engine().check_range(whole).transactions == 3
+
+    # The later range first: what the earlier one did to other keys is not touched by it.
+    _damage(rig.lake / "public/t")
+    rig.engine().apply_range([T], added)
+    rig.engine().apply_range([T], changed)
+    assert _differing(rig) == {4, 10, 99}
+
+
+def test_a_gap_is_refused_and_named(rig: Rig) -> None:
+    first, second, third = (report.span for report in rig.observer.ranges)
+    with pytest.raises(RangeGap, match=f"{first} is followed by {third}"):
+        merged([third, first])
+    end = second.end
+    assert merged([second, first]) == LsnRange(first.start, end)
+    ahead = LsnRange(third.end, Lsn(third.end + 100))
+    with pytest.raises(RangeGap, match=str(ahead.end)):
+        rig.engine().check_range(ahead)
+    with pytest.raises(RangeGap, match=str(ahead.end)):
+        rig.engine().apply_range([T], ahead)
+    with pytest.raises((UsageError, RangeGap)):
+        rig.engine().repair(T, ahead)
+    before = LsnRange(Lsn(1), first.end)
+    with pytest.raises(RangeGap, match="before the log"):
+        rig.engine().repair(T, before)
+    rig.assert_equal("public.t", "public.bag")
