@@ -1,0 +1,79 @@
+"""Nothing of ours is written: the slot follows the WAL all the same, and nothing piles up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from pgcdc_assets.log.table import ChangeLog
+from tests.fix_postgres import fresh_database
+from tests.log.conftest import Source, eventually, rows, until_event
+
+
+def _files(log: ChangeLog) -> list[Path]:
+    return sorted(log.path.glob("*.parquet"))
+
+
+def _version(log: ChangeLog) -> int:
+    return int(DeltaTable(log.path).version())
+
+
+def test_only_another_database_writes(source: Source) -> None:
+    """A logical slot sees the WAL of the whole cluster, and would hold all of it back."""
+    log = source.log()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    with fresh_database(source.database.server) as other, other.connect() as conn:
+        conn.execute("CREATE TABLE t (v text)")
+        conn.execute("INSERT INTO t SELECT repeat('x', 500) FROM generate_series(1, 60000) g")
+        goal = source.lsn()
+        position = until_event(receiver, "position")[-1].lsn
+        eventually(lambda: source.confirmed(log) >= position)
+    receiver.stop()
+    assert source.confirmed(log) == log.position() >= position
+    source.receive(log, goal)
+    assert goal - source.confirmed(log) < 1 << 16
+    assert (_files(log), rows(log, "true")) == ([], [])
+    assert _version(log) <= 5
+
+
+def test_idle_then_restart_then_idle(source: Source) -> None:
+    """Each start sends positions and asks for keepalives; none of it may add a commit, or set the slot back."""
+    log = source.log()
+    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+    source.conn.execute("SELECT pg_log_standby_snapshot()") if _can_log_snapshots(source) else source.run("CHECKPOINT")
+    source.receive(log, source.lsn())
+    confirmed, versions = source.confirmed(log), []
+    for _ in range(3):
+        receiver = source.receiver(log)
+        receiver.until(source.lsn())
+        until_event(receiver, "arrived")
+        receiver.join(10)
+        assert source.confirmed(log) >= confirmed
+        confirmed = source.confirmed(log)
+        assert confirmed == log.position()
+        versions.append(_version(log))
+    # The source itself may write a record now and then (running transactions, every 15 s).
+    assert versions[-1] - versions[0] <= 1
+    assert len(_files(log)) == 1
+
+
+def _can_log_snapshots(source: Source) -> bool:
+    return source.database.server.version >= 16
+
+
+def test_nothing_at_all_is_written(source: Source) -> None:
+    """The run stays quiet for longer than a walsender does, and costs no commit."""
+    log = source.log()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    at = source.lsn()
+    receiver.mark(at)
+    until_event(receiver, "complete")
+    version = _version(log)
+    receiver.events(2)
+    receiver.stop()
+    assert _version(log) <= version + 1
+    assert source.confirmed(log) == log.position()
+    assert _files(log) == []

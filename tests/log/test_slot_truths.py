@@ -1,0 +1,149 @@
+"""Slot, log and source after something happened to one of them: what goes on, and what is refused in words."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import IdentityMismatch, LogAhead, PgcdcError, SlotAhead, SlotLost
+from pgcdc_assets.log.table import ChangeLog
+from tests.fix_postgres import TEST_SETTINGS, fresh_database
+from tests.log.conftest import Source, content, rows, until_event
+from tests.servers import new_server
+
+
+@pytest.fixture(scope="module")
+def own(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A server that a test may stop."""
+    folder = tmp_path_factory.mktemp("own")
+    with new_server(folder / "server", pg_version, settings=TEST_SETTINGS) as server:
+        yield server
+
+
+@pytest.fixture
+def source(own: EmbeddedServer, tmp_path: Path) -> Iterator[Source]:
+    own.start(survive=False)
+    with fresh_database(own) as database, database.connect() as conn:
+        source = Source(database, conn, tmp_path)
+        source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a")
+        yield source
+        source.conn.close()
+        for receiver in source.running:
+            receiver.kill()
+
+
+def refused(source: Source, log: ChangeLog, kind: type[PgcdcError]) -> str:
+    before = content(log), log.position()
+    receiver = source.receiver(log)
+    with pytest.raises(kind) as caught:
+        until_event(receiver, "started")
+    receiver.join(5)
+    assert (content(log), log.position()) == before
+    assert not caught.value.retryable
+    assert caught.value.do
+    return str(caught.value)
+
+
+def start_again(own: EmbeddedServer, source: Source) -> None:
+    own.start(survive=False)
+    source.conn = source.database.connect()
+
+
+def test_slot_behind_the_log_after_a_crash_of_the_source(own: EmbeddedServer, source: Source) -> None:
+    """PostgreSQL writes confirmations down at its leisure: after an immediate stop it has forgotten ours."""
+    log, twin = source.log(), source.log("twin")
+    other = source.database.connect()
+    # While its transaction is open restart_lsn stands, and only a move of that is written down at once.
+    other.execute("BEGIN; SELECT pg_current_xact_id()")
+    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')", "INSERT INTO a VALUES (2, 'x')"))
+    confirmed = log.position()
+    assert source.confirmed(log) == confirmed
+    own.stop(mode="immediate")
+    other.close()
+    start_again(own, source)
+    assert source.confirmed(log) < confirmed
+    assert len(rows(log, "kind = 'I'")) == 2
+    end = source.run("INSERT INTO a VALUES (3, 'y')")
+    source.receive(log, end)
+    source.receive(twin, end)
+    assert content(log) == content(twin)
+    assert len(rows(log, "kind = 'I'")) == 3
+    assert source.confirmed(log) == log.position() > confirmed
+
+
+def test_slot_ahead_advanced_by_someone(source: Source) -> None:
+    log = source.log()
+    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+    source.run("INSERT INTO a VALUES (2, 'lost')")
+    source.conn.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", [log.identity.slot])
+    told = refused(source, log, SlotAhead)
+    assert str(log.position()) in told
+    assert str(source.confirmed(log)) in told
+
+
+def test_log_ahead_of_a_restored_backup(own: EmbeddedServer, source: Source, tmp_path: Path) -> None:
+    """An older copy of the data directory is put back: the log holds what this source does not know."""
+    log = source.log()
+    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+    source.conn.close()
+    own.stop()
+    backup, owner = tmp_path / "backup", own.data.stat()
+    shutil.copytree(own.data, backup)
+    start_again(own, source)
+    source.receive(log, source.run("INSERT INTO a SELECT g, 'never was' FROM generate_series(2, 20000) g"))
+    position = log.position()
+    source.conn.close()
+    own.stop()
+    shutil.rmtree(own.data)
+    shutil.copytree(backup, own.data)
+    for path in (own.data, *own.data.rglob("*")):
+        shutil.chown(path, owner.st_uid, owner.st_gid)
+    start_again(own, source)
+    told = refused(source, log, LogAhead)
+    assert str(position) in told
+    assert "restored" in told
+    assert "teardown --lake" in told
+
+
+def test_slot_dropped_and_made_again_under_the_same_name(source: Source) -> None:
+    log = source.log()
+    slot = log.identity.slot
+    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+    source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+    source.run("INSERT INTO a VALUES (2, 'in no slot')")
+    source.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+    source.run("INSERT INTO a VALUES (3, 'in the new slot')")
+    told = refused(source, log, SlotAhead)
+    assert str(log.position()) in told
+
+
+def test_slot_of_the_same_name_in_another_database(own: EmbeddedServer, source: Source) -> None:
+    """Slots' names are the cluster's: ours was dropped, and another database took the name."""
+    log = source.log()
+    slot = log.identity.slot
+    source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+    with fresh_database(own) as other, other.connect() as conn:
+        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+        told = refused(source, log, IdentityMismatch)
+        assert other.name in told
+        assert source.database.name in told
+
+
+def test_slot_invalidated_by_max_slot_wal_keep_size(source: Source) -> None:
+    log = source.log()
+    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+    source.run("INSERT INTO a VALUES (2, 'lost')", "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'",
+               "SELECT pg_reload_conf()")  # fmt: skip
+    try:
+        for _ in range(4):
+            source.run("SELECT pg_switch_wal(), pg_current_xact_id()", "CHECKPOINT")
+    finally:
+        source.run("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
+    assert source.slot_row(log, "wal_status") == "lost"
+    told = refused(source, log, SlotLost)
+    assert log.identity.slot in told
+    assert "copies anew" in told
