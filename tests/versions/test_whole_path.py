@@ -1,0 +1,62 @@
+"""Setup, copy, changes and verify on the oldest and the newest server: each published boundary is the source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.checks.verify import VerifyReport, verify
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.flow import hold
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.lake.points import ConsistentPoints, Point
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from tests.fix_postgres import fresh_database
+from tests.flow.test_sync import Rig
+from tests.journal import Journal
+from tests.versions.workload import ALTERED, TABLES, Workload, make
+
+pytestmark = [pytest.mark.spark, pytest.mark.versions(14, 18)]
+
+
+def test_copy_and_changes(
+    version_server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with fresh_database(version_server) as database, database.connect() as conn:
+        settings = Settings(source=database.conninfo, slot=f"s_{database.name}", tables=("-journal.*",))
+        rig = Rig(settings, conn, lambda: spark, Silent())
+        work = Workload(database)
+        make(conn, version_server.version)
+        work.before()
+        journal = Journal.keep(conn, *TABLES)
+        rig.setup()
+        rig.sync()
+        work.rows()
+        rig.sync()
+        work.transactions()
+        report = rig.sync()
+        assert report.set_aside == []
+        assert journal.assert_published(rig.lake) == 3
+        rig.assert_equal(*TABLES, ALTERED)
+        assert _verified(rig).ok
+
+
+def _verified(rig: Rig) -> VerifyReport:
+    """The project's own proof, beside ours."""
+    catalog, points = Catalog.load(CATALOG_FILE), ConsistentPoints(rig.settings.layout)
+    assert catalog is not None
+    with hold.placed(rig.settings.layout) as request:
+
+        def reach(lsn: Lsn) -> Point:
+            request.at(lsn)
+            rig.sync()
+            point = points.newest()
+            assert point is not None
+            return point
+
+        return verify(rig.settings, catalog, None, reach)
