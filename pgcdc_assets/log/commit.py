@@ -42,6 +42,11 @@ def timeline_app_id(identity: Identity) -> str:
     return identity.app_id("timeline")
 
 
+def start_app_id(identity: Identity) -> str:
+    """The app transaction whose version is where the log was cut off by retention."""
+    return identity.app_id("log_start")
+
+
 def create_log(path: Path, identity: Identity, start: Lsn, timeline: int) -> None:
     """Make the empty table, standing at ``start``; durable when this returns."""
     # There already where a process died right here.

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,11 +25,17 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogCorrupt, SetupNeeded
-from pgcdc_assets.log.commit import DELTA_LOG, check_file, create_log, timeline_app_id
+from pgcdc_assets.log.commit import DELTA_LOG, check_file, create_log, start_app_id, timeline_app_id
 from pgcdc_assets.log.segment import FACTS, SUMMARY, SegmentFile, check_content
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
 
 _FORMAT = "1"
+_FILE_FIELDS: Final = {
+    "path": pa.string(), "size_bytes": pa.int64(), "num_records": pa.int64(), "modification_time": pa.int64(),
+    **{f"{end}.{name}": pa.int64() for name in ("batch_end", "commit_lsn", "relation_id") for end in ("min", "max")},
+    "min.kind": pa.string(),
+}  # fmt: skip
+"""Of a file, what is asked for: its add action and the statistics in it."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +95,13 @@ class Segment:
     relation_max: int | None
     notes: bool
     """Holds the notes of a batch: summary, relations, facts."""
+    written: datetime
+    """When it was added to the table; a compacted file is as old as its compaction."""
 
-    def may_hold(self, span: LsnRange, relation_ids: Collection[int] | None) -> bool:
-        if self.commit_min is None or self.commit_max is None:
-            return False
-        if self.commit_max < span.start or self.commit_min >= span.end:
-            return False
-        if relation_ids is None:
-            return True
+    def may_hold(self, relation_ids: Collection[int]) -> bool:
         low, high = self.relation_min, self.relation_max
         return low is not None and high is not None and any(low <= relation <= high for relation in relation_ids)
+
 
 
 class ChangeLog:
@@ -109,6 +112,7 @@ class ChangeLog:
         self._table: DeltaTable | None = None
         self._shapes: dict[int, Shape] = {}
         self._summaries: dict[str, tuple[BatchSummary, ...]] = {}
+        self._actions: tuple[int, pa.Table] | None = None
 
     @property
     def exists(self) -> bool:
@@ -129,9 +133,14 @@ class ChangeLog:
         return Identity(*(properties[f"pgcdc.{name}"] for name in ("system_identifier", "database", "slot")))
 
     @property
-    def start(self) -> Lsn:
-        """Where the log began; it may be cut off above by retention."""
+    def began(self) -> Lsn:
+        """Where the log of this slot began."""
         return Lsn.parse(self._properties()["pgcdc.start_lsn"])
+
+    @property
+    def start(self) -> Lsn:
+        """From here on every transaction is held: where the log began, or where retention has cut it off."""
+        return max(self.began, Lsn(self._current().transaction_version(start_app_id(self.identity)) or 0))
 
     def position(self) -> Lsn:
         """``transform_lsn``: every transaction that ends at or below it is durable here."""
@@ -144,12 +153,7 @@ class ChangeLog:
 
     def batches(self, after: Lsn, upto: Lsn | None = None) -> list[BatchSummary]:
         """The batches whose end is above ``after`` and, if given, at or below ``upto``, in order."""
-        summaries = (
-            summary
-            for segment in self.all_segments()
-            if segment.notes and segment.batch_end > after and (upto is None or segment.first_batch_end <= upto)
-            for summary in self._summaries_in(segment)
-        )
+        summaries = (summary for segment in self._noted(after, upto) for summary in self._summaries_in(segment))
         chosen = (s for s in summaries if s.end > after and (upto is None or s.end <= upto))
         return sorted(chosen, key=lambda summary: summary.end)
 
@@ -158,19 +162,24 @@ class ChangeLog:
 
         They may hold others too: filter by ``commit_lsn`` (start <= it < end) and ``relation_id``.
         """
-        return [segment for segment in self.all_segments() if segment.may_hold(span, relation_ids)]
+        files = self._added()
+        held = pc.and_(
+            pc.greater_equal(files["max.commit_lsn"], int(span.start)), pc.less(files["min.commit_lsn"], int(span.end))
+        )
+        found = self._segments(files.filter(held))
+        if relation_ids is None:
+            return found
+        return [segment for segment in found if segment.may_hold(relation_ids)]
 
     def all_segments(self) -> list[Segment]:
         """Every file of the log."""
-        return [_segment(self.path, file) for file in self._files()]
+        return self._segments(self._added())
 
     def shapes(self, span: LsnRange) -> dict[int, Shape]:
         """The shapes of all rows in the span, by ``schema_id``; from the log alone."""
         wanted: set[int] = set()
         holders: dict[Path, set[int]] = {}
-        for segment in self.all_segments():
-            if not segment.notes or segment.batch_end <= span.start:
-                continue
+        for segment in self._noted(span.start, None):
             summaries = self._summaries_in(segment)
             ids = {i for s in summaries if s.end > span.start and s.start < span.end for i in s.schemas}
             wanted |= ids
@@ -189,12 +198,10 @@ class ChangeLog:
         Returns the batches. Every byte of their files is read.
         """
         found: Counter[tuple[int, int | None, str]] = Counter()
-        for file in self._files():
-            segment = _segment(self.path, file)
-            if segment.batch_end > span.start and segment.first_batch_end <= span.end:
-                check_file(segment.path, file)
-                check_content(segment.path)
-                found.update(_counts_in(segment.path))
+        for segment in self._segments(self._between(span.start, span.end)):
+            check_file(segment.path, SegmentFile(segment.path.name, segment.size, segment.rows, {}))
+            check_content(segment.path)
+            found.update(_counts_in(segment.path))
         batches = self.batches(span.start, span.end)
         for batch in batches:
             _check_counts(batch, found, self.path)
@@ -221,14 +228,29 @@ class ChangeLog:
         table = self._table or self._current()
         return dict(table.metadata().configuration)
 
-    def _files(self) -> Iterator[SegmentFile]:
-        actions = pa.table(self._current().get_add_actions(flatten=True))
-        for row in actions.to_pylist():
-            stats: dict[str, Any] = {"numRecords": row["num_records"], "minValues": {}, "maxValues": {}}
-            for name in ("batch_end", "commit_lsn", "kind", "relation_id"):
-                stats["minValues"][name] = row.get(f"min.{name}")
-                stats["maxValues"][name] = row.get(f"max.{name}")
-            yield SegmentFile(row["path"], row["size_bytes"], row["num_records"], stats)
+    def _added(self) -> pa.Table:
+        """A row for each live file. Chosen from as Arrow: a log has thousands, a question is about few."""
+        table = self._current()
+        version = table.version()
+        if self._actions is None or self._actions[0] != version:
+            actions = pa.table(table.get_add_actions(flatten=True))
+            columns = {name: _column(actions, name, type_) for name, type_ in _FILE_FIELDS.items()}
+            self._actions = version, pa.table(columns)
+        return self._actions[1]
+
+    def _between(self, after: Lsn, upto: Lsn | None) -> pa.Table:
+        """The files with rows of batches that end above ``after`` and at or below ``upto``."""
+        files = self._added()
+        files = files.filter(pc.greater(files["max.batch_end"], int(after)))
+        return files if upto is None else files.filter(pc.less_equal(files["min.batch_end"], int(upto)))
+
+    def _noted(self, after: Lsn, upto: Lsn | None) -> list[Segment]:
+        """Those of them that hold notes."""
+        files = self._between(after, upto)
+        return self._segments(files.filter(pc.equal(files["min.kind"], SUMMARY)))
+
+    def _segments(self, files: pa.Table) -> list[Segment]:
+        return [_segment(self.path, file) for file in files.to_pylist()]
 
     def _summaries_in(self, segment: Segment) -> tuple[BatchSummary, ...]:
         name = segment.path.name
@@ -238,20 +260,25 @@ class ChangeLog:
         return self._summaries[name]
 
 
-def _segment(folder: Path, file: SegmentFile) -> Segment:
-    low, high = file.stats["minValues"], file.stats["maxValues"]
+def _column(actions: pa.Table, name: str, type_: pa.DataType) -> pa.ChunkedArray | pa.Array:
+    """A table without files has no statistics."""
+    return actions[name].cast(type_) if name in actions.column_names else pa.nulls(actions.num_rows, type_)
+
+
+def _segment(folder: Path, file: dict[str, Any]) -> Segment:
     return Segment(
-        path=folder / file.path,
-        size=file.size,
-        rows=file.rows,
-        batch_end=Lsn(high["batch_end"]),
-        first_batch_end=Lsn(low["batch_end"]),
-        commit_min=_lsn(low["commit_lsn"]),
-        commit_max=_lsn(high["commit_lsn"]),
-        relation_min=low["relation_id"],
-        relation_max=high["relation_id"],
+        path=folder / file["path"],
+        size=file["size_bytes"],
+        rows=file["num_records"],
+        batch_end=Lsn(file["max.batch_end"]),
+        first_batch_end=Lsn(file["min.batch_end"]),
+        commit_min=_lsn(file["min.commit_lsn"]),
+        commit_max=_lsn(file["max.commit_lsn"]),
+        relation_min=file["min.relation_id"],
+        relation_max=file["max.relation_id"],
         # It sorts before the letters of all messages.
-        notes=low["kind"] == SUMMARY,
+        notes=file["min.kind"] == SUMMARY,
+        written=datetime.fromtimestamp(file["modification_time"] / 1000, UTC),
     )
 
 

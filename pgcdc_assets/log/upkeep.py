@@ -7,8 +7,10 @@ and adds without data change.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +24,8 @@ from deltalake.transaction import RemoveAction
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import LogConflict
-from pgcdc_assets.log.commit import add_action, sync_commits, sync_folder
+from pgcdc_assets.errors import LakeError, LogConflict
+from pgcdc_assets.log.commit import add_action, start_app_id, sync_commits, sync_folder
 from pgcdc_assets.log.segment import (
     FACTS,
     LOG_SCHEMA,
@@ -59,14 +61,37 @@ def compact(log: ChangeLog, span: LsnRange) -> int:
 
 
 def forget(log: ChangeLog, upto: Lsn) -> int:
-    """Remove the files whose batches all end at or below ``upto``; how many.
+    """Cut the log off at ``upto``, a boundary that no file reaches over; how many files that removes.
 
-    The caller knows that no consumer needs them. Their bytes go with the next VACUUM.
+    The caller knows that no consumer needs what lies before. The log's start moves in the same commit. The
+    files' bytes go with the next :func:`sweep`.
     """
     table = DeltaTable(log.path)
-    old = [segment for segment in log.all_segments() if segment.batch_end <= upto]
+    segments = log.all_segments()
+    if any(segment.first_batch_end <= upto < segment.batch_end for segment in segments):
+        raise LakeError("has a file that reaches over this boundary", thing=str(log.path), lsn=upto)
+    old = [segment for segment in segments if segment.batch_end <= upto]
     if old:
-        _replace(log.path, table, old, [])
+        _replace(log.path, table, old, [], [Transaction(start_app_id(log.identity), int(upto))])
+    return len(old)
+
+
+def sweep(path: Path, grace: timedelta) -> int:
+    """Delete the files of a table that its present version does not have: removed ones, and what a killed
+    process left; how many. For tables without deletion vectors, which delta-rs knows nothing of here.
+
+    Only what has been so for ``grace``, so that readers end undisturbed. A file's name counts as well: a
+    segment of an old transaction comes into the folder by its name alone, right before its commit.
+    """
+    if not DeltaTable.is_deltatable(str(path)):
+        return 0
+    hours = math.ceil(grace / timedelta(hours=1))
+    listed = DeltaTable(path).vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
+    before = time.time() - grace.total_seconds()
+    # Those of an earlier sweep are listed until their tombstones expire.
+    old = [file for name in listed if (file := path / name).is_file() and file.stat().st_ctime <= before]
+    for file in old:
+        file.unlink()
     return len(old)
 
 
@@ -130,7 +155,10 @@ def _write(folder: Path, tables: Sequence[pa.Table]) -> SegmentFile:
     return write_segment(folder, tables).sealed(bounds["min"], bounds["max"])
 
 
-def _replace(path: Path, table: DeltaTable, removed: Sequence[Segment], added: Sequence[SegmentFile]) -> None:
+def _replace(
+    path: Path, table: DeltaTable, removed: Sequence[Segment], added: Sequence[SegmentFile],
+    positions: Sequence[Transaction] = (),
+) -> None:  # fmt: skip
     """One commit on the handle that was opened before the files were listed.
 
     delta-rs lets two commits remove the same file; two with the same app transaction it does not.
@@ -143,7 +171,7 @@ def _replace(path: Path, table: DeltaTable, removed: Sequence[Segment], added: S
     try:
         table.create_write_transaction(
             [*(add_action(file, data_change=False) for file in added), *removals], "append", LOG_SCHEMA,
-            commit_properties=CommitProperties(app_transactions=[Transaction(_APP_ID, before + 1)]),
+            commit_properties=CommitProperties(app_transactions=[Transaction(_APP_ID, before + 1), *positions]),
         )  # fmt: skip
     except CommitFailedError as error:
         raise LogConflict(f"was compacted by another process: {error}", thing=str(path)) from None

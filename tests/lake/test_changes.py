@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,7 @@ def test_a_feed_of_an_earlier_form_is_begun_anew(pipe: Pipeline) -> None:
 
 def test_segments_are_shared_out_evenly() -> None:
     def segment(name: str, size: int) -> Segment:
-        return Segment(Path(name), size, 1, Lsn(9), Lsn(1), Lsn(int(name)), Lsn(9), 1, 1, False)
+        return Segment(Path(name), size, 1, Lsn(9), Lsn(1), Lsn(int(name)), Lsn(9), 1, 1, False, datetime.now(UTC))
 
     small = [segment(str(n), 1000) for n in range(9)]
     assert [len(group) for group in grouped(small, 4)] == [9], "not worth more than one task"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,14 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import LogConflict
+from pgcdc_assets.errors import LakeError, LogConflict
 from pgcdc_assets.log import upkeep
 from pgcdc_assets.log.batch import BatchWriter, Frames
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import OWN_FILE_BYTES
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.log.tape import Run
-from pgcdc_assets.log.upkeep import compact, forget
+from pgcdc_assets.log.upkeep import compact, forget, sweep
 from tests.log.conftest import rows
 from tests.log.streams import begin, commit, describe, frame, insert, relation
 
@@ -127,9 +129,42 @@ def test_of_two_compactions_one_gives_way(log: ChangeLog, monkeypatch: pytest.Mo
     assert sorted(_state(_fresh(log))[0], key=_key) == before
 
 
-def test_forgetting_takes_whole_batches(log: ChangeLog) -> None:
-    assert forget(log, Lsn(3049)) == 2
+def test_forgetting_takes_whole_batches_and_moves_the_start(log: ChangeLog) -> None:
+    assert (log.began, log.start) == (100, 100)
+    assert forget(log, Lsn(2050)) == 2
+    assert (log.began, log.start) == (100, 2050)
+    assert _fresh(log).start == 2050
     assert [batch.end for batch in log.batches(Lsn(0))] == [3050, 4050, 5050, 6050]
     assert log.position() == 6050
-    assert forget(log, Lsn(3049)) == 0
+    assert forget(log, Lsn(2050)) == 0
     assert len(log.verify(LsnRange(Lsn(2050), Lsn(6050)))) == 4
+
+
+def test_the_log_is_not_cut_within_a_file(log: ChangeLog) -> None:
+    compact(log, LsnRange(Lsn(100), Lsn(4050)))
+    with pytest.raises(LakeError, match="reaches over"):
+        forget(log, Lsn(2050))
+    assert log.start == 100
+    assert forget(log, Lsn(4050)) == 1
+    assert (log.start, [batch.end for batch in log.batches(Lsn(0))]) == (4050, [5050, 6050])
+
+
+def test_a_sweep_takes_what_is_removed_or_orphaned_and_nothing_young(log: ChangeLog, writer: BatchWriter) -> None:
+    before = set(log.path.glob("*.parquet"))
+    compact(log, LsnRange(Lsn(100), Lsn(3050)))
+    spilled = log.path / "_spill" / "x.parquet"
+    spilled.parent.mkdir(exist_ok=True)
+    for orphan in (log.path / "orphan.parquet", spilled):
+        orphan.write_bytes(b"x")
+        os.utime(orphan, (1, 1))
+    assert sweep(log.path, timedelta(hours=1)) == 0
+    version = DeltaTable(log.path).version()
+    assert sweep(log.path, timedelta(0)) == 4
+    assert sweep(log.path, timedelta(0)) == 0
+    left = set(log.path.glob("*.parquet"))
+    assert len(left) == 4
+    assert len(left & before) == 3
+    assert spilled.exists()
+    assert DeltaTable(log.path).version() == version
+    assert len(_state(_fresh(log))[1]) == BATCHES
+    assert sweep(log.path.parent / "nowhere", timedelta(0)) == 0
