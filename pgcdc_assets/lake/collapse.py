@@ -184,13 +184,24 @@ def key_numbers(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:
     return number
 
 
-def _codes(values: pa.ChunkedArray) -> Ints:
-    if pa.types.is_floating(values.type):
-        values = pc.add(values, 0.0)  # -0 and 0 are one key to Spark
+def _codes(values: pa.Array | pa.ChunkedArray) -> Ints:
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
+    if pa.types.is_floating(values.type):
+        values = pc.add(values, 0.0)  # -0 and 0 are one key to Spark
+    elif pa.types.is_list(values.type):
+        values = _spelled(values)
     codes: Ints = values.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
     return codes
+
+
+def _spelled(lists: pa.ListArray) -> pa.StringArray:
+    """A text per list, alike for lists that are: Arrow numbers no lists."""
+    letters = pc.cast(pa.array(_codes(lists.flatten())), pa.string())
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    words = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), letters), ",")
+    return pc.if_else(lists.is_valid(), words, None)
 
 
 def _combined(left: Ints, right: Ints) -> Ints:

@@ -149,3 +149,12 @@ def test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf() -> None:
 def test_no_events_are_an_empty_source() -> None:
     events = feed_rows([("I", 1, "x", "y")]).slice(0, 0)
     assert collapse(events, COLUMNS, masked=(3,)).rows.num_rows == 0
+
+
+def test_an_array_may_be_a_key() -> None:
+    """Equal lists are one key; an empty one, one of NULL and the NULL of a value that does not fit are three."""
+    events = feed_rows([("I", place, "x", "y") for place in range(4)] + [("D", 0)])
+    keys = pa.array([[1, 2], [], [None], None, [1, 2]], pa.list_(pa.int32()))
+    table = events.set_column(events.schema.get_field_index("id"), "id", keys)
+    rows = collapse(table, COLUMNS).rows.to_pylist()
+    assert [row["id"] for row in rows] == [[], [None], None]
