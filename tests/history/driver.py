@@ -1,0 +1,337 @@
+"""A history over the whole path: the engine in this process, real receivers, the session's Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from deltalake import DeltaTable
+from hypothesis import event
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import NotRepairable, ReceiverDied
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.log.client import ReceiverProcess
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.setup import setup
+from tests.end_to_end.command import wait_for
+from tests.fix_postgres import fresh_database
+from tests.history.damage import damage
+from tests.history.steps import Doing, History, Step
+from tests.history.tables import Spec
+from tests.history.workload import Workload
+from tests.journal import Journal, published
+
+SECONDS = 90.0
+"""For any one run."""
+
+
+@dataclass
+class Project:
+    """A project directory on a database of its own, the workload on that, and the journal of it."""
+
+    settings: Settings
+    conninfo: str
+    spark: SparkSession
+    workload: Workload
+    journal: Journal
+    observer: Silent = field(default_factory=Silent)
+    written: int = 0
+    """Insert position of the WAL at the last sync."""
+
+    @property
+    def lake(self) -> Path:
+        return self.settings.layout.root
+
+    @property
+    def specs(self) -> Sequence[Spec]:
+        return self.workload.tables
+
+    def setup(self) -> None:
+        setup(self.settings, self.conninfo).catalog.save(CATALOG_FILE)
+
+    def engine(self, **settings: Any) -> Engine:
+        settings = {name: value for name, value in settings.items() if value is not None}
+        chosen = self.settings.model_copy(update=settings)
+        return Engine(chosen, self.conninfo, self.observer, lambda: self.spark, "test")
+
+    def sync(self, doing: Doing | None = None, *, anew: Sequence[Spec] = (), **bounds: Any) -> SyncReport:
+        """One run; no table may be set aside by it."""
+        sizes: dict[str, Any] = {}
+        if doing is not None:
+            new = max(self.insert_position() - self.written, 1)
+            sizes = {"batch_bytes": doing.batch_bytes, "range_bytes": max(new // (2 * doing.cuts), 2_000)}
+        self.written = self.insert_position()
+        names = [TableName(spec.schema, spec.name) for spec in anew]
+        report = self.engine(**sizes).sync(Bounds(**bounds), copy_anew=names)
+        assert report.set_aside == []
+        return report
+
+    def insert_position(self) -> int:
+        row = self.workload.conn.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def assert_now(self) -> None:
+        """The mirrors as they stand are the source at the newest consistent point; all of them are in it."""
+        newest, versions = published(self.lake)[-1]
+        assert set(versions) == {spec.title for spec in self.specs}
+        current = {spec.title: self.version(spec) for spec in self.specs}
+        self.journal.assert_equal_at(self.lake, newest, current, self.journal.commits())
+
+    def version(self, spec: Spec) -> int:
+        return DeltaTable(str(self.path(spec))).version()
+
+    def path(self, spec: Spec) -> Path:
+        return self.settings.layout.mirror(TableName(spec.schema, spec.name))
+
+
+@contextmanager
+def project(server: EmbeddedServer, spark: SparkSession, tables: Sequence[Spec]) -> Iterator[Project]:
+    """With the tables made and the journal begun, in a directory that is current meanwhile."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        fresh_database(server) as database,
+        database.connect() as conn,
+    ):
+        workload = Workload(database, tables, conn)
+        workload.make()
+        settings = Settings(
+            source=database.conninfo, slot=f"s_{database.name}"[:60], tables=("*.*", "-journal.*"), batch_seconds=0.2
+        )
+        journal = Journal.keep(conn, *(spec.title for spec in tables))
+        try:
+            yield Project(settings, database.conninfo, spark, workload, journal)
+        finally:
+            workload.close()
+
+
+def play(at: Project, history: History) -> None:
+    """All of it, then one more sync; every boundary published on the way is compared with the journal."""
+    for step in history.before:
+        at.workload.take(step)
+    at.workload.finish(random.Random(0))
+    at.setup()
+    at.sync()
+    rest = [(list(steps), doing) for steps, doing in history.parts]
+    for number, (steps, doing) in enumerate(rest):
+        for step in steps:
+            at.workload.take(step)
+        following = rest[number + 1][0] if number + 1 < len(rest) else []
+        beside, following[: doing.beside] = following[: doing.beside], []
+        at.workload.release()
+        event(f"{doing.kind}{' beside writes' if beside else ''}")
+        _DOINGS[doing.kind](at, doing, beside)
+    at.workload.finish(random.Random(1))
+    at.sync()
+    at.assert_now()
+    assert at.journal.assert_published(at.lake) > 0
+
+
+# What is done between steps ---------------------------------------------------------------------
+
+
+def _sync(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+    _while_running(at, lambda: at.sync(doing), beside)
+
+
+def _until(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+    """To a past position, then it is what the source was there."""
+    positions = at.workload.positions or [0]
+    goal = positions[-1 - doing.pick % len(positions)]
+    _while_running(at, lambda: at.sync(doing, until=Lsn(goal)), beside)
+    at.assert_now()
+
+
+def _copy(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+    """A new copy of some tables. Its snapshot waits for the transactions that are open."""
+    chosen = [spec for place, spec in enumerate(at.specs) if doing.pick >> place & 1]
+    if not beside:
+        at.workload.finish(random.Random(doing.pick))
+    _while_running(at, lambda: at.sync(doing, anew=chosen), beside, finish=True)
+
+
+def _ahead(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+    """The log gets ahead of the mirrors; one of them is brought to the end of some batch by hand."""
+    start = published(at.lake)[-1][0]
+    _receive(at, doing.batch_bytes)
+    log = ChangeLog(at.settings.layout).open()
+    ends = [batch.end for batch in log.batches(Lsn(start)) if batch.end > start]
+    if not ends:
+        return
+    end = ends[doing.pick % len(ends)]
+    spec = at.specs[doing.pick % len(at.specs)]
+    name = TableName(spec.schema, spec.name)
+    span = LsnRange(Lsn(start), end)
+    at.engine().transform_range([name], span)
+    at.engine().apply_range([name], span)
+    at.journal.assert_equal_at(at.lake, end, {spec.title: at.version(spec)}, at.journal.commits())
+
+
+def _receive(at: Project, batch_bytes: int) -> None:
+    receiver = ReceiverProcess(
+        at.conninfo, at.settings.layout, ("pgcdc", "pgcdc_inserts"), batch_bytes=batch_bytes, batch_seconds=0.2
+    )
+    receiver.start()
+    try:
+        receiver.until(Lsn(at.insert_position()))
+        deadline = time.monotonic() + SECONDS
+        while not any(told.name == "arrived" for told in receiver.events(0.1)):
+            assert time.monotonic() < deadline, "the receiver did not arrive"
+        receiver.join(SECONDS)
+    finally:
+        receiver.kill()
+
+
+def _backfill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+    """Some past ranges once more, for all tables: derived, applied, and nothing is changed by it."""
+    at.sync(doing)
+    span = _some_ranges(at, doing.pick)
+    if span is None:
+        return
+    at.engine().check_range(span)
+    names = [TableName(spec.schema, spec.name) for spec in at.specs]
+    at.engine().transform_range(names, span)
+    for spec in at.specs:
+        _again(at, spec, lambda name: at.engine().apply_range([name], span))
+    at.assert_now()
+
+
+def _repair(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+    at.sync(doing)
+    span = _some_ranges(at, doing.pick)
+    if span is not None:
+        spec = at.specs[doing.pick % len(at.specs)]
+        _again(at, spec, lambda name: at.engine().repair(name, span))
+        at.assert_now()
+
+
+def _damage(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+    """Rows that a range changed are changed, removed or brought back by hand: its repair restores them.
+
+    Where the log does not hold all that is needed, the repair says so, and a new copy restores them.
+    """
+    at.sync(doing)
+    span = _some_ranges(at, doing.pick)
+    keyed = [spec for spec in at.specs if spec.keyed]
+    if span is None or not keyed:
+        return
+    spec = keyed[doing.pick % len(keyed)]
+    before = next((point for point in reversed(published(at.lake)) if point[0] <= span.start), None)
+    done = damage(at.path(spec), spec, span, before[1].get(spec.title) if before else None, doing.pick)
+    event(f"damaged: {', '.join(sorted(done)) or 'nothing'}")
+    if not _again(at, spec, lambda name: at.engine().repair(name, span)) and done:
+        at.workload.finish(random.Random(doing.pick))
+        at.sync(anew=[spec])
+    at.assert_now()
+
+
+def _again(at: Project, spec: Spec, act: Callable[[TableName], Any]) -> bool:
+    """Whether it was done: some tables' logs do not hold what their repair needs, and only these may refuse."""
+    try:
+        act(TableName(spec.schema, spec.name))
+    except NotRepairable:
+        assert not spec.keyed or (spec.has_large and not spec.whole_rows), "a repair was refused without need"
+        event("repair refused")
+        return False
+    return True
+
+
+def _some_ranges(at: Project, pick: int) -> LsnRange | None:
+    spans = at.observer.known_ranges()
+    if not spans:
+        return None
+    first = pick % len(spans)
+    last = first + (pick >> 4) % (len(spans) - first)
+    return LsnRange(spans[first].start, spans[last].end)
+
+
+def _kill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+    """The receiver dies in the middle; the next run goes on."""
+    stop = threading.Event()
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+
+    def steps() -> None:
+        try:
+            wait_for(lambda: _streaming(at), what="the stream")
+            for step in beside:
+                at.workload.take(step)
+            for child in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if child.pid not in before and "pgcdc_assets.log.process" in " ".join(child.cmdline()):
+                        os.kill(child.pid, signal.SIGKILL)
+        except BaseException:
+            stop.set()
+            raise
+
+    try:
+        _beside(lambda: at.sync(doing, follow=True, stop=stop), steps)
+    except ReceiverDied:
+        event("receiver died")
+    wait_for(lambda: not _streaming(at), what="the end of the stream")
+
+
+def _streaming(at: Project) -> bool:
+    query = "SELECT active_pid IS NOT NULL FROM pg_replication_slots WHERE slot_name = %s"
+    return at.workload.conn.execute(query, (at.settings.slot,)).fetchone() == (True,)
+
+
+def _while_running(at: Project, run: Callable[[], Any], steps: Sequence[Step], *, finish: bool = False) -> None:
+    def act() -> None:
+        for step in steps:
+            at.workload.take(step)
+        at.workload.release()
+        if finish:
+            at.workload.finish(random.Random(len(steps)))
+
+    if steps:
+        _beside(run, act)
+    else:
+        run()
+
+
+def _beside(run: Callable[[], Any], act: Callable[[], None]) -> None:
+    """``act`` here, while ``run`` runs in a thread of its own; raises what either raised."""
+    failures: list[BaseException] = []
+
+    def running() -> None:
+        try:
+            run()
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
+            failures.append(error)
+
+    thread = threading.Thread(target=running)
+    thread.start()
+    try:
+        act()
+    finally:
+        thread.join(SECONDS)
+    assert not thread.is_alive(), "the run did not end"
+    if failures:
+        raise failures[0]
+
+
+_DOINGS: dict[str, Callable[[Project, Doing, Sequence[Step]], None]] = {
+    "sync": _sync, "until": _until, "copy": _copy, "ahead": _ahead, "backfill": _backfill, "repair": _repair,
+    "damage": _damage, "kill": _kill,
+}  # fmt: skip

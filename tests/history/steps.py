@@ -1,0 +1,83 @@
+"""A history: what happens on the source, one statement at a time, and what runs of the project do in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from tests.history.tables import Spec, tables
+
+CONNECTIONS = 3
+
+_WEIGHTS = {
+    "insert": 12, "update": 5, "touch": 4, "rekey": 4, "negate": 1, "swap": 2, "delete": 4, "reinsert": 3,
+    "move leaf": 3, "truncate": 1, "truncate leaf": 1, "churn": 1, "message": 1, "savepoint": 2, "rollback to": 1,
+    "begin": 2, "commit": 9, "rollback": 1, "prepare": 1, "finish prepared": 2, "empty": 1,
+}  # fmt: skip
+_DOINGS = ("sync", "sync", "sync", "until", "until", "ahead", "copy", "backfill", "repair", "damage", "kill")
+"""``ahead``: into the log only, then one table applied by hand to a batch's end."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One act of one connection. What ``seed`` and ``pick`` choose depends on the rows that are there."""
+
+    op: str
+    connection: int
+    table: int
+    pick: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What is done with the project after some steps."""
+
+    kind: str
+    pick: int
+    batch_bytes: int
+    cuts: int
+    """Into about how many turns a sync divides what is new."""
+    beside: int
+    """How many of the next steps go on meanwhile."""
+
+
+@dataclass(frozen=True)
+class History:
+    tables: tuple[Spec, ...]
+    before: list[Step]
+    """Before the first copy."""
+    parts: list[tuple[list[Step], Doing]]
+
+
+STEPS = st.builds(
+    Step,
+    op=st.sampled_from([op for op, weight in _WEIGHTS.items() for _ in range(weight)]),
+    connection=st.integers(0, CONNECTIONS - 1),
+    table=st.integers(0, 4),
+    pick=st.integers(0, 11),
+    seed=st.integers(0, 1 << 16),
+)
+DOINGS = st.builds(
+    Doing,
+    kind=st.sampled_from(_DOINGS),
+    pick=st.integers(0, 1 << 10),
+    batch_bytes=st.sampled_from((1, 4_000, 100_000)),
+    cuts=st.integers(1, 3),
+    beside=st.sampled_from((0, 0, 0, 8)),
+)
+
+
+def histories(parts: int, steps: int) -> st.SearchStrategy[History]:
+    """Of up to ``parts`` runs, each after up to ``steps`` steps; the tables have some rows to begin with."""
+    first = [Step("insert", 0, table, 0, seed) for table in range(5) for seed in range(4)] + [
+        Step("commit", 0, 0, 0, 0)
+    ]
+    part = st.tuples(st.lists(STEPS, min_size=steps // 3, max_size=steps), DOINGS)
+    return st.builds(
+        History,
+        tables=tables(),
+        before=st.lists(STEPS, max_size=steps // 2).map(lambda more: first + more),
+        parts=st.lists(part, min_size=max(parts - 1, 1), max_size=parts),
+    )

@@ -1,0 +1,33 @@
+"""Random histories over the whole path: every boundary that a run publishes equals the source at that LSN."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.demo.server import EmbeddedServer
+from tests.history.driver import play, project
+from tests.history.steps import History, histories
+
+SLOW = settings(
+    deadline=None,
+    print_blob=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.generate),
+)
+"""An example takes seconds: what fails is printed with its blob, and shrunk by hand."""
+
+
+def _hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
+    with project(server, spark, history.tables) as at:
+        play(at, history)
+
+
+@pytest.mark.spark
+@seed(20261121)
+@settings(SLOW, max_examples=3)
+@given(history=histories(3, 40))
+def test_known_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
+    _hold(server, spark, history)
