@@ -7,10 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -20,38 +17,13 @@ from pgcdc_assets.errors import ReceiverDied, SourceUnavailable
 from pgcdc_assets.log.process import ReceiverSettings
 from pgcdc_assets.log.spill import SPILL
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
-
-
-@contextmanager
-def _writers(source: Source, number: int) -> Iterator[None]:
-    """Concurrent small transactions of several statements until the block ends."""
-    stop = threading.Event()
-
-    def write(writer: int) -> None:
-        with source.database.connect() as conn:
-            at = writer * 1_000_000
-            while not stop.is_set():
-                with conn.transaction():
-                    conn.execute("INSERT INTO a SELECT g, 'x' FROM generate_series(%s::int, %s::int) g", [at, at + 4])
-                    conn.execute("UPDATE a SET v = 'y' WHERE id = %s", [at + 2])
-                    conn.execute("INSERT INTO b VALUES (%s, 1.5)", [at])
-                at += 5
-
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(number)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+from tests.log.writers import writing
 
 
 def test_killed_again_and_again(source: Source) -> None:
     log, twin = source.log(), source.log("twin")
     chance = random.Random(7)
-    with _writers(source, 2):
+    with writing(source, 2):
         for _ in range(6):
             receiver = source.receiver(log, batch_seconds=0.02)
             until_event(receiver, "batch")

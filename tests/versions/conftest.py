@@ -88,8 +88,12 @@ def received(version_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFa
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All versions, unless the test names those that it is about."""
-    if "version_server" in metafunc.fixturenames:
-        marker = metafunc.definition.get_closest_marker("versions")
-        chosen = marker.args if marker else VERSIONS
-        metafunc.parametrize("version_server", chosen, indirect=True, scope="session", ids=[f"pg{v}" for v in chosen])
+    """All versions, unless the test names those that it is about, and of them those of the long set."""
+    if "version_server" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("versions")
+    chosen = marker.args if marker else VERSIONS
+    long = marker.kwargs.get("long", ()) if marker else ()
+    params = [pytest.param(number, id=f"pg{number}") for number in chosen]
+    params += [pytest.param(number, id=f"pg{number}", marks=pytest.mark.long) for number in long]
+    metafunc.parametrize("version_server", params, indirect=True, scope="session")

@@ -1,4 +1,7 @@
-"""Setup, copy, changes and verify on the oldest and the newest server: each published boundary is the source."""
+"""Setup, copy, changes and verify on the oldest and the newest server: each published boundary is the source.
+
+The newest is what all other tests of whole runs stand on.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tests.flow.test_sync import Rig
 from tests.journal import Journal
 from tests.versions.workload import ALTERED, TABLES, Workload, make
 
-pytestmark = [pytest.mark.spark, pytest.mark.versions(14, 18)]
+pytestmark = [pytest.mark.spark, pytest.mark.versions(14, long=[18])]
 
 
 def test_copy_and_changes(

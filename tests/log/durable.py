@@ -1,0 +1,53 @@
+"""What a crash of the machine leaves of a folder: only what had been fsynced.
+
+The rules of POSIX that a file system may use to the full: a file holds the content of its last fsync
+(nothing, if there was none), and a folder lists the names of its own last fsync.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Disk:
+    """``root`` exists durably, empty. ``fsync`` is to stand in place of ``os.fsync``."""
+
+    root: Path
+    really: Callable[[int], None]
+    contents: dict[int, bytes] = field(default_factory=dict)
+    """By inode."""
+    names: dict[int, dict[str, int]] = field(default_factory=dict)
+    """By inode of a folder: the inodes of its entries."""
+    folders: set[int] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fsync(self, descriptor: int) -> None:
+        path, status = Path(os.readlink(f"/proc/self/fd/{descriptor}")), os.fstat(descriptor)
+        self.really(descriptor)
+        with self._lock:
+            if not stat.S_ISDIR(status.st_mode):
+                self.contents[status.st_ino] = path.read_bytes()
+                return
+            entries = list(os.scandir(path))
+            self.names[status.st_ino] = {entry.name: entry.inode() for entry in entries}
+            self.folders |= {entry.inode() for entry in entries if entry.is_dir(follow_symlinks=False)}
+
+    def left(self, target: Path) -> Path:
+        """The folder after a crash at this moment, as a copy."""
+        with self._lock:
+            self._restore(self.root.stat().st_ino, target)
+        return target
+
+    def _restore(self, folder: int, target: Path) -> None:
+        target.mkdir(parents=True)
+        for name, inode in self.names.get(folder, {}).items():
+            if inode in self.folders:
+                self._restore(inode, target / name)
+            else:
+                (target / name).write_bytes(self.contents.get(inode, b""))

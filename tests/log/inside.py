@@ -1,0 +1,51 @@
+"""The receiver inside the test's own process, where each of its confirmations can be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.batch import BatchWriter
+from pgcdc_assets.log.receiver import Limits, Receiver
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.start import check_identity, start_stream
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.replication import ReplicationConnection
+from tests.log.conftest import PUBLICATION, Source
+
+Confirmation = Callable[[Lsn], None]
+
+
+class Watched(ReplicationConnection):
+    """Says what it confirms before it does."""
+
+    confirming: Confirmation
+
+    def send_status(self, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn, *, reply: bool = False) -> None:
+        self.confirming(flush_lsn)
+        super().send_status(write_lsn, flush_lsn, apply_lsn, reply=reply)
+
+
+def receive_inside(
+    source: Source, log: ChangeLog, until: Lsn, confirming: Confirmation, *,
+    writer: type[BatchWriter] = BatchWriter, batch_seconds: float = 0.02, batch_bytes: int = 1 << 20,
+    orders: Callable[[Receiver], None] = lambda receiver: None, **options: Any,
+) -> Lsn:  # fmt: skip
+    """One run to a goal, as the receiver's process makes it; where the log stands then."""
+    log.open()
+    identity, timeline, position = log.identity, log.timeline, log.position()
+    conninfo = source.database.conninfo
+    with connect(conninfo) as conn, Watched.open(conninfo, options=options) as stream:
+        stream.confirming = confirming
+        found = check_identity(stream, identity, timeline, position)
+        floor = start_stream(stream, conn, identity.slot, [PUBLICATION], position)
+        relations = Relations()
+        receiver = Receiver(
+            stream, conn, writer(log.path, identity, found.timeline, relations), relations,
+            publications=[PUBLICATION], floor=floor, limits=Limits(batch_bytes, batch_seconds),
+            report=lambda report: None, orders=orders,
+        )  # fmt: skip
+        receiver.until(until)
+        return receiver.run()

@@ -1,0 +1,92 @@
+"""What the receiver confirms, seen at the moment it does: a boundary, and durable."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.log import receiver
+from pgcdc_assets.log.table import ChangeLog
+from tests.log.conftest import Source, content, eventually, rows
+from tests.log.durable import Disk
+from tests.log.inside import receive_inside
+from tests.log.writers import writing
+
+
+def test_no_confirmation_lies_inside_a_commit_record(source: Source) -> None:
+    """Confirming there loses the transaction (DecodeTXNNeedSkip). The witness: a slot that sees all tables."""
+    log, twin = source.log(), source.log("twin")
+    witness = source.slot("witness")
+    source.conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    source.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [witness])
+    chance, confirmed = random.Random(11), list[Lsn]()
+    with writing(source, 2):
+        for number in range(12):
+            position = log.position()
+            eventually(lambda at=position: source.lsn() > at + 8000)  # type: ignore[misc]
+            start, stop = chance.choice([record for record in _commit_records(source, witness) if record[0] > position])
+            goal = Lsn(start + 8 if number % 2 else start - chance.randrange(1000))
+            assert goal < stop
+            receive_inside(source, log, goal, confirmed.append, batch_seconds=chance.choice([0, 0.005, 0.05]))
+            assert log.position() <= max(goal, position)
+    end = source.lsn()
+    receive_inside(source, log, end, confirmed.append)
+    records = _commit_records(source, witness)
+    assert len(records) > 100
+    inside = [lsn for lsn in set(confirmed) for start, stop in records if start < lsn < stop]
+    assert inside == []
+    assert len(set(confirmed)) > 10
+    source.receive(twin, end)
+    assert content(log) == content(twin)
+
+
+def _commit_records(source: Source, slot: str) -> list[tuple[int, int]]:
+    """[commit_lsn, end_lsn) of every transaction that changed a table."""
+    found = source.conn.execute(
+        "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1',"
+        " 'publication_names', 'everything') WHERE get_byte(data, 0) = ascii('C')", [slot],
+    ).fetchall()  # fmt: skip
+    return [struct.unpack_from(">QQ", data, 2) for (data,) in found]
+
+
+def test_the_machine_crashes_between_write_and_confirmation(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each confirmation only what is fsynced is left of the lake: the log in it stands as high, and is whole."""
+    lake = tmp_path / "s"
+    lake.mkdir()
+    disk = Disk(tmp_path, os.fsync)
+    monkeypatch.setattr(os, "fsync", disk.fsync)
+    # So that segments are written before their batch, and before their transaction has ended.
+    monkeypatch.setattr(receiver, "SEGMENT_BYTES", 1 << 19)
+    log, left = source.log(), dict[Lsn, Path]()
+
+    def confirming(flush: Lsn) -> None:
+        if flush > max(left, default=ZERO):
+            left[flush] = disk.left(tmp_path.parent / f"{tmp_path.name}_crash" / str(int(flush))) / "s"
+
+    for number in range(4):
+        receive_inside(source, log, _work(source, number), confirming)
+    monkeypatch.undo()
+    assert len(left) > 4
+    assert max(left) == log.position()
+    for flush, copy in left.items():
+        found = ChangeLog(Layout(copy)).open()
+        assert found.position() >= flush
+        found.verify(LsnRange(found.start, found.position()))
+        below = f"commit_lsn < {int(flush)}"
+        assert rows(found, below) == rows(log, below)
+
+
+def _work(source: Source, number: int) -> Lsn:
+    """Small transactions, a large one, and one of others."""
+    source.transaction(*(f"INSERT INTO a VALUES ({number * 10 + row}, 'x')" for row in range(3)))
+    source.run(f"UPDATE a SET v = repeat(md5(id::text), 20000) WHERE id >= {number * 10}")
+    return source.run(f"INSERT INTO b VALUES ({number}, 1)", "INSERT INTO foreign_table SELECT 1, 'x'")
