@@ -7,12 +7,13 @@ newest first, so that asking for the last row costs the same however long the ta
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
@@ -64,6 +65,26 @@ class Ledger:
         if len(self._files()) > MOST_FILES:
             self._merge()
 
+    def keep(self, ats: Collection[datetime]) -> int:
+        """Remove the rows but those of these times, in one commit; how many went."""
+        wanted = pa.array(list(ats), AT.type)
+        now = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = []
+        gone = 0
+        for name, _ in self._files():
+            rows = self._rows(name)
+            kept = rows.filter(pc.is_in(rows[AT.name], value_set=wanted))
+            if len(kept) == len(rows):
+                continue
+            gone += len(rows) - len(kept)
+            actions.append(RemoveAction(name, True, now))
+            if len(kept):
+                report = self._write(kept)
+                actions.append(AddAction(report.path, report.size, {}, now, True, report.stats))
+        if actions:
+            self._commit(actions)
+        return gone
+
     def _now(self) -> datetime:
         last = next((rows[AT.name][-1].as_py() for rows in self.newest_first()), None)
         now = datetime.now(UTC)
@@ -113,6 +134,9 @@ class Ledger:
         now = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [AddAction(report.path, report.size, {}, now, False, report.stats)]
         actions += [RemoveAction(name, False, now) for name in small]
+        self._commit(actions)
+
+    def _commit(self, actions: list[AddAction | RemoveAction]) -> None:
         table = self._opened()
         assert table is not None
         try:

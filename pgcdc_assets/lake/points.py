@@ -5,7 +5,7 @@ The newest point that lists a table is also how far a quiet table is known to be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -91,6 +91,29 @@ class ConsistentPoints:
             self._listed, self._listed_at = _listings(self._ledger.rows()), version
         return self._listed.get(str(table))
 
+    def prune(self, oldest: datetime, followed: Iterable[TableName]) -> int:
+        """Take back the promise of points older than ``oldest``; how many.
+
+        The newest stays, and that of each followed table: it says how far a quiet one is complete.
+        """
+        rows = self._ledger.rows()
+        if not len(rows):
+            return 0
+        times = rows[AT.name]
+        kept = set(rows.filter(pc.greater_equal(times, pa.scalar(oldest, AT.type)))[AT.name].to_pylist())
+        last = _last_mentions(rows)
+        names = pa.array([str(name) for name in followed], pa.string())
+        said = last.filter(pc.is_in(last["name"], value_set=names))["row_last"]
+        kept |= {times[-1].as_py(), *times.take(said).to_pylist()}
+        return self._ledger.keep(kept) if len(kept) < len(rows) else 0
+
+    def oldest_versions(self) -> dict[TableName, int]:
+        """Of each table, the lowest version that some point names: what readers are promised."""
+        mentions = _mentions(self._ledger.rows())
+        found = mentions.group_by("name").aggregate([("version", "min")])
+        pairs = zip(found["name"].to_pylist(), found["version_min"].to_pylist(), strict=True)
+        return {TableName.parse(name): version for name, version in pairs}
+
 
 def _point(row: dict[str, Any]) -> Point:
     tables = {TableName.parse(name): version for name, version in row["tables"]}
@@ -99,13 +122,21 @@ def _point(row: dict[str, Any]) -> Point:
 
 def _listings(rows: pa.Table) -> dict[str, Listing]:
     """Of every table at once. Rows come in order, so the last mention is the newest."""
+    last = _last_mentions(rows)
+    lsns = rows["replay_lsn"].take(last["row_last"])
+    found = zip(last["name"].to_pylist(), lsns.to_pylist(), last["version_last"].to_pylist(), strict=True)
+    return {name: Listing(Lsn(lsn), version) for name, lsn, version in found}
+
+
+def _last_mentions(rows: pa.Table) -> pa.Table:
+    return _mentions(rows).group_by("name", use_threads=False).aggregate([("version", "last"), ("row", "last")])
+
+
+def _mentions(rows: pa.Table) -> pa.Table:
+    """A row for each table of each point: ``name``, ``version``, and the number of the point's row."""
     column = rows["tables"].combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks)
     lists = column.cast(pa.list_(pa.struct([("key", pa.string()), ("value", pa.int64())])))
     parents, entries = pc.list_parent_indices(lists), lists.flatten()
-    mentions = pa.table({"name": entries.field("key"), "version": entries.field("value"), "row": parents})
-    last = mentions.group_by("name", use_threads=False).aggregate([("version", "last"), ("row", "last")])
-    lsns = rows["replay_lsn"].take(last["row_last"])
-    found = zip(last["name"].to_pylist(), lsns.to_pylist(), last["version_last"].to_pylist(), strict=True)
-    return {name: Listing(Lsn(lsn), version) for name, lsn, version in found}
+    return pa.table({"name": entries.field("key"), "version": entries.field("value"), "row": parents})

@@ -80,6 +80,13 @@ class TableStates:
             self._ledger.append(rows)
             passed(FaultPoint.STATE_WRITTEN)
 
+    def prune(self) -> int:
+        """Remove the rows that a later one of the same table has replaced; how many."""
+        rows = self._ledger.rows()
+        last = rows.group_by(["schema", "name"], use_threads=False).aggregate([(AT.name, "last")])
+        kept = set(last[f"{AT.name}_last"].to_pylist())
+        return self._ledger.keep(kept) if len(kept) < len(rows) else 0
+
 
 def _row(name: TableName, row: dict[str, Any]) -> StateRow:
     table = Table.from_json(json.loads(row["shape"])) if row["shape"] else None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
@@ -117,3 +121,32 @@ def test_a_point_of_an_older_copy_says_nothing_of_this_one(layout: Layout) -> No
     commit(path, [], "overwrite", {identity.app_id("snapshot", A.folder): 250})
     assert effective() == 250
     assert points.replay_lsn_of(A) == 300
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9), max_size=4), max_size=9),
+    st.integers(0, 10),
+    st.sets(st.sampled_from("abcd")),
+    st.integers(1, 4),
+)
+@settings(max_examples=30, deadline=None)
+def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, names: set[str], files: int) -> None:
+    """The young, the newest, and the last word on every followed table; nothing else, and nothing changed."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger, "MOST_FILES", files)
+        points = ConsistentPoints(Layout(Path(folder)))
+        for number, tables in enumerate(lists):
+            points.publish(Lsn(number), {TableName("public", name): version for name, version in tables.items()})
+        before, followed = points.all(), [TableName("public", name) for name in names]
+        said = {name: points.listing(name) for name in followed}
+        oldest = before[at].at if at < len(before) else datetime.now(UTC) + timedelta(days=1)
+        gone = points.prune(oldest, followed)
+        after = points.all()
+        assert len(after) == len(before) - gone
+        last = [max((p.at for p in before if name in p.tables), default=None) for name in followed]
+        assert after == [p for p in before if p.at >= oldest or p is before[-1] or p.at in last]
+        assert {name: ConsistentPoints(Layout(Path(folder))).listing(name) for name in followed} == said
+        assert points.prune(oldest, followed) == 0
+        promised = {name for point in after for name in point.tables}
+        lowest = {name: min(p.tables[name] for p in after if name in p.tables) for name in promised}
+        assert points.oldest_versions() == lowest

@@ -58,3 +58,15 @@ def test_no_tables_make_no_commit(tmp_path: Path) -> None:
     states = TableStates(Layout(tmp_path))
     states.set_all([], TableState.COPYING, Lsn(1))
     assert not Layout(tmp_path).table_states.exists()
+
+
+def test_pruning_keeps_the_last_row_of_each_table(tmp_path: Path) -> None:
+    states = TableStates(Layout(tmp_path))
+    assert states.prune() == 0
+    tables = [TABLE, OTHER]
+    states.set_all(tables, TableState.COPYING, Lsn(1))
+    states.set(tables[0], TableState.CATCHING_UP, Lsn(2))
+    before = states.all()
+    assert states.prune() == 1
+    assert TableStates(Layout(tmp_path)).all() == before
+    assert states.prune() == 0
