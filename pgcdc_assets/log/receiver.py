@@ -48,6 +48,9 @@ STATUS_SECONDS = 5.0
 """Between status updates; a twelfth of the walsender's timeout, so that it never has to ask."""
 PROGRESS_SECONDS = 1.0
 """The same while positions move: what pg_stat_replication shows is then no older."""
+_BUSY_SECONDS = 0.3
+"""Between status updates while nothing is read for the writing thread is behind: a request for one, which a
+server sends at half of its timeout, may lie among what is not read."""
 _ASK_SECONDS = 0.1
 """Between requests for a keepalive while a goal or mark is ahead and nothing comes."""
 
@@ -279,11 +282,15 @@ class Receiver:
             self._submit(lambda: self._writer.stage(opened, spilled))
 
     def _submit(self, job: Callable[[], Committed | None]) -> None:
+        self._let_finish()
+        self._job = self._thread.submit(job)
+
+    def _let_finish(self) -> None:
+        """Wait for the writing thread, however slow the disk is: the server hears of us meanwhile."""
         while self._job is not None:
-            self._collect(STATUS_SECONDS)
+            self._collect(_BUSY_SECONDS)
             if self._job is not None:
                 self._send_status()
-        self._job = self._thread.submit(job)
 
     def _collect(self, seconds: float) -> None:
         """Take the writing thread's result, if it comes in time; raises what it raised."""
@@ -317,8 +324,7 @@ class Receiver:
         if not self._arrived:
             self._index()
         self._cut()
-        while self._job is not None:
-            self._collect(STATUS_SECONDS)
+        self._let_finish()
         self._writer.drop_spill()
         self._marks_reached()
         self._send_status()

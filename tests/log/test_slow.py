@@ -1,0 +1,100 @@
+"""wal_sender_timeout of one second beside somebody slow: the connection lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.batch import BatchWriter, Committed, Frames
+from pgcdc_assets.log.process import ReceiverSettings
+from pgcdc_assets.log.spill import Staged
+from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
+from tests.log.inside import receive_inside
+from tests.log.writers import writing
+
+
+@pytest.fixture
+def short(source: Source) -> Iterator[None]:
+    """The whole server's timeout is a second."""
+    source.run("ALTER SYSTEM SET wal_sender_timeout = '1s'", "SELECT pg_reload_conf()")
+    try:
+        eventually(lambda: source.conn.execute("SHOW wal_sender_timeout").fetchone() == ("1s",))
+        yield
+    finally:
+        source.run("ALTER SYSTEM RESET wal_sender_timeout", "SELECT pg_reload_conf()")
+
+
+@pytest.mark.usefixtures("short")
+def test_the_parent_does_not_read(source: Source) -> None:
+    """A driver that Spark keeps busy leaves the receiver's reports in the pipe."""
+    log, twin = source.log(), source.log("twin")
+    settings = ReceiverSettings(source.database.conninfo, str(source.folder / "s"), (PUBLICATION,), 1 << 20, 0.02)
+    command = [sys.executable, "-m", "pgcdc_assets.log.process"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(settings.to_line())
+        child.stdin.flush()
+        eventually(lambda: source.slot_row(log, "active") == "true")
+        walsender = source.slot_row(log, "active_pid")
+        with writing(source, 1):
+            time.sleep(5)
+        end = source.lsn()
+        eventually(lambda: bool(rows(log, f"kind = 'C' AND lsn > {int(end) - 4000}")))
+        assert source.slot_row(log, "active_pid") == walsender
+        child.stdin.close()
+        told = child.stdout.read()
+    assert told.count(b'"batch"') > 5
+    source.receive(log, end)
+    source.receive(twin, end)
+    assert content(log) == content(twin)
+
+
+@pytest.mark.usefixtures("short")
+def test_the_receiver_is_frozen(source: Source) -> None:
+    """A machine that is paused comes back: our sessions have a timeout of their own, whatever the server's is."""
+    log = source.log()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    assert receiver.pid is not None
+    walsender = source.slot_row(log, "active_pid")
+    os.kill(receiver.pid, signal.SIGSTOP)
+    end = source.run("INSERT INTO a VALUES (1, 'x')")
+    time.sleep(3)
+    os.kill(receiver.pid, signal.SIGCONT)
+    receiver.mark(end)
+    until_event(receiver, "complete")
+    assert source.slot_row(log, "active_pid") == walsender
+    assert len(rows(log, "kind = 'I'")) == 1
+    receiver.stop()
+
+
+class SlowDisk(BatchWriter):
+    """Each commit takes three times as long as the server's patience."""
+
+    def commit(self, closed: Frames, parts: list[Staged], end: Lsn) -> Committed:  # type: ignore[override]
+        time.sleep(3)
+        return super().commit(closed, parts, end)
+
+
+def test_a_slow_disk_keeps_no_request_waiting(source: Source, tmp_path: Path) -> None:
+    """Here the session's own timeout is a second too. While one batch is written the next one is already due."""
+    log, asked = source.log(), list[float]()
+    end = source.run(*(f"INSERT INTO a VALUES ({number}, repeat('x', 100000))" for number in range(30)))
+
+    def confirming(flush: Lsn) -> None:
+        asked.append(time.monotonic())
+
+    receive_inside(source, log, end, confirming, writer=SlowDisk, batch_bytes=1 << 20, wal_sender_timeout="1s")
+    assert len(rows(log, "kind = 'I'")) == 30
+    assert len(log.batches(log.start)) > 1
+    assert max(later - earlier for earlier, later in pairwise(asked)) < 1
