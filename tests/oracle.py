@@ -63,8 +63,9 @@ def source_rows(
 
 
 def mirror_rows(lake: Path, folder: str, columns: list[str], version: int | None = None) -> Rows:
-    """The mirror's rows as a multiset, in the source's column order."""
-    table = DeltaTable(str(lake / folder), version=version)
+    """The mirror's rows as a multiset, in the source's column order. ``folder`` is schema/table, verbatim."""
+    escaped = re.sub(r"[%~\\\[\]^|]", lambda found: f"~{ord(found[0]):02X}", folder)
+    table = DeltaTable(str(lake / escaped), version=version)
     listed = ", ".join('"' + name.replace('"', '""') + '"' for name in [*columns, RAW])
     batches = pa.table(QueryBuilder().register("t", table).execute(f"SELECT {listed} FROM t").read_all())
     misfits = [dict(entry or ()) for entry in batches.column(len(columns)).to_pylist()]
