@@ -59,12 +59,15 @@ class Source:
     def log(self, name: str = "s") -> ChangeLog:
         """A new slot and the empty log that belongs to it."""
         slot = self.slot(name)
-        row = self.conn.execute(
-            "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", [slot]
-        ).fetchone()
-        assert row is not None
+        self.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+        return self.log_of(slot, name)
+
+    def log_of(self, slot: str, name: str) -> ChangeLog:
+        """The empty log of a slot that is there."""
+        query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+        ((start,),) = self.conn.execute(query, [slot]).fetchall()
         log = ChangeLog(Layout(self.folder / name))
-        log.create(identity(self.conn, slot), Lsn.parse(row[0]), 1)
+        log.create(identity(self.conn, slot), Lsn.parse(start), 1)
         return log
 
     def receiver(

@@ -1,0 +1,119 @@
+"""The primary is gone and its standby is promoted: followed where the slot went along, told where it did not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import IdentityMismatch, SlotMissing
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.slots import check_slot, require_slot
+from tests.fix_postgres import TEST_SETTINGS, Database
+from tests.log.conftest import Source, content, eventually, until_event
+from tests.servers import new_server
+
+SYNCHRONISED_SINCE = 17
+"""Failover slots, and pg_sync_replication_slots()."""
+
+
+@contextmanager
+def _source(server: EmbeddedServer, folder: Path) -> Iterator[Source]:
+    database = Database(server, "postgres")
+    source = Source(database, database.connect(), folder)
+    try:
+        yield source
+    finally:
+        source.conn.close()
+        for receiver in source.running:
+            receiver.kill()
+
+
+def _standby(primary: EmbeddedServer, folder: Path) -> EmbeddedServer:
+    """A standby that streams from the primary, from a copy of it at rest, which has its slots no more."""
+    settings = {
+        **TEST_SETTINGS, "hot_standby_feedback": "on", "primary_slot_name": "standby",
+        "primary_conninfo": f"host={primary.socket_folder} port=5432 user=postgres dbname=postgres",
+    }  # fmt: skip
+    standby, owner = new_server(folder, primary.version, settings=settings), primary.data.stat()
+    folder.mkdir()
+    shutil.copytree(primary.data, standby.data, ignore=shutil.ignore_patterns("pg_replslot"))
+    (standby.data / "pg_replslot").mkdir(mode=0o700)
+    (standby.data / "standby.signal").touch()
+    for path in (folder, *folder.rglob("*")):
+        shutil.chown(path, owner.st_uid, owner.st_gid)
+    return standby
+
+
+@pytest.mark.parametrize("version", [16, pytest.param(17, marks=pytest.mark.long), 18])
+def test_a_promoted_standby_goes_on_where_the_slot_was_synchronised(tmp_path: Path, version: int) -> None:
+    """Since 17 a failover slot does; before, no slot is there, and that is told."""
+    synchronised = version >= SYNCHRONISED_SINCE
+    primary = new_server(tmp_path / "primary", version, settings=TEST_SETTINGS)
+    with primary, _source(primary, tmp_path / "lake") as source:
+        source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a",
+                   "SELECT pg_create_physical_replication_slot('standby')")  # fmt: skip
+        source.conn.close()
+        primary.stop()
+        standby = _standby(primary, tmp_path / "standby")
+        primary.start(survive=False)
+        source.conn = source.database.connect()
+        log = source.log()
+        if synchronised:
+            slot = log.identity.slot
+            source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+            source.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', failover => true)", [slot])
+            log = source.log_of(slot, "failover")
+        with standby:
+            source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+            if synchronised:
+                    _synchronise(source, log, standby)
+            eventually(lambda: _replayed(source))
+            source.conn.close()
+            primary.stop()
+            with _source(standby, tmp_path / "lake") as promoted:
+                if synchronised:
+                    _refuses_before_promotion(promoted, slot)
+                promoted.conn.execute("SELECT pg_promote(true, 60)")
+                end = promoted.run("INSERT INTO a VALUES (2, 'y')")
+                if synchronised:
+                    promoted.receive(log, end)
+                    assert len(content(log)) == 4
+                    assert log.timeline == 2
+                    assert promoted.confirmed(log) == log.position()
+                else:
+                    receiver = promoted.receiver(log)
+                    with pytest.raises(SlotMissing, match="pgcdc setup"):
+                        until_event(receiver, "started")
+
+
+def _synchronise(source: Source, log: ChangeLog, standby: EmbeddedServer) -> None:
+    """Until the standby holds a slot that outlives its promotion: one that reaches back no further than itself."""
+    with Database(standby, "postgres").connect() as conn:
+
+        def done() -> bool:
+            # Positions of running transactions are what a slot moves its own along by.
+            source.receive(log, source.run("SELECT pg_current_xact_id()", "SELECT pg_log_standby_snapshot()"))
+            eventually(lambda: _replayed(source))
+            conn.execute("SELECT pg_sync_replication_slots()")
+            query = "SELECT synced AND NOT temporary FROM pg_replication_slots WHERE slot_name = %s"
+            return conn.execute(query, [log.identity.slot]).fetchone() == (True,)
+
+        eventually(done)
+
+
+def _replayed(source: Source) -> bool:
+    query = "SELECT replay_lsn >= pg_current_wal_flush_lsn() FROM pg_stat_replication WHERE application_name = %s"
+    return source.conn.execute(query, ["walreceiver"]).fetchone() == (True,)
+
+
+def _refuses_before_promotion(standby: Source, slot: str) -> None:
+    with pytest.raises(IdentityMismatch, match="promoted"):
+        check_slot(require_slot(standby.conn, slot), None)
+    with ReplicationConnection.open(standby.database.conninfo) as walsender:
+        assert walsender.identify().timeline == 1
