@@ -1,9 +1,14 @@
-"""A proxy in front of the server's socket, by which a connection is lost on purpose."""
+"""A proxy in front of the server's socket, by which a connection is lost on purpose.
+
+A process of its own: libpq's blocking connect keeps Python's lock, so that a thread beside it could not answer.
+"""
 
 from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from contextlib import suppress
@@ -22,44 +27,50 @@ class Proxy:
     what the proxy holds of either direction is lost, in the middle of a message as likely as not."""
 
     def __init__(self, server_folder: Path) -> None:
-        self._server = str(server_folder / _SOCKET)
-        self._folder = Path(tempfile.mkdtemp(prefix="cut-"))
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self._folder / _SOCKET))
-        self._listener.listen(64)
-        threading.Thread(target=self._accept, name="proxy", daemon=True).start()
+        self._server = server_folder
 
     def conninfo(self, conninfo: str) -> str:
         """The same database, by way of here."""
         return make_conninfo(conninfo, host=str(self._folder))
 
-    def cut(self) -> int:
-        """End every connection; how many there were."""
-        with self._lock:
-            ended = list(self._open)
-        for end in ended:
-            _shut(end)
-        return len(ended) // 2
+    def cut(self) -> None:
+        """End every connection; it has happened when this returns."""
+        self._tell(b"cut\n")
 
     def __enter__(self) -> Self:
+        self._folder = Path(tempfile.mkdtemp(prefix="cut-"))
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, self._folder / _SOCKET, self._server / _SOCKET],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self._tell(b"")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _shut(self._listener)
-        self._listener.close()
-        self.cut()
+        # The end of its input is its end.
+        self._process.communicate(timeout=30)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _accept(self) -> None:
+    def _tell(self, order: bytes) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(order)
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == b"done\n", "the proxy has ended"
+
+
+class _Connections:
+    def __init__(self, listener: socket.socket, server: str) -> None:
+        self._listener = listener
+        self._server = server
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+
+    def accept(self) -> None:
         while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
+            client, _ = self._listener.accept()
             server = socket.socket(socket.AF_UNIX)
             try:
                 server.connect(self._server)
@@ -69,19 +80,22 @@ class Proxy:
                 continue
             with self._lock:
                 self._open |= {client, server}
-            ends = [threading.Thread(target=_pass_on, args=pair, daemon=True)
-                    for pair in ((client, server), (server, client))]  # fmt: skip
-            threading.Thread(target=self._serve, args=(client, server, ends), daemon=True).start()
+            threading.Thread(target=self._serve, args=(client, server), daemon=True).start()
 
-    def _serve(self, client: socket.socket, server: socket.socket, ends: list[threading.Thread]) -> None:
-        for end in ends:
-            end.start()
-        for end in ends:
-            end.join()
+    def cut(self) -> None:
+        with self._lock:
+            for end in self._open:
+                _shut(end)
+
+    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        back = threading.Thread(target=_pass_on, args=(server, client), daemon=True)
+        back.start()
+        _pass_on(client, server)
+        back.join()
         with self._lock:
             self._open -= {client, server}
-        client.close()
-        server.close()
+            client.close()
+            server.close()
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
@@ -95,3 +109,19 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 def _shut(end: socket.socket) -> None:
     with suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
+
+
+def _main(own: str, server: str) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(own)
+    listener.listen(64)
+    connections = _Connections(listener, server)
+    threading.Thread(target=connections.accept, daemon=True).start()
+    print("done", flush=True)
+    for _ in sys.stdin:
+        connections.cut()
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

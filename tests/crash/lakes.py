@@ -1,0 +1,160 @@
+"""A source with tables of every kind, writers, its journal, and a lake that follows it."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from deltalake import DeltaTable
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.log.table import ChangeLog
+from tests.crash.faults import Faults
+from tests.crash.proxy import Proxy
+from tests.crash.tally import Tally
+from tests.crash.workload import Draw, Script, Writers, in_transaction, prepared
+from tests.fix_postgres import Database
+from tests.journal import Journal, published
+from tests.oracle import assert_equal
+
+TABLES = ("public.t", "public.u", "public.part", "public.bag", "public.entry", "public.wiped")
+CHANGING = ("t", "u", "part", "bag", "entry")
+_TABLE = re.compile(r"^(?:INSERT INTO|UPDATE|DELETE FROM) (\w+)")
+_MAKE = """
+CREATE TABLE t (id int PRIMARY KEY, v text, big text);
+ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
+CREATE TABLE u (a int, b int, v numeric(10,2), PRIMARY KEY (a, b));
+CREATE TABLE part (region text, id int, v text, PRIMARY KEY (region, id)) PARTITION BY LIST (region);
+CREATE TABLE part_n PARTITION OF part FOR VALUES IN ('n');
+CREATE TABLE part_s PARTITION OF part FOR VALUES IN ('s');
+CREATE TABLE bag (k int, v text);
+ALTER TABLE bag REPLICA IDENTITY FULL;
+CREATE TABLE entry (id bigserial PRIMARY KEY, note text);
+CREATE TABLE wiped (id int PRIMARY KEY, v text);
+INSERT INTO t SELECT g, 'v' || g, repeat(md5(g::text), 80) FROM generate_series(1, 60) g;
+INSERT INTO u SELECT g, g % 3, g / 4.0 FROM generate_series(1, 60) g;
+INSERT INTO part SELECT CASE g % 2 WHEN 0 THEN 'n' ELSE 's' END, g, 'v' FROM generate_series(1, 60) g;
+INSERT INTO bag SELECT g % 7, 'copy' FROM generate_series(1, 40) g;
+INSERT INTO entry (note) SELECT 'first' FROM generate_series(1, 20);
+INSERT INTO wiped SELECT g, 'v' FROM generate_series(1, 20) g;
+CREATE SCHEMA elsewhere;
+CREATE TABLE elsewhere.foreign_table (v text);
+"""
+
+
+def changes(chance: random.Random, tables: Container[str]) -> Script:
+    """Rows of all kinds over several of these tables."""
+    at = chance.randrange(80)
+    all_kinds = [
+        f"UPDATE t SET v = v || '!' WHERE id BETWEEN {at} AND {at + 4}",
+        f"INSERT INTO t VALUES ({at}, 'new', repeat('x{at}', 1500)) ON CONFLICT (id) DO UPDATE SET v = 'again'",
+        f"UPDATE t SET id = id + 1000 WHERE id = {at}",
+        f"DELETE FROM t WHERE id = {at}",
+        f"INSERT INTO u VALUES ({at}, {at % 3}, 1) ON CONFLICT (a, b) DO UPDATE SET v = u.v + 1",
+        f"DELETE FROM u WHERE a = {at}",
+        f"INSERT INTO part VALUES ('n', {at}, 'new') ON CONFLICT (region, id) DO UPDATE SET v = 'again'",
+        f"UPDATE part SET region = 's' WHERE id = {at} AND NOT EXISTS (SELECT FROM part_s WHERE id = {at})",
+        f"DELETE FROM part WHERE id = {at}",
+        f"INSERT INTO bag VALUES ({at % 7}, 'copy'), ({at % 7}, 'copy'), ({at % 7}, NULL)",
+        f"UPDATE bag SET v = 'set {at}' WHERE k = {at % 7} AND v = 'copy'",
+        f"DELETE FROM bag WHERE ctid = (SELECT ctid FROM bag WHERE k = {at % 7} LIMIT 1)",
+        "INSERT INTO entry (note) SELECT 'more' FROM generate_series(1, 3)",
+    ]
+    chosen = [statement for statement in all_kinds if _TABLE.split(statement)[1] in tables]
+    return chance.sample(chosen, min(len(chosen), chance.randint(1, 4)))
+
+
+def inserts(chance: random.Random) -> Script:
+    return ["INSERT INTO entry (note) SELECT 'alone' FROM generate_series(1, 5)"]
+
+
+def wipe(chance: random.Random) -> Script:
+    rows = f"INSERT INTO wiped SELECT g, 'after' FROM generate_series(1, {chance.randint(1, 9)}) g"
+    emptied = chance.choice(["wiped", "wiped", "wiped", "wiped, bag", "part_n"])
+    return ["BEGIN", f"TRUNCATE {emptied}", rows + " ON CONFLICT (id) DO NOTHING", "COMMIT"]
+
+
+def elsewhere(chance: random.Random) -> Script:
+    return ["INSERT INTO elsewhere.foreign_table SELECT repeat('x', 200) FROM generate_series(1, 200)"]
+
+
+def work(chance: random.Random) -> Sequence[tuple[Draw, int]]:
+    """For some cycles: a few tables change, for each that does is merged; the others are quiet."""
+    tables = chance.sample(CHANGING, 2)
+    some = partial(changes, tables=tables)
+    return (some, 8), (in_transaction(some), 6), (prepared(some), 2), (inserts, 2), (wipe, 2), (elsewhere, 1)
+
+
+@dataclass
+class LakeRig:
+    """What both whole-path tests share: the source's side, and what must hold of the lake."""
+
+    server: EmbeddedServer
+    faults: Faults
+    proxy: Proxy
+    chance: random.Random
+    tally: Tally
+    database: Database
+    lake: Path
+    slot: str
+    conn: psycopg.Connection[Any] = field(init=False)
+    journal: Journal = field(init=False)
+    writers: Writers = field(init=False)
+    compared: int = 0
+    """Consistent points that were compared so far."""
+    stood: Lsn = ZERO
+
+    def __post_init__(self) -> None:
+        self.conn = self.database.connect()
+        self.conn.execute(_MAKE)
+        self.journal = Journal.keep(self.conn, *TABLES)
+        self.writers = Writers(self.database.conninfo, work(self.chance), self.chance, threads=2, most_pause=0.12)
+
+    def connected_again(self) -> None:
+        self.conn.close()
+        self.conn = self.journal.conn = self.database.connect()
+
+    def moved(self) -> tuple[int, ...]:
+        """Delta versions of the log and of every mirror."""
+        folders = [Layout(self.lake).change_log, *(self.lake / table.replace(".", "/") for table in TABLES)]
+        return tuple(sum(1 for _ in (folder / "_delta_log").glob("*.json")) for folder in folders)
+
+    def look(self) -> int:
+        """Every consistent point that is new: all its tables are the source at its LSN. How many there were."""
+        log = ChangeLog(Layout(self.lake))
+        if log.exists:
+            row = self.conn.execute(
+                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [self.slot]
+            ).fetchone()
+            assert row is not None
+            position = log.position()
+            assert Lsn.parse(row[0]) <= position, f"confirmed {row[0]}, but the log ends at {position}"
+            assert position >= self.stood, f"the log fell from {self.stood} to {position}"
+            self.stood = position
+        points = published(self.lake)
+        assert [lsn for lsn, _ in points] == sorted(lsn for lsn, _ in points), "consistent points fell"
+        fresh, self.compared = points[self.compared :], len(points)
+        commits = self.journal.commits() if fresh else {}
+        for lsn, versions in fresh:
+            self.journal.assert_equal_at(self.lake, lsn, versions, commits)
+        aside = [row for row in TableStates(Layout(self.lake)).all().values() if row.state is TableState.SET_ASIDE]
+        assert not aside, f"{aside[0].name}: {aside[0].reason}"
+        return len(fresh)
+
+    def assert_all_there(self) -> None:
+        """After an undisturbed run with nobody writing: equal to the live source, by the last point, of all tables."""
+        assert self.look() > 0 or published(self.lake)
+        assert set(published(self.lake)[-1][1]) == set(TABLES)
+        assert_equal(self.conn, self.lake, *TABLES)
+        for table in TABLES:
+            assert DeltaTable(str(self.lake / table.replace(".", "/"))).version() >= 0

@@ -1,0 +1,295 @@
+"""The receiver killed at every durable step and at random times, by every means; the log compared byte by byte."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgcdc_assets.core.faultpoints import FaultPoint
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.log.process import ReceiverSettings
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.source.slots import identity
+from tests.crash.faults import Faults, Kind, kill, wait_until
+from tests.crash.proxy import Proxy
+from tests.crash.tally import Tally
+from tests.crash.witness import assert_same, folded, logged, peeked
+from tests.crash.workload import RECEIVER_WORK, Writers, large
+from tests.fix_postgres import fresh_database
+from tests.journal import Journal
+
+LEVEL = "at receiver level"
+ROUND = 25
+"""Cycles on one database and log: what is compared twice a round grows with it."""
+POINTS = (
+    FaultPoint.SEGMENT_STAGED, FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_SEALED, FaultPoint.BATCH_COMMITTING,
+    FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED,
+)  # fmt: skip
+UNCONFIRMED = (FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE)
+"""The log has moved, and nobody may have been told."""
+KINDS = (Kind.RECEIVER, Kind.PARENT, Kind.SERVER, Kind.CUT)
+SECONDS = 180.0
+"""Longest wait for anything: the machine may be busy with other things."""
+TABLES = {"public.a": (0,), "public.b": (0,), "public.c": ()}
+_MAKE = """
+CREATE TABLE a (id int PRIMARY KEY, v text);
+CREATE TABLE b (id int PRIMARY KEY, n numeric(12,2));
+CREATE TABLE c (k int, v text);
+ALTER TABLE c REPLICA IDENTITY FULL;
+CREATE TABLE big (id bigserial PRIMARY KEY, payload text);
+CREATE TABLE foreign_table (id int, v text);
+CREATE PUBLICATION p FOR TABLE a, b, c, big;
+"""
+
+
+@dataclass
+class Receiver:
+    """The process, its parent's end of the pipe in our hand."""
+
+    process: subprocess.Popen[bytes]
+    said: Path
+
+    @classmethod
+    def start(cls, settings: ReceiverSettings, said: Path, until: Lsn | None) -> Receiver:
+        with said.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pgcdc_assets.log.process"], stdin=subprocess.PIPE, stdout=out,
+                start_new_session=True,
+            )  # fmt: skip
+        receiver = cls(process, said)
+        assert process.stdin is not None
+        order = b"" if until is None else json.dumps({"until": int(until)}).encode() + b"\n"
+        process.stdin.write(settings.to_line() + order)
+        process.stdin.flush()
+        return receiver
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = self.said.read_bytes().split(b"\n")[:-1]
+        return [json.loads(line) for line in lines]
+
+    def leave(self) -> None:
+        """As when the parent dies."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def finish(self) -> None:
+        """It has been hit: it ends by itself, and what it says of it is an error of ours."""
+        assert wait_until(lambda: self.ended, SECONDS), f"still runs: {self.events()[-3:]}"
+        self.leave()
+        last = (self.events() or [{}])[-1]
+        assert last.get("class") not in ("ReceiverDied", "LogConflict", "LogCorrupt", "SlotAhead", "LogAhead"), last
+
+
+@dataclass
+class Rig:
+    server: EmbeddedServer
+    faults: Faults
+    proxy: Proxy
+    chance: random.Random
+    tally: Tally
+    conninfo: str
+    folder: Path
+    writers: Writers
+    journal: Journal = field(init=False)
+    log: ChangeLog = field(init=False)
+    slot: str = field(init=False)
+    stood: int = 0
+    """Cycles since the log last moved."""
+
+    def __post_init__(self) -> None:
+        with self.connect() as conn:
+            conn.execute(_MAKE)
+            name = conn.info.dbname
+            self.slot = f"s_{name}"
+            self.journal = Journal.keep(conn, *TABLES)
+            for slot in (self.slot, f"twin_{name}"):
+                row = conn.execute(
+                    "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", [slot]
+                ).fetchone()
+                if slot == self.slot:
+                    assert row is not None
+                    self.log = ChangeLog(Layout(self.folder))
+                    self.log.create(identity(conn, slot), Lsn.parse(row[0]), 1)
+
+    @contextmanager
+    def connect(self) -> Iterator[psycopg.Connection[Any]]:
+        with psycopg.connect(self.conninfo, autocommit=True) as conn:
+            yield conn
+
+    # One cycle --------------------------------------------------------------------------------------
+
+    def cycle(self) -> bool:
+        """Start, crash, look. Whether the crash fell while the log was moving."""
+        chance, faults = self.chance, self.faults
+        point = chance.choice([*POINTS, *POINTS, None, None, None])
+        kind = chance.choice(KINDS)
+        if point is FaultPoint.SEGMENT_STAGED or chance.random() < 0.15:
+            self.writers.asked.append(large)
+        before = self._moved()
+        if point is not None:
+            faults.arm(point, chance.randrange(2))
+        receiver = self._start(self._goal() if chance.random() < 0.25 else None)
+        try:
+            hit = self._reach(receiver, point)
+            if hit and not receiver.ended:
+                self._inflict(receiver, kind, point)
+            receiver_moved = self._moved() != before
+        finally:
+            faults.clear()
+            if not receiver.ended and kind is not Kind.RECEIVER:
+                wait_until(lambda: receiver.ended, SECONDS)
+            kill(receiver.process.pid)
+            receiver.process.wait()
+        receiver.finish()
+        self._look(Lsn(before[0]))
+        counts = hit and (point is not None or receiver_moved)
+        if counts:
+            self.tally.add(LEVEL, point, kind)
+        return counts
+
+    def _start(self, until: Lsn | None) -> Receiver:
+        settings = ReceiverSettings(
+            self.proxy.conninfo(self.conninfo), str(self.folder), ("p",),
+            batch_bytes=self.chance.choice([16 << 10, 1 << 20, 32 << 20]),
+            batch_seconds=self.chance.choice([0.02, 0.1, 0.4]),
+        )  # fmt: skip
+        return Receiver.start(settings, self.folder / "said", until)
+
+    def _goal(self) -> Lsn:
+        """Near: often within a transaction that is under way, or in WAL of the others."""
+        with self.connect() as conn:
+            return Lsn(_lsn(conn, "pg_current_wal_insert_lsn()") + self.chance.randrange(200_000))
+
+    def _reach(self, receiver: Receiver, point: FaultPoint | None) -> bool:
+        """Wait for the moment of the crash; False if the process has ended before."""
+        if point is not None:
+            assert wait_until(lambda: receiver.ended or self.faults.reached(point) is not None, SECONDS), point
+            if self.faults.reached(point) is None:
+                return False
+            self._not_told_too_early(point)
+            return True
+        wait_until(lambda: receiver.ended or bool(receiver.events()), SECONDS)
+        time.sleep(self.chance.uniform(0, 0.6))
+        return not receiver.ended
+
+    def _inflict(self, receiver: Receiver, kind: Kind, point: FaultPoint | None) -> None:
+        if kind is Kind.RECEIVER:
+            kill(receiver.process.pid)
+        elif kind is Kind.PARENT:
+            receiver.leave()
+        elif kind is Kind.CUT:
+            self.proxy.cut()
+        else:
+            self.server.stop(mode="immediate")
+            self.faults.clear()
+            wait_until(lambda: receiver.ended, SECONDS)
+            self.server.start(survive=False)
+        self.faults.clear()
+
+    # What must hold ---------------------------------------------------------------------------------
+
+    def _not_told_too_early(self, point: FaultPoint) -> None:
+        confirmed = self._confirmed()
+        position = self.log.position()
+        assert confirmed <= position, f"confirmed {confirmed}, but the log ends at {position}"
+        if point in UNCONFIRMED:
+            assert confirmed < position, f"{position} was confirmed at {point}"
+
+    def _look(self, before: Lsn) -> None:
+        confirmed, position = self._confirmed(), self.log.position()
+        assert position >= before, f"the log fell from {before} to {position}"
+        assert confirmed <= position, f"confirmed {confirmed}, but the log ends at {position}"
+        self.stood = 0 if position > before else self.stood + 1
+        assert self.stood < 10, "crashes again and again keep the log where it is"
+
+    def compare(self) -> None:
+        """The whole log with the witness's bytes, and folded with the journal."""
+        position = self.log.position()
+        with self.connect() as conn:
+            # The witness reads what is flushed: at least what the log holds.
+            assert_same(logged(self.log.path, position), peeked(conn, f"twin_{conn.info.dbname}", "p", position))
+            self.journal.conn = conn
+            commits = self.journal.commits()
+            oids = {table: _oid(conn, table) for table in TABLES}
+            found = folded(self.log.path, {oids[table]: key for table, key in TABLES.items()}, position)
+            for table, oid in oids.items():
+                assert found[oid] == self.journal.rows_at(table, position, commits)[1], table
+
+    def finish(self) -> None:
+        """An undisturbed run to the end; then nothing lacks, and every batch is whole."""
+        with self.connect() as conn:
+            end = Lsn(_lsn(conn, "pg_current_wal_insert_lsn()"))
+        receiver = self._start(end)
+        assert wait_until(lambda: receiver.ended, SECONDS)
+        receiver.finish()
+        assert receiver.events()[-1]["event"] == "arrived", receiver.events()
+        self.compare()
+        assert self.log.verify(LsnRange(self.log.start, self.log.position()))
+
+    def _moved(self) -> tuple[int, int]:
+        """Position, and files written so far, those of the spill too."""
+        files = sum(1 for _ in self.log.path.glob("*.parquet")) + sum(1 for _ in self.log.path.glob("_spill/*"))
+        return int(self.log.position()), files
+
+    def _confirmed(self) -> Lsn:
+        with self.connect() as conn:
+            return Lsn(_lsn(conn, "confirmed_flush_lsn", "FROM pg_replication_slots WHERE slot_name = %s", self.slot))
+
+
+def _lsn(conn: psycopg.Connection[Any], expression: str, of: str = "", *values: str) -> int:
+    row = conn.execute(f"SELECT ({expression})::text {of}".encode(), values).fetchone()
+    assert row is not None
+    return int(Lsn.parse(row[0]))
+
+
+def _oid(conn: psycopg.Connection[Any], table: str) -> int:
+    row = conn.execute("SELECT %s::regclass::oid", [table]).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@pytest.mark.timeout(7200)
+def test_killed_at_every_step_and_at_any_time(
+    crash_server: EmbeddedServer, faults: Faults, chance: random.Random, cycles: int, tally: Tally, tmp_path: Path
+) -> None:
+    left = cycles
+    while left > 0:
+        left -= _round(crash_server, faults, chance, min(left, ROUND), tally, tmp_path / f"lake{left}")
+
+
+def _round(
+    server: EmbeddedServer, faults: Faults, chance: random.Random, cycles: int, tally: Tally, folder: Path
+) -> int:
+    """So many cycles that count."""
+    folder.mkdir()
+    with fresh_database(server) as database, Proxy(server.socket_folder) as proxy:
+        writers = Writers(database.conninfo, RECEIVER_WORK, chance)
+        rig = Rig(server, faults, proxy, chance, tally, database.conninfo, folder, writers)
+        counted = tried = 0
+        with writers.writing():
+            while counted < cycles:
+                tried += 1
+                assert tried < 4 * cycles + 10, "most crashes fall where nothing moves"
+                counted += rig.cycle()
+                if counted == cycles // 2:
+                    rig.compare()
+        rig.finish()
+    return counted

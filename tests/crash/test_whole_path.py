@@ -1,0 +1,186 @@
+"""Whole runs in this process, hit at every step of Spark and Delta; every published boundary compared."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core import faultpoints
+from pgcdc_assets.core.faultpoints import FaultPoint
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.setup import setup
+from tests.crash.faults import Faults, Kind, kill, wait_until
+from tests.crash.lakes import TABLES, LakeRig, work
+from tests.crash.proxy import Proxy
+from tests.crash.tally import Tally
+from tests.fix_postgres import fresh_database
+
+pytestmark = pytest.mark.spark
+
+LEVEL = "over the whole path in one process"
+ROUND = 20
+SECONDS = 400.0
+"""Longest wait for anything: the machine may be busy with other things."""
+RECEIVING = (FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED)
+COPYING = (
+    FaultPoint.COPY_SLOT_MADE, FaultPoint.SNAPSHOT_EXPORTED, FaultPoint.STATE_WRITTEN, FaultPoint.PIECE_COPIED,
+    FaultPoint.COPY_COMMITTING, FaultPoint.COPY_COMMITTED,
+)  # fmt: skip
+APPLYING = (
+    FaultPoint.FEED_FILES_WRITTEN, FaultPoint.FEED_COMMITTING, FaultPoint.FEED_COMMITTED, FaultPoint.COLLAPSED,
+    FaultPoint.LINK_COMMITTING, FaultPoint.LINK_COMMITTED, FaultPoint.OVERWRITE_COMMITTING,
+    FaultPoint.OVERWRITE_COMMITTED, FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED,
+    FaultPoint.POINT_PUBLISHING, FaultPoint.POINT_PUBLISHED, FaultPoint.LOG_FILES_REPLACING,
+    FaultPoint.LOG_FILES_REPLACED,
+)  # fmt: skip
+IN_WORKERS = (FaultPoint.PIECE_COPIED, FaultPoint.FEED_FILES_WRITTEN, FaultPoint.COLLAPSED)
+
+
+@dataclass
+class InProcess(LakeRig):
+    spark: SparkSession | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.settings = Settings(
+            source=self.proxy.conninfo(self.database.conninfo), slot=self.slot, lake=self.lake, tables=("public.*",),
+            batch_seconds=0.2, range_seconds=2,
+        )  # fmt: skip
+        self.observer = Silent()
+        assert self.settings.source is not None
+        setup(self.settings, self.settings.source).catalog.save(CATALOG_FILE)
+
+    def sync(self, copy_anew: list[TableName] | None = None) -> None:
+        assert self.settings.source is not None
+        assert self.spark is not None
+        spark = self.spark
+        engine = Engine(self.settings, self.settings.source, self.observer, lambda: spark, "crash test")
+        engine.sync(Bounds(), copy_anew=copy_anew or [])
+
+    def cycle(self) -> bool:
+        """Run, crash, look. Whether the crash fell while something moved."""
+        chance = self.chance
+        point = chance.choice([*RECEIVING, *COPYING, *APPLYING, *APPLYING, *[None] * 6])
+        kinds = [Kind.RECEIVER, Kind.SERVER, Kind.CUT, *([Kind.WORKER] * 2 if point in IN_WORKERS else [])]
+        kind = chance.choice(kinds)
+        anew = [TableName("public", chance.choice(TABLES).split(".")[1])] if point in COPYING else []
+        if point is not None:
+            self.faults.arm(point, chance.randrange(2) if point in (*RECEIVING, *APPLYING) else 0)
+        if chance.random() < 0.5:
+            self.writers.work = work(chance)
+        before = self.moved()
+        failures: list[Exception] = []
+        thread = threading.Thread(target=self._run, args=(anew, failures))
+        thread.start()
+        try:
+            hit = self._reach(thread, point)
+            if hit:
+                self._inflict(kind, point)
+            moving = self.moved() != before
+        finally:
+            self.faults.clear()
+            thread.join(SECONDS)
+        assert not thread.is_alive(), "the run hangs"
+        assert not failures or isinstance(failures[0], PgcdcError) or kind is Kind.WORKER, repr(failures[0])
+        self.connected_again()
+        self.look()
+        counts = hit and (point is not None or moving)
+        if counts:
+            self.tally.add(LEVEL, point, kind)
+        return counts
+
+    def _run(self, anew: list[TableName], failures: list[Exception]) -> None:
+        try:
+            self.sync(anew)
+        except (PgcdcError, PySparkException) as error:
+            failures.append(error)
+        except Exception as error:  # noqa: BLE001 - told by the cycle
+            failures.append(error)
+
+    def _reach(self, thread: threading.Thread, point: FaultPoint | None) -> bool:
+        if point is not None:
+            assert wait_until(lambda: not thread.is_alive() or self.faults.reached(point) is not None, SECONDS), point
+            return self.faults.reached(point) is not None
+        time.sleep(self.chance.uniform(0, 5))
+        return thread.is_alive()
+
+    def _inflict(self, kind: Kind, point: FaultPoint | None) -> None:
+        if kind is Kind.RECEIVER:
+            for pid in _receivers():
+                kill(pid)
+        elif kind is Kind.WORKER:
+            assert point is not None
+            kill(self.faults.reached(point) or 0)
+        elif kind is Kind.CUT:
+            self.proxy.cut()
+        else:
+            self.server.stop(mode="immediate")
+            self.server.start(survive=False)
+        self.faults.clear()
+
+
+def _receivers() -> list[int]:
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if "pgcdc_assets.log.process" in " ".join(child.cmdline()):
+                found.append(child.pid)
+    return found
+
+
+@pytest.fixture
+def watched_spark(spark: SparkSession, fault_folder: Path) -> SparkSession:
+    """The session's, its workers with fault points."""
+    spark.sparkContext.environment[faultpoints.VARIABLE] = str(fault_folder)
+    return spark
+
+
+@pytest.mark.timeout(7200)
+def test_every_published_boundary_is_the_source(
+    crash_server: EmbeddedServer, faults: Faults, chance: random.Random, cycles: int, tally: Tally,
+    watched_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    left = in_process_share(cycles)
+    while left > 0:
+        folder = tmp_path / f"project{left}"
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        with fresh_database(crash_server) as database, Proxy(crash_server.socket_folder) as proxy:
+            rig = InProcess(
+                crash_server, faults, proxy, chance, tally, database, folder / "lake", f"s_{database.name}",
+                spark=watched_spark,
+            )  # fmt: skip
+            left -= _round(rig, min(left, ROUND))
+
+
+def _round(rig: InProcess, cycles: int) -> int:
+    counted = tried = 0
+    with rig.writers.writing():
+        while counted < cycles:
+            tried += 1
+            assert tried < 4 * cycles + 10, "most crashes fall where nothing moves"
+            counted += rig.cycle()
+    rig.sync()
+    rig.assert_all_there()
+    rig.conn.close()
+    return counted
+
+
+def in_process_share(cycles: int) -> int:
+    """A quarter of the receiver's cycles are run over the whole path, three of five of them in one process."""
+    return -(-cycles * 3 // 20)
