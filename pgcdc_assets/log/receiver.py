@@ -1,9 +1,9 @@
 """The receive loop: frames from the slot into durable batches.
 
 One thread receives and decides, another writes (Parquet, fsync and commit leave the interpreter
-lock alone for most of their time). Per message the loop calls ``get_copy_data``, makes one test
-and appends; all else is done per run of frames with numpy. At most one job of the writing thread is
-under way while the next segment fills, so memory is bounded whatever the size of a transaction.
+lock alone for most of their time). FrameBlock come off the connection many at a time, and all that is done
+with them is done per run of frames with numpy. At most one job of the writing thread is under way while
+the next segment fills, so memory is bounded whatever the size of a transaction.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import psycopg
 
 from pgcdc_assets.core.endpos import Endpos
@@ -27,7 +28,7 @@ from pgcdc_assets.log.intake import Intake
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.tape import HEADER, Run
 from pgcdc_assets.log.watch import SourceClock
-from pgcdc_assets.protocol.frames import keepalive
+from pgcdc_assets.protocol.frames import FrameBlock, keepalive
 from pgcdc_assets.source.replication import ReplicationConnection
 
 SEGMENT_BYTES = 16 << 20
@@ -36,13 +37,14 @@ filling), which with the libraries' own footprint stays well below 300 MB."""
 FOREIGN_WAL_BYTES = 16 << 20
 """WAL that carries nothing for us is let go each time this much has passed: one WAL segment file."""
 
-_RUN_FRAMES = 8192
 _RUN_BYTES = 1 << 20
-"""Frames and bytes that are indexed together: large enough that numpy's calls cost nothing per frame,
-small enough that their libpq buffers stay in the cache."""
+"""Bytes of frames that are indexed together: large enough that numpy's calls cost nothing per frame."""
 _RUN_SECONDS = 0.05
 _LINGER_MS = 2
 """A run that is not full waits for more: so many milliseconds for the next frame, so many seconds in all."""
+_GATHER_SECONDS = 0.0003
+"""The walsender sends message by message: woken by each we would spend more on waking than on reading. Short
+enough that a Unix socket's buffer, some 300 small messages, does not fill meanwhile."""
 _IDLE_MS = 100
 STATUS_SECONDS = 5.0
 """Between status updates; a twelfth of the walsender's timeout, so that it never has to ask."""
@@ -110,9 +112,6 @@ class Receiver:
         self._progress = Progress(floor)
         self._pending = Pending()
         self._intake = Intake(conn, relations, publications, writer.position)
-        self._frames: list[memoryview] = []
-        self._frames_size = 0
-        self._frames_since = 0.0
         self._poll = select.poll()
         self._poll.register(stream.fileno(), select.POLLIN)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
@@ -152,6 +151,8 @@ class Receiver:
         """Receive until told otherwise; the boundary where the log stands."""
         try:
             self._send_status(ask=True)
+            # Before the first frame: a goal may lie behind some that have already come.
+            self._orders(self)
             while not (self._stopping or self._arrived):
                 idle = self._receive()
                 self._round(idle)
@@ -162,50 +163,33 @@ class Receiver:
 
     def _receive(self) -> bool:
         """Take what has arrived, up to one run; whether the stream is quiet."""
-        while self._fill():
-            if not self._frames:
+        frames = self._stream.frames
+        deadline = time.monotonic() + _RUN_SECONDS
+        while frames.held < _RUN_BYTES and time.monotonic() < deadline:
+            if frames.pull():
+                continue
+            if not frames.held:
                 self._poll.poll(_LINGER_MS if self._job else _IDLE_MS)
                 return True
-            if time.monotonic() - self._frames_since > _RUN_SECONDS or not self._poll.poll(_LINGER_MS):
+            time.sleep(_GATHER_SECONDS)
+            if not self._poll.poll(_LINGER_MS):
                 break
-        self._index()
+        self._take(frames.take())
         return False
 
-    def _fill(self) -> bool:
-        """Frames off the connection until a run is full or nothing is left; True if nothing is left."""
-        pgconn, frames = self._stream.pgconn, self._frames
-        get, append = pgconn.get_copy_data, frames.append
-        if not frames:
-            self._frames_since = time.monotonic()
-        fresh = False
-        for _ in range(_RUN_FRAMES - len(frames)):
-            length, data = get(1)
-            if length > HEADER:
-                append(data)
-                self._frames_size += length
-                if self._frames_size > _RUN_BYTES:
-                    return False
-            elif length > 0:
-                self._keepalive(bytes(data))
-                return False
-            elif length < 0:
-                raise self._stream.stream_error()
-            elif fresh:
-                return True
-            else:
-                self._stream.consume()
-                fresh = True
-                continue
-            fresh = False
-        return False
+    def _take(self, frames: FrameBlock) -> None:
+        """Runs of messages, and the keepalives between them."""
+        first = 0
+        for place in [*np.flatnonzero(frames.lengths <= HEADER).tolist(), len(frames)]:
+            if first < place and not self._arrived:
+                self._index(frames.part(first, place))
+            if place < len(frames) and not self._arrived:
+                self._keepalive(frames.frame(place))
+            first = place + 1
 
-    def _index(self) -> None:
+    def _index(self, frames: FrameBlock) -> None:
         """Turn the frames at hand into a run and take it in."""
-        if not self._frames:
-            return
-        run = Run.of(self._frames, self._intake.sequence)
-        self._frames, self._frames_size = [], 0
-        taken = self._intake.take(run)
+        taken = self._intake.take(Run.of(frames, self._intake.sequence))
         self._pending.receive(taken.run, taken.whole, taken.after, time.monotonic())
         self._arrived |= taken.arrived
         if self._pending.in_memory >= SEGMENT_BYTES:
@@ -213,7 +197,6 @@ class Receiver:
 
     def _keepalive(self, frame: bytes) -> None:
         """``wal_end`` is a boundary: what committed below it has been sent, whatever is open."""
-        self._index()
         message = keepalive(frame)
         if self._goal is None or self._goal.allows(message.wal_end):
             self._intake.reached(message.wal_end)
@@ -321,8 +304,6 @@ class Receiver:
 
     def _finish(self) -> None:
         """Make durable what is whole, confirm it, and say where we are."""
-        if not self._arrived:
-            self._index()
         self._cut()
         self._let_finish()
         self._writer.drop_spill()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.frames import XLOG_DATA, FrameBlock
 from pgcdc_assets.protocol.messages import Message, Origin
 from pgcdc_assets.protocol.scalar import decode
 
@@ -55,13 +56,11 @@ class Run:
     """Number of the frame in the stream: decides which Relation message is in force for it."""
 
     @classmethod
-    def of(cls, frames: Sequence[bytes | memoryview], first: int) -> Run:
+    def of(cls, frames: FrameBlock, first: int) -> Run:
         """Index XLogData frames; ``first`` is the number of the first one. ProtocolError for anything else."""
-        raw = b"".join(frames)
-        lengths = np.fromiter(map(len, frames), np.int64, len(frames))
-        offsets = np.cumsum(lengths) - lengths
+        raw, offsets, lengths = frames.raw, frames.offsets, frames.lengths
         octets = np.frombuffer(raw, np.uint8)
-        if (octets[offsets] != ord("w")).any() or (lengths <= HEADER).any():
+        if (lengths <= HEADER).any() or (octets[offsets] != XLOG_DATA).any():
             raise ProtocolError("a replication frame is neither XLogData nor a keepalive")
         return cls(raw, offsets, lengths, octets[offsets + HEADER], np.arange(first, first + len(frames)))
 

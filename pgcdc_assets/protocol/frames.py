@@ -11,15 +11,20 @@ Times here are the protocol's own clock: microseconds since 2000-01-01 UTC (:dat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.scalar import EPOCH
 
-__all__ = ["EPOCH", "KEEPALIVE", "XLOG_DATA", "XLOG_HEADER", "Keepalive", "XLogData", "keepalive", "status_update",
-           "xlog_data"]  # fmt: skip
+__all__ = ["EPOCH", "KEEPALIVE", "XLOG_DATA", "XLOG_HEADER", "FrameBlock", "Keepalive", "XLogData", "keepalive",
+           "status_update", "xlog_data"]  # fmt: skip
 
 XLOG_DATA: Final = ord("w")
 """First byte of a frame that carries a message."""
@@ -30,6 +35,31 @@ XLOG_HEADER: Final = Struct("!cQQq")
 
 _KEEPALIVE = Struct("!cQqB")
 _STATUS = Struct("!cQQQqB")
+
+
+@dataclass(frozen=True)
+class FrameBlock:
+    """Consecutive frames in one piece of memory, and where in it each one lies."""
+
+    raw: bytes
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, frames: Sequence[bytes | memoryview]) -> Self:
+        lengths = np.fromiter(map(len, frames), np.int64, len(frames))
+        return cls(b"".join(frames), np.cumsum(lengths) - lengths, lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def part(self, start: int, end: int) -> Self:
+        """The frames from ``start`` to ``end``; shares the bytes."""
+        return replace(self, offsets=self.offsets[start:end], lengths=self.lengths[start:end])
+
+    def frame(self, index: int) -> bytes:
+        offset = int(self.offsets[index])
+        return self.raw[offset : offset + int(self.lengths[index])]
 
 
 class XLogData(NamedTuple):

@@ -1,8 +1,8 @@
 """The replication connection: frames in, status updates out, at libpq's level.
 
 psycopg has no replication API, but its libpq wrapper has all that the protocol needs. Commands are
-those of PostgreSQL's "Streaming Replication Protocol"; frames are decoded in
-:mod:`pgcdc_assets.protocol.frames`.
+those of PostgreSQL's "Streaming Replication Protocol"; frames are read in :mod:`pgcdc_assets.source.wire`
+and decoded in :mod:`pgcdc_assets.protocol.frames`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from pgcdc_assets.errors import ProtocolError, SourceUnavailable
 from pgcdc_assets.protocol.frames import EPOCH, status_update
 from pgcdc_assets.source.connection import APPLICATION, redacted, source_conninfo, without_secret
 from pgcdc_assets.source.failures import ServerError, first_line, of_refusal, result_error
+from pgcdc_assets.source.wire import FrameReader, LibpqReader, SocketReader
 
 _POLL_SECONDS = 0.5
 """How long a command waits at a time, so that signals and ``waiting`` get their turn."""
 _TRANSACTION_TIMEOUT_SINCE = 170000
 _SENDER_TIMEOUT = "60s"
 """wal_sender_timeout of our own connections: with 0 a vanished client would hold its slot for ever."""
+_ENCRYPTED = "SELECT coalesce((SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()), false)"
 _HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
 
@@ -60,11 +62,12 @@ class CreatedSlot:
 
 
 class ReplicationConnection:
-    """One walsender. ``pgconn`` is open to the receiver's loop, which calls ``get_copy_data`` itself."""
+    """One walsender: commands, then at most one stream."""
 
     def __init__(self, pgconn: pq.abc.PGconn, endpoint: str) -> None:
         self.pgconn = pgconn
         self.endpoint = endpoint
+        self._frames: FrameReader | None = None
 
     @classmethod
     def open(
@@ -139,28 +142,19 @@ class ReplicationConnection:
         names = ",".join(identifier(name) for name in publications)
         plugin = {"proto_version": str(proto), "publication_names": names, **(options or {})}
         given = ", ".join(f"{name} {literal(value)}" for name, value in plugin.items())
-        self._result(f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})", None)
+        command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})"
+        reader = self._frames
+        if reader is None and self._plain():
+            reader = self._frames = SocketReader(self.fileno(), self.endpoint)
+        if not isinstance(reader, SocketReader):
+            self._result(command, None)
+            self._frames = LibpqReader(self.pgconn, self.endpoint)
+            return
+        reader.command(command)
+        while not reader.begun():
+            self.wait(_POLL_SECONDS)
 
     # The stream ---------------------------------------------------------------------------------
-
-    def read(self) -> bytes | None:
-        """The next frame (``w`` or ``k`` first), or None when none has arrived; never waits."""
-        size, data = self.pgconn.get_copy_data(1)
-        if size == 0:
-            self.consume()
-            size, data = self.pgconn.get_copy_data(1)
-        if size > 0:
-            return bytes(data)
-        if size < 0:
-            raise self.stream_error()
-        return None
-
-    def consume(self) -> None:
-        """Take what the socket has. For the hot loop, between two rounds of ``get_copy_data``."""
-        try:
-            self.pgconn.consume_input()
-        except OperationalError as error:
-            raise SourceUnavailable(first_line(str(error)), thing=self.endpoint) from None
 
     def wait(self, timeout: float) -> bool:
         """Wait for input; whether there is some."""
@@ -168,14 +162,16 @@ class ReplicationConnection:
         poll.register(self.fileno(), select.POLLIN)
         return bool(poll.poll(max(timeout, 0) * 1000))
 
+    @property
+    def frames(self) -> FrameReader:
+        """Of the stream that has been started."""
+        assert self._frames is not None
+        return self._frames
+
     def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
         """A standby status update. The caller answers for it that no position ever falls."""
         now = int(time.time() * 1_000_000) - EPOCH
-        try:
-            self.pgconn.put_copy_data(status_update(write, flush, apply, now, reply))
-            self.pgconn.flush()
-        except OperationalError as error:
-            raise SourceUnavailable(first_line(str(error)), thing=self.endpoint) from None
+        self.frames.send(status_update(write, flush, apply, now, reply))
 
     def end_stream(self, *, seconds: float = 5) -> None:
         """CopyDone, and what was under way is read and dropped, so that the slot is free when this returns.
@@ -183,29 +179,8 @@ class ReplicationConnection:
         A server that does not answer in time is left to notice the closed connection.
         """
         deadline = time.monotonic() + seconds
-        try:
-            self.pgconn.put_copy_end()
-            self.pgconn.flush()
-            while time.monotonic() < deadline and self.wait(deadline - time.monotonic()):
-                self.pgconn.consume_input()
-                while (size := self.pgconn.get_copy_data(1)[0]) > 0:
-                    pass
-                if size < 0:
-                    while self.pgconn.get_result() is not None:
-                        pass
-                    return
-        except OperationalError:
-            return
-
-    def stream_error(self) -> Exception:
-        """Why the stream ended, after ``get_copy_data`` gave a negative size."""
-        try:
-            result = self.pgconn.get_result()
-        except OperationalError as error:
-            return SourceUnavailable(first_line(str(error)), thing=self.endpoint)
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            return result_error(result, self.pgconn).typed(self.endpoint)
-        return SourceUnavailable("the server ended the stream", thing=self.endpoint)
+        while not self.frames.finish() and time.monotonic() < deadline:
+            self.wait(deadline - time.monotonic())
 
     def fileno(self) -> int:
         return self.pgconn.socket
@@ -216,6 +191,8 @@ class ReplicationConnection:
 
     def close(self) -> None:
         self.pgconn.finish()
+        if self._frames is not None:
+            self._frames.close()
 
     def __enter__(self) -> Self:
         return self
@@ -226,6 +203,12 @@ class ReplicationConnection:
         self.close()
 
     # Within -------------------------------------------------------------------------------------
+
+    def _plain(self) -> bool:
+        """Whether the socket carries the protocol itself: no TLS, and over TCP no GSSAPI encryption."""
+        if self.pgconn.ssl_in_use:
+            return False
+        return self.execute(_ENCRYPTED)[0][0] != "t"
 
     def _result(self, command: str, waiting: Callable[[], None] | None) -> pq.abc.PGresult:
         """Send one command and wait for its result; a server's error comes as the class it means."""

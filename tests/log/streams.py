@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.tape import POSTGRES_EPOCH_US
+from pgcdc_assets.log.tape import POSTGRES_EPOCH_US, Run
+from pgcdc_assets.protocol.frames import FrameBlock
 from pgcdc_assets.protocol.messages import Relation, Truncate
 from pgcdc_assets.protocol.scalar import decode
 from pgcdc_assets.protocol.shape import RelationFacts
@@ -18,6 +20,10 @@ from pgcdc_assets.protocol.shape import RelationFacts
 
 def frame(payload: bytes, lsn: int = 0) -> bytes:
     return b"w" + struct.pack(">QQq", lsn, lsn, 0) + payload
+
+
+def run_of(frames: Sequence[bytes], first: int) -> Run:
+    return Run.of(FrameBlock.of(frames), first)
 
 
 def begin(final_lsn: int, xid: int, commit_ts: int = 0) -> bytes:

@@ -20,8 +20,8 @@ from pgcdc_assets.log.batch import Frames, Pending
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import Rows, rows_of, tally_of
 from pgcdc_assets.log.segment import LOG_SCHEMA, check_content, clustered, seal, table_of, write_segment
-from pgcdc_assets.log.tape import OpenTransaction, Run, joined, transaction_after
-from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame, insert, origin
+from pgcdc_assets.log.tape import OpenTransaction, joined, transaction_after
+from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame, insert, origin, run_of
 
 
 def _rows_in_parts(stream: Stream, cuts: list[int], relations: Relations) -> list[Rows]:
@@ -30,7 +30,7 @@ def _rows_in_parts(stream: Stream, cuts: list[int], relations: Relations) -> lis
     state: OpenTransaction | None = None
     edges = sorted({0, len(stream.frames), *(cut % (len(stream.frames) + 1) for cut in cuts)})
     for start, end in itertools.pairwise(edges):
-        run = Run.of(stream.frames[start:end], start)
+        run = run_of(stream.frames[start:end], start)
         found.append(rows_of(run, state, relations))
         state = transaction_after(run, state)
     return found
@@ -57,7 +57,7 @@ def test_frames_joined_are_the_frames(transactions: list[Any], cuts: list[int]) 
     relations = Relations()
     stream = build(transactions, relations)
     edges = sorted({0, len(stream.frames), *(cut % (len(stream.frames) + 1) for cut in cuts)})
-    whole = Run.of(stream.frames, 0)
+    whole = run_of(stream.frames, 0)
     runs = [whole.part(start, end) for start, end in itertools.pairwise(edges)]
     again = joined(runs)
     assert _told(rows_of(again, None, relations)) == stream.expected
@@ -69,7 +69,7 @@ def test_frames_joined_are_the_frames(transactions: list[Any], cuts: list[int]) 
 def test_clustering_keeps_rows_and_order_within_a_relation(transactions: list[Any]) -> None:
     relations = Relations()
     stream = build(transactions, relations)
-    rows = rows_of(Run.of(stream.frames, 0), None, relations)
+    rows = rows_of(run_of(stream.frames, 0), None, relations)
     alone, shared = clustered(rows)
     assert alone == []
     assert _told(shared) == sorted(stream.expected, key=lambda row: -1 if row[4] is None else row[4])
@@ -83,7 +83,7 @@ def test_clustering_keeps_rows_and_order_within_a_relation(transactions: list[An
 def test_a_sealed_segment_reads_back(transactions: list[Any], end: int) -> None:
     relations = Relations()
     stream = build(transactions, relations)
-    rows = rows_of(Run.of(stream.frames, 0), None, relations)
+    rows = rows_of(run_of(stream.frames, 0), None, relations)
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "target").mkdir()
@@ -109,7 +109,7 @@ def test_a_file_of_another_make_is_not_sealed(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"batch_end": pa.array([1, 2])}), path)
     relations = Relations()
-    file = write_segment(tmp_path, [table_of(rows_of(Run.of(build([], relations).frames, 0), None, relations))])
+    file = write_segment(tmp_path, [table_of(rows_of(run_of(build([], relations).frames, 0), None, relations))])
     with pytest.raises(LogCorrupt):
         seal(path, tmp_path / "target", file, Lsn(5))
 
@@ -125,37 +125,37 @@ def test_a_file_of_another_make_is_not_sealed(tmp_path: Path) -> None:
 )
 def test_frames_out_of_place_are_refused(payloads: list[bytes]) -> None:
     with pytest.raises(ProtocolError):
-        transaction_after(Run.of([frame(payload) for payload in payloads], 0), None)
+        transaction_after(run_of([frame(payload) for payload in payloads], 0), None)
 
 
 @pytest.mark.parametrize("payload", [begin(1, 1)[:-1], commit(1, 2) + b"x"])
 def test_wrong_lengths_are_refused(payload: bytes) -> None:
-    run = Run.of([frame(begin(1, 1)), frame(payload)][-1 if payload[:1] == b"B" else 0 :], 0)
+    run = run_of([frame(begin(1, 1)), frame(payload)][-1 if payload[:1] == b"B" else 0 :], 0)
     with pytest.raises(ProtocolError):
         transaction_after(run, None)
 
 
 def test_rows_of_an_undescribed_relation_are_refused() -> None:
-    run = Run.of([frame(begin(10, 1)), frame(insert(77, b"x")), frame(commit(10, 20))], 0)
+    run = run_of([frame(begin(10, 1)), frame(insert(77, b"x")), frame(commit(10, 20))], 0)
     with pytest.raises(ProtocolError, match="77"):
         rows_of(run, None, Relations())
 
 
 def test_other_frames_are_refused() -> None:
     with pytest.raises(ProtocolError):
-        Run.of([b"x" * 40], 0)
+        run_of([b"x" * 40], 0)
 
 
 def test_transactions_without_changes_make_no_batch() -> None:
     """PostgreSQL 14 sends them for whatever it decodes and does not publish."""
     pending = Pending()
     empty = [frame(begin(10, 1)), frame(origin("o")), frame(commit(10, 20))] * 3
-    run = Run.of(empty, 0)
+    run = run_of(empty, 0)
     pending.receive(run, len(run), None, 1.0)
     assert pending.since is None
     assert pending.in_memory == 0
-    open_run = Run.of(empty[:2], 0)
+    open_run = run_of(empty[:2], 0)
     pending.receive(open_run, 0, transaction_after(open_run, None), 2.0)
-    pending.receive(Run.of(empty[2:3], 2), 1, None, 3.0)
+    pending.receive(run_of(empty[2:3], 2), 1, None, 3.0)
     assert pending.since is None
     assert pending.open == Frames()

@@ -21,8 +21,7 @@ from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import LOG_SCHEMA
 from pgcdc_assets.log.spill import SPILL, Staged
 from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.log.tape import Run
-from tests.log.streams import begin, commit, describe, frame, insert, relation
+from tests.log.streams import begin, commit, describe, frame, insert, relation, run_of
 
 WHO = Identity("7", "db", "slot")
 START = Lsn(100)
@@ -45,7 +44,7 @@ def _writer(log: ChangeLog) -> tuple[BatchWriter, Relations]:
 def _transaction(at: int, relation_id: int = 1, number: int = 2) -> Frames:
     payloads = [begin(at, 5), *[insert(relation_id, b"x")] * number, commit(at, at + 50)]
     frames = Frames()
-    frames.append(Run.of([frame(payload, at) for payload in payloads], 0))
+    frames.append(run_of([frame(payload, at) for payload in payloads], 0))
     return frames
 
 

@@ -20,10 +20,9 @@ from pgcdc_assets.log.batch import BatchWriter, Frames
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import OWN_FILE_BYTES
 from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.log.tape import Run
 from pgcdc_assets.log.upkeep import compact, forget, sweep
 from tests.log.conftest import rows
-from tests.log.streams import begin, commit, describe, frame, insert, relation
+from tests.log.streams import begin, commit, describe, frame, insert, relation, run_of
 
 WHO = Identity("7", "db", "slot")
 BATCHES = 6
@@ -48,7 +47,7 @@ def log(tmp_path: Path, writer: BatchWriter) -> ChangeLog:
 def _batch(writer: BatchWriter, at: int, relation_ids: list[int], size: int = 10) -> None:
     payloads = [begin(at, 5), *(insert(i, bytes([i]) * size) for i in relation_ids), commit(at, at + 50)]
     frames = Frames()
-    frames.append(Run.of([frame(payload, at) for payload in payloads], 0))
+    frames.append(run_of([frame(payload, at) for payload in payloads], 0))
     writer.commit(frames, [], Lsn(at + 50))
 
 

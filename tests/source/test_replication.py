@@ -20,23 +20,28 @@ def slot() -> str:
     return f"s_{secrets.token_hex(5)}"
 
 
-@pytest.fixture
-def walsender(database: Database) -> Iterator[ReplicationConnection]:
+@pytest.fixture(params=["socket", "libpq"])
+def walsender(
+    database: Database, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ReplicationConnection]:
+    """Over a plain connection, and as over one that only libpq can read."""
+    if request.param == "libpq":
+        monkeypatch.setattr(ReplicationConnection, "_plain", lambda connection: False)
     with ReplicationConnection.open(database.conninfo) as connection:
         yield connection
 
 
 def frames(walsender: ReplicationConnection, until: Callable[[bytes], bool], seconds: float = 20) -> list[bytes]:
+    """Up to the one waited for; what came with it is dropped."""
     taken: list[bytes] = []
     deadline = time.monotonic() + seconds
-    while not (taken and until(taken[-1])):
+    while not any(map(until, taken)):
         assert time.monotonic() < deadline, f"{len(taken)} frames, not the one waited for"
-        frame = walsender.read()
-        if frame is None:
+        if not walsender.frames.pull():
             walsender.wait(0.1)
-        else:
-            taken.append(frame)
-    return taken
+        found = walsender.frames.take()
+        taken += [found.frame(index) for index in range(len(found))]
+    return taken[: next(index for index, frame in enumerate(taken) if until(frame)) + 1]
 
 
 def is_commit(frame: bytes) -> bool:

@@ -1,0 +1,282 @@
+"""CopyData frames off a connection, thousands at a time.
+
+libpq hands out one message a call: a copy, an allocation and a return into the interpreter for each,
+which at 300,000 messages a second fill a core. Where the connection is plain (no TLS, no GSSAPI
+encryption) we read its socket ourselves, from the command that starts the stream on: one ``recv``
+for thousands of messages, and a walk over their lengths ("Message Formats": every message is a byte
+of kind and a big-endian length that counts itself). Elsewhere libpq's own calls serve.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from abc import ABC, abstractmethod
+from struct import Struct
+
+import numpy as np
+from psycopg import OperationalError, pq
+
+from pgcdc_assets.errors import PgcdcError, ProtocolError, SourceUnavailable
+from pgcdc_assets.protocol.frames import FrameBlock
+from pgcdc_assets.source.failures import ServerError, first_line, result_error
+
+_LENGTH = Struct("!I")
+_HEADER = 5
+"""Kind and length of a message."""
+_ROOM = 2 << 20
+"""Bytes that are read ahead at most, unless one message is larger."""
+_DATA = ord("d")
+_KINDS = frozenset(bytes([letter]) for letter in b"dcWZCENSA")
+_ASIDE = frozenset([b"N", b"S", b"A"])
+"""Notices, parameters and notifications: they may come at any time, and mean nothing to a stream."""
+_FRAMES = 8192
+"""libpq's messages that are taken in one go."""
+
+
+class FrameReader(ABC):
+    """The reading side of a stream that has begun. Nothing here waits."""
+
+    held = 0
+    """Bytes read and not yet taken."""
+
+    @abstractmethod
+    def pull(self) -> bool:
+        """Read what has arrived; whether there was something. SourceUnavailable where the connection is gone."""
+
+    @abstractmethod
+    def take(self) -> FrameBlock:
+        """The whole frames that have been read. Raises why the stream ended, once all before has been taken."""
+
+    @abstractmethod
+    def send(self, frame: bytes) -> None:
+        """A frame to the server."""
+
+    @abstractmethod
+    def finish(self) -> bool:
+        """Say that no more frames follow, once; whether the server has ended its side too."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what is the reader's own. The connection is closed by whoever opened it."""
+
+
+class LibpqReader(FrameReader):
+    """By libpq, whatever the transport."""
+
+    def __init__(self, pgconn: pq.abc.PGconn, endpoint: str) -> None:
+        self._pgconn = pgconn
+        self._endpoint = endpoint
+        self._frames: list[memoryview] = []
+        self._ended = self._finished = False
+
+    def pull(self) -> bool:
+        get, append = self._pgconn.get_copy_data, self._frames.append
+        before, consumed = self.held, False
+        for _ in range(0 if self._ended else _FRAMES):
+            size, data = get(1)
+            if size > 0:
+                append(data)
+                self.held += size
+            elif size < 0:
+                self._ended = True
+                break
+            elif consumed:
+                break
+            else:
+                self._consume()
+                consumed = True
+        if self._ended and not self.held:
+            raise self._error()
+        return self.held > before
+
+    def take(self) -> FrameBlock:
+        frames = FrameBlock.of(self._frames)
+        self._frames, self.held = [], 0
+        return frames
+
+    def send(self, frame: bytes) -> None:
+        try:
+            self._pgconn.put_copy_data(frame)
+            self._pgconn.flush()
+        except OperationalError as error:
+            raise SourceUnavailable(first_line(str(error)), thing=self._endpoint) from None
+
+    def finish(self) -> bool:
+        try:
+            if not self._finished:
+                self._finished = True
+                self._pgconn.put_copy_end()
+                self._pgconn.flush()
+            self._pgconn.consume_input()
+            while (size := self._pgconn.get_copy_data(1)[0]) > 0:
+                pass
+            while size < 0 and self._pgconn.get_result() is not None:
+                pass
+        except OperationalError:
+            return True
+        return size < 0
+
+    def close(self) -> None:
+        self._frames = []
+
+    def _consume(self) -> None:
+        try:
+            self._pgconn.consume_input()
+        except OperationalError as error:
+            raise SourceUnavailable(first_line(str(error)), thing=self._endpoint) from None
+
+    def _error(self) -> PgcdcError:
+        try:
+            result = self._pgconn.get_result()
+        except OperationalError as error:
+            return SourceUnavailable(first_line(str(error)), thing=self._endpoint)
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            return result_error(result, self._pgconn).typed(self._endpoint)
+        return SourceUnavailable("the server ended the stream", thing=self._endpoint)
+
+
+class SocketReader(FrameReader):
+    """By the socket of a plain connection that libpq has left idle: libpq may only close it from here on."""
+
+    def __init__(self, descriptor: int, endpoint: str) -> None:
+        self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._socket.setblocking(False)
+        self._endpoint = endpoint
+        self._buffer = bytearray(_ROOM)
+        self._unsent = bytearray()
+        self._closed = self._finished = False
+
+    def command(self, text: str) -> None:
+        """Ask for a stream; :meth:`begun` says whether it has begun."""
+        self._write(b"Q", text.encode() + b"\0")
+
+    def begun(self) -> bool:
+        """Whether the stream has begun; raises the server's refusal."""
+        self.pull()
+        while (kind := self._next()) == b"Z":
+            # Of a command that was refused before.
+            continue
+        if kind not in (b"W", None):
+            raise ProtocolError(f"message {kind!r} answers the start of a stream", thing=self._endpoint)
+        return kind == b"W"
+
+    def pull(self) -> bool:
+        self._flush()
+        if self.held == len(self._buffer):
+            self._buffer += bytes(len(self._buffer))
+        try:
+            with memoryview(self._buffer) as whole, whole[self.held :] as room:
+                size = self._socket.recv_into(room)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise SourceUnavailable(error.strerror or type(error).__name__, thing=self._endpoint) from None
+        self.held += size
+        self._closed = size == 0
+        if self._closed and not self.held:
+            raise self._gone()
+        return size > 0
+
+    def take(self) -> FrameBlock:
+        starts, end = self._walk()
+        octets = np.frombuffer(self._buffer, np.uint8)
+        offsets = np.array(starts, dtype=np.int64)
+        others = np.flatnonzero(octets[offsets] != _DATA)
+        count = int(others[0]) if len(others) else len(starts)
+        end = starts[count] if count < len(starts) else end
+        del octets  # or the buffer could not grow
+        raw = bytes(memoryview(self._buffer)[:end])
+        self._drop(end)
+        if not count and self._next() is not None:
+            raise SourceUnavailable("the server ended the stream", thing=self._endpoint)
+        if not count and self._closed:
+            raise self._gone()
+        offsets = offsets[:count]
+        return FrameBlock(raw, offsets + _HEADER, np.diff(offsets, append=end) - _HEADER)
+
+    def send(self, frame: bytes) -> None:
+        self._write(b"d", frame)
+
+    def finish(self) -> bool:
+        try:
+            if not self._finished:
+                self._finished = True
+                self._write(b"c", b"")
+            while self.pull():
+                while (kind := self._next(data=True)) is not None:
+                    if kind == b"Z":
+                        return True
+        except PgcdcError:
+            return True
+        return False
+
+    def close(self) -> None:
+        self._socket.close()
+
+    # Within -------------------------------------------------------------------------------------
+
+    def _walk(self) -> tuple[list[int], int]:
+        """Where the whole messages at hand start, and where the last one ends."""
+        starts: list[int] = []
+        append, length, buffer, held = starts.append, _LENGTH.unpack_from, self._buffer, self.held
+        at, last = 0, held - _HEADER
+        while at <= last:
+            end = at + 1 + length(buffer, at + 1)[0]
+            if end > held:
+                break
+            append(at)
+            at = end
+        return starts, at
+
+    def _next(self, *, data: bool = False) -> bytes | None:
+        """The kind of the next message that is not data (or of any), dropped from the buffer; None if it is not there.
+
+        What means nothing to a stream is passed over; an error is raised.
+        """
+        while self.held >= _HEADER:
+            kind, end = bytes(self._buffer[:1]), 1 + _LENGTH.unpack_from(self._buffer, 1)[0]
+            if kind not in _KINDS or end < _HEADER:
+                raise ProtocolError(f"{kind!r} begins no message of the server", thing=self._endpoint)
+            if end > self.held or (kind == b"d" and not data):
+                return None
+            body = bytes(self._buffer[_HEADER:end])
+            self._drop(end)
+            if kind == b"E":
+                raise _server_error(body).typed(self._endpoint)
+            if kind not in _ASIDE:
+                return kind
+        return None
+
+    def _drop(self, count: int) -> None:
+        """Forget what has been taken; what is left moves to the front."""
+        rest = self.held - count
+        if rest:
+            self._buffer[:rest] = self._buffer[count : self.held]
+        self.held = rest
+        if len(self._buffer) > _ROOM >= rest:
+            # One message had been larger: its room is given back.
+            del self._buffer[_ROOM:]
+
+    def _write(self, kind: bytes, body: bytes) -> None:
+        self._unsent += kind + _LENGTH.pack(len(body) + _LENGTH.size) + body
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what the socket takes; the rest goes with the next call, so that nothing ever waits here."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise SourceUnavailable(error.strerror or type(error).__name__, thing=self._endpoint) from None
+
+    def _gone(self) -> PgcdcError:
+        return SourceUnavailable("the server closed the connection", thing=self._endpoint)
+
+
+def _server_error(body: bytes) -> ServerError:
+    """ErrorResponse: fields of one letter and a text, each ended by a zero byte."""
+    fields = {field[:1]: field[1:].decode("utf-8", "replace") for field in body.split(b"\0") if field}
+    return ServerError(fields.get(b"C"), first_line(fields.get(b"M", "")))
