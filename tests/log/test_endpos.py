@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -176,3 +177,24 @@ def test_a_mark_says_that_the_log_is_complete(stream: Stream) -> None:
     assert until_event(receiver, "complete")[-1].lsn == later
     receiver.stop()
     eventually(lambda: not receiver.alive)
+
+
+def test_anywhere_and_twice(stream: Stream) -> None:
+    """At any byte of the WAL a run takes what has ended by then, and nothing else; the same command again, nothing."""
+    (first, _), (_, last) = stream.commits[0], stream.commits[-1]
+    chance = random.Random(5)
+    for goal in sorted(Lsn(chance.randrange(first - 200, last + 200)) for _ in range(5)):
+        stream.source.receive(stream.log, goal)
+        position, taken = stream.log.position(), content(stream.log)
+        assert position <= goal
+        assert taken == [row for row in content(stream.scout) if _end(stream, row[0]) <= goal]
+        events = stream.source.receive(stream.log, goal)
+        assert events[-1].lsn == stream.log.position()
+        assert position <= stream.log.position() <= goal
+        assert content(stream.log) == taken
+        assert len(stream.log.batches(stream.log.start)) == len({row["batch_end"] for row in rows(stream.log)})
+    stream.finish()
+
+
+def _end(stream: Stream, commit_lsn: int) -> Lsn:
+    return dict(stream.commits)[Lsn(commit_lsn)]
