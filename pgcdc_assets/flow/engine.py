@@ -13,7 +13,7 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import EmptyPublication, IdentityMismatch, LogAhead, SetupNeeded
+from pgcdc_assets.errors import IdentityMismatch, LogAhead, SetupNeeded
 from pgcdc_assets.flow import backfill
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.observer import Observer
@@ -21,6 +21,7 @@ from pgcdc_assets.flow.progress import Progress
 from pgcdc_assets.flow.reports import RangeReport, SyncReport
 from pgcdc_assets.flow.stream import Stream
 from pgcdc_assets.flow.sync import Bounds, Sync
+from pgcdc_assets.flow.watching import refuse_emptied
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.client import ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
@@ -106,9 +107,7 @@ class Engine:
                 do="set `source` to that one, or set up the other in a folder of its own",
             )  # fmt: skip
         live = read_catalog(conn, saved.identity, saved.publications, self._settings.tables)
-        if not live.tables:
-            raise EmptyPublication("lists no table any more", thing=f"publication {saved.publication}",
-                                   do="add the tables back, or run `pgcdc setup`")  # fmt: skip
+        refuse_emptied(saved, live.tables)
         if live != saved:
             live.save(CATALOG_FILE)
         return live

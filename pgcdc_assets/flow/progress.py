@@ -82,6 +82,12 @@ class Progress:
     def set_aside(self) -> list[TableProgress]:
         return [entry for entry in self._tables.values() if entry.state is TableState.SET_ASIDE]
 
+    def late(self) -> list[TableProgress]:
+        """Followed tables below the newest point, where others are not: copied while those went on."""
+        followed, newest = self.followed(), self.points.newest()
+        late = [entry for entry in followed if newest is not None and entry.replay_lsn < newest.replay_lsn]
+        return late if len(late) < len(followed) else []
+
     @property
     def replay_lsn(self) -> Lsn:
         """The lowest position of the tables that are followed; ZERO where there is none."""
@@ -138,6 +144,14 @@ class Progress:
         for name in lost:
             del self._tables[name]
         return lost
+
+    def found(self, published: Iterable[Table]) -> list[TableName]:
+        """Take in the tables that were not known; which ones. One that was away stands where it was left."""
+        new = [table for table in published if table.name not in self._tables]
+        rows = self.states.all() if new else {}
+        for table in new:
+            self._tables[table.name] = self._load(table, rows.get(table.name))
+        return [table.name for table in new]
 
     def _set(self, table: Table, state: TableState, lsn: Lsn, reason: str | None = None) -> None:
         with self._writing:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
@@ -15,6 +15,7 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.closing import closed_range
 from pgcdc_assets.flow.copying import Beside, Copied, copy
+from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import OpenRange, up_to
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.stream import Stream
@@ -23,9 +24,12 @@ from pgcdc_assets.flow.watching import watch
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.session import cancel_jobs
 from pgcdc_assets.log.upkeep import compact
+from pgcdc_assets.settings import CATALOG_FILE
 
 WAIT_SECONDS = 0.2
 """How long the loop sleeps at most when nothing lands; a batch wakes it at once."""
+LATE_SHARE = 2
+"""Turns' worth that a late copy takes at a time: more than the others, so that it gains on them in a backlog too."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Sync:
         start = known[-1].end if known else work.log.start
         self._range = OpenRange(start, work.settings.range_bytes, work.settings.range_seconds)
         self._counted = start
-        self._started = self._moved = time.monotonic()
+        self._started = self._moved = self._watched = time.monotonic()
         self._start = work.progress.replay_lsn
         self._copied: list[Copied] = []
         self._turns = self._transactions = self._rows = 0
@@ -98,18 +102,26 @@ class Sync:
             self._work.observer.progress("receive", f"the log is complete to {self._stream.complete_to}")
         moved |= self._take_copies()
         moved |= self._turn()
-        if self._range.due:
+        due = self._range.due
+        if due:
             self._close_range()
-            if not self._stream.arrived:
-                self._watch()
+        due |= time.monotonic() - self._watched >= self._work.settings.range_seconds
+        if due and not self._stream.arrived:
+            self._watch()
         if moved:
             self._moved = time.monotonic()
         return moved
 
     def _watch(self) -> None:
-        """Look at the catalog, and begin the copies that it, or an earlier run, asks for."""
-        watch(self._work, self._stream.source_tables(self._work.catalog, self._work.settings.tables))
+        """Look at the catalog, save it, and begin the copies that it, or an earlier run, asks for."""
+        work = self._work
+        live = self._stream.source_tables(work.catalog, work.settings.tables)
+        watch(work, live)
+        if live != work.catalog.tables:
+            work.catalog = replace(work.catalog, tables=live)
+            work.catalog.save(CATALOG_FILE)
         self._begin_copies()
+        self._watched = time.monotonic()
 
     # Copies -----------------------------------------------------------------------------------
 
@@ -201,11 +213,14 @@ class Sync:
         behind = any(entry.replay_lsn < complete for entry in work.progress.followed())
         if not behind and exact is None and (not self._unpublished or self._refused_at == complete):
             return False
-        upto = self._boundary(complete, exact)
-        behind = any(entry.replay_lsn < upto for entry in work.progress.followed())
+        moved = exact is None and self._catch_up()
+        waiting = set() if exact is not None else {entry.table.name for entry in work.progress.late()}
+        tables = [entry for entry in work.progress.followed() if entry.table.name not in waiting]
+        upto = self._boundary(tables, complete if exact is None else min(complete, exact), 1)
+        behind = any(entry.replay_lsn < upto for entry in tables)
         if not behind and exact != upto and (not self._unpublished or self._refused_at == upto):
-            return False
-        turn = take_turn(work, upto)
+            return moved
+        turn = take_turn(work, upto, tables)
         self._account(turn)
         if exact == upto:
             work.progress.reread_versions()
@@ -213,13 +228,29 @@ class Sync:
             self._unpublished = not work.progress.publish(upto)
             self._refused_at = upto if self._unpublished else None
         self._stream.report_apply(work.progress.replay_lsn)
-        return bool(turn.tables) or (exact == upto and not self._unpublished)
+        return moved or bool(turn.tables) or (exact == upto and not self._unpublished)
 
-    def _boundary(self, complete: Lsn, exact: Lsn | None) -> Lsn:
-        """Where this turn ends: by size at a batch's end, at verify's LSN, or at the log's."""
-        limit = complete if exact is None else min(complete, exact)
-        waiting = self._work.log.batches(self._work.progress.replay_lsn, limit)
-        taken = up_to(waiting, self._work.settings.range_bytes)
+    def _catch_up(self) -> bool:
+        """Bring tables that were copied while the others went on nearer to these, by a turn of their own.
+
+        So that a late copy holds nobody up, however much it has to catch up with.
+        """
+        progress = self._work.progress
+        late = progress.late()
+        if not late:
+            return False
+        names = {entry.table.name for entry in late}
+        others = min(entry.replay_lsn for entry in progress.followed() if entry.table.name not in names)
+        turn = take_turn(self._work, self._boundary(late, others, LATE_SHARE), late)
+        self._turns += bool(turn.tables)
+        self._refused_at = None
+        return True
+
+    def _boundary(self, tables: Sequence[TableProgress], limit: Lsn, share: int) -> Lsn:
+        """Where a turn of these tables ends: by size at a batch's end, or at ``limit``."""
+        lowest = min((entry.replay_lsn for entry in tables), default=ZERO)
+        waiting = self._work.log.batches(lowest, limit)
+        taken = up_to(waiting, share * self._work.settings.range_bytes)
         if len(taken) < len(waiting):
             return min(limit, taken[-1].end)
         return limit
