@@ -43,6 +43,13 @@ def test_a_commit_belongs_to_one_range(points: list[Lsn], commit_lsn: int) -> No
     assert len(holders) == (points[0] <= commit_lsn < points[-1])
 
 
+def test_a_commit_record_that_starts_at_a_boundary_lies_behind_it() -> None:
+    """A slot confirmed there sends it: what the range before it leaves, the next one takes."""
+    before, after = LsnRange(Lsn(10), Lsn(20)), LsnRange(Lsn(20), Lsn(30))
+    assert not before.holds_commit(20)
+    assert after.holds_commit(20)
+
+
 def test_a_hole_is_named() -> None:
     with pytest.raises(RangeGap, match=r"0/1\.\.0/2 is followed by 0/3\.\.0/4"):
         merged([LsnRange(Lsn(3), Lsn(4)), LsnRange(Lsn(1), Lsn(2))])

@@ -85,6 +85,12 @@ def test_unchanged_value_follows_the_row_to_its_new_key() -> None:
     assert ("U", 2, False, "x", "big", False, None) in [essence(row) for row in rows]
 
 
+def test_unchanged_value_that_no_image_holds_is_looked_up_under_the_old_key() -> None:
+    result = collapsed(("M", 1, 2, "x", None, True))
+    assert ("U", 2, False, "x", None, True, 1) in [essence(row) for row in result.rows.to_pylist()]
+    assert result.lookups == 1
+
+
 def test_unchanged_value_never_crosses_a_delete() -> None:
     """The row now on key 2 is the one that was on key 1; X belonged to another."""
     result = collapsed(("U", 2, "x", "X"), ("D", 2), ("M", 1, 2, "y", None, True))

@@ -45,12 +45,20 @@ def _damage(path: Path) -> None:
     """Keys 1, 21 and 10 have other values, 2 and 22 are gone, 4 and 99 are there."""
     table = DeltaTable(path)
     rows = pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
+    # As the table's own schema names the types: Arrow cannot filter views.
+    rows = rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))
     rows = rows.filter(pc.invert(pc.is_in(rows["id"], pa.array([2, 22], pa.int32()))))
-    other = pc.if_else(pc.is_in(rows["id"], pa.array([1, 21, 10], pa.int32())), "damaged", rows["v"].cast(pa.string()))
+    other = pc.if_else(pc.is_in(rows["id"], pa.array([1, 21, 10], pa.int32())), "damaged", rows["v"])
     place = rows.schema.get_field_index("v")
     rows = rows.set_column(place, "v", other)
     more = rows.slice(0, 2).set_column(0, "id", pa.array([4, 99], pa.int32()))
     write_deltalake(table, pa.concat_tables([rows, more]), mode="overwrite")
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_map(type_):
+        return pa.map_(pa.string(), pa.string())
+    return pa.string() if type_ == pa.string_view() else type_
 
 
 def _differing(rig: Rig) -> set[int]:

@@ -1,0 +1,83 @@
+"""A new copy of one table while the stream runs, and is far ahead of it when it lands."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.flow import copying
+from pgcdc_assets.flow import sync as sync_module
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.flow.turn import take_turn
+from pgcdc_assets.lake.copy import copy_tables
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.log.table import ChangeLog
+from tests.end_to_end.command import wait_for
+from tests.traps.scenario import empty_rig
+
+pytestmark = pytest.mark.spark
+
+T, U = TableName("public", "t"), TableName("public", "u")
+ROUNDS = 4
+
+
+def test_a_late_copy_meets_the_others_and_holds_none_up(
+    server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inserts alone, which cost no MERGE. Each turn takes one batch: ranges are that small here."""
+    turns: list[tuple[set[str], Lsn]] = []
+    gate = threading.Event()
+
+    def late(*args: Any) -> None:
+        assert gate.wait(200)
+        copy_tables(*args)
+
+    def told(work: Any, upto: Lsn, tables: Any = None) -> Any:
+        turns.append(({entry.table.name.name for entry in tables or work.progress.followed()}, upto))
+        return take_turn(work, upto, tables)
+
+    with empty_rig(server, spark, tmp_path / "project", range_bytes=1) as rig:
+        rig.conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)")
+        rig.setup()
+        rig.sync()
+        monkeypatch.setattr(copying, "copy_tables", late)
+        monkeypatch.setattr(sync_module, "take_turn", told)
+        points, log = ConsistentPoints(rig.settings.layout), ChangeLog(rig.settings.layout).open()
+        stop = threading.Event()
+        run = threading.Thread(target=lambda: rig.engine().sync(Bounds(follow=True, stop=stop), copy_anew=[U]))
+        run.start()
+        try:
+            wait_for(lambda: rig.conn.execute(_SNAPSHOTS).fetchone() is not None, what="the snapshot")
+            for number in range(ROUNDS):
+                at = rig.flush()
+                rig.conn.execute(f"INSERT INTO t VALUES ({number}); INSERT INTO u VALUES ({number})")
+                wait_for(lambda: log.position() > at, what="the batch")  # noqa: B023
+            goal = rig.flush()
+            wait_for(lambda: _newest(points, {T}) >= rig.flush() or _newest(points, {T}) > at, what="t alone")
+            before = len(turns)
+            gate.set()
+            rig.conn.execute("INSERT INTO t VALUES (1000)")
+            wait_for(lambda: _newest(points, {T, U}) >= goal, what="both together")
+        finally:
+            gate.set()
+            stop.set()
+            run.join(120)
+        rig.assert_equal()
+    assert len([upto for tables, upto in turns[before:] if tables == {"u"}]) >= ROUNDS // sync_module.LATE_SHARE
+    lows = [upto for tables, upto in turns if "t" in tables]
+    assert lows == sorted(lows), "what had been applied to t was asked for again"
+
+
+_SNAPSHOTS = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'pgcdc_assets/copy' AND backend_xmin IS NOT NULL"
+
+
+def _newest(points: ConsistentPoints, tables: set[TableName]) -> Lsn:
+    newest = points.newest()
+    return newest.replay_lsn if newest is not None and set(newest.tables) == tables else Lsn(0)
