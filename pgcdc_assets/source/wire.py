@@ -71,21 +71,11 @@ class LibpqReader(FrameReader):
         self._ended = self._finished = False
 
     def pull(self) -> bool:
-        get, append = self._pgconn.get_copy_data, self._frames.append
-        before, consumed = self.held, False
-        for _ in range(0 if self._ended else _FRAMES):
-            size, data = get(1)
-            if size > 0:
-                append(data)
-                self.held += size
-            elif size < 0:
-                self._ended = True
-                break
-            elif consumed:
-                break
-            else:
-                self._consume()
-                consumed = True
+        before = self.held
+        try:
+            self._read()
+        except OperationalError as error:
+            raise SourceUnavailable(first_line(str(error)), thing=self._endpoint) from None
         if self._ended and not self.held:
             raise self._error()
         return self.held > before
@@ -120,11 +110,21 @@ class LibpqReader(FrameReader):
     def close(self) -> None:
         self._frames = []
 
-    def _consume(self) -> None:
-        try:
-            self._pgconn.consume_input()
-        except OperationalError as error:
-            raise SourceUnavailable(first_line(str(error)), thing=self._endpoint) from None
+    def _read(self) -> None:
+        get, append, consumed = self._pgconn.get_copy_data, self._frames.append, False
+        for _ in range(0 if self._ended else _FRAMES):
+            size, data = get(1)
+            if size > 0:
+                append(data)
+                self.held += size
+            elif size < 0:
+                self._ended = True
+                return
+            elif consumed:
+                return
+            else:
+                self._pgconn.consume_input()
+                consumed = True
 
     def _error(self) -> PgcdcError:
         try:
