@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,32 @@ def test_flush_is_not_reported_inside_a_transaction(source: Source) -> None:
     assert len(ends) == 2
     assert commits[0] < ends[0] <= commits[1] < ends[1]
     assert content(log) == content(twin)
+
+
+@pytest.mark.long
+def test_a_large_transaction_is_not_held_in_memory(source: Source) -> None:
+    """Its rows take three times as much as the receiver may."""
+    log = source.log()
+    end = source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 30) FROM generate_series(1, 900000) g")
+    receiver = source.receiver(log)
+    receiver.until(end)
+    peak, landed = 0, False
+    while not landed:
+        landed = any(event.name == "arrived" for event in receiver.events(0.1))
+        peak = max(peak, _peak_bytes(receiver.pid))
+    (batch,) = log.batches(log.start)
+    assert batch.bytes > 850 << 20
+    assert peak < 300 << 20, f"{peak >> 20} MB"
+
+
+def _peak_bytes(pid: int | None) -> int:
+    """Of resident memory so far; 0 once the process is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) << 10 if found else 0
 
 
 def test_a_stored_position_need_not_equal_the_slots(source: Source) -> None:

@@ -1,0 +1,92 @@
+"""The traps of logical replication that others fell into, and the test of each: all of them are there."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.mutants.patches import ROOT
+from tests.traps import test_rows, test_schema
+
+_ROWS, _SCHEMA = "tests/traps/test_rows.py::test_equal_after", "tests/traps/test_schema.py::test_equal_after"
+_POSITIONS, _PUBLICATIONS = "tests/traps/test_positions.py::test_", "tests/traps/test_publications.py::test_"
+
+TRAPS = {
+    "begin order differs from commit order and a change is dropped": (
+        f"{_POSITIONS}begin_order_differs_from_commit_order_over_two_ranges",
+        f"{_ROWS}[begin_order_is_not_commit_order]",
+    ),
+    "flush reported inside a transaction": (f"{_POSITIONS}flush_is_not_reported_inside_a_transaction",),
+    "flush reported before it is durable": (f"{_POSITIONS}flush_is_not_reported_before_it_is_durable",),
+    "a stored position demanded to equal the slot's": (f"{_POSITIONS}a_stored_position_need_not_equal_the_slots",),
+    "a new slot joined to old progress": (
+        "tests/log/test_slot_truths.py::test_slot_dropped_and_made_again_under_the_same_name",
+    ),
+    "unchanged TOAST written as NULL": (
+        f"{_ROWS}[unchanged_toast]",
+        f"{_ROWS}[unchanged_toast_over_a_key_change]",
+        f"{_ROWS}[toast_of_a_deleted_row_stays_with_it]",
+        f"{_ROWS}[unchanged_toast_under_full]",
+        f"{_PUBLICATIONS}filters_lists_and_partitions_via_their_root",
+    ),
+    "a magic string for TOAST that leaks": (f"{_ROWS}[toast_texts_that_others_use_as_magic]",),
+    "TRUNCATE ignored": (
+        f"{_ROWS}[insert_truncate_insert]",
+        f"{_ROWS}[truncate_of_several_tables]",
+        f"{_ROWS}[a_truncated_leaf]",
+    ),
+    "microseconds cut in changes but not in the snapshot": (f"{_ROWS}[microseconds_in_changes_as_in_the_copy]",),
+    "timestamps infinity and BC": (f"{_ROWS}[timestamps_infinity_and_bc]", f"{_ROWS}[dates_infinity_and_bc]"),
+    "numeric NaN": (f"{_ROWS}[numeric_nan]", f"{_ROWS}[numeric_without_bounds]"),
+    "one-dimensional arrays with other lower bounds": (f"{_ROWS}[arrays_with_other_lower_bounds]",),
+    "columns with odd names": (f"{_ROWS}[columns_with_odd_names]",),
+    "tables named alike in two schemas": (f"{_ROWS}[tables_named_alike_in_two_schemas]",),
+    "a publication emptied while every signal stays green": (
+        f"{_PUBLICATIONS}tables_come_and_go_while_a_run_follows",
+        "tests/checks/test_status.py::test_an_emptied_publication",
+    ),
+    "an invalidated slot that is not found": (
+        "tests/source/test_invalidated.py::test_a_slot_whose_wal_is_gone_is_lost",
+    ),
+    "WAL held by an idle table": ("tests/log/test_positions.py::test_foreign_wal_is_recorded_then_let_go",),
+    "a large transaction held in memory": (
+        f"{_POSITIONS}a_large_transaction_is_not_held_in_memory",
+        "tests/log/test_positions.py::test_an_open_transaction_spills_and_lands_whole",
+    ),
+    "Type messages crash the decoder": (f"{_ROWS}[type_messages]",),
+    "ALTER TYPE ... USING rewrites rows that decoding never shows": (
+        f"{_SCHEMA}[type_changed_using]",
+        f"{_SCHEMA}[rows_rewritten_under_the_same_type]",
+    ),
+    "a merge that reports success and changed nothing": (
+        "tests/lake/test_apply.py::test_a_mirror_that_differs_is_told_and_left_as_it_was",
+        "tests/lake/test_session.py::test_a_skipped_replay_is_seen",
+    ),
+    "root and leaves with different identities": (f"{_ROWS}[root_and_leaves_with_different_identities]",),
+    "a row filter that moves a TOASTed row in": (f"{_PUBLICATIONS}filters_lists_and_partitions_via_their_root",),
+    "a long key": (f"{_ROWS}[a_long_key]",),
+    "key swap under a deferrable key": (f"{_ROWS}[key_swap_under_a_deferrable_key]",),
+    "leaf truncate, attach, detach": (
+        f"{_ROWS}[a_truncated_leaf]",
+        f"{_SCHEMA}[partition_attached_with_rows]",
+        f"{_SCHEMA}[partition_detached]",
+    ),
+    "drop and add of one column": (f"{_SCHEMA}[column_dropped_and_added_again]",),
+    "drop and recreate of a table": (f"{_SCHEMA}[table_dropped_and_made_anew]",),
+    "drop and recreate of the publication": (f"{_PUBLICATIONS}filters_lists_and_partitions_via_their_root",),
+    "a new copy while the stream is ahead": (
+        "tests/traps/test_late_copy.py::test_a_late_copy_meets_the_others_and_holds_none_up",
+    ),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_the_trap_has_its_test(trap: str) -> None:
+    for test in TRAPS[trap]:
+        path, name = test.split("[")[0].split("::")
+        tree = ast.parse((ROOT / path).read_text())
+        assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        if "[" in test:
+            module = {"test_rows": test_rows, "test_schema": test_schema}[path.split("/")[-1].removesuffix(".py")]
+            assert test.split("[")[1].rstrip("]") in {item.name for item in module.TRAPS}
