@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.status import Status
 
 if TYPE_CHECKING:
+    from pgcdc_assets.flow.maintenance import MaintenanceReport
     from pgcdc_assets.flow.reports import RangeReport, SyncReport
     from pgcdc_assets.lake.copy import CopyReport
     from pgcdc_assets.source.holders import Holder
@@ -37,6 +38,7 @@ class Progress:
         self.copies: list[CopyReport] = []
         self.report: SyncReport | None = None
         """The run's own report, once it has ended."""
+        self.maintenance: MaintenanceReport | None = None
         self.ranges: list[RangeReport] = []
 
     @contextmanager
@@ -81,3 +83,6 @@ class Progress:
 
     def finished(self, report: SyncReport) -> None:
         self.report = report
+
+    def maintained(self, report: MaintenanceReport) -> None:
+        self.maintenance = report

@@ -65,6 +65,12 @@ def run_repair(progress: Progress, **config: Any) -> None:
     _run(repair_job, REPAIR_OP, config, progress)
 
 
+def run_maintenance(progress: Progress, **config: Any) -> None:
+    from pgcdc_assets.defs.maintenance import MAINTAIN_OP, maintain_job
+
+    _run(maintain_job, MAINTAIN_OP, config, progress)
+
+
 def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: Progress) -> None:
     """Raises the run's own error, as if it had been called directly."""
     import dagster as dg

@@ -16,6 +16,7 @@ import click
 
 from pgcdc_assets.cli.demo import demo
 from pgcdc_assets.cli.looking import status, verify
+from pgcdc_assets.cli.maintenance import maintain
 from pgcdc_assets.cli.running import follow, repair, snapshot, sync
 from pgcdc_assets.cli.serving import up
 from pgcdc_assets.cli.source import setup, teardown
@@ -35,7 +36,7 @@ def pgcdc() -> None:
     """
 
 
-for command in (demo, up, setup, teardown, sync, follow, status, verify, snapshot, repair):
+for command in (demo, up, setup, teardown, sync, follow, status, verify, snapshot, repair, maintain):
     pgcdc.add_command(command)
 
 

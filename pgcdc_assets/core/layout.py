@@ -39,6 +39,11 @@ class Layout:
         return self.own / "merge"
 
     @property
+    def staging(self) -> Path:
+        """Copies whose columns are to replace a mirror's, deleted after their commit."""
+        return self.own / "copy"
+
+    @property
     def lock(self) -> Path:
         return self.own / "lock"
 

@@ -13,6 +13,9 @@ GRACE: Final = timedelta(hours=1)
 """Younger things stay whatever the settings say: somebody may be reading them (a query, ``verify``), and a
 process that was killed may need a moment to die."""
 
+LONGEST_POINTS: Final = timedelta(days=15)
+"""Delta keeps the log of a mirror's versions for 30 days, and a version may have stood for some before."""
+
 
 def oldest_kept(now: datetime, retention: timedelta, grace: timedelta = GRACE) -> datetime:
     """What was written before this may go."""

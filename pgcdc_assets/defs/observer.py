@@ -20,6 +20,7 @@ from pgcdc_assets.defs.partitions import RangeRegister, register_snapshot
 from pgcdc_assets.settings import CATALOG_FILE
 
 if TYPE_CHECKING:
+    from pgcdc_assets.flow.maintenance import MaintenanceReport
     from pgcdc_assets.flow.reports import RangeReport, SyncReport
     from pgcdc_assets.lake.copy import CopyReport
 
@@ -38,6 +39,8 @@ class Watcher(Protocol):
 
     def finished(self, report: SyncReport) -> None: ...
 
+    def maintained(self, report: MaintenanceReport) -> None: ...
+
 
 class Nobody:
     """The watcher of a run that no command waits for."""
@@ -52,6 +55,8 @@ class Nobody:
     def range_closed(self, report: RangeReport) -> None: ...
 
     def finished(self, report: SyncReport) -> None: ...
+
+    def maintained(self, report: MaintenanceReport) -> None: ...
 
 
 class DagsterObserver:

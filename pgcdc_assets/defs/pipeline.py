@@ -9,6 +9,7 @@ import dagster as dg
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs.assets import pipeline_assets
 from pgcdc_assets.defs.checks import health_checks, slot_asset
+from pgcdc_assets.defs.maintenance import maintain_job, maintenance_schedule
 from pgcdc_assets.defs.observer import Nobody
 from pgcdc_assets.defs.resources import Engines, LakeSpark, Source
 from pgcdc_assets.defs.sensors import sync_sensor
@@ -25,7 +26,8 @@ def pipeline(settings: Settings, catalog: Catalog | None) -> dg.Definitions:
     return dg.Definitions(
         assets=[slot_asset(), *pipeline_assets(followed)] if followed else [],
         asset_checks=[health_checks(followed)] if followed else [],
-        jobs=[sync_job, repair_job],
+        jobs=[sync_job, repair_job, maintain_job],
+        schedules=[maintenance_schedule()],
         sensors=[sync_sensor(settings)],
         resources={
             "source": source,

@@ -25,7 +25,8 @@ from pgcdc_assets.flow import lock
 
 PROCESS_TAG = "pgcdc/process"
 SYNC_JOB = "sync"
-JOBS = (SYNC_JOB, "repair")
+MAINTAIN_JOB = "maintain"
+JOBS = (SYNC_JOB, "repair", MAINTAIN_JOB)
 
 OURS = {".dagster/repository": f"__repository__@{LOCATION}"}
 """The tag that Dagster gives to every run launched from our code location."""

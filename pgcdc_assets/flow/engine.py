@@ -16,6 +16,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SetupNeeded
 from pgcdc_assets.flow import backfill
 from pgcdc_assets.flow.lock import lake_lock
+from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.progress import Progress
 from pgcdc_assets.flow.reports import RangeReport, SyncReport
@@ -87,6 +88,11 @@ class Engine:
         with self._by_hand() as work:
             return backfill.repair(work, table, span)
 
+    def maintain(self, allowance: Allowance) -> MaintenanceReport:
+        """Forget what nobody needs, and merge what is in pieces. The source is not asked."""
+        with self._by_hand() as work:
+            return Maintenance(work, allowance).run()
+
     @contextmanager
     def _by_hand(self) -> Iterator[Work]:
         catalog = Catalog.load(CATALOG_FILE)
@@ -151,7 +157,7 @@ class Engine:
             settings=self._settings,
             catalog=catalog,
             log=log,
-            progress=Progress(self._settings.layout, catalog, log.start),
+            progress=Progress(self._settings.layout, catalog, log.began, log.start),
             observer=self._observer,
             start_spark=self._session,
         )

@@ -33,11 +33,13 @@ class TableProgress:
 
 
 class Progress:
-    """All tables of the catalog. ``log_start``: a mirror copied before it can no longer be followed."""
+    """All tables of the catalog. A mirror copied before the log began, or that stands before where retention
+    has cut it off, can no longer be followed."""
 
-    def __init__(self, layout: Layout, catalog: Catalog, log_start: Lsn) -> None:
+    def __init__(self, layout: Layout, catalog: Catalog, log_began: Lsn, log_start: Lsn) -> None:
         self.layout = layout
         self.identity = catalog.identity
+        self._log_began = log_began
         self._log_start = log_start
         self.states = TableStates(layout)
         self._writing = threading.Lock()
@@ -58,8 +60,8 @@ class Progress:
         replay_lsn = mirror.effective_replay_lsn(self.points) or snapshot_lsn
         if row.state is TableState.SET_ASIDE:
             return TableProgress(row.table, row.state, replay_lsn, mirror.version, row.reason)
-        if snapshot_lsn < self._log_start:
-            # Copied under an earlier log: this one need not go on where the mirror stands.
+        if snapshot_lsn < self._log_began or replay_lsn < self._log_start:
+            # Copied under an earlier log, which this one need not continue; or away while the log was cut.
             return TableProgress(table, TableState.WAITING)
         return TableProgress(row.table, TableState.CATCHING_UP, replay_lsn, mirror.version)
 

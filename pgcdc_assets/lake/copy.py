@@ -223,7 +223,7 @@ class _Copier:
         mirror = Mirror(self._layout, self._identity, table.name)
         point = int(self._snapshot.consistent_point)
         if mirror.exists and not mirror.holds(schema):
-            folder = self._layout.own / "copy" / uuid.uuid4().hex
+            folder = self._layout.staging / uuid.uuid4().hex
             folder.mkdir(parents=True)
             return _Target(table, folder, schema.arrow, point, staged=True)
         if not mirror.exists:

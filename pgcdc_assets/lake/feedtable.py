@@ -8,10 +8,11 @@ and its start. Feeds never have deletion vectors, so that removing a file remove
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -23,9 +24,13 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.feed import COMMIT_LSN, FeedFile, feed_schema
-from pgcdc_assets.lake.feedwriter import feed_file
+from pgcdc_assets.lake.feedwriter import feed_file, merged_file
 from pgcdc_assets.lake.files import check_files
 
+MERGED_BYTES: Final = 16 << 20
+"""Of a file that compaction makes; what is larger than a quarter of it is left alone."""
+FEWEST_MERGED: Final = 8
+"""Fewer small files are not worth a commit."""
 _PROPERTIES: dict[str, str | None] = {
     "delta.autoOptimize.autoCompact": "false",
     # One commit a turn; nothing that we need lives in commits alone.
@@ -56,13 +61,12 @@ class FeedTable:
 
     def files(self, span: LsnRange) -> list[FeedFile]:
         """The files that hold rows of the span; they may hold others too."""
-        return [feed_file(self.path / name) for name, low, high in self._bounds()
-                if low < span.end and high >= span.start]  # fmt: skip
+        return [feed_file(self.path / name) for name, _, _ in self._bounds(span)]
 
     def replaced(self, span: LsnRange) -> tuple[LsnRange, tuple[str, ...]]:
         """The files that deriving ``span`` replaces, and the span widened to all that they hold."""
         while True:
-            found = [entry for entry in self._bounds() if entry[1] < span.end and entry[2] >= span.start]
+            found = self._bounds(span)
             start = min((low for _, low, _ in found), default=span.start)
             end = max((high + 1 for _, _, high in found), default=span.end)
             wider = LsnRange(Lsn(min(start, span.start)), Lsn(max(end, span.end)))
@@ -83,8 +87,62 @@ class FeedTable:
         ]
         if mode == "append":
             actions += [RemoveAction(name, True, now) for name in replaced]
-        positions = [Transaction(self._start_id, int(span.start)), Transaction(self._end_id, int(span.end))]
         passed(FaultPoint.FEED_COMMITTING)
+        self._write(delta, actions, mode, span)
+        passed(FaultPoint.FEED_COMMITTED)
+
+    def forget(self, upto: Lsn) -> int:
+        """Remove the files whose transactions all lie below ``upto``, from which on the feed then is; how many."""
+        if self._delta is None:
+            return 0
+        old = [name for name, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
+        if old:
+            now, covered = int(time.time() * 1000), self.covered
+            removals: list[AddAction | RemoveAction] = [RemoveAction(name, True, now) for name in old]
+            span = LsnRange(max(covered.start, upto), max(covered.end, upto))
+            self._write(self._delta, removals, "append", span)
+        return len(old)
+
+    def compact(self, upto: Lsn) -> int:
+        """Merge neighbouring small files of transactions below ``upto``, all applied; how many files that saves.
+
+        What an apply is still to take stays as it was derived.
+        """
+        if self._delta is None:
+            return 0
+        now, saved = int(time.time() * 1000), 0
+        actions: list[AddAction | RemoveAction] = []
+        for group in self._small_neighbours(upto):
+            merged = merged_file([self.path / name for name in group], feed_schema(self._table))
+            actions.append(AddAction(merged.name, merged.size, {}, now, False, merged.stats))
+            actions += [RemoveAction(name, False, now) for name in group]
+            saved += len(group) - 1
+        if actions:
+            self._write(self._delta, actions, "append", self.covered)
+        return saved
+
+    def _small_neighbours(self, upto: Lsn) -> Iterator[list[str]]:
+        files = sorted(self._bounds(LsnRange(ZERO, upto)), key=lambda file: file[1])
+        group: list[str] = []
+        size = 0
+        for name, _, high in files:
+            weight = (self.path / name).stat().st_size
+            if high >= upto or weight > MERGED_BYTES // 4:
+                continue
+            group.append(name)
+            size += weight
+            if size >= MERGED_BYTES:
+                yield group
+                group, size = [], 0
+        if len(group) >= FEWEST_MERGED:
+            yield group
+
+    def _write(
+        self, delta: DeltaTable, actions: list[AddAction | RemoveAction], mode: Literal["append", "overwrite"],
+        covered: LsnRange,
+    ) -> None:  # fmt: skip
+        """One commit, with what the feed covers from then on."""
+        positions = [Transaction(self._start_id, int(covered.start)), Transaction(self._end_id, int(covered.end))]
         try:
             delta.create_write_transaction(
                 actions, mode, Schema.from_arrow(feed_schema(self._table)),
@@ -93,7 +151,6 @@ class FeedTable:
         except CommitFailedError:
             raise LakeError("another writer committed at the same time", thing=str(self.path),
                             do="let one process write to the lake") from None  # fmt: skip
-        passed(FaultPoint.FEED_COMMITTED)
         delta.update_incremental()
         self._delta = delta
 
@@ -120,9 +177,14 @@ class FeedTable:
         wanted = {field.name: str(field.type) for field in Schema.from_arrow(feed_schema(self._table)).fields}
         return all(wanted.get(field.name) == str(field.type) for field in delta.schema().fields)
 
-    def _bounds(self) -> list[tuple[str, int, int]]:
+    def _bounds(self, span: LsnRange) -> list[tuple[str, int, int]]:
+        """Name, lowest and highest ``commit_lsn`` of the files with rows of the span."""
         if self._delta is None or not self._fits(self._delta):
             return []
         actions = pa.table(self._delta.get_add_actions(flatten=True))
+        if not actions.num_rows:
+            return []
+        low, high = (actions[f"{bound}.{COMMIT_LSN}"] for bound in ("min", "max"))
+        actions = actions.filter(pc.and_(pc.less(low, int(span.end)), pc.greater_equal(high, int(span.start))))
         columns = (actions[name].to_pylist() for name in ("path", f"min.{COMMIT_LSN}", f"max.{COMMIT_LSN}"))
-        return list(zip(*columns, strict=True)) if actions.num_rows else []
+        return list(zip(*columns, strict=True))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from pgcdc_assets.core.lsn import Lsn
@@ -100,6 +102,17 @@ def trimmed(path: Path, end: Lsn) -> FeedFile | None:
         return None
     writer = FeedWriter(path.parent, rows.schema, file.facts.bucket, file.facts.buckets)
     writer.write(rows, odd_keys=file.facts.odd_keys)
+    return writer.close()
+
+
+def merged_file(paths: Sequence[Path], schema: pa.Schema) -> FeedFile:
+    """The rows of several files of a feed in one; the files stay. ``schema``: the feed's, which an older file
+    may have fewer columns than."""
+    writer = FeedWriter(paths[0].parent, schema, None, 1)
+    for path in paths:
+        facts = feed_file(path).facts
+        rows = ds.dataset(str(path), schema, format="parquet").to_table()
+        writer.write(rows, odd_keys=facts.odd_keys)
     return writer.close()
 
 

@@ -79,6 +79,11 @@ class ConsistentPoints:
         """Oldest first."""
         return [_point(row) for row in self._ledger.rows().to_pylist()]
 
+    def oldest(self) -> Lsn | None:
+        """From here on ``Lake.at`` has a point."""
+        rows = self._ledger.rows()
+        return Lsn(rows["replay_lsn"][0].as_py()) if len(rows) else None
+
     def replay_lsn_of(self, table: TableName) -> Lsn | None:
         """The newest point that lists the table; None where none does."""
         listing = self.listing(table)

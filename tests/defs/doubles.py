@@ -10,6 +10,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.reports import RangeReport, SyncReport, TableTurn
 from pgcdc_assets.flow.sync import Bounds
@@ -24,6 +25,7 @@ class Script:
     copies: list[CopyReport] = field(default_factory=list)
     ranges: list[RangeReport] = field(default_factory=list)
     error: PgcdcError | None = None
+    maintenance: MaintenanceReport = field(default_factory=lambda: MaintenanceReport(Lsn(16), Lsn(32)))
     wait: Callable[[Bounds], None] = lambda bounds: None
     asked: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -59,6 +61,12 @@ class RecordingEngine:
     def apply_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
         self._script.asked.append(("apply", tuple(tables), span))
         return report_of(span, *tables)
+
+    def maintain(self, allowance: Allowance) -> MaintenanceReport:
+        self._script.asked.append(("maintain", self._command, allowance.max_seconds))
+        if self._script.error is not None:
+            raise self._script.error
+        return self._script.maintenance
 
     def repair(self, table: TableName, span: LsnRange) -> RangeReport:
         self._script.asked.append(("repair", table, span))

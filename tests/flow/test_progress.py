@@ -24,7 +24,7 @@ A, B, C = (_table(oid, name) for oid, name in ((1, "a"), (2, "b"), (3, "c")))
 @pytest.fixture
 def progress(tmp_path: Path) -> Progress:
     catalog = Catalog(Identity("1", "db", "slot"), "p", 180000, (A, B, C))
-    return Progress(Layout(tmp_path), catalog, Lsn(1))
+    return Progress(Layout(tmp_path), catalog, Lsn(1), Lsn(1))
 
 
 def _listed(progress: Progress) -> set[str]:

@@ -1,0 +1,71 @@
+"""The command that keeps the lake small: maintain."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pgcdc_assets.cli.arguments import as_json
+from pgcdc_assets.errors import PgcdcError
+
+if TYPE_CHECKING:
+    from pgcdc_assets.flow.maintenance import MaintenanceReport
+
+
+@click.command()
+@as_json
+def maintain(as_json: bool) -> int:
+    """Forget what nobody needs of the lake; merge what is in pieces."""
+    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.jobs import run_maintenance
+    from pgcdc_assets.settings import Settings
+
+    Settings.load()  # Wrong settings are wrong usage: no run is started for them.
+    progress = Progress()
+    with progress.shown("maintain"):
+        try:
+            run_maintenance(progress)
+        except PgcdcError:
+            # One mirror's failure is told with all that was done.
+            if progress.maintenance is None:
+                raise
+    report = progress.maintenance
+    assert report is not None
+    if as_json:
+        click.echo(json.dumps(maintenance_json(report), indent=1))
+    else:
+        _print(report)
+    return 1 if report.failed else 0
+
+
+def maintenance_json(report: MaintenanceReport) -> dict[str, Any]:
+    return {
+        "ok": not report.failed,
+        "log_start": str(report.log_start),
+        "oldest_point": None if report.oldest_point is None else str(report.oldest_point),
+        "log_files": report.log_files,
+        "feed_files": report.feed_files,
+        "points": report.points,
+        "optimized": [str(name) for name in report.optimized],
+        "vacuumed": [str(name) for name in report.vacuumed],
+        "deleted_files": report.deleted_files,
+        "deleted_bytes": report.deleted_bytes,
+        "left": [str(name) for name in report.left],
+        "failed": [{"name": str(name), "error": error} for name, error in report.failed],
+        "seconds": round(report.seconds, 3),
+    }
+
+
+def _print(report: MaintenanceReport) -> None:
+    click.echo(
+        f"forgotten: {report.log_files} files of the log, {report.feed_files} of feeds, {report.points} points; "
+        f"mirrors: {len(report.optimized)} optimized, {report.deleted_files} files deleted "
+        f"({report.deleted_bytes:,} bytes); {report.seconds:.1f} s"
+    )
+    click.echo(f"the log starts at {report.log_start}; the oldest consistent point is {report.oldest_point or 'none'}")
+    if report.left:
+        click.echo(f"pgcdc: ended before {len(report.left)} tables; the next maintenance goes on", err=True)
+    for _, error in report.failed:
+        click.echo(f"pgcdc: {error}", err=True)

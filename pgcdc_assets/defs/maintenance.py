@@ -1,0 +1,100 @@
+"""The job that keeps the lake small, and its schedule."""
+
+import os
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from pgcdc_assets.defs import metadata
+from pgcdc_assets.defs.observer import DagsterObserver, Watcher
+from pgcdc_assets.defs.resources import Engines
+from pgcdc_assets.defs.runs import MAINTAIN_JOB, stop_for_waiting_runs
+from pgcdc_assets.defs.sensors import SENSOR_ON
+from pgcdc_assets.defs.sync import writing_run
+from pgcdc_assets.errors import LakeError, LockHeld
+from pgcdc_assets.settings import Settings
+
+if TYPE_CHECKING:
+    from pgcdc_assets.flow.maintenance import MaintenanceReport
+
+MAINTAIN_OP = "maintain_lake"
+QUIET_HOUR = "40 3 * * *"
+"""Every night, off the full hour, at which everybody's jobs begin."""
+SCHEDULED_SECONDS = 600.0
+"""No table is begun after that: the sync waits meanwhile. What is left is the next night's."""
+
+
+class MaintainConfig(dg.Config):
+    command: str = MAINTAIN_JOB
+    """What the lake's lock names."""
+    max_seconds: float | None = None
+    """Begin no table after that."""
+    give_way: bool = False
+    """Where another process writes, end well and leave it to the next run; end early for a queued run."""
+
+
+@dg.op(
+    name=MAINTAIN_OP,
+    out=dg.Out(dg.Nothing),
+    description="Forgets what nobody needs of log, feeds, points and mirrors; merges what is in pieces.",
+)
+def maintain_op(
+    context: dg.OpExecutionContext, config: MaintainConfig, engines: Engines, watcher: dg.ResourceParam[Watcher]
+) -> None:
+    from pgcdc_assets.flow.maintenance import Allowance
+
+    stop = watcher.stop
+    with writing_run(context, stop):
+        settings = Settings.load()
+        engine = engines.engine(settings, DagsterObserver(context, settings.layout, watcher), config.command)
+        allowance = Allowance(config.max_seconds, stop)
+        if not config.give_way:
+            report = engine.maintain(allowance)
+        else:
+            try:
+                with stop_for_waiting_runs(context, stop):
+                    report = engine.maintain(allowance)
+            except LockHeld as held:
+                context.log.info(f"nothing was done: {held}")
+                return
+        context.add_output_metadata(of_maintenance(report))
+        watcher.maintained(report)
+        if report.failed:
+            raise LakeError("; ".join(error for _, error in report.failed))
+
+
+def of_maintenance(report: "MaintenanceReport") -> metadata.Metadata:
+    positions = metadata.lsns(log_start_lsn=report.log_start)
+    if report.oldest_point is not None:
+        positions |= metadata.lsns(oldest_point_lsn=report.oldest_point)
+    counts = {
+        "log_files": report.log_files,
+        "feed_files": report.feed_files,
+        "points": report.points,
+        "tables_optimized": len(report.optimized),
+        "tables_vacuumed": len(report.vacuumed),
+        "tables_left": len(report.left),
+        "deleted_files": report.deleted_files,
+        "deleted_bytes": report.deleted_bytes,
+        "seconds": report.seconds,
+    }
+    return positions | metadata.numbers(counts)
+
+
+@dg.job(name=MAINTAIN_JOB, description="Retention of log, feeds and points; OPTIMIZE and VACUUM of the mirrors.")
+def maintain_job() -> None:
+    maintain_op()
+
+
+def maintenance_schedule() -> dg.ScheduleDefinition:
+    """On under ``pgcdc up``, as the sensor is. A running sync gives way to the queued run."""
+    running = os.environ.get(SENSOR_ON) == "on"
+    config = {"max_seconds": SCHEDULED_SECONDS, "give_way": True}
+    return dg.ScheduleDefinition(
+        name="maintenance_schedule",
+        job=maintain_job,
+        cron_schedule=QUIET_HOUR,
+        run_config={"ops": {MAINTAIN_OP: {"config": config}}},
+        default_status=dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED,
+        description="Every night: forgets what nobody needs, and merges what is in pieces.",
+    )

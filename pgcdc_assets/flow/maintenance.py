@@ -1,0 +1,201 @@
+"""Housekeeping of a lake, under its lock: what nobody needs goes, what is in pieces is merged.
+
+The order makes a kill at any place harmless. What is promised is taken back before its files go: first a new
+consistent point stands for what OPTIMIZE wrote, then old points go, then the log's front, and files last. Each
+step is one commit and finds its own work by looking at the lake, so the next maintenance goes on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from pgcdc_assets.core import retention
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.retention import LogFile, log_cut, oldest_kept
+from pgcdc_assets.errors import IdentityMismatch, LakeError
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake import upkeep
+from pgcdc_assets.lake.feedtable import FeedTable
+from pgcdc_assets.lake.mirrors import Mirror
+from pgcdc_assets.log.upkeep import forget, sweep
+
+
+@dataclass
+class MaintenanceReport:
+    """What a maintenance did; all zero and empty where there was nothing to do."""
+
+    log_start: Lsn
+    """From here on ranges can be repaired, and mirrors derived again."""
+    oldest_point: Lsn | None = None
+    """From here on ``Lake.at`` reads every mirror."""
+    log_files: int = 0
+    """Forgotten with the log's front."""
+    feed_files: int = 0
+    """The same of change feeds, and those that were merged into others."""
+    points: int = 0
+    optimized: list[TableName] = field(default_factory=list)
+    vacuumed: list[TableName] = field(default_factory=list)
+    deleted_files: int = 0
+    deleted_bytes: int = 0
+    """Of mirrors."""
+    left: list[TableName] = field(default_factory=list)
+    """Not done for want of time: the next maintenance's."""
+    failed: list[tuple[TableName, str]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing was there to be done."""
+        return not (self.log_files or self.feed_files or self.points or self.optimized or self.deleted_files)
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How long a maintenance may hold the lake: no table is begun after that."""
+
+    max_seconds: float | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def runs_out(self, started: float) -> bool:
+        spent = time.monotonic() - started
+        return self.stop.is_set() or (self.max_seconds is not None and spent >= self.max_seconds)
+
+
+class Maintenance:
+    """One maintenance of the lake of ``work``."""
+
+    def __init__(self, work: Work, allowance: Allowance) -> None:
+        self._work = work
+        self._allowance = allowance
+        self._started = time.monotonic()
+        self._grace = retention.GRACE
+        self._now = datetime.now(UTC)
+        self._report = MaintenanceReport(work.log.start)
+
+    def run(self) -> MaintenanceReport:
+        for step in (self.optimize, self.publish, self.prune, self.cut, self.vacuum, self.sweep):
+            step()
+        report, points = self._report, self._work.progress.points
+        report.log_start = self._work.log.start
+        report.oldest_point = points.oldest()
+        report.seconds = time.monotonic() - self._started
+        return report
+
+    # The steps, in their order ------------------------------------------------------------------
+
+    def optimize(self) -> None:
+        """Write mirrors anew that are in many pieces, and keep the logs of quiet ones."""
+        for mirror in self._level():
+            with self._told(mirror.name):
+                if upkeep.worth_optimizing(upkeep.of_mirror(mirror).live) and self._may_begin(mirror.name):
+                    upkeep.optimize(self._work.session(), mirror)
+                    self._say(f"optimized {mirror.name}")
+                    self._report.optimized.append(mirror.name)
+                upkeep.keep_readable(mirror.again())
+
+    def publish(self) -> None:
+        """Have the newest point name the versions that stand now, where they stand at the same LSN.
+
+        Otherwise the version that it names would be what a quiet table's position rests on, for ever.
+        """
+        points = self._work.progress.points
+        newest = points.newest()
+        if newest is None:
+            return
+        now = {mirror.name: mirror.version for mirror in self._level()}
+        if any(now[name] != newest.tables[name] for name in now):
+            points.publish(newest.replay_lsn, {**newest.tables, **now})
+
+    def prune(self) -> None:
+        """Take back the promise of points that are older than the retention."""
+        progress = self._work.progress
+        span = min(self._work.settings.retention, retention.LONGEST_POINTS)
+        followed = [entry.table.name for entry in progress.followed()]
+        self._report.points = progress.points.prune(oldest_kept(self._now, span, self._grace), followed)
+        progress.states.prune()
+
+    def cut(self) -> None:
+        """Forget the front of the log, and of the feeds with it; then the keys of ranges that are gone."""
+        work = self._work
+        files = [LogFile(s.first_batch_end, s.batch_end, s.written) for s in work.log.all_segments()]
+        needed = [entry.replay_lsn for entry in work.progress.followed()]
+        oldest = oldest_kept(self._now, work.settings.retention, self._grace)
+        self._report.log_files = forget(work.log, log_cut(files, work.log.start, needed, oldest))
+        if self._report.log_files:
+            self._say(f"the log now starts at {work.log.start}")
+        for feed in self._feeds():
+            self._report.feed_files += feed.forget(work.log.start)
+        for entry in work.progress.followed():
+            feed = FeedTable(work.layout, work.identity, entry.table)
+            self._report.feed_files += feed.compact(entry.replay_lsn)
+        work.observer.known_ranges()
+
+    def vacuum(self) -> None:
+        """Delete the files of mirrors that no promised version refers to."""
+        oldest = self._work.progress.points.oldest_versions()
+        for mirror in self._mirrors():
+            with self._told(mirror.name):
+                found = upkeep.garbage(mirror, oldest.get(mirror.name, mirror.version), self._grace)
+                if found.files and self._may_begin(mirror.name):
+                    upkeep.vacuum(self._work.session(), mirror, found)
+                    self._say(f"vacuumed {mirror.name}: {len(found.files)} files, {found.bytes:,} bytes")
+                    self._report.vacuumed.append(mirror.name)
+                    self._report.deleted_files += len(found.files)
+                    self._report.deleted_bytes += found.bytes
+
+    def sweep(self) -> None:
+        """Delete the removed files of the tables that are ours alone, and what killed runs left."""
+        layout = self._work.layout
+        feeds = [feed.path for feed in self._feeds()]
+        for path in (layout.change_log, layout.consistent_points, layout.table_states, *feeds):
+            sweep(path, self._grace)
+        for folder in (layout.merge, layout.staging):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # Within -------------------------------------------------------------------------------------
+
+    def _mirrors(self) -> Iterator[Mirror]:
+        """Of all tables that were ever copied: also of those that are followed no more."""
+        for name in sorted(self._work.progress.states.all()):
+            mirror = Mirror(self._work.layout, self._work.identity, name)
+            with suppress(IdentityMismatch):  # Not ours to keep.
+                if mirror.exists:
+                    yield mirror
+
+    def _level(self) -> Iterator[Mirror]:
+        """Mirrors that stand where the newest point has them: a new version of one is told by a new point."""
+        newest = self._work.progress.points.newest()
+        for mirror in self._mirrors():
+            if newest and mirror.name in newest.tables and upkeep.stands_as(mirror, newest.tables[mirror.name]):
+                yield mirror
+
+    def _feeds(self) -> Iterator[FeedTable]:
+        for row in self._work.progress.states.all().values():
+            if row.table is not None:
+                yield FeedTable(self._work.layout, self._work.identity, row.table)
+
+    def _may_begin(self, name: TableName) -> bool:
+        if not self._allowance.runs_out(self._started):
+            return True
+        if name not in self._report.left:
+            self._report.left.append(name)
+        return False
+
+    @contextmanager
+    def _told(self, name: TableName) -> Iterator[None]:
+        """One mirror that cannot be read keeps no other, and not the log, from its upkeep."""
+        try:
+            yield
+        except LakeError as error:
+            if (name, str(error)) not in self._report.failed:
+                self._report.failed.append((name, str(error)))
+
+    def _say(self, message: str) -> None:
+        self._work.observer.progress("maintain", message)

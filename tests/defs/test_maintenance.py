@@ -1,0 +1,82 @@
+"""The maintenance job and its schedule: it gives way to who writes, and says what it could not do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.defs.maintenance import MAINTAIN_OP, maintain_job, maintenance_schedule
+from pgcdc_assets.defs.observer import Nobody
+from pgcdc_assets.defs.sensors import SENSOR_ON
+from pgcdc_assets.errors import LockHeld
+from pgcdc_assets.flow.maintenance import MaintenanceReport
+from tests.defs.doubles import RecordingEngines, Script
+
+QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PGCDC_SOURCE", "dbname=nowhere")
+
+
+def run(instance: dg.DagsterInstance, script: Script, config: dict[str, Any]) -> dg.ExecuteInProcessResult:
+    return maintain_job.execute_in_process(
+        run_config={"ops": {MAINTAIN_OP: {"config": config}}, "loggers": QUIET},
+        instance=instance,
+        resources={"engines": RecordingEngines(script), "watcher": Nobody()},
+        raise_on_error=False,
+    )
+
+
+def scheduled() -> dict[str, Any]:
+    """The configuration of the schedule's own run."""
+    with dg.build_schedule_context() as context:
+        data = maintenance_schedule().evaluate_tick(context)
+    assert data.run_requests
+    config: dict[str, Any] = data.run_requests[0].run_config["ops"][MAINTAIN_OP]["config"]
+    return config
+
+
+def test_a_scheduled_run_is_bounded_and_says_what_it_did(instance: dg.DagsterInstance) -> None:
+    script = Script(maintenance=MaintenanceReport(Lsn(16), Lsn(32), log_files=7, deleted_bytes=9))
+    result = run(instance, script, scheduled())
+    assert result.success
+    assert script.asked == [("maintain", "maintain", 600.0)]
+    (output,) = [event for event in result.all_events if event.is_successful_output]
+    told = {name: value.value for name, value in output.step_output_data.metadata.items()}
+    assert (told["log_start_lsn"], told["log_files"], told["deleted_bytes"]) == ("0/10", 7, 9)
+
+
+def test_a_scheduled_run_leaves_a_lake_that_is_written_to(instance: dg.DagsterInstance) -> None:
+    held = Script(error=LockHeld("`pgcdc follow` (pid 7) is writing to this lake"))
+    assert run(instance, held, scheduled()).success
+    assert held.asked
+    assert not run(instance, held, {"command": "maintain"}).success
+
+
+def test_a_mirror_that_could_not_be_kept_fails_the_run(instance: dg.DagsterInstance) -> None:
+    script = Script(maintenance=MaintenanceReport(Lsn(16), failed=[(TableName("public", "t"), "t: cannot be read")]))
+    result = run(instance, script, {})
+    assert not result.success
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert "t: cannot be read" in str(failure.step_failure_data.user_failure_data)
+
+
+@pytest.mark.parametrize(("value", "status"), [("on", "RUNNING"), ("", "STOPPED")])
+def test_the_schedule_runs_where_the_sensor_does(value: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SENSOR_ON, value)
+    assert maintenance_schedule().default_status.name == status

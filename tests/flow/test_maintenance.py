@@ -1,0 +1,214 @@
+"""Maintenance over the whole path: what is promised stays readable, what is needed stays, the rest goes."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import Lake
+from pgcdc_assets.core import retention
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import RangeGap
+from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
+from pgcdc_assets.lake import feedtable, upkeep
+from pgcdc_assets.lake.mirrors import Mirror
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.log.table import ChangeLog
+from tests.flow.test_sync import Rig, T, U, rig  # noqa: F401
+
+pytestmark = pytest.mark.spark
+
+Content = dict[tuple[Lsn, str], list[tuple[Any, ...]]]
+
+
+def no_spark() -> SparkSession:
+    raise AssertionError("nothing was to be done, and Spark was asked for")
+
+
+def maintain(rig: Rig, days: int | None = None, **allowance: Any) -> MaintenanceReport:  # noqa: F811
+    if days is not None:
+        rig.settings = rig.settings.model_copy(update={"retention": timedelta(days=days)})
+    return rig.engine("maintain").maintain(Allowance(**allowance))
+
+
+def promised(rig: Rig) -> Content:  # noqa: F811
+    """Every table of every point, by the lake's own reader."""
+    lake, found = Lake(rig.lake), Content()
+    for point in ConsistentPoints(rig.settings.layout).all():
+        at = lake.at(point.replay_lsn)
+        assert at.lsn == point.replay_lsn
+        for name in at.tables:
+            found[point.replay_lsn, str(name)] = _rows(at.arrow(name))
+    return found
+
+
+def _rows(table: pa.Table) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row.values()) for row in table.to_pylist()), key=repr)
+
+
+def turns(rig: Rig, count: int, first: int = 1000) -> None:  # noqa: F811
+    """Inserts, updates and deletes, each in a range of its own."""
+    for number in range(first, first + count):
+        rig.conn.execute("INSERT INTO t VALUES (%s, 'new', 'big')", [number])
+        rig.conn.execute("UPDATE u SET v = %s WHERE a = %s", [number, number % 50 + 1])
+        rig.conn.execute("DELETE FROM u WHERE a = %s", [50 - number % 10])
+        rig.sync()
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No grace, and everything in pieces is worth merging."""
+    monkeypatch.setattr(retention, "GRACE", timedelta(0))
+    monkeypatch.setattr(upkeep, "MOST_SMALL", 2)
+    monkeypatch.setattr(feedtable, "FEWEST_MERGED", 2)
+
+
+def test_nothing_promised_or_needed_goes_and_the_second_time_does_nothing(rig: Rig) -> None:  # noqa: F811
+    rig.setup()
+    rig.sync()
+    turns(rig, 3)
+    before = promised(rig)
+    log = ChangeLog(rig.settings.layout)
+    ranges = [report.span for report in rig.observer.ranges]
+
+    kept = maintain(rig, days=7)
+    assert kept.optimized == [T, U]
+    assert (kept.points, kept.log_files, kept.deleted_files, log.start) == (0, 0, 0, log.began)
+    assert {key: rows for key, rows in promised(rig).items() if key in before} == before
+    assert kept.feed_files > 0
+
+    report = maintain(rig, days=0)
+    assert report.points == len(ConsistentPoints(rig.settings.layout).all()) + report.points - 1
+    assert (report.log_start, report.failed, report.left) == (ranges[-1].end, [], [])
+    assert report.log_files > 0
+    assert report.vacuumed == [T, U]
+    assert report.deleted_files > 0
+    left = promised(rig)
+    assert len(left) == 2
+    assert left == {key: before[key] for key in left}
+    rig.assert_equal()
+
+    versions = [DeltaTable(path).version() for path in sorted(rig.lake.rglob("_delta_log/.."))]
+    session, rig.session = rig.session, no_spark
+    again = maintain(rig, days=0)
+    assert again.idle, again
+    assert [DeltaTable(path).version() for path in sorted(rig.lake.rglob("_delta_log/.."))] == versions
+    rig.session = session
+
+    with pytest.raises(RangeGap, match=str(log.start)):
+        rig.engine().repair(U, ranges[0])
+    turns(rig, 1, first=2000)
+    rig.assert_equal()
+    span = rig.observer.ranges[-1].span
+    rig.session().sql(f"DELETE FROM delta.`{rig.lake}/public/u` WHERE a = 1")
+    with pytest.raises(AssertionError):
+        rig.assert_equal("public.u")
+    assert rig.engine().repair(U, span).tables[U].inserted == 1
+    rig.assert_equal()
+
+
+def test_a_kill_between_any_two_steps_is_harmless(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    rig.setup()
+    rig.sync()
+    turns(rig, 3)
+    before = promised(rig)
+    newest = max(lsn for lsn, _ in before)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(self: Maintenance) -> None:
+        raise Killed
+
+    for step in ("publish", "prune", "cut", "vacuum", "sweep"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Maintenance, step, killed)
+            with pytest.raises(Killed):
+                maintain(rig, days=0)
+        left = promised(rig)
+        assert left == {key: before[key] for key in left}
+        assert {key for key in left if key[0] == newest} == {(newest, "public.t"), (newest, "public.u")}
+    assert maintain(rig, days=0).failed == []
+    assert maintain(rig, days=0).idle
+    turns(rig, 1, first=2000)
+    rig.assert_equal()
+
+
+def test_a_table_that_is_behind_keeps_the_log(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Received and not applied: a run that died before its turn."""
+    rig.setup()
+    rig.sync()
+    turns(rig, 1)
+    log, stands = ChangeLog(rig.settings.layout), rig.observer.ranges[-1].span.end
+    rig.conn.execute("UPDATE t SET v = 'waits'")
+    with monkeypatch.context() as patch:
+        patch.setattr("pgcdc_assets.flow.sync.take_turn", _failing)
+        with pytest.raises(ZeroDivisionError):
+            rig.sync()
+    assert log.position() > stands
+    assert maintain(rig, days=0).log_start == stands
+    assert [batch.start for batch in log.batches(Lsn(0))] == [stands]
+    rig.sync()
+    rig.assert_equal()
+
+
+def _failing(*_: Any) -> None:
+    raise ZeroDivisionError
+
+
+def test_no_time_leaves_tables_for_later(rig: Rig) -> None:  # noqa: F811
+    rig.setup()
+    rig.sync()
+    turns(rig, 3)
+    rig.session = no_spark
+    report = maintain(rig, days=0, max_seconds=0)
+    assert report.left == [T, U]
+    assert report.log_files > 0
+    assert len(promised(rig)) == 2
+
+
+def test_the_log_of_a_version_that_stood_for_long_outlives_it(rig: Rig) -> None:  # noqa: F811
+    """Delta would delete it with the first checkpoint after the table moves on."""
+    rig.setup()
+    rig.sync()
+    turns(rig, 1)
+    identity = ChangeLog(rig.settings.layout).identity
+    folder = rig.lake / "public/u/_delta_log"
+    for file in folder.glob("*.*"):
+        os.utime(file, (time.time() - 60 * 86400,) * 2)
+    before = promised(rig)
+    maintain(rig, days=7)
+    rig.session().sql(f"ALTER TABLE delta.`{rig.lake}/public/u` SET TBLPROPERTIES ('delta.checkpointInterval' = '2')")
+    for value in range(4):
+        rig.session().sql(f"UPDATE delta.`{rig.lake}/public/u` SET v = {value} WHERE a = 1")
+    assert not (folder / f"{0:020}.json").exists()
+    newest = ConsistentPoints(rig.settings.layout).newest()
+    assert newest is not None
+    assert Mirror(rig.settings.layout, identity, U).version > newest.tables[U]
+    name = str(U)
+    assert _rows(Lake(rig.lake).at().arrow(U)) == before[newest.replay_lsn, name]
+
+
+def test_what_killed_runs_left_goes(rig: Rig, tmp_path: Path) -> None:  # noqa: F811
+    rig.setup()
+    rig.sync()
+    turns(rig, 1)
+    layout = rig.settings.layout
+    orphans = [rig.lake / "public/t/part-orphan.parquet", layout.change_log / "orphan.parquet",
+               layout.changes(T) / "orphan.parquet", layout.merge / "x" / "y.parquet"]  # fmt: skip
+    for orphan in orphans:
+        orphan.parent.mkdir(parents=True, exist_ok=True)
+        orphan.write_bytes(b"x")
+    maintain(rig, days=7)
+    assert [orphan for orphan in orphans if orphan.exists()] == []
+    assert LsnRange(ChangeLog(layout).start, ChangeLog(layout).position())
+    rig.assert_equal()
