@@ -24,8 +24,9 @@ from psycopg import sql
 RAW = "_pgcdc_raw"
 """In a mirror: text of values that do not fit their column, by column name."""
 
-_FLOATS = {"float4": "{}::float8", "float8": "{}", "_float4": "{}::float8[]", "_float8": "{}"}
-"""Python has no single precision: float4 is compared as the double of the same value, both in Python's digits."""
+_CASTS = {"float4": "{}::float8", "float8": "{}", "_float4": "{}::float8[]", "_float8": "{}", "_box": "{}::text[]"}
+"""Python has no single precision: float4 is compared as the double of the same value, both in Python's digits.
+Arrays of boxes alone are written with semicolons."""
 _OUTPUT = "CASE WHEN num_nulls({0}) = 0 THEN format('%s', {0}) END"
 """By the type's output function: a cast to text writes other blanks (char(n)), masks (inet), truths (bool)."""
 
@@ -48,7 +49,7 @@ def source_rows(
         (schema, table),
     ).fetchall()
     texts = [
-        sql.SQL(_OUTPUT).format(sql.SQL(_FLOATS.get(kind, "{}")).format(sql.Identifier(name)))
+        sql.SQL(_OUTPUT).format(sql.SQL(_CASTS.get(kind, "{}")).format(sql.Identifier(name)))
         for name, kind in columns
     ]  # fmt: skip
     query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(texts), at or sql.Identifier(schema, table))
@@ -56,7 +57,7 @@ def source_rows(
         conn.execute("SET LOCAL TimeZone = 'UTC'; SET LOCAL IntervalStyle = 'postgres'; SET LOCAL bytea_output = 'hex'")
         conn.execute("SET LOCAL DateStyle = 'ISO'; SET LOCAL extra_float_digits = 1")
         rows = conn.execute(query).fetchall()
-    floats = [kind in _FLOATS for _, kind in columns]
+    floats = [kind.endswith(("float4", "float8")) for _, kind in columns]
     return [name for name, _ in columns], Counter(
         tuple(_numbers(text) if is_float else text for text, is_float in zip(row, floats, strict=True)) for row in rows
     )
@@ -69,7 +70,7 @@ def mirror_rows(lake: Path, folder: str, columns: list[str], version: int | None
     listed = ", ".join('"' + name.replace('"', '""') + '"' for name in [*columns, RAW])
     batches = pa.table(QueryBuilder().register("t", table).execute(f"SELECT {listed} FROM t").read_all())
     misfits = [dict(entry or ()) for entry in batches.column(len(columns)).to_pylist()]
-    data = (_column(name, batches.column(place), misfits) for place, name in enumerate(columns))
+    data = (written(name, batches.column(place), misfits) for place, name in enumerate(columns))
     return Counter(zip(*data, strict=True))
 
 
@@ -86,8 +87,8 @@ def assert_equal(
         assert not extra, f"{name}: {extra.total()} rows too many, like {next(iter(extra))}"
 
 
-def _column(name: str, values: Any, misfits: list[dict[str, str]]) -> Iterable[str | None]:
-    """``values``: an Arrow array."""
+def written(name: str, values: Any, misfits: list[dict[str, str]]) -> Iterable[str | None]:
+    """An Arrow array's values as PostgreSQL writes them; ``misfits``: each row's texts of values that do not fit."""
     item = getattr(values.type, "value_type", None)
     for value, texts in zip(values.to_pylist(), misfits, strict=True):
         assert value is None or name not in texts, f"{name} holds a value, and {RAW} holds another of it"
