@@ -11,10 +11,10 @@ from pgcdc_assets.errors import SlotLost
 from pgcdc_assets.source.connection import connect
 from pgcdc_assets.source.replication import ReplicationConnection
 from pgcdc_assets.source.slots import check_slot, require_slot
-from tests.servers import new_server
+from tests.servers import VERSIONS, new_server
 
 
-@pytest.mark.parametrize("version", [14, 16, 18])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_slot_whose_wal_is_gone_is_lost(tmp_path: Path, version: int) -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
     with (

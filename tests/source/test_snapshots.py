@@ -15,7 +15,7 @@ from pgcdc_assets.errors import CopyBlocked, CopyOutdated, SourceFailed, SourceU
 from pgcdc_assets.source.catalog import read_tables
 from pgcdc_assets.source.pieces import Piece, copy_blocks, pieces
 from pgcdc_assets.source.snapshots import Snapshot, _Xids, exported_snapshot
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, fresh_database
 
 T = TableName("public", "t")
 
@@ -150,7 +150,8 @@ def test_nobody_can_truncate_or_rewrite_under_the_snapshot(database: Database) -
         conn.execute("INSERT INTO t VALUES (1)")
         with exported_snapshot(database.conninfo, [T]) as snapshot:
             conn.execute("SET lock_timeout = 100")
-            for ddl in ("TRUNCATE t", "ALTER TABLE t ALTER i TYPE bigint", "DROP TABLE t"):
+            for ddl in ("TRUNCATE t", "ALTER TABLE t ALTER i TYPE bigint", "ALTER TABLE t ADD COLUMN n int DEFAULT 5",
+                        "VACUUM FULL t", "DROP TABLE t"):  # fmt: skip
                 with pytest.raises(psycopg.errors.LockNotAvailable):
                     conn.execute(ddl.encode())
             conn.execute("INSERT INTO t VALUES (2)")
@@ -182,21 +183,80 @@ def test_a_truncate_that_waits_for_our_lock_while_we_wait_for_it_gets_its_way(da
         assert result == [0]
 
 
-def test_a_rewrite_between_snapshot_and_copy_is_noticed(database: Database) -> None:
-    """Should the lock be lost with its holder while tasks go on."""
+@pytest.mark.parametrize("ddl", ["ALTER TABLE t ALTER i TYPE bigint", "TRUNCATE t"])
+def test_a_rewrite_or_truncate_between_snapshot_and_copy_is_noticed(database: Database, ddl: str) -> None:
+    """Should the lock be lost with its holder while tasks go on: COPY would give no row, and no error."""
     with database.connect() as conn:
         publish(conn)
         conn.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 1000) AS i")
         with exported_snapshot(database.conninfo, []) as snapshot:
             (table,) = read_tables(snapshot.conn, ["p"])
             (piece,) = pieces(snapshot.conn, table, 1 << 30)
-            conn.execute("ALTER TABLE t ALTER i TYPE bigint")
+            conn.execute(ddl.encode())
             with pytest.raises(CopyOutdated) as caught:
                 b"".join(copy_blocks(database.conninfo, snapshot.name, piece, 1 << 16))
             assert caught.value.retryable
             conn.execute("DROP TABLE t")
             with pytest.raises(SourceFailed):
                 b"".join(copy_blocks(database.conninfo, snapshot.name, piece, 1 << 16))
+
+
+def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: Database) -> None:
+    """It rewrites nothing and sends nothing, yet old rows have it from then on: the copy is as the snapshot was."""
+    with database.connect() as conn:
+        publish(conn)
+        conn.execute("INSERT INTO t VALUES (1, 'x')")
+        with exported_snapshot(database.conninfo, []) as snapshot:
+            (table,) = read_tables(snapshot.conn, ["p"])
+            (piece,) = pieces(snapshot.conn, table, 1 << 30)
+            conn.execute("ALTER TABLE t ADD COLUMN n int DEFAULT 5")
+            assert b"".join(copy_blocks(database.conninfo, snapshot.name, piece, 1 << 16)) == b'"1","x"\n'
+
+
+def test_the_exporter_outlives_the_timeouts_of_idle_sessions(database: Database) -> None:
+    """The source ends sessions that are idle, in a transaction or out of one; ours sits so while a copy lasts."""
+    names = ["idle_in_transaction_session_timeout", "idle_session_timeout", "statement_timeout"]
+    with database.connect() as conn:
+        if conn.info.server_version >= 170000:
+            names.append("transaction_timeout")
+        for name in names:
+            conn.execute(f"ALTER DATABASE {database.name} SET {name} = '400ms'".encode())
+        publish(conn)
+        conn.execute("INSERT INTO t VALUES (1)")
+    # Who does not take care is ended.
+    with database.connect(autocommit=False) as careless:
+        careless.execute("SELECT 1")
+        wait_for(lambda: _ended(careless))
+    with exported_snapshot(database.conninfo, [T]) as snapshot:
+        time.sleep(1.2)
+        snapshot.check()
+        assert len(copied(database, snapshot, T)) == 1
+
+
+def _ended(conn: psycopg.Connection) -> bool:
+    try:
+        conn.execute("SELECT 1")
+    except psycopg.Error:
+        return True
+    time.sleep(0.6)
+    return False
+
+
+def test_a_prepared_transaction_of_another_database_is_told_with_its_gid(database: Database) -> None:
+    """Slot creation waits for the whole cluster; nothing in our own database shows for whom."""
+    gid = f"g_{secrets.token_hex(4)}"
+    with fresh_database(database.server) as other, other.connect() as elsewhere, database.connect() as conn:
+        publish(conn)
+        elsewhere.execute("BEGIN; SELECT pg_current_xact_id()")
+        elsewhere.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+        started = time.monotonic()
+        with pytest.raises(CopyBlocked, match=gid) as caught, exported_snapshot(database.conninfo, [T], lock_seconds=1):
+            pass
+        assert time.monotonic() - started < 15
+        assert other.name in str(caught.value)
+        elsewhere.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+        with exported_snapshot(database.conninfo, [T], lock_seconds=10):
+            pass
 
 
 def test_a_lost_holder_is_noticed(database: Database) -> None:
