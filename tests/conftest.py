@@ -9,7 +9,8 @@ import pytest
 pytest_plugins = ["tests.fix_postgres", "tests.fix_spark"]
 
 # Every JVM of a test run lives for minutes: the optimising compiler would take more than it gives.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+# Without it the code cache is small, and once the code of many statements fills it nothing is compiled any more.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,16 +11,13 @@ from tests.history.driver import play, project
 from tests.history.steps import History, histories
 
 SLOW = settings(
-    deadline=None,
-    print_blob=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
+    deadline=None, print_blob=True, database=None, suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.generate),
-)
-"""An example takes seconds: what fails is printed with its blob, and shrunk by hand."""
+)  # fmt: skip
+"""An example takes seconds, so what fails is printed with its blob (for ``@reproduce_failure``) and shrunk by hand."""
 
 
-def _hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
+def hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
     with project(server, spark, history.tables) as at:
         play(at, history)
 
@@ -30,4 +27,20 @@ def _hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None
 @settings(SLOW, max_examples=3)
 @given(history=histories(3, 40))
 def test_known_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
-    _hold(server, spark, history)
+    hold(server, spark, history)
+
+
+@pytest.mark.spark
+@settings(SLOW, max_examples=2)
+@given(history=histories(2, 40))
+def test_other_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
+    hold(server, spark, history)
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(3600)
+@settings(SLOW, max_examples=60)
+@given(history=histories(4, 60))
+def test_many_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
+    hold(server, spark, history)

@@ -1,0 +1,173 @@
+"""A history as far as it goes without Spark: received, derived and collapsed, then merged by a plain model."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.lake.collapsing import collapse_units
+from pgcdc_assets.lake.decoding import Route
+from pgcdc_assets.lake.derivation import Derivation, Target, derive
+from pgcdc_assets.lake.feed import FeedPart
+from pgcdc_assets.lake.pending import Pending
+from pgcdc_assets.log.client import ReceiverProcess
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.setup import setup
+from pgcdc_assets.source.slots import identity
+from tests.fix_postgres import fresh_database
+from tests.history.model import Model
+from tests.history.steps import Step
+from tests.history.tables import Spec
+from tests.history.workload import Workload
+from tests.journal import Journal
+from tests.oracle import Rows
+
+SECONDS = 60.0
+
+
+@dataclass
+class Received:
+    """A workload in the log, from empty tables on."""
+
+    workload: Workload
+    journal: Journal
+    layout: Layout
+    log: ChangeLog
+    tables: list[Table]
+    parts: dict[str, FeedPart]
+    """The whole feed of each table that changed, by its title."""
+    commits: dict[int, str]
+
+    @property
+    def boundaries(self) -> list[Lsn]:
+        """Where the log began, and the end of each of its batches."""
+        start = self.log.start
+        return [start, *(batch.end for batch in self.log.batches(start))]
+
+    def apply(self, table: Table, boundaries: Sequence[Lsn]) -> Model:
+        """One turn between each two boundaries; the model is compared with the source at each."""
+        model = Model(table)
+        for span in (LsnRange(start, end) for start, end in pairwise(boundaries)):
+            self._turn(model, span)
+            self.assert_equal(model, span.end)
+        return model
+
+    def repair(self, model: Model, at: Lsn, touched: LsnRange, *, damaged: bool) -> None:
+        """What a repair of a range merges into the mirror as it stands at ``at``.
+
+        ``damaged``: after all rows that the range changed were lost, and those that it deleted are back.
+        """
+        if damaged:
+            before, after = (self._rows(model, lsn)[1] for lsn in (touched.start, touched.end))
+            model.damage(self._rows(model, at)[0], (after - before), (before - after))
+        self._turn(model, LsnRange(touched.start, at), touched)
+        self.assert_equal(model, at)
+
+    def assert_equal(self, model: Model, at: Lsn) -> None:
+        columns, expected = self._rows(model, at)
+        found = model.rows(columns)
+        assert found == expected, (
+            f"{title(model.table)} at {at}: missing {list((expected - found).elements())[:3]}, "
+            f"too many {list((found - expected).elements())[:3]}"
+        )
+
+    def _rows(self, model: Model, at: Lsn) -> tuple[list[str], Rows]:
+        return self.journal.rows_at(title(model.table), at, self.commits)
+
+    def _turn(self, model: Model, span: LsnRange, touched: LsnRange | None = None) -> None:
+        part = self.parts.get(title(model.table))
+        pending = Pending.of(self.layout, part, span) if part is not None else None
+        if pending is None:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            units = pending.units(Path(folder))
+            if touched is not None and not pending.emptied:
+                wanted = None if pending.leaves else touched
+                units = [replace(unit, repair=True, touched=wanted) for unit in units]
+            effects = collapse_units(units)
+            if pending.emptied:
+                model.empty()
+            model.merge(Path(folder), effects, pending.leaves)
+
+
+@contextmanager
+def received(server: EmbeddedServer, specs: Sequence[Spec], steps: Sequence[Step]) -> Iterator[Received]:
+    """Every transaction is a batch of its own."""
+    with (
+        tempfile.TemporaryDirectory() as folder, fresh_database(server) as database, database.connect() as conn
+    ):  # fmt: skip
+        workload = Workload(database, specs, conn)
+        workload.make()
+        try:
+            journal = Journal.keep(conn, *(spec.title for spec in specs))
+            settings = Settings(source=database.conninfo, lake=Path(folder) / "lake",
+                                slot=f"s_{database.name}"[:60], tables=("*.*", "-journal.*"))  # fmt: skip
+            catalog = setup(settings, database.conninfo).catalog
+            log = ChangeLog(settings.layout)
+            row = conn.execute("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s",
+                               [settings.slot]).fetchone()  # fmt: skip
+            assert row is not None
+            log.create(identity(conn, settings.slot), Lsn.parse(str(row[0])), 1)
+            for step in steps:
+                workload.take(step)
+            workload.finish(random.Random(0))
+            _receive(workload, settings, catalog.publications)
+            log.open()
+            tables = list(read_tables(conn, catalog.publications, settings.tables))
+            parts = _derived(log, settings.layout, tables)
+            yield Received(workload, journal, settings.layout, log, tables, parts, journal.commits())
+        finally:
+            workload.close()
+
+
+def _receive(workload: Workload, settings: Settings, publications: tuple[str, ...]) -> None:
+    assert settings.source is not None
+    row = workload.conn.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+    assert row is not None
+    receiver = ReceiverProcess(settings.source, settings.layout, publications, batch_bytes=1, batch_seconds=0.2)
+    receiver.start()
+    try:
+        receiver.until(Lsn.parse(str(row[0])))
+        deadline = time.monotonic() + SECONDS
+        while not any(told.name == "arrived" for told in receiver.events(0.1)):
+            assert time.monotonic() < deadline, "the receiver did not arrive"
+        receiver.join(SECONDS)
+    finally:
+        receiver.kill()
+
+
+def _derived(log: ChangeLog, layout: Layout, tables: Sequence[Table]) -> dict[str, FeedPart]:
+    """The feeds of the whole log, by one task."""
+    span = LsnRange(log.start, log.position())
+    by_name = {table.name: table for table in tables}
+    shapes = [shape for shape in log.shapes(span).values() if shape.mirror in by_name]
+    segments = log.segments(span, {shape.relation_id for shape in shapes})
+    task = Derivation(
+        segments=tuple(segment.path for segment in segments),
+        targets={name: Target(table, layout.changes(name), span) for name, table in by_name.items()},
+        routes={shape.schema_id: Route.of(shape, by_name[shape.mirror]) for shape in shapes},
+    )
+    for target in task.targets.values():
+        target.folder.mkdir(parents=True, exist_ok=True)
+    done = derive(task)
+    assert done.set_aside == {}
+    parts = {name: FeedPart(by_name[name], span, tuple(files), None) for name, files in done.files.items()}
+    return {title(part.table): part for part in parts.values()}
+
+
+def title(table: Table) -> str:
+    """As the journal names it."""
+    return f"{table.name.schema}.{table.name.name}"

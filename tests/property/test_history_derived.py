@@ -1,0 +1,54 @@
+"""Random histories through log, decode and net effects, with a turn cut at any transaction; without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.demo.server import EmbeddedServer
+from tests.history.derived import received, title
+from tests.history.steps import STEPS, Step
+from tests.history.tables import Spec, tables
+
+MANY = settings(
+    deadline=None, print_blob=True, database=None, suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.generate),
+)  # fmt: skip
+STORIES = st.lists(STEPS, min_size=40, max_size=160)
+CUTS = st.sets(st.integers(0, 63), max_size=12)
+
+
+def hold(server: EmbeddedServer, specs: tuple[Spec, ...], steps: Sequence[Step], cuts: set[int]) -> None:
+    """Every table equals the source after each turn: of one transaction, of some, of all; and after a repair."""
+    first = [Step("insert", 0, table, 0, number) for table in range(5) for number in range(3)]
+    with received(server, specs, [*first, *steps]) as at:
+        every = at.boundaries
+        some = [every[0], *(every[cut] for cut in sorted(cuts) if 0 < cut < len(every) - 1), every[-1]]
+        for table in at.tables:
+            at.apply(table, every)
+            at.apply(table, some)
+            model = at.apply(table, [every[0], every[-1]])
+            if table.key:
+                whole = {spec.title: not spec.has_large or spec.whole_rows for spec in specs}[title(table)]
+                for start, end in pairwise(some):
+                    at.repair(model, every[-1], LsnRange(start, end), damaged=whole)
+
+
+@seed(20261121)
+@settings(MANY, max_examples=12)
+@given(tables(), STORIES, CUTS)
+def test_net_effects(server: EmbeddedServer, specs: tuple[Spec, ...], steps: list[Step], cuts: set[int]) -> None:
+    hold(server, specs, steps, cuts)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@settings(MANY, max_examples=150)
+@given(tables(), STORIES, CUTS)
+def test_more_net_effects(server: EmbeddedServer, specs: tuple[Spec, ...], steps: list[Step], cuts: set[int]) -> None:
+    hold(server, specs, steps, cuts)
