@@ -1,6 +1,7 @@
 """What the crash tests stand on: a server of their own, fault points, one seed, one table.
 
-``PGCDC_TEST_CRASH_CYCLES``: cycles at receiver level, a quarter of which are run over the whole path.
+``PGCDC_TEST_CRASH_CYCLES``: cycles at receiver level; a quarter as many are run over the whole path in one
+process. The command itself is killed once at every step in the long set, once in all otherwise.
 ``PGCDC_TEST_SEED``: of everything that is drawn; printed at the end. Timing stays the machine's own.
 """
 
@@ -19,15 +20,16 @@ from tests.crash.faults import Faults
 from tests.crash.tally import Tally
 from tests.fix_postgres import TEST_SETTINGS
 
-DEFAULT_CYCLES = 24
+DEFAULT_CYCLES, LONG_CYCLES = 12, 40
 TABLE = Path("build/crash.md").absolute()
 _SEED = int(os.environ.get("PGCDC_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
 _TALLY = Tally(_SEED)
 
 
 @pytest.fixture(scope="session")
-def cycles() -> int:
-    return int(os.environ.get("PGCDC_TEST_CRASH_CYCLES") or DEFAULT_CYCLES)
+def cycles(pytestconfig: pytest.Config) -> int:
+    default = LONG_CYCLES if pytestconfig.getoption("--run-long") else DEFAULT_CYCLES
+    return int(os.environ.get("PGCDC_TEST_CRASH_CYCLES") or default)
 
 
 @pytest.fixture(scope="session")

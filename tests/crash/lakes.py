@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from deltalake import DeltaTable
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
@@ -28,6 +27,8 @@ from tests.journal import Journal, published
 from tests.oracle import assert_equal
 
 TABLES = ("public.t", "public.u", "public.part", "public.bag", "public.entry", "public.wiped")
+WIDE = "public.wide"
+"""Gets columns, which the journal cannot follow."""
 CHANGING = ("t", "u", "part", "bag", "entry")
 _TABLE = re.compile(r"^(?:INSERT INTO|UPDATE|DELETE FROM) (\w+)")
 _MAKE = """
@@ -41,6 +42,7 @@ CREATE TABLE bag (k int, v text);
 ALTER TABLE bag REPLICA IDENTITY FULL;
 CREATE TABLE entry (id bigserial PRIMARY KEY, note text);
 CREATE TABLE wiped (id int PRIMARY KEY, v text);
+CREATE TABLE wide (id int PRIMARY KEY);
 INSERT INTO t SELECT g, 'v' || g, repeat(md5(g::text), 80) FROM generate_series(1, 60) g;
 INSERT INTO u SELECT g, g % 3, g / 4.0 FROM generate_series(1, 60) g;
 INSERT INTO part SELECT CASE g % 2 WHEN 0 THEN 'n' ELSE 's' END, g, 'v' FROM generate_series(1, 60) g;
@@ -154,7 +156,5 @@ class LakeRig:
     def assert_all_there(self) -> None:
         """After an undisturbed run with nobody writing: equal to the live source, by the last point, of all tables."""
         assert self.look() > 0 or published(self.lake)
-        assert set(published(self.lake)[-1][1]) == set(TABLES)
-        assert_equal(self.conn, self.lake, *TABLES)
-        for table in TABLES:
-            assert DeltaTable(str(self.lake / table.replace(".", "/"))).version() >= 0
+        assert set(published(self.lake)[-1][1]) == {*TABLES, WIDE}
+        assert_equal(self.conn, self.lake, *TABLES, WIDE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import subprocess
 import sys
@@ -26,11 +27,13 @@ from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.slots import identity
 from tests.crash.faults import Faults, Kind, kill, wait_until
 from tests.crash.proxy import Proxy
-from tests.crash.tally import Tally
+from tests.crash.tally import ANY_TIME, Tally
 from tests.crash.witness import assert_same, folded, logged, peeked
 from tests.crash.workload import RECEIVER_WORK, Writers, large
 from tests.fix_postgres import fresh_database
 from tests.journal import Journal
+
+logger = logging.getLogger(__name__)
 
 LEVEL = "at receiver level"
 ROUND = 25
@@ -138,14 +141,14 @@ class Rig:
 
     def cycle(self) -> bool:
         """Start, crash, look. Whether the crash fell while the log was moving."""
-        chance, faults = self.chance, self.faults
+        chance, faults, started = self.chance, self.faults, time.monotonic()
         point = chance.choice([*POINTS, *POINTS, None, None, None])
         kind = chance.choice(KINDS)
         if point is FaultPoint.SEGMENT_STAGED or chance.random() < 0.15:
             self.writers.asked.append(large)
         before = self._moved()
         if point is not None:
-            faults.arm(point, chance.randrange(2))
+            faults.arm(point, 0 if point is FaultPoint.SEGMENT_STAGED else chance.randrange(2))
         receiver = self._start(self._goal() if chance.random() < 0.25 else None)
         try:
             hit = self._reach(receiver, point)
@@ -161,6 +164,7 @@ class Rig:
         receiver.finish()
         self._look(Lsn(before[0]))
         counts = hit and (point is not None or receiver_moved)
+        logger.info("%s %s %s, %.1f s", point or ANY_TIME, kind, counts, time.monotonic() - started)
         if counts:
             self.tally.add(LEVEL, point, kind)
         return counts

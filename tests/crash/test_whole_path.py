@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -27,10 +28,12 @@ from pgcdc_assets.source.setup import setup
 from tests.crash.faults import Faults, Kind, kill, wait_until
 from tests.crash.lakes import TABLES, LakeRig, work
 from tests.crash.proxy import Proxy
-from tests.crash.tally import Tally
+from tests.crash.tally import ANY_TIME, Tally
 from tests.fix_postgres import fresh_database
 
 pytestmark = pytest.mark.spark
+
+logger = logging.getLogger(__name__)
 
 LEVEL = "over the whole path in one process"
 ROUND = 20
@@ -74,7 +77,7 @@ class InProcess(LakeRig):
 
     def cycle(self) -> bool:
         """Run, crash, look. Whether the crash fell while something moved."""
-        chance = self.chance
+        chance, started = self.chance, time.monotonic()
         point = chance.choice([*RECEIVING, *COPYING, *APPLYING, *APPLYING, *[None] * 6])
         kinds = [Kind.RECEIVER, Kind.SERVER, Kind.CUT, *([Kind.WORKER] * 2 if point in IN_WORKERS else [])]
         kind = chance.choice(kinds)
@@ -100,6 +103,7 @@ class InProcess(LakeRig):
         self.connected_again()
         self.look()
         counts = hit and (point is not None or moving)
+        logger.info("%s %s %s %s, %.1f s", point or ANY_TIME, kind, counts, failures, time.monotonic() - started)
         if counts:
             self.tally.add(LEVEL, point, kind)
         return counts
@@ -155,7 +159,7 @@ def test_every_published_boundary_is_the_source(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, cycles: int, tally: Tally,
     watched_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    left = in_process_share(cycles)
+    left = -(-cycles // 4)
     while left > 0:
         folder = tmp_path / f"project{left}"
         folder.mkdir()
@@ -179,8 +183,3 @@ def _round(rig: InProcess, cycles: int) -> int:
     rig.assert_all_there()
     rig.conn.close()
     return counted
-
-
-def in_process_share(cycles: int) -> int:
-    """A quarter of the receiver's cycles are run over the whole path, three of five of them in one process."""
-    return -(-cycles * 3 // 20)

@@ -1,0 +1,207 @@
+"""The command killed as a whole, or only its JVM, at every durable step of the whole path; the next one goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import dagster as dg
+import psutil
+import pytest
+
+from pgcdc_assets.core import faultpoints
+from pgcdc_assets.core.faultpoints import FaultPoint
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.settings import CATALOG_FILE
+from tests.crash.faults import Faults, Kind, wait_until
+from tests.crash.lakes import LakeRig
+from tests.crash.proxy import Proxy
+from tests.crash.tally import Tally
+from tests.end_to_end.command import Project
+from tests.fix_postgres import fresh_database
+from tests.journal import published
+
+logger = logging.getLogger(__name__)
+
+LEVEL = "of the whole command"
+SECONDS = 280.0
+"""Longest wait for anything: the machine may be busy with other things."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command that passes the point, and who is killed there."""
+
+    command: str
+    point: FaultPoint | None
+    kind: Kind = Kind.RUN
+
+
+_FIRST = (
+    FaultPoint.LOG_MAKING, FaultPoint.LOG_MADE, FaultPoint.COPY_SLOT_MADE, FaultPoint.SNAPSHOT_EXPORTED,
+    FaultPoint.STATE_WRITTEN, FaultPoint.MIRROR_MADE, FaultPoint.PIECE_COPIED, FaultPoint.COPY_COMMITTING,
+    FaultPoint.COPY_COMMITTED, FaultPoint.COPY_REGISTERED, FaultPoint.COPY_RECORDED,
+)  # fmt: skip
+_TURNS = (
+    FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_SEALED, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_COMMITTED,
+    FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED, FaultPoint.FEED_FILES_WRITTEN, FaultPoint.FEED_COMMITTING,
+    FaultPoint.FEED_COMMITTED, FaultPoint.MIRROR_WIDENED, FaultPoint.COLLAPSED, FaultPoint.LINK_COMMITTING,
+    FaultPoint.LINK_COMMITTED, FaultPoint.OVERWRITE_COMMITTING, FaultPoint.OVERWRITE_COMMITTED,
+    FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED, FaultPoint.POINT_PUBLISHING, FaultPoint.POINT_PUBLISHED,
+    FaultPoint.RANGE_REGISTERING, FaultPoint.RANGE_REGISTERED, FaultPoint.RANGE_RECORDED,
+    FaultPoint.LOG_FILES_REPLACING, FaultPoint.LOG_FILES_REPLACED,
+)  # fmt: skip
+_WITH_JVM = (
+    FaultPoint.FEED_COMMITTING, FaultPoint.COLLAPSED, FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED,
+    FaultPoint.POINT_PUBLISHED,
+)  # fmt: skip
+CASES = (
+    Case("setup", FaultPoint.SLOT_MADE),
+    *(Case("sync", point) for point in _FIRST),
+    *(Case("sync", point) for point in _TURNS),
+    *(Case("sync", point, Kind.JVM) for point in _WITH_JVM),
+    *(Case("snapshot", point, Kind.JVM) for point in (FaultPoint.PIECE_COPIED, FaultPoint.COPY_COMMITTED)),
+    Case("snapshot", FaultPoint.COPY_COMMITTED),
+    *(Case("repair", point) for point in (FaultPoint.REPAIR_COMMITTING, FaultPoint.REPAIR_COMMITTED)),
+    Case("repair", FaultPoint.REPAIR_COMMITTING, Kind.JVM),
+    *(Case("follow", None, kind) for kind in (Kind.RUN, Kind.JVM, Kind.RUN)),
+)
+"""In the order in which one project can meet them."""
+
+
+@dataclass
+class ByProcess(LakeRig):
+    folder: Path = Path()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.writers.most_pause = 0.3
+        spark = {"master": "local[2]", "spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+        self.project = Project(
+            self.folder,
+            {
+                "PGCDC_SOURCE": self.database.conninfo, "PGCDC_SLOT": self.slot, "PGCDC_TABLES": '["public.*"]',
+                "PGCDC_SPARK": json.dumps(spark), "PGCDC_BATCH_SECONDS": "0.3",
+                faultpoints.VARIABLE: str(self.faults.folder),
+            },
+        )  # fmt: skip
+        self.columns = 0
+
+    def prepare(self, case: Case) -> None:
+        """What the case presupposes."""
+        if case.command != "setup" and not (self.folder / CATALOG_FILE).exists():
+            self.project.run("setup")
+        first = case.command == "setup" or (case.command == "sync" and case.point in _FIRST)
+        if not first and not published(self.lake):
+            self.project.run("sync")
+
+    def cycle(self, case: Case) -> None:
+        """Run, kill, look; again where the command came to its end before."""
+        for _ in range(4):
+            started = time.monotonic()
+            hit = self._hit(case)
+            logger.info("%s %s, %.1f s", case, hit, time.monotonic() - started)
+            if hit:
+                self.tally.add(LEVEL, case.point, case.kind)
+                return
+        raise AssertionError(f"{case} was never met")
+
+    def _hit(self, case: Case) -> bool:
+        self._nudge(case)
+        before = self.moved()
+        if case.point is not None:
+            self.faults.arm(case.point)
+        with self.project.running(*self._arguments(case)) as process:
+            hit = self._reach(process.pid, case)
+            if hit and case.kind is Kind.RUN:
+                os.killpg(process.pid, signal.SIGKILL)
+            elif hit:
+                _kill_jvm(process.pid)
+            moved = self.moved() != before
+            self.faults.clear()
+            if not hit or case.kind is Kind.JVM:
+                assert wait_until(lambda: process.poll() is not None, SECONDS), f"{case}: hangs"
+                assert hit or case.command == "follow" or process.returncode == 0, self.project.log(case.command)
+        self.look()
+        return hit and (case.point is not None or moved)
+
+    def _arguments(self, case: Case) -> tuple[str, ...]:
+        if case.command == "snapshot":
+            return "snapshot", "public.u"
+        if case.command == "repair":
+            first, last = published(self.lake)[0][0], published(self.lake)[-1][0]
+            return "repair", "public.u", "--range", f"{Lsn(first)}..{Lsn(last)}"
+        return (case.command,)
+
+    def _nudge(self, case: Case) -> None:
+        """Something for every way into a mirror, whatever the writers drew."""
+        self.conn.execute("INSERT INTO entry (note) VALUES ('nudge'); UPDATE u SET v = v + 1 WHERE a > 30")
+        self.conn.execute("BEGIN; TRUNCATE wiped; INSERT INTO wiped VALUES (1, 'nudge'); COMMIT")
+        if case.point is FaultPoint.MIRROR_WIDENED:
+            self.columns += 1
+            self.conn.execute(f"ALTER TABLE wide ADD COLUMN c{self.columns} int".encode())
+            self.conn.execute(f"INSERT INTO wide (id, c{self.columns}) VALUES ({self.columns}, 1)".encode())
+
+    def _reach(self, pid: int, case: Case) -> bool:
+        process, point = psutil.Process(pid), case.point
+
+        def ended() -> bool:
+            return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+        if point is None:
+            before = self.moved()
+            wait_until(lambda: ended() or sum(self.moved()) > sum(before) + 3, SECONDS)
+            time.sleep(self.chance.uniform(0, 3))
+            return not ended()
+        assert wait_until(lambda: ended() or self.faults.reached(point) is not None, SECONDS), f"{case}: hangs"
+        return self.faults.reached(point) is not None
+
+    def assert_recorded(self) -> None:
+        """Dagster's side: the ranges stand one behind the other, and no dead run is taken for a live one."""
+        with dg.DagsterInstance.from_config(str(self.folder / ".dagster")) as instance:
+            spans = [LsnRange.from_key(key) for key in instance.get_dynamic_partitions("lsn_ranges")]
+            assert spans
+            assert all(left.end == right.start for left, right in pairwise(spans)), spans
+            assert len(set(spans)) == len(spans)
+            started = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+            assert not started
+
+
+def _kill_jvm(pid: int) -> None:
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == "java":
+                child.kill()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(7200)
+def test_a_killed_command_loses_nothing(
+    crash_server: EmbeddedServer, faults: Faults, chance: random.Random, tally: Tally, tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    """Each case once in the long set; one of them otherwise."""
+    chosen = CASES if request.config.getoption("--run-long") else (chance.choice(CASES[1:]),)
+    with fresh_database(crash_server) as database, Proxy(crash_server.socket_folder) as proxy:
+        rig = ByProcess(
+            crash_server, faults, proxy, chance, tally, database, tmp_path / "lake", f"s_{database.name}",
+            folder=tmp_path,
+        )  # fmt: skip
+        with rig.writers.writing():
+            for case in chosen:
+                rig.prepare(case)
+                rig.cycle(case)
+        rig.project.run("sync")
+        rig.assert_all_there()
+        rig.assert_recorded()
+        rig.conn.close()
