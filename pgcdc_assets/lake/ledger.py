@@ -30,6 +30,11 @@ MOST_FILES: Final = 100
 SMALL_ROWS: Final = 1000
 """A file of this many rows is left alone, so that each row is merged a few times at most."""
 
+_PROPERTIES: dict[str, str | None] = {
+    # A commit a turn makes tens of thousands of files a day; nobody asks for an older version.
+    "delta.logRetentionDuration": "interval 1 days",
+}
+
 
 class Ledger:
     """``schema`` must hold ``AT``. The folder is made with the first row."""
@@ -57,7 +62,7 @@ class Ledger:
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Add rows, without their ``at``, in one commit."""
         if not DeltaTable.is_deltatable(str(self.path)):
-            DeltaTable.create(self.path, self._schema, mode="ignore")
+            DeltaTable.create(self.path, self._schema, mode="ignore", configuration=_PROPERTIES)
         at = self._now()
         stamped = [{**row, AT.name: at + timedelta(microseconds=place)} for place, row in enumerate(rows)]
         report = self._write(pa.Table.from_pylist(stamped, schema=self._schema))

@@ -5,7 +5,7 @@ The newest point that lists a table is also how far a quiet table is known to be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -47,6 +47,7 @@ class ConsistentPoints:
         self._ledger = Ledger(layout.consistent_points, SCHEMA)
         self._listed: dict[str, Listing] = {}
         self._listed_at = -1
+        self._unread: Iterator[pa.Table] = iter(())
 
     def publish(self, lsn: Lsn, versions: Mapping[TableName, int]) -> None:
         """Add a point. Points never go down: LakeError for one below the newest."""
@@ -93,8 +94,15 @@ class ConsistentPoints:
         """The same, with the version: a point of an older copy of the table says nothing of this one."""
         version = self._ledger.version()
         if version != self._listed_at:
-            self._listed, self._listed_at = _listings(self._ledger.rows()), version
-        return self._listed.get(str(table))
+            self._listed, self._listed_at = {}, version
+            self._unread = self._ledger.newest_first()
+        # The newest file lists what is followed; only a table without any point is looked for in all of them.
+        while str(table) not in self._listed:
+            rows = next(self._unread, None)
+            if rows is None:
+                return None
+            self._listed = _listings(rows) | self._listed
+        return self._listed[str(table)]
 
     def prune(self, oldest: datetime, followed: Iterable[TableName]) -> int:
         """Take back the promise of points older than ``oldest``; how many.
@@ -126,7 +134,7 @@ def _point(row: dict[str, Any]) -> Point:
 
 
 def _listings(rows: pa.Table) -> dict[str, Listing]:
-    """Of every table at once. Rows come in order, so the last mention is the newest."""
+    """Of every table in the rows. They come in order, so the last mention is the newest."""
     last = _last_mentions(rows)
     lsns = rows["replay_lsn"].take(last["row_last"])
     found = zip(last["name"].to_pylist(), lsns.to_pylist(), last["version_last"].to_pylist(), strict=True)
