@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from pgcdc_assets.core.catalog import Catalog, Column, Identity, PgType, Table
 from pgcdc_assets.core.layout import Layout
@@ -12,6 +14,9 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.flow.progress import Progress
+from pgcdc_assets.lake.files import commit
+from pgcdc_assets.lake.mirrors import IDENTITY
+from pgcdc_assets.lake.states import TableStates
 
 
 def _table(oid: int, name: str) -> Table:
@@ -76,3 +81,22 @@ def test_a_point_never_falls_for_a_late_copy(progress: Progress) -> None:
     progress.moved(C.name, Lsn(30))
     assert progress.publish(Lsn(30))
     assert _listed(progress) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("began", "start", "state"),
+    [(1, 1, TableState.CATCHING_UP), (1, 20, TableState.CATCHING_UP), (1, 21, TableState.WAITING),
+     (11, 11, TableState.WAITING)],
+)  # fmt: skip
+def test_a_table_below_the_logs_start_is_copied_anew(tmp_path: Path, began: int, start: int, state: TableState) -> None:
+    """Copied at 10, stands at 20: it can go on where the log holds all from there on, and is the one it began with."""
+    identity = Identity("1", "db", "slot")
+    layout = Layout(tmp_path)
+    path = layout.mirror(A.name)
+    DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
+                      raise_if_key_not_exists=False)  # fmt: skip
+    commit(path, [], "append", {identity.app_id("snapshot", A.name.folder): 10})
+    commit(path, [], "append", {identity.app_id(f"{Lsn(10):X}"): 20})
+    TableStates(layout).set(A, TableState.CATCHING_UP, Lsn(10))
+    progress = Progress(layout, Catalog(identity, "p", 180000, (A,)), Lsn(began), Lsn(start))
+    assert progress[A.name].state is state
