@@ -50,6 +50,13 @@ test-all: install ## All tests, the long ones too
 mutants: install ## Takes out one rule after the other; each makes its test fail
 	@$(BIN)/python -m tests.mutants.run
 
+.PHONY: test-crash
+test-crash: N ?= 100
+test-crash: install ## Crashes at every durable step: N=100 cycles of the receiver, N/4 of whole runs, the command at each
+	@PGCDC_TEST_CRASH_CYCLES=$(N) PGCDC_TEST_SEED=$(SEED) $(BIN)/python -m pytest tests/crash --run-long \
+	  --log-file=build/crash.log --log-file-level=INFO
+	@echo "build/crash.md"
+
 .PHONY: check
 check: install ## ruff and mypy
 	@$(BIN)/ruff check .
