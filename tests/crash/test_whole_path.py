@@ -6,13 +6,13 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core import faultpoints
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 LEVEL = "over the whole path in one process"
 ROUND = 20
+PATIENCE = 90.0
+"""For a point that a run need not pass."""
 SECONDS = 400.0
 """Longest wait for anything: the machine may be busy with other things."""
 RECEIVING = (FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED)
@@ -68,12 +70,12 @@ class InProcess(LakeRig):
         assert self.settings.source is not None
         setup(self.settings, self.settings.source).catalog.save(CATALOG_FILE)
 
-    def sync(self, copy_anew: list[TableName] | None = None) -> None:
+    def sync(self, bounds: Bounds | None = None, copy_anew: Sequence[TableName] = ()) -> None:
         assert self.settings.source is not None
         assert self.spark is not None
         spark = self.spark
         engine = Engine(self.settings, self.settings.source, self.observer, lambda: spark, "crash test")
-        engine.sync(Bounds(), copy_anew=copy_anew or [])
+        engine.sync(bounds or Bounds(), copy_anew=copy_anew)
 
     def cycle(self) -> bool:
         """Run, crash, look. Whether the crash fell while something moved."""
@@ -88,14 +90,16 @@ class InProcess(LakeRig):
             self.writers.work = work(chance)
         before = self.moved()
         failures: list[Exception] = []
-        thread = threading.Thread(target=self._run, args=(anew, failures))
+        # Following, so that the receiver lives until it is hit; or to the end of now, as often a run of its own.
+        bounds = Bounds(follow=kind is Kind.RECEIVER or chance.random() < 0.7)
+        thread = threading.Thread(target=self._run, args=(bounds, anew, failures))
         thread.start()
         try:
             hit = self._reach(thread, point)
-            if hit:
-                self._inflict(kind, point)
+            hit = hit and self._inflict(kind, point)
             moving = self.moved() != before
         finally:
+            bounds.stop.set()
             self.faults.clear()
             thread.join(SECONDS)
         assert not thread.is_alive(), "the run hangs"
@@ -108,26 +112,28 @@ class InProcess(LakeRig):
             self.tally.add(LEVEL, point, kind)
         return counts
 
-    def _run(self, anew: list[TableName], failures: list[Exception]) -> None:
+    def _run(self, bounds: Bounds, anew: list[TableName], failures: list[Exception]) -> None:
         try:
-            self.sync(anew)
-        except (PgcdcError, PySparkException) as error:
-            failures.append(error)
+            self.sync(bounds, anew)
         except Exception as error:  # noqa: BLE001 - told by the cycle
             failures.append(error)
 
     def _reach(self, thread: threading.Thread, point: FaultPoint | None) -> bool:
         if point is not None:
-            assert wait_until(lambda: not thread.is_alive() or self.faults.reached(point) is not None, SECONDS), point
+            wait_until(lambda: not thread.is_alive() or self.faults.reached(point) is not None, PATIENCE)
             return self.faults.reached(point) is not None
         time.sleep(self.chance.uniform(0, 5))
         return thread.is_alive()
 
-    def _inflict(self, kind: Kind, point: FaultPoint | None) -> None:
+    def _inflict(self, kind: Kind, point: FaultPoint | None) -> bool:
+        """Whether there was somebody to hit."""
         if kind is Kind.RECEIVER:
-            for pid in _receivers():
+            found = _receivers()
+            for pid in found:
                 kill(pid)
-        elif kind is Kind.WORKER:
+            self.faults.clear()
+            return bool(found)
+        if kind is Kind.WORKER:
             assert point is not None
             kill(self.faults.reached(point) or 0)
         elif kind is Kind.CUT:
@@ -136,6 +142,7 @@ class InProcess(LakeRig):
             self.server.stop(mode="immediate")
             self.server.start(survive=False)
         self.faults.clear()
+        return True
 
 
 def _receivers() -> list[int]:
