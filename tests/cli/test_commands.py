@@ -46,6 +46,7 @@ def test_the_embedded_shop_from_setup_to_teardown(tmp_path: Path) -> None:
             _follow(project, conn)
             _snapshot(project, conn)
             _repair(project, conn)
+        _maintain(project)
         _faults(project)
         _teardown(project, server)
     finally:
@@ -87,6 +88,16 @@ def _repair(project: Project, conn: psycopg.Connection) -> None:
     assert said.startswith("public.customers: range ")
     assert_equal(conn, project.lake, "public.customers")
     assert runs(project)[0] == ("repair", "SUCCESS")
+
+
+def _maintain(project: Project) -> None:
+    """All is young: nothing goes, and the ranges stay."""
+    known = ranges(project)
+    found = project.run("maintain", "--json").json
+    assert (found["ok"], found["log_files"], found["points"], found["failed"]) == (True, 0, 0, [])
+    assert project.run("maintain").out.startswith("forgotten: 0 files of the log")
+    assert runs(project)[0] == ("maintain", "SUCCESS")
+    assert ranges(project) == known
 
 
 def _faults(project: Project) -> None:

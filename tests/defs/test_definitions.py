@@ -90,7 +90,7 @@ def test_a_selection_is_one_run_and_nothing_is_retried() -> None:
     single = [key for key in graph.materializable_asset_keys if graph.get(key).backfill_policy]
     assert len(single) == 4
     assert all(graph.get(key).backfill_policy == dg.BackfillPolicy.single_run() for key in single)
-    for name in ("sync", "repair", "__ASSET_JOB"):
+    for name in ("sync", "repair", "maintain", "__ASSET_JOB"):
         job = defs.resolve_job_def(name)
         assert all(node.definition.retry_policy is None for node in job.graph.nodes)  # type: ignore[attr-defined]
         assert job.executor_def is dg.in_process_executor or name == "__ASSET_JOB"
