@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import PgcdcError, UnknownTable
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.closing import closed_range
 from pgcdc_assets.flow.copying import Beside, Copied, copy
@@ -151,6 +151,10 @@ class Sync:
         """A table that cannot be copied keeps no other from catching up; the run fails after that."""
         try:
             ended.result()
+        except UnknownTable as error:
+            # Dropped since it was asked for. The watch lets go of it, and begins again with the others.
+            self._work.observer.progress("snapshot", str(error))
+            self._watch()
         except PgcdcError as error:
             self._failure = error
             self._work.observer.progress("snapshot", f"failed: {error}")

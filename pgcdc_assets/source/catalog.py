@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from pgcdc_assets.core.catalog import Catalog, Column, Identity, Leaf, ReplicaIdentity, Table
 from pgcdc_assets.core.names import TableName
@@ -108,17 +110,29 @@ def read_tables(
     conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str] = ()
 ) -> tuple[Table, ...]:
     """The mirrored tables of these publications, by name: roots and plain tables, leaves behind their roots."""
-    published = read_published(conn, publications)
-    relations = read_relations(conn, published)
-    roots = {relation.root for relation in relations.values() if relation.root and not relation.partitioned}
-    via_root = {oid for oid, relation in relations.items() if relation.partitioned}
-    leaves = read_leaves(conn, via_root)
-    more = (roots | {leaf for group in leaves.values() for leaf in group}) - relations.keys()
-    relations |= read_relations(conn, more)
-    rows = PublicationRows.read(conn, publications)
+    with _at_one_moment(conn):
+        published = read_published(conn, publications)
+        relations = read_relations(conn, published)
+        roots = {relation.root for relation in relations.values() if relation.root and not relation.partitioned}
+        via_root = {oid for oid, relation in relations.items() if relation.partitioned}
+        leaves = read_leaves(conn, via_root)
+        more = (roots | {leaf for group in leaves.values() for leaf in group}) - relations.keys()
+        relations |= read_relations(conn, more)
+        rows = PublicationRows.read(conn, publications)
     tables = _Assembly(conn.info.server_version, published, relations, leaves, rows).tables()
     wanted = TablePatterns.parse(patterns)
     return tuple(table for table in tables if wanted.match(table.name))
+
+
+@contextmanager
+def _at_one_moment(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """One snapshot for all queries: half of an ALTER PUBLICATION would look like a table lost and regained."""
+    if conn.info.transaction_status != TransactionStatus.IDLE:
+        yield  # The caller's own.
+        return
+    with conn.transaction():
+        conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield
 
 
 def read_catalog(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.source.catalog import read_tables
 from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.published import PublicationRows
 from pgcdc_assets.source.watch import Action, Kind, changes
 from tests.fix_postgres import Database
 
@@ -125,3 +127,21 @@ def test_the_schema_publication_that_came_and_went(database: Database) -> None:
         user.execute("ALTER PUBLICATION p DROP TABLES IN SCHEMA public")
         user.execute("ALTER PUBLICATION p ADD TABLES IN SCHEMA public")
         assert [c.action for c in changes(before, read_tables(conn, ["p"]))] == [Action.COPY]
+
+
+def test_a_change_between_two_queries_is_seen_whole_or_not_at_all(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+        before = read_tables(conn, ["p"])
+        read = PublicationRows.read
+
+        def later(*args: Any) -> PublicationRows:
+            user.execute("ALTER PUBLICATION p DROP TABLE t; ALTER PUBLICATION p ADD TABLE t")
+            return read(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PublicationRows, "read", later)
+            assert changes(before, read_tables(conn, ["p"])) == []
+        assert [change.kind for change in changes(before, read_tables(conn, ["p"]))] == [Kind.REPUBLISHED]

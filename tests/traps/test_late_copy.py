@@ -81,3 +81,22 @@ _SNAPSHOTS = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'pgcdc_ass
 def _newest(points: ConsistentPoints, tables: set[TableName]) -> Lsn:
     newest = points.newest()
     return newest.replay_lsn if newest is not None and set(newest.tables) == tables else Lsn(0)
+
+
+def test_a_table_dropped_before_its_copy_holds_nobody_up(
+    server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with empty_rig(server, spark, tmp_path / "project") as rig:
+        rig.conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)")
+        rig.setup()
+        names: list[list[TableName]] = []
+
+        def late(work: Any, conninfo: str, asked: Any, beside: Any) -> None:
+            names.append(list(asked))
+            rig.conn.execute("DROP TABLE IF EXISTS u")
+            copying.copy(work, conninfo, asked, beside)
+
+        monkeypatch.setattr(sync_module, "copy", late)
+        assert [copied.table for copied in rig.sync().copied] == [T]
+        assert names == [[T, U], [T]]
+        rig.assert_equal("public.t")
