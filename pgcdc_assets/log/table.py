@@ -256,7 +256,10 @@ class ChangeLog:
         name = segment.path.name
         if name not in self._summaries:
             payloads = _notes_in(segment.path, [SUMMARY])["payload"].to_pylist()
-            self._summaries[name] = tuple(BatchSummary.from_json(json.loads(payload)) for payload in payloads)
+            try:
+                self._summaries[name] = tuple(BatchSummary.from_json(json.loads(payload)) for payload in payloads)
+            except (ValueError, KeyError, TypeError):
+                raise LogCorrupt("holds no summary that can be read", thing=str(segment.path)) from None
         return self._summaries[name]
 
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
@@ -137,6 +138,21 @@ def test_damage_is_noticed(log: ChangeLog, damage: Any) -> None:
     damage(_first_file(log))
     with pytest.raises(LogCorrupt):
         ChangeLog(Layout(log.path.parent.parent)).verify(LsnRange(START, Lsn(250)))
+
+
+def test_a_summary_that_cannot_be_read_is_named(log: ChangeLog) -> None:
+    writer, _ = _writer(log)
+    writer.commit(_transaction(200), [], Lsn(250))
+    path = _first_file(log)
+    content = path.read_bytes()
+    table = pq.read_table(path)
+    spoilt = [b"{" if kind == "#" else payload for kind, payload in zip(table["kind"].to_pylist(),
+              table["payload"].to_pylist(), strict=True)]  # fmt: skip
+    pq.write_table(table.set_column(10, "payload", pa.array(spoilt, pa.binary())), path)
+    with pytest.raises(LogCorrupt, match=path.name):
+        ChangeLog(Layout(log.path.parent.parent)).batches(START)
+    path.write_bytes(content)
+    assert len(ChangeLog(Layout(log.path.parent.parent)).batches(START)) == 1
 
 
 def test_a_file_that_is_not_what_it_claims_is_not_committed(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
