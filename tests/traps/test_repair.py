@@ -24,10 +24,10 @@ pytestmark = pytest.mark.spark
 T, BAG = TableName("public", "t"), TableName("public", "bag")
 
 
-@pytest.fixture
-def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
+@pytest.fixture(scope="module")
+def rig(server: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Table t of twenty rows, and three ranges: keys 1 to 3 changed, 4 to 6 removed, 21 to 23 added."""
-    with empty_rig(server, spark, tmp_path / "project") as made:
+    with empty_rig(server, spark, tmp_path_factory.mktemp("repair")) as made:
         made.conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE bag (v int); "
                           "ALTER TABLE bag REPLICA IDENTITY FULL; INSERT INTO bag VALUES (1), (1); "
                           "INSERT INTO t SELECT g, 'v' || g FROM generate_series(1, 20) g")  # fmt: skip
@@ -70,6 +70,25 @@ def _differing(rig: Rig) -> set[int]:
     return {key for key, _ in here ^ there}
 
 
+def test_a_gap_is_refused_and_named(rig: Rig) -> None:
+    first, second, third = (report.span for report in rig.observer.ranges)
+    with pytest.raises(RangeGap, match=f"{first} is followed by {third}"):
+        merged([third, first])
+    end = second.end
+    assert merged([second, first]) == LsnRange(first.start, end)
+    ahead = LsnRange(third.end, Lsn(third.end + 100))
+    with pytest.raises(RangeGap, match=str(ahead.end)):
+        rig.engine().check_range(ahead)
+    with pytest.raises(RangeGap, match=str(ahead.end)):
+        rig.engine().apply_range([T], ahead)
+    with pytest.raises((UsageError, RangeGap)):
+        rig.engine().repair(T, ahead)
+    before = LsnRange(Lsn(1), first.end)
+    with pytest.raises(RangeGap, match="before the log"):
+        rig.engine().repair(T, before)
+    rig.assert_equal("public.t", "public.bag")
+
+
 def test_a_repair_restores_exactly_the_keys_of_its_range(rig: Rig) -> None:
     changed, removed, added = (report.span for report in rig.observer.ranges)
     _damage(rig.lake / "public/t")
@@ -93,27 +112,12 @@ def test_a_repair_restores_exactly_the_keys_of_its_range(rig: Rig) -> None:
     rig.engine().transform_range([T, BAG], whole)
     assert rig.engine().check_range(whole).transactions == 3
 
-    # The later range first: what the earlier one did to other keys is not touched by it.
+
+@pytest.mark.long
+def test_ranges_in_wrong_order(rig: Rig) -> None:
+    """The later range first: what the earlier one did to other keys is not touched by it."""
+    changed, _, added = (report.span for report in rig.observer.ranges)
     _damage(rig.lake / "public/t")
     rig.engine().apply_range([T], added)
     rig.engine().apply_range([T], changed)
     assert _differing(rig) == {4, 10, 99}
-
-
-def test_a_gap_is_refused_and_named(rig: Rig) -> None:
-    first, second, third = (report.span for report in rig.observer.ranges)
-    with pytest.raises(RangeGap, match=f"{first} is followed by {third}"):
-        merged([third, first])
-    end = second.end
-    assert merged([second, first]) == LsnRange(first.start, end)
-    ahead = LsnRange(third.end, Lsn(third.end + 100))
-    with pytest.raises(RangeGap, match=str(ahead.end)):
-        rig.engine().check_range(ahead)
-    with pytest.raises(RangeGap, match=str(ahead.end)):
-        rig.engine().apply_range([T], ahead)
-    with pytest.raises((UsageError, RangeGap)):
-        rig.engine().repair(T, ahead)
-    before = LsnRange(Lsn(1), first.end)
-    with pytest.raises(RangeGap, match="before the log"):
-        rig.engine().repair(T, before)
-    rig.assert_equal("public.t", "public.bag")
