@@ -93,6 +93,8 @@ class Table:
     taken out, or changed, meanwhile."""
     column_rows: str = ""
     """``attnum:xmin`` of pg_attribute: with another relfilenode, another text means a rewrite by ALTER TABLE."""
+    enum_labels: tuple[tuple[int, str], ...] = ()
+    """oid and label of each value of its columns' enums: ALTER TYPE ... RENAME VALUE changes rows without a word."""
 
     @property
     def mirror(self) -> TableName:
@@ -120,6 +122,7 @@ class Table:
                 "columns": tuple(Column(**{**c, "type": PgType.from_json(c["type"])}) for c in data["columns"]),
                 "key": tuple(data["key"]),
                 "identity_key": tuple(data["identity_key"]),
+                "enum_labels": tuple((oid, label) for oid, label in data.get("enum_labels", ())),
                 "leaves": tuple(Leaf(**{**leaf, "name": TableName(**leaf["name"])}) for leaf in data["leaves"]),
                 "root": TableName(**data["root"]) if data["root"] else None,
             }
@@ -127,7 +130,9 @@ class Table:
 
     def without_volatile(self) -> Self:
         """The facts that decide how rows are decoded and applied: no storage numbers, no estimates."""
-        return replace(self, relfilenode=0, leaves=(), pages=0, rows=0, publication_rows="", column_rows="")
+        return replace(
+            self, relfilenode=0, leaves=(), pages=0, rows=0, publication_rows="", column_rows="", enum_labels=()
+        )
 
 
 @dataclass(frozen=True)

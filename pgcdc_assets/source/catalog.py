@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import psycopg
@@ -16,7 +16,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.keys import Index, RowIdentity, followable, mirror_key
 from pgcdc_assets.source.patterns import TablePatterns
-from pgcdc_assets.source.pgtypes import PgTypes
+from pgcdc_assets.source.pgtypes import Labels, PgTypes, enums_of, read_labels
 from pgcdc_assets.source.published import GENERATED_SINCE, PublicationRows, Published, read_published
 
 _RELATIONS = """
@@ -69,6 +69,10 @@ class Relation:
     def partitioned(self) -> bool:
         return self.kind == "p"
 
+    @property
+    def enums(self) -> set[int]:
+        return {enum for column in self.columns for enum in enums_of(column.type)}
+
     def attnums(self, names: Iterable[str]) -> tuple[int, ...]:
         by_name = {column.name: column.attnum for column in self.columns}
         return tuple(by_name[name] for name in names if name in by_name)
@@ -119,7 +123,8 @@ def read_tables(
         more = (roots | {leaf for group in leaves.values() for leaf in group}) - relations.keys()
         relations |= read_relations(conn, more)
         rows = PublicationRows.read(conn, publications)
-    tables = _Assembly(conn.info.server_version, published, relations, leaves, rows).tables()
+        labels = read_labels(conn, (enum for relation in relations.values() for enum in relation.enums))
+    tables = _Assembly(conn.info.server_version, published, relations, leaves, rows, labels).tables()
     wanted = TablePatterns.parse(patterns)
     return tuple(table for table in tables if wanted.match(table.name))
 
@@ -178,6 +183,7 @@ class _Assembly:
     relations: Mapping[int, Relation]
     leaves: Mapping[int, tuple[int, ...]]
     rows: PublicationRows | None = None
+    labels: Labels = field(default_factory=dict)
 
     def tables(self) -> list[Table]:
         made: dict[TableName, Table] = {}
@@ -246,6 +252,7 @@ class _Assembly:
             rows=relation.rows if not storage else sum(leaf.rows for leaf in storage),
             publication_rows=self._rows(relation, storage),
             column_rows=relation.column_rows,
+            enum_labels=tuple(value for enum in sorted(relation.enums) for value in self.labels.get(enum, ())),
         )
 
     def _rows(self, relation: Relation, storage: Sequence[Relation]) -> str:

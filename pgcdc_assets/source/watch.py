@@ -37,6 +37,7 @@ class Kind(StrEnum):
     REPUBLISHED = "republished"
     PARTITIONS = "partitions"
     REWRITTEN = "rewritten"
+    LABELS = "labels"
     COLUMNS = "columns"
     KEY = "key"
 
@@ -78,8 +79,8 @@ def table_changes(before: Table, now: Table | None) -> list[Change]:
         return [Change(name, Kind.UNPUBLISHED, Action.NONE, "is not published any more, or was dropped")]
     if before.oid != now.oid:
         return [Change(name, Kind.RECREATED, Action.COPY, "was dropped and made anew")]
-    return [*_publication(before, now), *_partitions(before, now), *_storage(before, now), *_columns(before, now),
-            *_key(before, now)]  # fmt: skip
+    return [*_publication(before, now), *_partitions(before, now), *_storage(before, now), *_labels(before, now),
+            *_columns(before, now), *_key(before, now)]  # fmt: skip
 
 
 def _publication(before: Table, now: Table) -> Iterator[Change]:
@@ -113,6 +114,14 @@ def _altered_columns(before: Table, now: Table) -> bool:
     """Whether a pg_attribute row of a column that both have was written again."""
     old, new = (dict(mark.split(":") for mark in table.column_rows.split()) for table in (before, now))
     return any(old[attnum] != new[attnum] for attnum in old.keys() & new.keys())
+
+
+def _labels(before: Table, now: Table) -> Iterator[Change]:
+    old, new = dict(before.enum_labels), dict(now.enum_labels)
+    for oid in sorted(old.keys() & new.keys()):
+        if old[oid] != new[oid]:
+            what = f"value {old[oid]!r} of an enum is called {new[oid]!r} now, in older rows too"
+            yield Change(before.name, Kind.LABELS, Action.COPY, what)
 
 
 def _columns(before: Table, now: Table) -> Iterator[Change]:

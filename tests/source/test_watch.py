@@ -82,6 +82,8 @@ def test_what_the_stream_carries_is_no_change(watched: Watched, harmless: str) -
          [("t", Kind.KEY, Action.SET_ASIDE)]),
         ("ALTER TABLE t DROP CONSTRAINT t_pkey", [("t", Kind.KEY, Action.SET_ASIDE)]),
         ("ALTER TABLE keyless ADD PRIMARY KEY (id)", [("keyless", Kind.KEY, Action.SET_ASIDE)]),
+        ("CREATE TYPE mood AS ENUM ('sad', 'ok'); ALTER TABLE t ADD m mood[]; ALTER TYPE mood ADD VALUE 'fine'",
+         [("t", Kind.COLUMNS, Action.FOLLOW)]),
         ("DROP TABLE t", [("t", Kind.UNPUBLISHED, Action.NONE)]),
         ("ALTER PUBLICATION p DROP TABLE t", [("t", Kind.UNPUBLISHED, Action.NONE)]),
         ("CREATE TABLE new (id int PRIMARY KEY); ALTER PUBLICATION p ADD TABLE new",
@@ -145,3 +147,18 @@ def test_a_change_between_two_queries_is_seen_whole_or_not_at_all(
             patch.setattr(PublicationRows, "read", later)
             assert changes(before, read_tables(conn, ["p"])) == []
         assert [change.kind for change in changes(before, read_tables(conn, ["p"]))] == [Kind.REPUBLISHED]
+
+
+@pytest.mark.parametrize("column", ["mood", "mood[]", "moods", "moods[]"])
+def test_a_renamed_value_of_an_enum(database: Database, column: str) -> None:
+    """In every row that holds it, without a word in the stream; a value that was added is in none."""
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN moods AS mood")
+        user.execute(f"CREATE TABLE t (id int PRIMARY KEY, m {column}); CREATE PUBLICATION p FOR TABLE t".encode())
+        before = read_tables(conn, ["p"])
+        user.execute("ALTER TYPE mood ADD VALUE 'fine'")
+        assert changes(before, read_tables(conn, ["p"])) == []
+        user.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'")
+        (change,) = changes(before, read_tables(conn, ["p"]))
+        assert (change.kind, change.action) == (Kind.LABELS, Action.COPY)
+        assert "'sad'" in change.what

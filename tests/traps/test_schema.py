@@ -53,6 +53,11 @@ TRAPS = (
     Trap("table_dropped_and_made_anew", _T,
          ("INSERT INTO t VALUES (10, 'lost')", "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, "
           "v text, w int); INSERT INTO t VALUES (1, 'new', 1)")),
+    Trap("enum_value_renamed",
+         "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TABLE t (id int PRIMARY KEY, m mood, ms mood[]); "
+         "INSERT INTO t VALUES (1, 'sad', '{sad,ok}'), (2, 'ok', NULL)",
+         ("UPDATE t SET m = 'sad' WHERE id = 2", "ALTER TYPE mood RENAME VALUE 'sad' TO 'down'",
+          "INSERT INTO t VALUES (3, 'down', '{down}')")),
     Trap("table_renamed", _T, ("ALTER TABLE t RENAME TO u", "UPDATE u SET v = 'x' WHERE id = 1")),
     Trap("table_made_later", _T, ("CREATE TABLE u (id int PRIMARY KEY); INSERT INTO u VALUES (1)",)),
     Trap("partition_attached_with_rows", _PARTITIONED,
