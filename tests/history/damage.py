@@ -1,38 +1,47 @@
-"""Damage to a mirror, by delta-rs and by hand: rows that a range changed are other, gone, or back again."""
+"""Damage to a mirror by hand: rows that a range changed are other, gone, or back again."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.ranges import LsnRange
-from tests.history.tables import Spec, quoted
+from tests.history.tables import Spec
 
-_COMMIT_LSN = "_pgcdc_commit_lsn"
+_COMMIT_LSN, _RAW = "_pgcdc_commit_lsn", "_pgcdc_raw"
 
 
-def damage(path: Path, spec: Spec, span: LsnRange, before: int | None, pick: int) -> set[str]:
-    """What was done: ``changed``, ``removed`` or ``added``. ``before``: the mirror's version as the span begins."""
-    done: set[str] = set()
+def damage(
+    spark: SparkSession, path: Path, spec: Spec, span: LsnRange, versions: tuple[int, int] | None, pick: int
+) -> str | None:
+    """What was done, ``changed``, ``removed`` or ``added``; None for nothing.
+
+    ``versions``: of the mirror at the span's start and end, to find rows that were deleted in it.
+    """
+    table = f"delta.{_quoted(str(path))}"
     touched = f"{_COMMIT_LSN} >= {int(span.start)} AND {_COMMIT_LSN} < {int(span.end)}"
-    revived = _gone(path, spec, span, before) if pick % 3 == 0 and before is not None else None
-    if revived is not None and revived.num_rows:
-        write_deltalake(str(path), revived, mode="append")
-        done.add("added")
-    table = DeltaTable(str(path))
-    if pick % 3 == 1:
-        if table.update({quoted(spec.values[-1].name): "NULL"}, predicate=touched)["num_updated_rows"]:
-            done.add("changed")
-    elif pick % 3 == 2 and table.delete(touched)["num_deleted_rows"]:
-        done.add("removed")
-    return done
+    kinds = ("changed", "removed", *(("added",) if versions else ()))
+    kind = kinds[pick % len(kinds)]
+    if kind == "changed":
+        statement = f"UPDATE {table} SET {_quoted(spec.values[0].name)} = NULL, {_RAW} = NULL WHERE {touched}"
+    elif kind == "removed":
+        statement = f"DELETE FROM {table} WHERE {touched}"
+    else:
+        assert versions is not None
+        same = " AND ".join(f"n.{_quoted(column.name)} = o.{_quoted(column.name)}" for column in spec.key)
+        # Rows whose keys may not fit their type are left alone: such keys are NULL, and not found by equality.
+        gone = [
+            f"NOT EXISTS (SELECT 1 FROM {place} AS n WHERE {same})"
+            for place in (f"{table} VERSION AS OF {versions[1]}", table)
+        ]
+        statement = (
+            f"INSERT INTO {table} SELECT * FROM {table} VERSION AS OF {versions[0]} AS o"
+            f" WHERE o.{_RAW} IS NULL AND {' AND '.join(gone)}"
+        )
+    (counts,) = spark.sql(statement).collect()
+    return kind if counts[0] else None
 
 
-def _gone(path: Path, spec: Spec, span: LsnRange, before: int | None) -> pa.Table:
-    """Rows of ``before`` whose keys are no more, and were deleted by the span."""
-    key = ", ".join(quoted(column.name) for column in spec.key)
-    query = QueryBuilder().register("old", DeltaTable(str(path), version=before)).register("now", DeltaTable(str(path)))
-    same = " AND ".join(f"old.{quoted(c.name)} = now.{quoted(c.name)}" for c in spec.key)
-    return pa.table(query.execute(f"SELECT old.* FROM old LEFT ANTI JOIN now ON {same} ORDER BY {key}").read_all())
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -237,9 +237,10 @@ def _damage(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
     if span is None or not keyed:
         return
     spec = keyed[doing.pick % len(keyed)]
-    before = next((point for point in reversed(published(at.lake)) if point[0] <= span.start), None)
-    done = damage(at.path(spec), spec, span, before[1].get(spec.title) if before else None, doing.pick)
-    event(f"damaged: {', '.join(sorted(done)) or 'nothing'}")
+    known = {lsn: versions[spec.title] for lsn, versions in published(at.lake) if spec.title in versions}
+    versions = (known[span.start], known[span.end]) if {span.start, span.end} <= known.keys() else None
+    done = damage(at.spark, at.path(spec), spec, span, versions, doing.pick)
+    event(f"damaged: {done or 'nothing'}")
     if not _again(at, spec, lambda name: at.engine().repair(name, span)) and done:
         at.workload.finish(random.Random(doing.pick))
         at.sync(anew=[spec])

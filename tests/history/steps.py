@@ -15,6 +15,10 @@ _WEIGHTS = {
     "move leaf": 3, "truncate": 1, "truncate leaf": 1, "churn": 1, "message": 1, "savepoint": 2, "rollback to": 1,
     "begin": 2, "commit": 9, "rollback": 1, "prepare": 1, "finish prepared": 2, "empty": 1,
 }  # fmt: skip
+ACTS = frozenset(_WEIGHTS) - {"begin", "savepoint", "empty", "finish prepared"} | {
+    "commit prepared",
+    "rollback prepared",
+}
 _DOINGS = ("sync", "sync", "sync", "until", "until", "ahead", "copy", "backfill", "repair", "damage", "kill")
 """``ahead``: into the log only, then one table applied by hand to a batch's end."""
 

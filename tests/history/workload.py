@@ -66,7 +66,7 @@ class Workload:
     sessions: list[Session] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
-    """Acts that took effect, if their transaction committed."""
+    """Acts that took effect, if their transaction committed; ``refused`` of none."""
     refused: Counter[str] = field(default_factory=Counter)
     positions: list[int] = field(default_factory=list)
     """The WAL's insert position after each step: where a run may be told to end."""
@@ -176,7 +176,7 @@ class Workload:
                 session.end("ROLLBACK")
                 return
         else:
-            self._count(op, True)
+            self.done[op] += acts.effect
         if guarded:
             session.conn.execute("RELEASE guard")
         if alone:
@@ -195,6 +195,8 @@ class Acts:
     tables: Sequence[Spec]
     pick: int
     chance: random.Random
+    effect: bool = False
+    """Whether a statement met a row, or a table to truncate."""
 
     def insert(self) -> None:
         for _ in range(self.chance.choice((1, 1, 2, 4))):
@@ -222,6 +224,7 @@ class Acts:
             return
         column = quoted(key[0].name)
         rows = self._execute(f"SELECT {column}::text, {_PLACE} FROM {self.spec.sql} AS t {self._order(2)}")
+        self.effect = len(rows) == 2
         if len(rows) < 2:
             return
         (a, at_a), (b, at_b) = rows
@@ -280,6 +283,7 @@ class Acts:
 
     def _execute(self, statement: str) -> list[tuple[Any, ...]]:
         cursor = self.conn.execute(statement.encode())
+        self.effect |= cursor.rowcount != 0
         return cursor.fetchall() if cursor.description else []
 
     def _insert(self) -> None:
