@@ -9,8 +9,8 @@ removed, or until it is killed.
 
 from __future__ import annotations
 
+import fcntl
 import os
-import threading
 import time
 from contextlib import suppress
 from enum import StrEnum
@@ -19,6 +19,7 @@ from typing import Final
 
 VARIABLE: Final = "PGCDC_FAULTS"
 REACHED: Final = ".reached"
+LOCK: Final = "lock"
 _POLL_SECONDS: Final = 0.005
 
 
@@ -69,6 +70,13 @@ class FaultPoint(StrEnum):
     RANGE_REGISTERED = "range-registered"
     RANGE_RECORDED = "range-recorded"
 
+    MIRROR_OPTIMIZED = "mirror-optimized"
+    POINTS_PRUNED = "points-pruned"
+    LOG_CUT = "log-cut"
+    FEEDS_CUT = "feeds-cut"
+    MIRROR_VACUUMED = "mirror-vacuumed"
+    LOG_SWEPT = "log-swept"
+
 
 _FOLDER: Path | None = Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
 
@@ -80,19 +88,18 @@ def passed(point: FaultPoint) -> None:
 
 
 def _stop(folder: Path, point: FaultPoint) -> None:
-    armed, own = folder / point, folder / f"{point}.{os.getpid()}.{threading.get_ident()}"
-    try:
-        armed.rename(own)
-    except FileNotFoundError:
-        return
-    passes = int(own.read_text() or 0)
-    if passes > 0:
-        own.write_text(str(passes - 1))
-        own.rename(armed)
-        return
-    own.write_text(str(os.getpid()))
-    reached = folder / f"{point}{REACHED}"
-    own.rename(reached)
+    armed, reached = folder / point, folder / f"{point}{REACHED}"
+    with (folder / LOCK).open("a") as lock:
+        # So that no pass is missed while another one is counted.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            passes = int(armed.read_text())
+        except FileNotFoundError:
+            return
+        armed.write_text(str(passes - 1 if passes else os.getpid()))
+        if passes:
+            return
+        armed.rename(reached)
     with suppress(FileNotFoundError):
         while reached.stat():
             time.sleep(_POLL_SECONDS)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from pgcdc_assets.core import retention
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import LogFile, log_cut, oldest_kept
@@ -96,6 +97,7 @@ class Maintenance:
             with self._told(mirror.name):
                 if upkeep.worth_optimizing(upkeep.of_mirror(mirror).live) and self._may_begin(mirror.name):
                     upkeep.optimize(self._work.session(), mirror)
+                    passed(FaultPoint.MIRROR_OPTIMIZED)
                     self._say(f"optimized {mirror.name}")
                     self._report.optimized.append(mirror.name)
                 upkeep.keep_readable(mirror.again())
@@ -120,6 +122,7 @@ class Maintenance:
         followed = [entry.table.name for entry in progress.followed()]
         self._report.points = progress.points.prune(oldest_kept(self._now, span, self._grace), followed)
         progress.states.prune()
+        passed(FaultPoint.POINTS_PRUNED)
 
     def cut(self) -> None:
         """Forget the front of the log, and of the feeds with it; then the keys of ranges that are gone."""
@@ -128,6 +131,7 @@ class Maintenance:
         needed = [entry.replay_lsn for entry in work.progress.followed()]
         oldest = oldest_kept(self._now, work.settings.retention, self._grace)
         self._report.log_files = forget(work.log, log_cut(files, work.log.start, needed, oldest))
+        passed(FaultPoint.LOG_CUT)
         if self._report.log_files:
             self._say(f"the log now starts at {work.log.start}")
         for feed in self._feeds():
@@ -135,6 +139,7 @@ class Maintenance:
         for entry in work.progress.followed():
             feed = FeedTable(work.layout, work.identity, entry.table)
             self._report.feed_files += feed.compact(entry.replay_lsn)
+        passed(FaultPoint.FEEDS_CUT)
         work.observer.known_ranges()
 
     def vacuum(self) -> None:
@@ -145,6 +150,7 @@ class Maintenance:
                 found = upkeep.garbage(mirror, oldest.get(mirror.name, mirror.version), self._grace)
                 if found.files and self._may_begin(mirror.name):
                     upkeep.vacuum(self._work.session(), mirror, found)
+                    passed(FaultPoint.MIRROR_VACUUMED)
                     self._say(f"vacuumed {mirror.name}: {len(found.files)} files, {found.bytes:,} bytes")
                     self._report.vacuumed.append(mirror.name)
                     self._report.deleted_files += len(found.files)
@@ -156,6 +162,7 @@ class Maintenance:
         feeds = [feed.path for feed in self._feeds()]
         for path in (layout.change_log, layout.consistent_points, layout.table_states, *feeds):
             sweep(path, self._grace)
+            passed(FaultPoint.LOG_SWEPT)
         for folder in (layout.merge, layout.staging):
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
-from pgcdc_assets.core.faultpoints import REACHED, FaultPoint
+from pgcdc_assets.core.faultpoints import LOCK, REACHED, FaultPoint
 
 
 class Kind(StrEnum):
@@ -36,7 +36,9 @@ class Faults:
 
     def arm(self, point: FaultPoint, passes: int = 0) -> None:
         """The next process to pass it stops there, after so many passes."""
-        (self.folder / point).write_text(str(passes))
+        whole = self.folder / f"{point}.new"
+        whole.write_text(str(passes))
+        whole.rename(self.folder / point)
 
     def reached(self, point: FaultPoint) -> int | None:
         """Pid of the process that stands there."""
@@ -48,8 +50,9 @@ class Faults:
     def clear(self) -> None:
         """Nothing is armed, and whoever stands at a point goes on."""
         for path in self.folder.iterdir():
-            with suppress(FileNotFoundError):
-                path.unlink()
+            if path.name != LOCK:
+                with suppress(FileNotFoundError):
+                    path.unlink()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:

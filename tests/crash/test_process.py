@@ -7,8 +7,11 @@ import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -61,6 +64,19 @@ _TURNS = (
     FaultPoint.RANGE_REGISTERING, FaultPoint.RANGE_REGISTERED, FaultPoint.RANGE_RECORDED,
     FaultPoint.LOG_FILES_REPLACING, FaultPoint.LOG_FILES_REPLACED,
 )  # fmt: skip
+_UPKEEP = (
+    FaultPoint.MIRROR_OPTIMIZED, FaultPoint.POINTS_PRUNED, FaultPoint.LOG_CUT, FaultPoint.FEEDS_CUT,
+    FaultPoint.MIRROR_VACUUMED, FaultPoint.LOG_SWEPT,
+)  # fmt: skip
+_COMMAND = """
+from datetime import timedelta
+from pgcdc_assets.core import retention
+from pgcdc_assets.lake import upkeep
+retention.GRACE, upkeep.MOST_SMALL = timedelta(0), 1
+from pgcdc_assets.cli.main import main
+main()
+"""
+"""The command, for whose maintenance nothing is too young or too little."""
 _WITH_JVM = (
     FaultPoint.FEED_COMMITTING, FaultPoint.COLLAPSED, FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED,
     FaultPoint.POINT_PUBLISHED,
@@ -75,6 +91,8 @@ CASES = (
     *(Case("repair", point) for point in (FaultPoint.REPAIR_COMMITTING, FaultPoint.REPAIR_COMMITTED)),
     Case("repair", FaultPoint.REPAIR_COMMITTING, Kind.JVM),
     *(Case("follow", None, kind) for kind in (Kind.RUN, Kind.JVM, Kind.RUN)),
+    *(Case("maintain", point) for point in _UPKEEP),
+    Case("maintain", FaultPoint.MIRROR_VACUUMED, Kind.JVM),
 )
 """In the order in which one project can meet them."""
 
@@ -92,6 +110,7 @@ class ByProcess(LakeRig):
             {
                 "PGCDC_SOURCE": self.database.conninfo, "PGCDC_SLOT": self.slot, "PGCDC_TABLES": '["public.*"]',
                 "PGCDC_SPARK": json.dumps(spark), "PGCDC_BATCH_SECONDS": "0.3",
+                "PGCDC_RETENTION": "0 minutes",
                 faultpoints.VARIABLE: str(self.faults.folder),
             },
         )  # fmt: skip
@@ -121,7 +140,7 @@ class ByProcess(LakeRig):
         before = self.moved()
         if case.point is not None:
             self.faults.arm(case.point)
-        with self.project.running(*self._arguments(case)) as process:
+        with self._running(case) as process:
             hit = self._reach(process.pid, case)
             if hit and case.kind is Kind.RUN:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -131,9 +150,25 @@ class ByProcess(LakeRig):
             self.faults.clear()
             if not hit or case.kind is Kind.JVM:
                 assert wait_until(lambda: process.poll() is not None, SECONDS), f"{case}: hangs"
-                assert hit or case.command == "follow" or process.returncode == 0, self.project.log(case.command)
+                log = (self.folder / "command.log").read_text()
+                assert hit or case.command == "follow" or process.returncode == 0, log
         self.look()
         return hit and (case.point is not None or moved)
+
+    @contextmanager
+    def _running(self, case: Case) -> Iterator[subprocess.Popen[bytes]]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("PGCDC_", "DAGSTER_"))}
+        with (self.folder / "command.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND, *self._arguments(case)], cwd=self.folder, start_new_session=True,
+                env={**clean, **self.project.settings}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def _arguments(self, case: Case) -> tuple[str, ...]:
         if case.command == "snapshot":

@@ -142,7 +142,7 @@ class Rig:
     def cycle(self) -> bool:
         """Start, crash, look. Whether the crash fell while the log was moving."""
         chance, faults, started = self.chance, self.faults, time.monotonic()
-        point = chance.choice([*POINTS, *POINTS, None, None, None])
+        point = chance.choice([*POINTS, *POINTS, *[None] * 6])
         kind = chance.choice(KINDS)
         if point is FaultPoint.SEGMENT_STAGED or chance.random() < 0.15:
             self.writers.asked.append(large)
@@ -191,7 +191,7 @@ class Rig:
             self._not_told_too_early(point)
             return True
         wait_until(lambda: receiver.ended or bool(receiver.events()), SECONDS)
-        time.sleep(self.chance.uniform(0, 0.6))
+        time.sleep(self.chance.uniform(0, 1.2))
         return not receiver.ended
 
     def _inflict(self, receiver: Receiver, kind: Kind, point: FaultPoint | None) -> None:
