@@ -11,6 +11,7 @@ import psycopg
 
 from pgcdc_assets.core.endpos import Endpos
 from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.log.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.tape import IS_CONTROL, OpenTransaction, Run, transaction_after
 from pgcdc_assets.protocol.messages import LogicalMessage, Relation, Type
@@ -34,12 +35,14 @@ class Intake:
     """Keeps the stream's state: open transaction, last boundary, relations in force."""
 
     def __init__(
-        self, conn: psycopg.Connection[Any], relations: Relations, publications: Sequence[str], transform_lsn: Lsn
-    ) -> None:
+        self, conn: psycopg.Connection[Any], relations: Relations, publications: Sequence[str], transform_lsn: Lsn,
+        overlap: Overlap | None = None,
+    ) -> None:  # fmt: skip
         self._conn = conn
         self._relations = relations
         self._publications = publications
         self._transform_lsn = transform_lsn
+        self._overlap = overlap
         self.boundary = transform_lsn
         """The last transaction boundary that has been received: all that ends at or below it is taken."""
         self.seen = ZERO
@@ -47,6 +50,12 @@ class Intake:
         self.transaction: OpenTransaction | None = None
         self.goal: Endpos | None = None
         self.sequence = 0
+
+    def sent(self, wal_end: int) -> None:
+        """All that commits below it has been sent."""
+        if wal_end > self._transform_lsn:
+            self._overlapped()
+        self.passed(wal_end)
 
     def reached(self, lsn: int) -> None:
         self.boundary = max(self.boundary, Lsn(lsn))
@@ -61,6 +70,7 @@ class Intake:
         after = transaction_after(run, before)
         loose = self._control(run)
         first = self._first_new(run, before, loose)
+        self._compare(run, first)
         end, arrived = self._first_beyond(run, before, loose)
         end = max(first, end)
         self._pass_begins(run)
@@ -70,6 +80,18 @@ class Intake:
         if arrived:
             after = None
         return Taken(taken, whole, after, arrived)
+
+    def _compare(self, run: Run, first: int) -> None:
+        """What is skipped must be what the log holds."""
+        if self._overlap is not None:
+            self._overlap.skipped(run, first)
+            if first < len(run):
+                self._overlapped()
+
+    def _overlapped(self) -> None:
+        if self._overlap is not None:
+            self._overlap.passed()
+            self._overlap = None
 
     def _control(self, run: Run) -> dict[int, Lsn]:
         """Relation and Type messages take effect, in transactions that are skipped too: they come but once

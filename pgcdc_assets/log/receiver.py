@@ -25,6 +25,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.progress import Progress
 from pgcdc_assets.log.batch import BatchWriter, Committed, Pending
 from pgcdc_assets.log.intake import Intake
+from pgcdc_assets.log.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.tape import HEADER, Run
 from pgcdc_assets.log.watch import SourceClock
@@ -99,6 +100,7 @@ class Receiver:
         *,
         publications: Sequence[str],
         floor: Lsn,
+        overlap: Overlap | None = None,
         limits: Limits,
         report: Callable[[Report], None],
         orders: Callable[[Receiver], None] = lambda receiver: None,
@@ -111,7 +113,7 @@ class Receiver:
         self._clock = SourceClock(conn)
         self._progress = Progress(floor)
         self._pending = Pending()
-        self._intake = Intake(conn, relations, publications, writer.position)
+        self._intake = Intake(conn, relations, publications, writer.position, overlap)
         self._poll = select.poll()
         self._poll.register(stream.fileno(), select.POLLIN)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
@@ -198,9 +200,9 @@ class Receiver:
     def _keepalive(self, frame: bytes) -> None:
         """``wal_end`` is a boundary: what committed below it has been sent, whatever is open."""
         message = keepalive(frame)
+        self._intake.sent(message.wal_end)
         if self._goal is None or self._goal.allows(message.wal_end):
             self._intake.reached(message.wal_end)
-        self._intake.passed(message.wal_end)
         if self._goal is not None and self._goal.arrived_at_wal_end(message.wal_end):
             self._arrived = True
         if message.reply_requested:

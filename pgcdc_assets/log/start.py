@@ -74,10 +74,13 @@ def start_stream(
     publications: Sequence[str],
     transform_lsn: Lsn,
     *,
+    start_lsn: Lsn | None = None,
     patience: float = SLOT_PATIENCE_SECONDS,
     keep_waiting: Callable[[], bool] = lambda: True,
 ) -> Lsn:
-    """START_REPLICATION at ``transform_lsn``; the slot's ``confirmed_flush_lsn``, the floor of all reports.
+    """START_REPLICATION at ``transform_lsn``, or below it at ``start_lsn``.
+
+    Returns the slot's ``confirmed_flush_lsn``, the floor of all reports.
 
     Whether the slot has passed the log is asked again once the stream holds it: only then can
     nobody else confirm. Raises what ``check_slot`` does, or SlotActive after ``patience`` seconds.
@@ -86,7 +89,7 @@ def start_stream(
     deadline = time.monotonic() + patience
     while True:
         try:
-            stream.start(slot, transform_lsn, publications, options=_OPTIONS)
+            stream.start(slot, start_lsn or transform_lsn, publications, options=_OPTIONS)
             break
         except SlotActive as held:
             if time.monotonic() > deadline or not keep_waiting():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, PgcdcError, SlotAhead, SlotLost
 from pgcdc_assets.log.table import ChangeLog
@@ -36,11 +37,12 @@ def source(own: EmbeddedServer, tmp_path: Path) -> Iterator[Source]:
             receiver.kill()
 
 
-def refused(source: Source, log: ChangeLog, kind: type[PgcdcError]) -> str:
+def refused(source: Source, log: ChangeLog, kind: type[PgcdcError], *, event: str = "started") -> str:
+    """What the receiver says instead of this event; the log is as before."""
     before = content(log), log.position()
     receiver = source.receiver(log)
     with pytest.raises(kind) as caught:
-        until_event(receiver, "started")
+        until_event(receiver, event)
     receiver.join(5)
     assert (content(log), log.position()) == before
     assert not caught.value.retryable
@@ -85,8 +87,12 @@ def test_slot_ahead_advanced_by_someone(source: Source) -> None:
     assert str(source.confirmed(log)) in told
 
 
-def test_log_ahead_of_a_restored_backup(own: EmbeddedServer, source: Source, tmp_path: Path) -> None:
-    """An older copy of the data directory is put back: the log holds what this source does not know."""
+@pytest.mark.parametrize("gone_on", [False, True])
+def test_log_ahead_of_a_restored_backup(own: EmbeddedServer, source: Source, tmp_path: Path, gone_on: bool) -> None:
+    """An older copy of the data directory is put back: the log holds what this source does not know.
+
+    Once it has written past the log's end, positions no longer show it; its transactions do.
+    """
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.conn.close()
@@ -103,10 +109,27 @@ def test_log_ahead_of_a_restored_backup(own: EmbeddedServer, source: Source, tmp
     for path in (own.data, *own.data.rglob("*")):
         shutil.chown(path, owner.st_uid, owner.st_gid)
     start_again(own, source)
-    told = refused(source, log, LogAhead)
-    assert str(position) in told
+    if gone_on:
+        source.run(*(f"INSERT INTO a SELECT {number}0000 + g, 'new' FROM generate_series(1, 9000) g"
+                     for number in range(3, 9)))  # fmt: skip
+        assert source.lsn() > position
+    told = refused(source, log, LogAhead, event="batch" if gone_on else "started")
+    assert gone_on or str(position) in told
     assert "restored" in told
     assert "teardown --lake" in told
+
+
+def test_a_restored_source_is_noticed_where_the_log_held_nothing_of_it(source: Source) -> None:
+    """The log moved over foreign WAL alone; below its position it must not meet a transaction that it does not hold.
+
+    Here the slot is set back, and the log claims a position past a transaction that it never received.
+    """
+    log = source.log()
+    end = source.run("INSERT INTO a VALUES (1, 'x')")
+    other = ChangeLog(Layout(source.folder / "other"))
+    other.create(log.identity, end, 1)
+    told = refused(source, other, LogAhead, event="batch")
+    assert "other transactions" in told
 
 
 def test_slot_dropped_and_made_again_under_the_same_name(source: Source) -> None:
