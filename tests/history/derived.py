@@ -53,9 +53,10 @@ class Received:
 
     @property
     def boundaries(self) -> list[Lsn]:
-        """Where the log began, and the end of each of its batches."""
-        start = self.log.start
-        return [start, *(batch.end for batch in self.log.batches(start))]
+        """Where the log begins, the commit of each transaction (that lies after it), and where the log ends."""
+        start, end = self.log.start, self.log.position()
+        commits = sorted(Lsn.parse(lsn) for lsn in self.commits.values())
+        return [start, *(lsn for lsn in commits if start < lsn < end), end]
 
     def apply(self, table: Table, boundaries: Sequence[Lsn]) -> Model:
         """One turn between each two boundaries; the model is compared with the source at each."""
@@ -105,7 +106,7 @@ class Received:
 
 @contextmanager
 def received(server: EmbeddedServer, specs: Sequence[Spec], steps: Sequence[Step]) -> Iterator[Received]:
-    """Every transaction is a batch of its own."""
+    """Make the tables, take the steps, and receive all that they did."""
     with (
         tempfile.TemporaryDirectory() as folder, fresh_database(server) as database, database.connect() as conn
     ):  # fmt: skip
@@ -137,7 +138,7 @@ def _receive(workload: Workload, settings: Settings, publications: tuple[str, ..
     assert settings.source is not None
     row = workload.conn.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
     assert row is not None
-    receiver = ReceiverProcess(settings.source, settings.layout, publications, batch_bytes=1, batch_seconds=0.2)
+    receiver = ReceiverProcess(settings.source, settings.layout, publications, batch_bytes=1 << 20, batch_seconds=0.2)
     receiver.start()
     try:
         receiver.until(Lsn.parse(str(row[0])))

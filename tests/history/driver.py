@@ -78,8 +78,7 @@ class Project:
         """One run; no table may be set aside by it."""
         sizes: dict[str, Any] = {}
         if doing is not None:
-            new = max(self.insert_position() - self.written, 1)
-            sizes = {"batch_bytes": doing.batch_bytes, "range_bytes": max(new // (2 * doing.cuts), 2_000)}
+            sizes = {"batch_bytes": doing.batch_bytes, "range_bytes": 10_000}
         self.written = self.insert_position()
         names = [TableName(spec.schema, spec.name) for spec in anew]
         report = self.engine(**sizes).sync(Bounds(**bounds), copy_anew=names)
@@ -152,6 +151,11 @@ def play(at: Project, history: History) -> None:
 
 
 def _sync(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+    """In runs that end somewhere in what is new: at positions as they come, inside transactions too."""
+    new = [lsn for lsn in at.workload.positions if lsn > at.written]
+    goals = sorted(random.Random(doing.pick).sample(new, min(doing.cuts, len(new)) - 1)) if new else []
+    for goal in goals:
+        at.sync(doing, until=Lsn(goal))
     _while_running(at, lambda: at.sync(doing), beside)
 
 

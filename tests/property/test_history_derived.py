@@ -20,7 +20,7 @@ MANY = settings(
     deadline=None, print_blob=True, database=None, suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.generate),
 )  # fmt: skip
-STORIES = st.lists(STEPS, min_size=40, max_size=160)
+STORIES = st.lists(STEPS, min_size=60, max_size=200)
 CUTS = st.sets(st.integers(0, 63), max_size=12)
 
 
@@ -30,7 +30,7 @@ def hold(server: EmbeddedServer, specs: tuple[Spec, ...], steps: Sequence[Step],
     Returns what was done, by act.
     """
     first = [Step("insert", 0, table, 0, number) for table in range(5) for number in range(3)]
-    with received(server, specs, [*first, *steps]) as at:
+    with received(server, specs, [*first, Step("commit", 0, 0, 0, 0), *steps]) as at:
         every = at.boundaries
         some = [every[0], *(every[cut] for cut in sorted(cuts) if 0 < cut < len(every) - 1), every[-1]]
         for table in at.tables:
@@ -48,7 +48,7 @@ def test_net_effects(server: EmbeddedServer) -> None:
     done: Counter[str] = Counter()
 
     @seed(20261121)
-    @settings(MANY, max_examples=12)
+    @settings(MANY, max_examples=14)
     @given(tables(), STORIES, CUTS)
     def story(specs: tuple[Spec, ...], steps: list[Step], cuts: set[int]) -> None:
         done.update(hold(server, specs, steps, cuts))
