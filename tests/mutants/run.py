@@ -68,7 +68,8 @@ def _problem(done: subprocess.CompletedProcess[str]) -> str | None:
         return "its test passes"
     failed = re.search(r"^FAILED (.*)", done.stdout, re.MULTILINE)
     if done.returncode != FAILED or failed is None:
-        return f"its test does not run (exit code {done.returncode}): {done.stdout.strip().splitlines()[-1:]}"
+        last = [*done.stdout.split("\n")[-5:], *done.stderr.split("\n")[-5:]]
+        return f"its test does not run (exit code {done.returncode}): {' | '.join(line for line in last if line)}"
     broken = re.search(r"(ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b", failed[1])
     return f"its test fails for another reason: {failed[1]}" if broken else None
 

@@ -88,7 +88,7 @@ def test_flush_is_not_reported_inside_a_transaction(source: Source) -> None:
     Some three transactions arrive at a time, and a batch is cut each time: one of them is open then.
     """
     log, twin = source.log(), source.log("twin")
-    for number in range(20):
+    for number in range(8):
         first = number * 3000
         end = source.run(f"INSERT INTO a SELECT g, 'x' FROM generate_series({first}, {first + 2999}) g")
     source.receive(twin, end)
