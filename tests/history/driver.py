@@ -41,7 +41,7 @@ from tests.history.tables import Spec
 from tests.history.workload import Workload
 from tests.journal import Journal, published
 
-SECONDS = 90.0
+SECONDS = 200.0
 """For any one run."""
 
 

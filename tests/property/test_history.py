@@ -25,7 +25,7 @@ def hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
 @pytest.mark.spark
 @seed(20261121)
 @settings(SLOW, max_examples=3)
-@given(history=histories(3, 40))
+@given(history=histories(2, 40))
 def test_known_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
     hold(server, spark, history)
 
