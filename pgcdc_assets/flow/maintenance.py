@@ -92,15 +92,16 @@ class Maintenance:
     # The steps, in their order ------------------------------------------------------------------
 
     def optimize(self) -> None:
-        """Write mirrors anew that are in many pieces, and keep the logs of quiet ones."""
+        """Keep the logs of quiet mirrors, and write those anew that are in many pieces."""
         for mirror in self._level():
             with self._told(mirror.name):
+                # Before anything follows it: points of the last days name this version.
+                upkeep.keep_readable(mirror)
                 if upkeep.worth_optimizing(upkeep.of_mirror(mirror).live) and self._may_begin(mirror.name):
                     upkeep.optimize(self._work.session(), mirror)
                     passed(FaultPoint.MIRROR_OPTIMIZED)
                     self._say(f"optimized {mirror.name}")
                     self._report.optimized.append(mirror.name)
-                upkeep.keep_readable(mirror.again())
 
     def publish(self) -> None:
         """Have the newest point name the versions that stand now, where they stand at the same LSN.
