@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,9 @@ class Patch:
         return self.path.stem
 
 
-def patches() -> list[Patch]:
-    """All of them, by name. ValueError for one without its two lines."""
-    return [_read(path) for path in sorted(FOLDER.glob("*.patch"))]
+def patches(root: Path = ROOT) -> list[Patch]:
+    """All of a checkout, by name. ValueError for one without its two lines."""
+    return [_read(path) for path in sorted((root / "tests" / "mutants").glob("*.patch"))]
 
 
 def _read(path: Path) -> Patch:

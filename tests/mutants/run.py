@@ -33,9 +33,9 @@ class Outcome:
 
 
 def main(names: Sequence[str]) -> int:
-    chosen = [patch for patch in patches() if not names or patch.name in names]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = scratch(Path(folder).resolve())
+        chosen = [patch for patch in patches(copy) if not names or patch.name in names]
         started = time.monotonic()
         sound = _pytest(copy, sorted({patch.test for patch in chosen}))
         if sound.returncode != 0:

@@ -98,7 +98,7 @@ def test_flush_is_not_reported_inside_a_transaction(source: Source) -> None:
     assert content(log) == content(twin)
     commits = {row["commit_lsn"]: row["batch_end"] for row in rows(log)}
     ends = [batch.end for batch in log.batches(log.start)]
-    assert len(ends) > 2
+    assert len(ends) >= 2
     for cut in ends:
         assert all((commit < cut) == (batch_end <= cut) for commit, batch_end in commits.items())
 
