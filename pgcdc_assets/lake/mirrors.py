@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -146,6 +147,9 @@ def create_mirror(session: SparkSession, path: Path, schema: MirrorSchema, prope
     if schema.mapped:
         told["delta.columnMapping.mode"] = "name"
     stated = ", ".join(f"{sql_text(key)} = {sql_text(value)}" for key, value in told.items())
+    if (path / "_delta_log").is_dir() and not DeltaTable.is_deltatable(str(path)):
+        # A run died between the folder and the first commit; Spark would take it for a table.
+        shutil.rmtree(path / "_delta_log")
     session.sql(f"CREATE TABLE {sql_path(path)} ({schema.ddl}) USING delta TBLPROPERTIES ({stated})").collect()
 
 

@@ -53,8 +53,9 @@ class Case:
 _FIRST = (
     FaultPoint.LOG_MAKING, FaultPoint.LOG_MADE, FaultPoint.COPY_SLOT_MADE, FaultPoint.SNAPSHOT_EXPORTED,
     FaultPoint.STATE_WRITTEN, FaultPoint.MIRROR_MADE, FaultPoint.PIECE_COPIED, FaultPoint.COPY_COMMITTING,
-    FaultPoint.COPY_COMMITTED, FaultPoint.COPY_REGISTERED, FaultPoint.COPY_RECORDED,
+    FaultPoint.COPY_COMMITTED,
 )  # fmt: skip
+_COPIES = (FaultPoint.COPY_COMMITTED, FaultPoint.COPY_REGISTERED, FaultPoint.COPY_RECORDED)
 _TURNS = (
     FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_SEALED, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_COMMITTED,
     FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED, FaultPoint.FEED_FILES_WRITTEN, FaultPoint.FEED_COMMITTING,
@@ -87,7 +88,7 @@ CASES = (
     *(Case("sync", point) for point in _TURNS),
     *(Case("sync", point, Kind.JVM) for point in _WITH_JVM),
     *(Case("snapshot", point, Kind.JVM) for point in (FaultPoint.PIECE_COPIED, FaultPoint.COPY_COMMITTED)),
-    Case("snapshot", FaultPoint.COPY_COMMITTED),
+    *(Case("snapshot", point) for point in _COPIES),
     *(Case("repair", point) for point in (FaultPoint.REPAIR_COMMITTING, FaultPoint.REPAIR_COMMITTED)),
     Case("repair", FaultPoint.REPAIR_COMMITTING, Kind.JVM),
     *(Case("follow", None, kind) for kind in (Kind.RUN, Kind.JVM, Kind.RUN)),

@@ -162,3 +162,13 @@ def test_commits_by_delta_rs_keep_deletion_vectors_and_survive_checkpoints(
     # An overwrite takes files with deletion vectors away too.
     commit(mirror.path, [rows(70)], "overwrite", {"a": 4})
     assert sorted(row.id for row in spark.read.format("delta").load(str(mirror.path)).collect()) == [*range(70, 80)]
+
+
+@pytest.mark.spark
+def test_a_mirror_that_a_dead_run_began_is_made(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark makes the folder of Delta's log, writes a draft of the first commit, then names it."""
+    log = tmp_path / "t" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / ".00000000000000000000.json.0a1b.tmp").write_text("{}")
+    create_mirror(spark, log.parent, MirrorSchema.of(table_of("id", key=(1,))), {})
+    assert DeltaTable(log.parent).version() == 0
