@@ -82,27 +82,6 @@ def test_a_keepalive_confirms_nothing_of_an_open_batch(source: Source) -> None:
     receiver.stop()
 
 
-def test_flush_is_not_reported_inside_a_transaction(source: Source) -> None:
-    """A batch that is cut while a transaction arrives ends before its commit record or behind it.
-
-    Some three transactions arrive at a time, and a batch is cut each time: one of them is open then.
-    """
-    log, twin = source.log(), source.log("twin")
-    for number in range(8):
-        first = number * 3000
-        end = source.run(f"INSERT INTO a SELECT g, 'x' FROM generate_series({first}, {first + 2999}) g")
-    source.receive(twin, end)
-    receiver = source.receiver(log, batch_seconds=0)
-    receiver.until(end)
-    until_event(receiver, "arrived")
-    assert content(log) == content(twin)
-    commits = {row["commit_lsn"]: row["batch_end"] for row in rows(log)}
-    ends = [batch.end for batch in log.batches(log.start)]
-    assert len(ends) >= 2
-    for cut in ends:
-        assert all((commit < cut) == (batch_end <= cut) for commit, batch_end in commits.items())
-
-
 @pytest.mark.long
 def test_a_large_transaction_is_not_held_in_memory(source: Source) -> None:
     """Its rows take three times as much as the receiver may."""
