@@ -79,25 +79,21 @@ class InProcess(LakeRig):
 
     def cycle(self) -> bool:
         """Run, crash, look. Whether the crash fell while something moved."""
-        chance, started = self.chance, time.monotonic()
-        point = chance.choice([*RECEIVING, *COPYING, *APPLYING, *APPLYING, *[None] * 6])
-        kinds = [Kind.RECEIVER, Kind.SERVER, Kind.CUT, *([Kind.WORKER] * 2 if point in IN_WORKERS else [])]
-        kind = chance.choice(kinds)
-        anew = [TableName("public", chance.choice(TABLES).split(".")[1])] if point in COPYING else []
-        if point is not None:
-            self.faults.arm(point, chance.randrange(2) if point in (*RECEIVING, *APPLYING) else 0)
-        if chance.random() < 0.5:
-            self.writers.work = work(chance)
+        started = time.monotonic()
+        point, kind, anew = self._draw()
+        # Following, so that the receiver lives until it is hit; or to the end of now, as often a run of its own.
+        bounds = Bounds(follow=kind is Kind.RECEIVER or self.chance.random() < 0.7)
         before = self.moved()
         failures: list[Exception] = []
-        # Following, so that the receiver lives until it is hit; or to the end of now, as often a run of its own.
-        bounds = Bounds(follow=kind is Kind.RECEIVER or chance.random() < 0.7)
         thread = threading.Thread(target=self._run, args=(bounds, anew, failures))
         thread.start()
         try:
-            hit = self._reach(thread, point)
-            hit = hit and self._inflict(kind, point)
-            moving = self.moved() != before
+            hit = self._reach(thread, point) and self._inflict(kind, point)
+            counts = hit and (point is not None or self.moved() != before)
+            if hit and bounds.follow:
+                # It would follow for ever: it ends by what has happened to it, and says so.
+                thread.join(SECONDS)
+                assert failures, f"{kind} at {point} went unnoticed"
         finally:
             bounds.stop.set()
             self.faults.clear()
@@ -106,11 +102,22 @@ class InProcess(LakeRig):
         assert not failures or isinstance(failures[0], PgcdcError) or kind is Kind.WORKER, repr(failures[0])
         self.connected_again()
         self.look()
-        counts = hit and (point is not None or moving)
         logger.info("%s %s %s %s, %.1f s", point or ANY_TIME, kind, counts, failures, time.monotonic() - started)
         if counts:
             self.tally.add(LEVEL, point, kind)
         return counts
+
+    def _draw(self) -> tuple[FaultPoint | None, Kind, list[TableName]]:
+        """Where, by what, and which tables are copied anew meanwhile; the point is armed."""
+        chance = self.chance
+        point = chance.choice([*RECEIVING, *COPYING, *APPLYING, *APPLYING, *[None] * 6])
+        kinds = [Kind.RECEIVER, Kind.SERVER, Kind.CUT, *([Kind.WORKER] * 2 if point in IN_WORKERS else [])]
+        anew = [TableName("public", chance.choice(TABLES).split(".")[1])] if point in COPYING else []
+        if point is not None:
+            self.faults.arm(point, chance.randrange(2) if point in (*RECEIVING, *APPLYING) else 0)
+        if chance.random() < 0.5:
+            self.writers.work = work(chance)
+        return point, chance.choice(kinds), anew
 
     def _run(self, bounds: Bounds, anew: list[TableName], failures: list[Exception]) -> None:
         try:
