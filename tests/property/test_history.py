@@ -24,7 +24,7 @@ def hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
 
 @pytest.mark.spark
 @seed(20261121)
-@settings(SLOW, max_examples=3)
+@settings(SLOW, max_examples=2)
 @given(history=histories(2, 40))
 def test_known_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
     hold(server, spark, history)
