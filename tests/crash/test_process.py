@@ -111,6 +111,8 @@ class ByProcess(LakeRig):
             {
                 "PGCDC_SOURCE": self.database.conninfo, "PGCDC_SLOT": self.slot, "PGCDC_TABLES": '["public.*"]',
                 "PGCDC_SPARK": json.dumps(spark), "PGCDC_BATCH_SECONDS": "0.3",
+                # Several batches a run, or there is nothing to compact.
+                "PGCDC_BATCH_BYTES": "4KiB",
                 "PGCDC_RETENTION": "0 minutes",
                 faultpoints.VARIABLE: str(self.faults.folder),
             },
