@@ -43,9 +43,14 @@ SELECT i.indrelid, i.indisprimary, i.indisreplident,
 FROM pg_catalog.pg_index i
 WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident)
 """
+# Not by pg_partition_tree, which would wait for whoever has a leaf locked.
 _LEAVES = """
-SELECT r.oid, t.relid::oid
-FROM unnest(%s::oid[]) AS r (oid), pg_catalog.pg_partition_tree(r.oid) AS t WHERE t.isleaf
+WITH RECURSIVE tree (root, oid) AS (
+  SELECT r.oid, r.oid FROM unnest(%s::oid[]) AS r (oid)
+  UNION ALL SELECT tree.root, i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid
+    JOIN pg_catalog.pg_class parent ON parent.oid = i.inhparent AND parent.relkind = 'p'
+)
+SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid WHERE c.relkind <> 'p'
 """
 
 

@@ -1,4 +1,8 @@
-"""What publications publish, as the server itself resolves it (pg_publication_tables)."""
+"""What publications publish, as the server itself resolves it (pg_publication_tables).
+
+That view waits for whoever holds ACCESS EXCLUSIVE on a published table: an open TRUNCATE or ALTER TABLE, a
+VACUUM FULL. The stream does not, and must not stand still for it: then the bare catalog is read instead.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg.errors import LockNotAvailable
 
-LISTS_SINCE = 150000
-"""Column lists, row filters and schema publications came with 15."""
+from pgcdc_assets.source.unlocked import LISTS_SINCE, read_beside_locks
+
+_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
 GENERATED_SINCE = 180000
 """publish_generated_columns; before it a generated column is never in the stream, though 15 lists it."""
 
@@ -53,8 +59,15 @@ def read_published(
     lists = _LISTS if conn.info.server_version >= LISTS_SINCE else _NO_LISTS
     query = _QUERY.format(lists=lists, only="" if oids is None else _ONLY)
     wanted = {"names": list(publications), "oids": sorted(set(oids or ()))}
+    try:
+        # Rolled back, so that the caller's own transaction keeps its time limit.
+        with conn.transaction(force_rollback=True):
+            conn.execute(_LOCK_TIMEOUT)
+            found = conn.execute(query.encode(), wanted).fetchall()
+    except LockNotAvailable:
+        found = read_beside_locks(conn, publications, oids)
     rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    for row in conn.execute(query.encode(), wanted):
+    for row in found:
         rows[row[0]].append(row)
     return {oid: _combined(oid, entries) for oid, entries in rows.items()}
 

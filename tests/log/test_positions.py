@@ -151,3 +151,14 @@ def _reported(column: str) -> str:
         f"SELECT coalesce(max(r.{column}), '0/0') FROM pg_stat_replication r "
         "JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.database = current_database()"
     )
+
+
+def test_a_locked_table_holds_no_stream_up(source: Source, database: Database) -> None:
+    """An open TRUNCATE, ALTER TABLE or VACUUM FULL: the server sends on, and so the slot must move on."""
+    log = source.log()
+    end = source.run("INSERT INTO a VALUES (1, 'x')")
+    with database.connect() as other:
+        other.execute("BEGIN; TRUNCATE a")
+        source.receive(log, end)
+        assert [row["kind"] for row in rows(log)] == ["I", "C"]
+        other.execute("ROLLBACK")

@@ -1,0 +1,88 @@
+"""What publications publish, from the bare catalog: without waiting for anybody's lock.
+
+The rules are those of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c), except that a row filter's
+text cannot be had this way: to write it out PostgreSQL opens the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import psycopg
+
+from pgcdc_assets.errors import CopyBlocked
+
+LISTS_SINCE: Final = 150000
+"""Column lists, row filters and schema publications came with 15."""
+
+_MEMBERS: Final = """
+  SELECT p.oid AS pub, r.prrelid AS relid FROM pub p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid
+  UNION SELECT p.oid, c.oid FROM pub p, pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  WHERE p.puballtables AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+    AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+"""
+_SCHEMA_MEMBERS: Final = """
+  UNION SELECT p.oid, c.oid FROM pub p JOIN pg_catalog.pg_publication_namespace s ON s.pnpubid = p.oid
+  JOIN pg_catalog.pg_class c ON c.relnamespace = s.pnnspid
+  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+"""
+# A table that is published for its schema, or with all tables, has neither list nor filter.
+_OWN_ROW: Final = """
+LEFT JOIN pg_catalog.pg_publication_rel own ON own.prpubid = p.oid AND own.prrelid = c.oid AND NOT p.puballtables
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s
+                  WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)
+"""
+# Before 18 a generated column is never in the stream (the view of 15 lists it all the same).
+_COLUMNS: Final = """
+  ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+          AND (own.prattrs IS NULL OR a.attnum = ANY(own.prattrs::int2[]))
+          AND (a.attgenerated = '' OR %(version)s >= 180000
+               AND a.attgenerated = 's' AND (own.prattrs IS NOT NULL OR to_jsonb(p) ->> 'pubgencols' = 's'))
+        ORDER BY a.attnum), own.prqual IS NOT NULL, c.oid::regclass::text
+"""
+_QUERY: Final = """
+WITH RECURSIVE pub AS (SELECT * FROM pg_catalog.pg_publication WHERE pubname = ANY(%(names)s)),
+member AS ({members}),
+below (pub, relid) AS (
+  SELECT m.pub, i.inhrelid FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.relid
+  JOIN pg_catalog.pg_class c ON c.oid = m.relid AND c.relkind = 'p'
+  UNION SELECT b.pub, i.inhrelid FROM below b JOIN pg_catalog.pg_inherits i ON i.inhparent = b.relid
+  JOIN pg_catalog.pg_class c ON c.oid = b.relid AND c.relkind = 'p'
+),
+shown AS (
+  SELECT m.pub, m.relid FROM member m JOIN pub p ON p.oid = m.pub
+  WHERE p.pubviaroot AND NOT EXISTS (SELECT FROM below b WHERE b.pub = m.pub AND b.relid = m.relid)
+  UNION SELECT f.pub, f.relid FROM (SELECT * FROM member UNION SELECT * FROM below) f JOIN pub p ON p.oid = f.pub
+  JOIN pg_catalog.pg_class c ON c.oid = f.relid WHERE NOT p.pubviaroot AND c.relkind = 'r'
+)
+SELECT c.oid, p.pubname::text, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, {columns}
+FROM shown JOIN pub p ON p.oid = shown.pub JOIN pg_catalog.pg_class c ON c.oid = shown.relid {own}
+WHERE %(oids)s::oid[] IS NULL OR c.oid = ANY(%(oids)s) ORDER BY c.oid, p.pubname
+"""
+
+
+def read_beside_locks(
+    conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
+) -> list[tuple[Any, ...]]:
+    """Rows as of pg_publication_tables: oid, publication, its four operations, via_root, columns (None before 15: all),
+    row filter (always None). CopyBlocked for a table that has one."""
+    lists = conn.info.server_version >= LISTS_SINCE
+    query = _QUERY.format(
+        members=_MEMBERS + (_SCHEMA_MEMBERS if lists else ""),
+        columns=_COLUMNS if lists else "NULL::text[], false, c.oid::regclass::text",
+        own=_OWN_ROW if lists else "",
+    )
+    wanted = {
+        "names": list(publications),
+        "oids": None if oids is None else sorted(set(oids)),
+        "version": conn.info.server_version,
+    }
+    found: list[tuple[Any, ...]] = []
+    for *row, filtered, name in conn.execute(query.encode(), wanted):
+        if filtered:
+            raise CopyBlocked("is locked, and its row filter cannot be read meanwhile", thing=f"table {name}",
+                              do="end the transaction that holds ACCESS EXCLUSIVE on it, then run again")  # fmt: skip
+        found.append((*row, None))
+    return found
