@@ -63,7 +63,6 @@ _TURNS = (
     FaultPoint.LINK_COMMITTED, FaultPoint.OVERWRITE_COMMITTING, FaultPoint.OVERWRITE_COMMITTED,
     FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED, FaultPoint.POINT_PUBLISHING, FaultPoint.POINT_PUBLISHED,
     FaultPoint.RANGE_REGISTERING, FaultPoint.RANGE_REGISTERED, FaultPoint.RANGE_RECORDED,
-    FaultPoint.LOG_FILES_REPLACING, FaultPoint.LOG_FILES_REPLACED,
 )  # fmt: skip
 _UPKEEP = (
     FaultPoint.MIRROR_OPTIMIZED, FaultPoint.POINTS_PRUNED, FaultPoint.LOG_CUT, FaultPoint.FEEDS_CUT,
@@ -91,6 +90,8 @@ CASES = (
     *(Case("snapshot", point) for point in _COPIES),
     *(Case("repair", point) for point in (FaultPoint.REPAIR_COMMITTING, FaultPoint.REPAIR_COMMITTED)),
     Case("repair", FaultPoint.REPAIR_COMMITTING, Kind.JVM),
+    # Several batches come to a range only while it is followed.
+    *(Case("follow", point) for point in (FaultPoint.LOG_FILES_REPLACING, FaultPoint.LOG_FILES_REPLACED)),
     *(Case("follow", None, kind) for kind in (Kind.RUN, Kind.JVM, Kind.RUN)),
     *(Case("maintain", point) for point in _UPKEEP),
     Case("maintain", FaultPoint.MIRROR_VACUUMED, Kind.JVM),
@@ -111,8 +112,7 @@ class ByProcess(LakeRig):
             {
                 "PGCDC_SOURCE": self.database.conninfo, "PGCDC_SLOT": self.slot, "PGCDC_TABLES": '["public.*"]',
                 "PGCDC_SPARK": json.dumps(spark), "PGCDC_BATCH_SECONDS": "0.3",
-                # Several batches a run, or there is nothing to compact.
-                "PGCDC_BATCH_BYTES": "4KiB",
+                "PGCDC_RANGE_SECONDS": "5",
                 "PGCDC_RETENTION": "0 minutes",
                 faultpoints.VARIABLE: str(self.faults.folder),
             },
