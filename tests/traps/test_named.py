@@ -9,7 +9,7 @@ import pytest
 from tests.mutants.patches import ROOT
 from tests.traps import test_rows, test_schema
 
-_ROWS, _SCHEMA = "tests/traps/test_rows.py::test_equal_after", "tests/traps/test_schema.py::test_equal_after"
+_ROWS, _SCHEMA = "tests/traps/test_rows.py::test_all_equal_after", "tests/traps/test_schema.py::test_equal_after"
 _POSITIONS, _PUBLICATIONS = "tests/traps/test_positions.py::test_", "tests/traps/test_publications.py::test_"
 
 TRAPS = {

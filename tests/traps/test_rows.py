@@ -242,28 +242,32 @@ OFTEN = frozenset({
     "begin_order_is_not_commit_order",
 })  # fmt: skip
 """Of the default set; each table costs a MERGE."""
-MODES = {"some in one turn": True, "all in one turn": True, "all, a turn a step": False}
 
 
 @pytest.fixture(scope="module")
-def played(
+def some(
+    server: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Played]:  # fmt: skip
+    with empty_rig(server, spark, tmp_path_factory.mktemp("rows")) as rig:
+        yield play(rig, [trap for trap in TRAPS if trap.name in OFTEN], together=True)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["in one turn", "a turn a step"])
+def everything(
     request: pytest.FixtureRequest, server: EmbeddedServer, spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Played]:  # fmt: skip
-    mode: str = request.param
-    traps = [trap for trap in TRAPS if mode.startswith("all") or trap.name in OFTEN]
     with empty_rig(server, spark, tmp_path_factory.mktemp("rows")) as rig:
-        yield play(rig, traps, together=MODES[mode])
+        yield play(rig, TRAPS, together=request.param)
 
 
-@pytest.mark.parametrize(
-    ("played", "trap"),
-    [
-        pytest.param(mode, trap, id=f"{trap.name}-{mode}", marks=[pytest.mark.long] if mode.startswith("all") else [])
-        for mode in MODES for trap in TRAPS if mode.startswith("all") or trap.name in OFTEN
-    ],
-    indirect=["played"],
-)  # fmt: skip
+@pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.name in OFTEN], ids=lambda trap: trap.name)
+def test_equal_after(some: Played, trap: Trap) -> None:
+    some.assert_equal(trap)
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_equal_after(played: Played, trap: Trap) -> None:
-    played.assert_equal(trap)
+@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
+def test_all_equal_after(everything: Played, trap: Trap) -> None:
+    everything.assert_equal(trap)
