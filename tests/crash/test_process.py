@@ -126,6 +126,10 @@ class ByProcess(LakeRig):
         first = case.command == "setup" or (case.command == "sync" and case.point in _FIRST)
         if not first and not published(self.lake):
             self.project.run("sync")
+        if case.command == "repair":
+            # Changes after the table's last copy: only those can be derived again.
+            self._nudge(case)
+            self.project.run("sync")
 
     def cycle(self, case: Case) -> None:
         """Run, kill, look; again where the command came to its end before."""
