@@ -22,6 +22,7 @@ class Kind(StrEnum):
     CUT = "cut connection"
     WORKER = "SIGKILL of a Spark worker"
     JVM = "SIGKILL of the JVM"
+    ABORT = "abort of the run"
     RUN = "SIGKILL of the run"
 
 

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 LEVEL = "over the whole path in one process"
 ROUND = 20
+_stand = faultpoints._stop
 PATIENCE = 90.0
 """For a point that a run need not pass."""
 SECONDS = 400.0
@@ -56,9 +57,15 @@ APPLYING = (
 IN_WORKERS = (FaultPoint.PIECE_COPIED, FaultPoint.FEED_FILES_WRITTEN, FaultPoint.COLLAPSED)
 
 
+class Aborted(BaseException):
+    """As near as a thread comes to being killed: nothing after the point is done but what ``finally`` does."""
+
+
 @dataclass
 class InProcess(LakeRig):
     spark: SparkSession | None = None
+    aborted: FaultPoint | None = None
+    """Who stands there, or comes there, goes no further."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,7 +91,7 @@ class InProcess(LakeRig):
         # Following, so that the receiver lives until it is hit; or to the end of now, as often a run of its own.
         bounds = Bounds(follow=kind is Kind.RECEIVER or self.chance.random() < 0.7)
         before = self.moved()
-        failures: list[Exception] = []
+        failures: list[BaseException] = []
         thread = threading.Thread(target=self._run, args=(bounds, anew, failures))
         thread.start()
         try:
@@ -98,8 +105,10 @@ class InProcess(LakeRig):
             bounds.stop.set()
             self.faults.clear()
             thread.join(SECONDS)
+        self.aborted = None
         assert not thread.is_alive(), "the run hangs"
-        assert not failures or isinstance(failures[0], PgcdcError) or kind is Kind.WORKER, repr(failures[0])
+        typed = (PgcdcError, Aborted) if kind is not Kind.WORKER else BaseException
+        assert not failures or isinstance(failures[0], typed), repr(failures[0])
         self.connected_again()
         self.look()
         logger.info("%s %s %s %s, %.1f s", point or ANY_TIME, kind, counts, failures, time.monotonic() - started)
@@ -107,11 +116,18 @@ class InProcess(LakeRig):
             self.tally.add(LEVEL, point, kind)
         return counts
 
+    def stop(self, folder: Path, point: FaultPoint) -> None:
+        """In place of the fault points' own."""
+        _stand(folder, point)
+        if point is self.aborted:
+            raise Aborted
+
     def _draw(self) -> tuple[FaultPoint | None, Kind, list[TableName]]:
         """Where, by what, and which tables are copied anew meanwhile; the point is armed."""
         chance = self.chance
         point = chance.choice([*RECEIVING, *COPYING, *APPLYING, *APPLYING, *[None] * 6])
-        kinds = [Kind.RECEIVER, Kind.SERVER, Kind.CUT, *([Kind.WORKER] * 2 if point in IN_WORKERS else [])]
+        own = Kind.WORKER if point in IN_WORKERS else Kind.ABORT
+        kinds = [Kind.RECEIVER, Kind.SERVER, Kind.CUT, *([own] * 2 if point in (*COPYING, *APPLYING) else [])]
         anew = [TableName("public", chance.choice(TABLES).split(".")[1])] if point in COPYING else []
         if point is not None:
             self.faults.arm(point, chance.randrange(2) if point in (*RECEIVING, *APPLYING) else 0)
@@ -119,10 +135,10 @@ class InProcess(LakeRig):
             self.writers.work = work(chance)
         return point, chance.choice(kinds), anew
 
-    def _run(self, bounds: Bounds, anew: list[TableName], failures: list[Exception]) -> None:
+    def _run(self, bounds: Bounds, anew: list[TableName], failures: list[BaseException]) -> None:
         try:
             self.sync(bounds, anew)
-        except Exception as error:  # noqa: BLE001 - told by the cycle
+        except BaseException as error:  # noqa: BLE001 - told by the cycle
             failures.append(error)
 
     def _reach(self, thread: threading.Thread, point: FaultPoint | None) -> bool:
@@ -140,7 +156,9 @@ class InProcess(LakeRig):
                 kill(pid)
             self.faults.clear()
             return bool(found)
-        if kind is Kind.WORKER:
+        if kind is Kind.ABORT:
+            self.aborted = point
+        elif kind is Kind.WORKER:
             assert point is not None
             kill(self.faults.reached(point) or 0)
         elif kind is Kind.CUT:
@@ -183,6 +201,7 @@ def test_every_published_boundary_is_the_source(
                 crash_server, faults, proxy, chance, tally, database, folder / "lake", f"s_{database.name}",
                 spark=watched_spark,
             )  # fmt: skip
+            monkeypatch.setattr(faultpoints, "_stop", rig.stop)
             left -= _round(rig, min(left, ROUND))
 
 
