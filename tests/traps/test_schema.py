@@ -83,6 +83,7 @@ def played(
         yield play(rig, traps, together=True)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
 def test_equal_after(played: Played, trap: Trap, server: EmbeddedServer) -> None:
     if trap.name == "generated_expression_changed" and server.version < 17:
