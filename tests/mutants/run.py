@@ -27,9 +27,12 @@ FAILED = 1
 
 @dataclass(frozen=True)
 class Outcome:
+    """``problem``: why the mutant is alive; None if it is dead. ``told``: what its test said."""
+
     patch: Patch
     problem: str | None
     seconds: float
+    told: str = ""
 
 
 def main(names: Sequence[str]) -> int:
@@ -59,7 +62,8 @@ def _tried(patch: Patch, copy: Path) -> Outcome:
         done = _pytest(copy, [patch.test])
     finally:
         apply(patch, copy, "--reverse")
-    return Outcome(patch, _problem(done), time.monotonic() - started)
+    told = re.search(r"^FAILED \S+ - (.*)", done.stdout, re.MULTILINE)
+    return Outcome(patch, _problem(done), time.monotonic() - started, told[1] if told else "")
 
 
 def _problem(done: subprocess.CompletedProcess[str]) -> str | None:
@@ -88,8 +92,7 @@ def _shown(outcome: Outcome) -> Outcome:
     patch = outcome.patch
     state = "dead " if outcome.problem is None else "ALIVE"
     print(f"{state} {outcome.seconds:5.1f} s  {patch.name}: {patch.rule}\n               {patch.test}", flush=True)
-    if outcome.problem is not None:
-        print(f"               {outcome.problem}", flush=True)
+    print(f"               {outcome.problem or outcome.told}", flush=True)
     return outcome
 
 
