@@ -8,8 +8,8 @@ import pytest
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.source.catalog import read_catalog, read_leaves
-from pgcdc_assets.source.published import LISTS_SINCE, read_published
-from pgcdc_assets.source.unlocked import read_beside_locks
+from pgcdc_assets.source.published import read_published
+from pgcdc_assets.source.unlocked import LISTS_SINCE, read_beside_locks
 from tests.fix_postgres import Database
 
 TABLES = """
