@@ -33,6 +33,8 @@ class Model:
     keyed: dict[Key, tuple[Texts, str | None]] = field(default_factory=dict)
     """Row, and the leaf that holds it."""
     counted: Counter[tuple[tuple[str | None, ...], str | None]] = field(default_factory=Counter)
+    homes: dict[Key, str | None] = field(default_factory=dict)
+    """The leaf that each key was last seen in: its columns choose it."""
 
     def rows(self, columns: Sequence[str]) -> Rows:
         if self.table.key:
@@ -53,12 +55,13 @@ class Model:
             del self.counted[entry]
 
     def damage(self, columns: Sequence[str], lost: Rows, revived: Rows) -> None:
-        """Take rows away by their keys, and put others in."""
+        """Take rows away by their keys, and put others back where they were."""
         for values in lost:
             self.keyed.pop(self._key(dict(zip(columns, values, strict=True))), None)
         for values in revived:
             row = dict(zip(columns, values, strict=True))
-            self.keyed[self._key(row)] = row, None
+            key = self._key(row)
+            self.keyed[key] = row, self.homes.get(key)
 
     def merge(self, folder: Path, effects: Sequence[Effect], leaves: Sequence[str], *, repair: bool = False) -> None:
         for effect in effects:
@@ -90,6 +93,7 @@ class Model:
                     self.keyed.pop(key, None)
                     continue
                 self.keyed[key] = (self._unmasked(row, facts, before, key), leaf)
+                self.homes[key] = leaf
         for key in [key for key, (_, leaf) in before.items() if leaf in leaves and key not in arriving]:
             del self.keyed[key]
 

@@ -17,6 +17,7 @@ _WEIGHTS = {
 }  # fmt: skip
 ACTS = {*_WEIGHTS, "commit prepared", "rollback prepared"} - {"begin", "savepoint", "empty", "finish prepared"}
 """As a workload counts them."""
+RARE = ("negate", "swap", "reinsert", "move leaf", "truncate leaf", "truncate", "churn")
 _DOINGS = ("sync", "sync", "sync", "until", "until", "ahead", "copy", "backfill", "repair", "damage", "kill")
 """``ahead``: into the log only, then one table applied by hand to a batch's end."""
 
@@ -69,6 +70,18 @@ DOINGS = st.builds(
     cuts=st.integers(1, 3),
     beside=st.sampled_from((0, 0, 0, 8)),
 )
+
+
+def undisturbed() -> list[Step]:
+    """The rare acts on each table while no other connection holds a lock: no story goes without them."""
+    ended = [Step("commit", connection, 0, 0, 0) for connection in range(CONNECTIONS)]
+    ended += [Step("finish prepared", 0, 0, 0, number) for number in range(3)]
+    acts = []
+    for number, act in enumerate(RARE):
+        for table in range(5):
+            acts += [Step("insert", 0, table, 0, number), Step("insert", 0, table, 0, number + 100)]
+            acts += [Step(act, 0, table, 0, number), Step("commit", 0, 0, 0, 0)]
+    return [*ended, *acts]
 
 
 def histories(parts: int, steps: int) -> st.SearchStrategy[History]:
