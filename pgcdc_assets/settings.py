@@ -74,6 +74,7 @@ class Settings(BaseSettings):
     range_seconds: float = Field(default=60, gt=0)
     batch_bytes: Size = 32 << 20
     batch_seconds: float = Field(default=1, gt=0)
+    drain_bytes: Size = 32 << 20
     idle_seconds: float = Field(default=30, ge=0)
     run_seconds: float = Field(default=1800, gt=0)
     sensor_seconds: int = Field(default=5, ge=1)

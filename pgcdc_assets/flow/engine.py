@@ -62,6 +62,7 @@ class Engine:
                 self._settings.layout,
                 catalog.publications,
                 batch_bytes=self._settings.batch_bytes,
+                drain_bytes=self._settings.drain_bytes,
                 batch_seconds=self._settings.batch_seconds,
             )
             stream = Stream(receiver, log, conn)

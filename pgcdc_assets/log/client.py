@@ -17,6 +17,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied
 from pgcdc_assets.log.process import ReceiverSettings
+from pgcdc_assets.source.drain import LEAST_BYTES
 
 _ALLOCATION = {
     # One malloc arena and returned pages, for all of Python, libpq and Arrow: measured on one transaction
@@ -54,9 +55,12 @@ class ReceiverProcess:
     """Owns the child. Orders are lines on its stdin, whose end tells it that we died."""
 
     def __init__(
-        self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float
-    ) -> None:
-        self._settings = ReceiverSettings(conninfo, str(layout.root), publications, batch_bytes, batch_seconds)
+        self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float,
+        drain_bytes: int = LEAST_BYTES,
+    ) -> None:  # fmt: skip
+        self._settings = ReceiverSettings(
+            conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes
+        )
         self._child: subprocess.Popen[bytes] | None = None
         self._events: queue.SimpleQueue[Event | PgcdcError | None] = queue.SimpleQueue()
         self._early: list[Event | PgcdcError | None] = []

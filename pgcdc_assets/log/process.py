@@ -23,12 +23,14 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.log.batch import BatchWriter
+from pgcdc_assets.log.catchup import begin
 from pgcdc_assets.log.overlap import Overlap
 from pgcdc_assets.log.receiver import Arrived, Complete, Landed, Limits, Receiver, Report
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.start import check_identity, start_stream
+from pgcdc_assets.log.start import check_identity
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.connection import APPLICATION, connect
+from pgcdc_assets.source.drain import LEAST_BYTES
 from pgcdc_assets.source.replication import ReplicationConnection
 from pgcdc_assets.source.slots import require_slot
 
@@ -45,6 +47,7 @@ class ReceiverSettings:
     publications: tuple[str, ...]
     batch_bytes: int
     batch_seconds: float
+    drain_bytes: int = LEAST_BYTES
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -106,13 +109,14 @@ class ReceiverRun:
         ):
             source = check_identity(stream, identity, timeline, position)
             overlap = Overlap.of(log, require_slot(conn, identity.slot).confirmed_flush_lsn)
-            floor = start_stream(
+            frames, floor = begin(
                 stream, conn, identity.slot, settings.publications, position,
                 start_lsn=overlap.start if overlap else None, keep_waiting=self._keep_waiting,
+                least=settings.drain_bytes,
             )  # fmt: skip
             relations = Relations()
             receiver = Receiver(
-                stream, conn, BatchWriter(log.path, identity, source.timeline, relations), relations,
+                frames, conn, BatchWriter(log.path, identity, source.timeline, relations), relations,
                 publications=settings.publications, floor=floor, overlap=overlap and overlap.above(floor),
                 limits=Limits(settings.batch_bytes, settings.batch_seconds),
                 report=tell, orders=self._obey,

@@ -8,7 +8,6 @@ the next segment fills, so memory is bounded whatever the size of a transaction.
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,13 +23,13 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.progress import Progress
 from pgcdc_assets.log.batch import BatchWriter, Committed, Pending
+from pgcdc_assets.log.catchup import Stream
 from pgcdc_assets.log.intake import Intake
 from pgcdc_assets.log.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.tape import HEADER, Run
 from pgcdc_assets.log.watch import SourceClock
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
-from pgcdc_assets.source.replication import ReplicationConnection
 
 SEGMENT_BYTES = 16 << 20
 """Frames in memory before they are written. Twice this is held at the worst (one being written, one
@@ -41,12 +40,12 @@ FOREIGN_WAL_BYTES = 16 << 20
 _RUN_BYTES = 1 << 20
 """Bytes of frames that are indexed together: large enough that numpy's calls cost nothing per frame."""
 _RUN_SECONDS = 0.05
-_LINGER_MS = 2
-"""A run that is not full waits for more: so many milliseconds for the next frame, so many seconds in all."""
+_LINGER_SECONDS = 0.002
+"""A run that is not full waits for more: so long for the next frame, and _RUN_SECONDS in all."""
 _GATHER_SECONDS = 0.0003
 """The walsender sends message by message: woken by each we would spend more on waking than on reading. Short
 enough that a Unix socket's buffer, some 300 small messages, does not fill meanwhile."""
-_IDLE_MS = 100
+_IDLE_SECONDS = 0.1
 STATUS_SECONDS = 5.0
 """Between status updates; a twelfth of the walsender's timeout, so that it never has to ask."""
 PROGRESS_SECONDS = 1.0
@@ -93,7 +92,7 @@ class Receiver:
 
     def __init__(
         self,
-        stream: ReplicationConnection,
+        stream: Stream,
         conn: psycopg.Connection[Any],
         writer: BatchWriter,
         relations: Relations,
@@ -114,8 +113,6 @@ class Receiver:
         self._progress = Progress(floor)
         self._pending = Pending()
         self._intake = Intake(conn, relations, publications, writer.position, overlap)
-        self._poll = select.poll()
-        self._poll.register(stream.fileno(), select.POLLIN)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._job: Future[Committed | None] | None = None
         self._planned = writer.position
@@ -171,10 +168,10 @@ class Receiver:
             if frames.pull():
                 continue
             if not frames.held:
-                self._poll.poll(_LINGER_MS if self._job else _IDLE_MS)
+                self._stream.wait(_LINGER_SECONDS if self._job else _IDLE_SECONDS)
                 return True
             time.sleep(_GATHER_SECONDS)
-            if not self._poll.poll(_LINGER_MS):
+            if not self._stream.wait(_LINGER_SECONDS):
                 break
         self._take(frames.take())
         return False

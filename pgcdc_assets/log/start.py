@@ -18,7 +18,7 @@ from pgcdc_assets.source.slots import check_slot, require_slot
 SLOT_PATIENCE_SECONDS = 10.0
 """A slot stays active for a moment after its last holder left (0.3 s seen): only then is it somebody else's."""
 _RETRY_SECONDS = 0.1
-_OPTIONS = {"messages": "true"}
+OPTIONS = {"messages": "true"}
 """Logical messages (``pg_logical_emit_message``) are part of the stream, and of the log."""
 
 
@@ -89,7 +89,7 @@ def start_stream(
     deadline = time.monotonic() + patience
     while True:
         try:
-            stream.start(slot, start_lsn or transform_lsn, publications, options=_OPTIONS)
+            stream.start(slot, start_lsn or transform_lsn, publications, options=OPTIONS)
             break
         except SlotActive as held:
             if time.monotonic() > deadline or not keep_waiting():

@@ -24,7 +24,7 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.scalar import EPOCH
 
 __all__ = ["EPOCH", "KEEPALIVE", "XLOG_DATA", "XLOG_HEADER", "FrameBlock", "Keepalive", "XLogData", "keepalive",
-           "status_update", "xlog_data"]  # fmt: skip
+           "keepalive_frame", "status_update", "xlog_data"]  # fmt: skip
 
 XLOG_DATA: Final = ord("w")
 """First byte of a frame that carries a message."""
@@ -91,6 +91,11 @@ def keepalive(frame: bytes) -> Keepalive:
         raise ProtocolError(f"replication frame of kind {frame[:1]!r} and {len(frame)} bytes is no keepalive")
     _, wal_end, sent_at, reply = _KEEPALIVE.unpack(frame)
     return Keepalive(Lsn(wal_end), sent_at, bool(reply))
+
+
+def keepalive_frame(wal_end: int) -> bytes:
+    """A ``k`` frame that asks for no reply."""
+    return _KEEPALIVE.pack(b"k", wal_end, 0, 0)
 
 
 def status_update(write: int, flush: int, apply: int, now: int, reply: bool) -> bytes:

@@ -116,6 +116,10 @@ class ReplicationConnection:
         matches = [_HISTORY_LINE.match(line) for line in content.splitlines()]
         return tuple(TimelineSwitch(int(match[1]), Lsn.parse(match[2])) for match in matches if match)
 
+    def cancel(self) -> None:
+        """Ask the server to give up the command under way."""
+        self.pgconn.get_cancel().cancel()
+
     def create_slot(
         self, name: str, *, temporary: bool = False, export: bool = False, waiting: Callable[[], None] | None = None
     ) -> CreatedSlot:
@@ -143,10 +147,8 @@ class ReplicationConnection:
         plugin = {"proto_version": str(proto), "publication_names": names, **(options or {})}
         given = ", ".join(f"{name} {literal(value)}" for name, value in plugin.items())
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})"
-        reader = self._frames
-        if reader is None and self._plain():
-            reader = self._frames = SocketReader(self.fileno(), self.endpoint)
-        if not isinstance(reader, SocketReader):
+        reader = self.socket()
+        if reader is None:
             self._result(command, None)
             self._frames = LibpqReader(self.pgconn, self.endpoint)
             return
@@ -182,6 +184,12 @@ class ReplicationConnection:
         while not self.frames.finish() and time.monotonic() < deadline:
             self.wait(deadline - time.monotonic())
 
+    def socket(self) -> SocketReader | None:
+        """The reader of the socket itself; None where it does not carry the protocol (TLS, GSSAPI encryption)."""
+        if self._frames is None and not self.pgconn.ssl_in_use and self.execute(_ENCRYPTED)[0][0] != "t":
+            self._frames = SocketReader(self.fileno(), self.endpoint)
+        return self._frames if isinstance(self._frames, SocketReader) else None
+
     def fileno(self) -> int:
         return self.pgconn.socket
 
@@ -203,12 +211,6 @@ class ReplicationConnection:
         self.close()
 
     # Within -------------------------------------------------------------------------------------
-
-    def _plain(self) -> bool:
-        """Whether the socket carries the protocol itself: no TLS, and over TCP no GSSAPI encryption."""
-        if self.pgconn.ssl_in_use:
-            return False
-        return self.execute(_ENCRYPTED)[0][0] != "t"
 
     def _result(self, command: str, waiting: Callable[[], None] | None) -> pq.abc.PGresult:
         """Send one command and wait for its result; a server's error comes as the class it means."""
@@ -240,7 +242,7 @@ class ReplicationConnection:
 
     def _cancel(self) -> None:
         with suppress(OperationalError):
-            self.pgconn.get_cancel().cancel()
+            self.cancel()
             while self.pgconn.get_result() is not None:
                 pass
 

@@ -27,18 +27,20 @@ _HEADER = 5
 _ROOM = 2 << 20
 """Bytes that are read ahead at most, unless one message is larger."""
 _DATA = ord("d")
-_KINDS = frozenset(bytes([letter]) for letter in b"dcWZCENSA")
+_KINDS = frozenset(bytes([letter]) for letter in b"dcHWZCENSA")
 _ASIDE = frozenset([b"N", b"S", b"A"])
 """Notices, parameters and notifications: they may come at any time, and mean nothing to a stream."""
 _FRAMES = 8192
 """libpq's messages that are taken in one go."""
 
 
-class FrameReader(ABC):
-    """The reading side of a stream that has begun. Nothing here waits."""
+class Frames(ABC):
+    """Frames as they come. Nothing here waits."""
 
-    held = 0
-    """Bytes read and not yet taken."""
+    @property
+    @abstractmethod
+    def held(self) -> int:
+        """Bytes read and not yet taken."""
 
     @abstractmethod
     def pull(self) -> bool:
@@ -47,6 +49,10 @@ class FrameReader(ABC):
     @abstractmethod
     def take(self) -> FrameBlock:
         """The whole frames that have been read. Raises why the stream ended, once all before has been taken."""
+
+
+class FrameReader(Frames):
+    """The reading side of a stream that has begun, and the little that is sent meanwhile."""
 
     @abstractmethod
     def send(self, frame: bytes) -> None:
@@ -63,6 +69,8 @@ class FrameReader(ABC):
 
 class LibpqReader(FrameReader):
     """By libpq, whatever the transport."""
+
+    held = 0
 
     def __init__(self, pgconn: pq.abc.PGconn, endpoint: str) -> None:
         self._pgconn = pgconn
@@ -137,7 +145,10 @@ class LibpqReader(FrameReader):
 
 
 class SocketReader(FrameReader):
-    """By the socket of a plain connection that libpq has left idle: libpq may only close it from here on."""
+    """By the socket of a plain connection that libpq has left idle: libpq runs no
+    command before the stream has ended, or closes it."""
+
+    held = 0
 
     def __init__(self, descriptor: int, endpoint: str) -> None:
         self._socket = socket.socket(fileno=os.dup(descriptor))
@@ -179,6 +190,13 @@ class SocketReader(FrameReader):
         return size > 0
 
     def take(self) -> FrameBlock:
+        frames = self.data()
+        if not len(frames) and self.other() is not None:
+            raise SourceUnavailable("the server ended the stream", thing=self._endpoint)
+        return frames
+
+    def data(self) -> FrameBlock:
+        """The data at hand, up to the first message of another kind."""
         starts, end = self._walk()
         octets = np.frombuffer(self._buffer, np.uint8)
         offsets = np.array(starts, dtype=np.int64)
@@ -188,12 +206,15 @@ class SocketReader(FrameReader):
         del octets  # or the buffer could not grow
         raw = bytes(memoryview(self._buffer)[:end])
         self._drop(end)
-        if not count and self._next() is not None:
-            raise SourceUnavailable("the server ended the stream", thing=self._endpoint)
-        if not count and self._closed:
-            raise self._gone()
         offsets = offsets[:count]
         return FrameBlock(raw, offsets + _HEADER, np.diff(offsets, append=end) - _HEADER)
+
+    def other(self) -> bytes | None:
+        """The kind of the next message, if it is not data and has come; it is dropped. Raises an error's meaning."""
+        kind = self._next()
+        if kind is None and self._closed and not self._walk()[0]:
+            raise self._gone()
+        return kind
 
     def send(self, frame: bytes) -> None:
         self._write(b"d", frame)

@@ -17,6 +17,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.client import Event, ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.source.drain import LEAST_BYTES
 from pgcdc_assets.source.slots import identity
 from tests.fix_postgres import Database
 
@@ -71,12 +72,13 @@ class Source:
         return log
 
     def receiver(
-        self, log: ChangeLog, *, batch_seconds: float = 0.2, batch_bytes: int = 32 << 20, conninfo: str | None = None
+        self, log: ChangeLog, *, batch_seconds: float = 0.2, batch_bytes: int = 32 << 20, conninfo: str | None = None,
+        drain_bytes: int = LEAST_BYTES,
     ) -> ReceiverProcess:
         """Started; killed at the end of the test if it still runs."""
         receiver = ReceiverProcess(
             conninfo or self.database.conninfo, Layout(log.path.parent.parent), (PUBLICATION,),
-            batch_bytes=batch_bytes, batch_seconds=batch_seconds,
+            batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
         )  # fmt: skip
         self.running.append(receiver)
         receiver.start()

@@ -7,11 +7,13 @@ from typing import Any
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.batch import BatchWriter
+from pgcdc_assets.log.catchup import begin
 from pgcdc_assets.log.receiver import Limits, Receiver
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.start import check_identity, start_stream
+from pgcdc_assets.log.start import check_identity
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.drain import LEAST_BYTES
 from pgcdc_assets.source.replication import ReplicationConnection
 from tests.log.conftest import PUBLICATION, Source
 
@@ -31,7 +33,7 @@ class Watched(ReplicationConnection):
 def receive_inside(
     source: Source, log: ChangeLog, until: Lsn, confirming: Confirmation, *,
     writer: type[BatchWriter] = BatchWriter, batch_seconds: float = 0.02, batch_bytes: int = 1 << 20,
-    orders: Callable[[Receiver], None] = lambda receiver: None, **options: Any,
+    drain_bytes: int = LEAST_BYTES, orders: Callable[[Receiver], None] = lambda receiver: None, **options: Any,
 ) -> Lsn:  # fmt: skip
     """One run to a goal, as the receiver's process makes it; where the log stands then."""
     log.open()
@@ -40,10 +42,10 @@ def receive_inside(
     with connect(conninfo) as conn, Watched.open(conninfo, options=options) as stream:
         stream.confirming = confirming
         found = check_identity(stream, identity, timeline, position)
-        floor = start_stream(stream, conn, identity.slot, [PUBLICATION], position)
+        frames, floor = begin(stream, conn, identity.slot, [PUBLICATION], position, least=drain_bytes)
         relations = Relations()
         receiver = Receiver(
-            stream, conn, writer(log.path, identity, found.timeline, relations), relations,
+            frames, conn, writer(log.path, identity, found.timeline, relations), relations,
             publications=[PUBLICATION], floor=floor, limits=Limits(batch_bytes, batch_seconds),
             report=lambda report: None, orders=orders,
         )  # fmt: skip

@@ -1,0 +1,184 @@
+"""A backlog through the SQL functions: the frames that a stream would bring, many to a send.
+
+The walsender sends message by message, and that is its limit. ``pg_logical_slot_get_binary_changes``
+decodes the same WAL with the same plugin and hands all of it to COPY, which fills the socket. It is
+called for one range of WAL after the other on a temporary copy of the slot, so that the slot itself
+stays where the log is durable: ``pg_replication_slot_advance`` moves it there.
+
+Each call collects its range on the server (in memory up to ``work_mem``, then in a file) before the
+first row comes, and begins to read at the oldest transaction that is open: see :attr:`Drain.over`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from struct import Struct
+from typing import Final
+
+import numpy as np
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import PgcdcError, SourceUnavailable
+from pgcdc_assets.protocol.frames import XLOG_DATA, FrameBlock, keepalive_frame
+from pgcdc_assets.source.positions import FLUSH_LSN
+from pgcdc_assets.source.replication import ReplicationConnection, identifier, literal
+from pgcdc_assets.source.wire import Frames, SocketReader
+
+RANGE_BYTES: Final = 256 << 20
+"""WAL that one call decodes. A transaction comes whole with the range in which it commits. Each call reads from
+the slot's restart_lsn on, which moves only where the WAL tells of running transactions (every 15 s, and at
+checkpoints): small ranges would read the same WAL many times."""
+LEAST_BYTES: Final = 32 << 20
+"""What is no backlog: the stream brings less WAL than this as soon, for a slot is copied first."""
+RELEASE_BYTES: Final = 256 << 20
+"""WAL that may be durable in the log while the slot still holds it: to advance reads it once more."""
+
+_PREAMBLE: Final = 19
+"""Of binary COPY: signature, flags and extension, in front of the first row and sent with it."""
+_TRAILER: Final = 2
+_SHIFT: Final = 5
+"""Row of (lsn, 0::int8, data): count of columns (2), then length (4) and value of each. ``lsn`` lies at byte 6 and
+the message at byte 30: five bytes on stands what an XLogData frame has at 1 and at 25."""
+_COMMIT_END: Final = 25 + 1 + 1 + 8
+"""Of a frame that carries a Commit: where its end_lsn stands."""
+
+_RANGE: Final = (
+    "COPY (SELECT lsn, 0::int8, data FROM pg_logical_slot_get_binary_changes({slot}, {upto}, NULL, {options}))"
+    " TO STDOUT (FORMAT binary)"
+)
+_WHERE: Final = (
+    f"SELECT {FLUSH_LSN}::text, restart_lsn::text FROM pg_catalog.pg_replication_slots"  # noqa: S608
+    " WHERE slot_name = {slot}"
+)
+_U64: Final = Struct("!Q")
+
+
+class Drain(Frames):
+    """From ``position`` on, until :attr:`over`. The connection runs nothing else meanwhile.
+
+    ``position``: where the slot stood when it was copied, or the end of the log above it.
+    """
+
+    def __init__(
+        self, connection: ReplicationConnection, wire: SocketReader, slot: str, copy: str, position: Lsn, goal: Lsn,
+        publications: Sequence[str], options: Mapping[str, str], least: int,
+    ) -> None:  # fmt: skip
+        self.position = position
+        """A boundary: all that commits below it has been taken."""
+        self.over = False
+        """So little is left that the stream brings it sooner; or a transaction is open for so long that each
+        call would decode the same WAL again."""
+        self._connection = connection
+        self._wire = wire
+        self._slot, self._copy = slot, copy
+        self._goal, self._least = goal, least
+        named = {"proto_version": "1", "publication_names": ",".join(map(identifier, publications)), **options}
+        self._options = ", ".join(literal(part) for option in named.items() for part in option)
+        self._advanced = self._flushed = position
+        self._upto: Lsn | None = None
+        """End of the range that is under way."""
+        self._first = True
+
+    @property
+    def held(self) -> int:
+        return self._wire.held
+
+    def pull(self) -> bool:
+        if self._upto is None and not self.over:
+            self._next_range()
+        return not self.over and self._wire.pull()
+
+    def take(self) -> FrameBlock:
+        """Rows as XLogData frames; behind those of a range a keepalive, whose position is a boundary."""
+        rows = self._wire.data()
+        if not len(rows):
+            while (kind := self._wire.other()) is not None:
+                if kind == b"Z":
+                    return self._ended()
+            rows = self._wire.data()
+        return self._frames(rows) if len(rows) else rows
+
+    def flushed(self, lsn: Lsn) -> None:
+        """All below is durable: between two ranges the slot is advanced to it."""
+        self._flushed = max(self._flushed, lsn)
+
+    def finish(self) -> None:
+        """End before it is over: the range under way is cancelled, and the slot advanced to what is durable."""
+        with suppress(PgcdcError):
+            # A slot that stays behind the log is no harm: what comes again is known.
+            if self._upto is not None:
+                self._connection.cancel()
+                self._let_go()
+            self._advance(1)
+
+    def end(self) -> None:
+        """When it is over: drop the copy, which would hold WAL for as long as the connection lives."""
+        self._advance(1)
+        self._connection.execute(f"SELECT pg_drop_replication_slot({literal(self._copy)})")
+
+    # Ranges -------------------------------------------------------------------------------------
+
+    def _next_range(self) -> None:
+        self._advance(RELEASE_BYTES)
+        flushed, restart = self._where()
+        behind = flushed - self.position
+        little = behind <= 0 or (behind < self._least and self.position >= self._goal)
+        if little or self.position - restart > 2 * RANGE_BYTES:
+            self.over = True
+            return
+        self._upto, self._first = Lsn(min(self.position + RANGE_BYTES, flushed)), True
+        upto, slot = literal(str(self._upto)), literal(self._copy)
+        self._wire.command(_RANGE.format(slot=slot, upto=upto, options=self._options))
+
+    def _ended(self) -> FrameBlock:
+        assert self._upto is not None
+        self.position, self._upto = max(self.position, self._upto), None
+        return FrameBlock.of([keepalive_frame(self.position)])
+
+    def _advance(self, least: int) -> None:
+        if self._flushed - self._advanced >= least:
+            self._connection.execute(
+                f"SELECT pg_replication_slot_advance({literal(self._slot)}, {literal(str(self._flushed))})"
+            )
+            self._advanced = self._flushed
+
+    def _where(self) -> tuple[Lsn, Lsn]:
+        """The source's flush position, and where the next call begins to read."""
+        flushed, restart = self._connection.execute(_WHERE.format(slot=literal(self._copy)))[0]
+        return Lsn.parse(flushed or ""), Lsn.parse(restart or "")
+
+    def _let_go(self) -> None:
+        """Read and drop until the server is ready for a command."""
+        while True:
+            self._wire.data()
+            try:
+                kind = self._wire.other()
+            except SourceUnavailable:
+                raise
+            except PgcdcError:
+                # That the command was cancelled.
+                continue
+            if kind == b"Z":
+                return
+            if kind is None and not self._wire.pull():
+                self._connection.wait(1)
+
+    # Rows ---------------------------------------------------------------------------------------
+
+    def _frames(self, rows: FrameBlock) -> FrameBlock:
+        offsets, lengths = rows.offsets.copy(), rows.lengths.copy()
+        if self._first:
+            offsets[0] += _PREAMBLE
+            lengths[0] -= _PREAMBLE
+            self._first = False
+        kept = lengths > _TRAILER
+        offsets, lengths = offsets[kept] + _SHIFT, lengths[kept] - _SHIFT
+        octets = np.frombuffer(rows.raw, np.uint8).copy()
+        octets[offsets] = XLOG_DATA
+        frames = FrameBlock(octets.tobytes(), offsets, lengths)
+        commits = np.flatnonzero(octets[offsets + 25] == ord("C"))
+        if len(commits):
+            at = int(offsets[commits[-1]]) + _COMMIT_END
+            self.position = Lsn(max(self.position, _U64.unpack_from(frames.raw, at)[0]))
+        return frames

@@ -1,0 +1,200 @@
+"""A backlog through the SQL functions: the log is the one that the stream makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.log.receiver import Receiver
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.source import drain
+from pgcdc_assets.source.wire import SocketReader
+from tests.log.conftest import Source, content, rows
+from tests.log.inside import receive_inside
+
+LARGE = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 300) g)"
+
+
+@pytest.fixture(params=[20_000, 256 << 20], ids=["ranges", "one range"])
+def range_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    size: int = request.param
+    monkeypatch.setattr(drain, "RANGE_BYTES", size)
+    return size
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the reader of the socket asked the server for."""
+    asked: list[str] = []
+    command = SocketReader.command
+
+    def noted(reader: SocketReader, text: str) -> None:
+        asked.append(text)
+        command(reader, text)
+
+    monkeypatch.setattr(SocketReader, "command", noted)
+    return asked
+
+
+def everything(source: Source) -> None:
+    """Each kind of message, transactions that overlap, DDL between, and WAL that carries nothing."""
+    source.run("CREATE TYPE mood AS ENUM ('sad', 'ok')", "ALTER TABLE a ADD COLUMN m mood, ADD COLUMN large text",
+               "ALTER TABLE a ALTER large SET STORAGE EXTERNAL")  # fmt: skip
+    for number in range(30):
+        source.transaction(
+            f"INSERT INTO a VALUES ({number}, 'ünï', 'ok', {LARGE})", f"UPDATE a SET v = v || 1 WHERE id <= {number}",
+            f"INSERT INTO b VALUES ({number}, 1.50)", f"UPDATE a SET id = id + 1000 WHERE id = {number - 3}",
+        )  # fmt: skip
+        source.run("CHECKPOINT")  # or restart_lsn would stay where it is
+        source.run(f"SELECT pg_logical_emit_message({number % 2 == 0}, 'p', repeat('x', {number}))",
+                   f"INSERT INTO foreign_table SELECT g, 'x' FROM generate_series(1, {number * 3}) g")  # fmt: skip
+    with source.database.connect() as other:
+        other.execute("BEGIN")
+        other.execute("INSERT INTO b SELECT g, g FROM generate_series(1000, 9000) g")
+        other.execute("SAVEPOINT s")
+        other.execute("DELETE FROM b WHERE id > 5000")
+        source.run("DELETE FROM b WHERE id < 3", "TRUNCATE foreign_table")
+        other.execute("ROLLBACK TO s")
+        other.execute("COMMIT")
+    source.run("ALTER TABLE b ADD COLUMN more date")
+    source.transaction("INSERT INTO a VALUES (77, 'x')", "TRUNCATE a, b", "INSERT INTO b VALUES (1, 1, now())")
+
+
+@contextmanager
+def origin(source: Source) -> Iterator[None]:
+    name = f"o_{source.database.name}"
+    source.run(
+        f"SELECT pg_replication_origin_create('{name}')", f"SELECT pg_replication_origin_session_setup('{name}')"
+    )
+    yield
+    source.run("SELECT pg_replication_origin_session_reset()", f"SELECT pg_replication_origin_drop('{name}')")
+
+
+def drained(source: Source, log: ChangeLog, until: Lsn) -> Lsn:
+    return receive_inside(source, log, until, lambda lsn: None, drain_bytes=1)
+
+
+def test_the_log_is_the_stream_s(source: Source, range_bytes: int, commands: list[str]) -> None:
+    streamed, log = source.log("streamed"), source.log("drained")
+    with origin(source):
+        everything(source)
+    everything_again = source.run("INSERT INTO b VALUES (2, 2)")
+    end = source.lsn()
+    assert end >= everything_again
+    source.receive(streamed, end)
+    drained(source, log, end)
+    ranges = [command for command in commands if command.startswith("COPY")]
+    assert len(ranges) > 5 if range_bytes < 1 << 20 else len(commands) == 1
+    assert content(log) == content(streamed)
+    assert log.verify(LsnRange(log.start, log.position()))
+    assert source.confirmed(log) == log.position()
+
+
+def test_the_stream_goes_on_behind_it(source: Source, commands: list[str]) -> None:
+    """In the same run, from where the drain ended: nothing twice, nothing left out; the copy of the slot is gone."""
+    streamed, log = source.log("streamed"), source.log("drained")
+    everything(source)
+    ends: list[Lsn] = []
+
+    def write_more(receiver: Receiver) -> None:
+        if not ends and any(command.startswith("START_REPLICATION") for command in commands):
+            source.run("INSERT INTO a VALUES (5, 'streamed')")
+            ends.append(source.lsn())
+            receiver.until(ends[0])
+
+    far = Lsn(source.lsn() + (1 << 40))
+    receive_inside(source, log, far, lambda lsn: None, drain_bytes=1 << 20, orders=write_more)
+    source.receive(streamed, ends[0])
+    assert commands[0].startswith("COPY")
+    assert content(log) == content(streamed)
+    assert len({(row["commit_lsn"], row["tx_ordinal"], row["relation_id"], row["lsn"]) for row in rows(log)}) == len(
+        rows(log)
+    )
+    found = source.conn.execute("SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'pgcdc_drain%'")
+    assert found.fetchall() == [(0,)]
+
+
+def test_an_endpos_inside_of_the_backlog(source: Source, range_bytes: int) -> None:
+    streamed, log = source.log("streamed"), source.log("drained")
+    everything(source)
+    middle = source.lsn()
+    everything_else = [f"INSERT INTO b VALUES ({number}, 0)" for number in range(20_000, 20_050)]
+    source.run(*everything_else)
+    source.receive(streamed, middle)
+    drained(source, log, middle)
+    assert content(log) == content(streamed)
+    assert log.position() <= middle
+    drained(source, log, source.lsn())
+    source.receive(streamed, source.lsn())
+    assert content(log) == content(streamed)
+
+
+def test_a_stop_leaves_the_rest(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told to stop while a range is under way: the call is cancelled, what is whole is durable and confirmed."""
+    monkeypatch.setattr(drain, "RANGE_BYTES", 20_000)
+    streamed, log = source.log("streamed"), source.log("drained")
+    everything(source)
+    end = source.lsn()
+
+    def stop(receiver: Receiver) -> None:
+        if len(ChangeLog(Layout(source.folder / "drained")).open().batches(log.start)) >= 3:
+            receiver.stop()
+
+    receive_inside(source, log, end, lambda lsn: None, drain_bytes=1, orders=stop)
+    assert log.start < log.position() < end
+    assert source.confirmed(log) == log.position()
+    drained(source, log, end)
+    source.receive(streamed, end)
+    assert content(log) == content(streamed)
+
+
+def test_a_transaction_open_for_long_is_streamed(
+    source: Source, commands: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call would read from its begin on."""
+    monkeypatch.setattr(drain, "RANGE_BYTES", 10_000)
+    streamed, log = source.log("streamed"), source.log("drained")
+    with source.database.connect() as other:
+        other.execute("BEGIN")
+        other.execute("SELECT pg_logical_emit_message(true, 'open', 'for long')")
+        everything(source)
+        other.execute("COMMIT")
+    end = source.lsn()
+    drained(source, log, end)
+    source.receive(streamed, end)
+    assert commands[-1].startswith("START_REPLICATION")
+    assert content(log) == content(streamed)
+
+
+def test_no_slot_to_spare(source: Source, commands: list[str]) -> None:
+    log = source.log("drained")
+    everything(source)
+    (spare,) = source.conn.execute(
+        "SELECT current_setting('max_replication_slots')::int - count(*) FROM pg_replication_slots"
+    ).fetchone() or (0,)
+    for number in range(spare):
+        source.conn.execute("SELECT pg_create_physical_replication_slot(%s, false, true)", [f"spare_{number}"])
+    drained(source, log, source.lsn())
+    assert [command.split()[0] for command in commands] == ["START_REPLICATION"]
+
+
+def test_a_slot_that_somebody_advances_meanwhile(source: Source) -> None:
+    """The copy of the slot is ours alone: nothing is lost to the log."""
+    streamed, log = source.log("streamed"), source.log("drained")
+    everything(source)
+    end = source.lsn()
+    done: list[Lsn] = []
+
+    def advance(receiver: Receiver) -> None:
+        if not done:
+            done.append(end)
+            source.conn.execute("SELECT pg_replication_slot_advance(%s, %s)", [log.identity.slot, str(end)])
+
+    receive_inside(source, log, end, lambda lsn: None, drain_bytes=1, orders=advance)
+    source.receive(streamed, end)
+    assert content(log) == content(streamed)
