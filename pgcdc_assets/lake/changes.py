@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Table
@@ -28,7 +26,7 @@ from pgcdc_assets.lake.feed import FeedFile, FeedPart
 from pgcdc_assets.lake.feedtable import FeedTable
 from pgcdc_assets.lake.feedwriter import trimmed
 from pgcdc_assets.lake.tasks import run_tasks
-from pgcdc_assets.log.segment import FACTS
+from pgcdc_assets.log.segment import FACTS, read_rows
 from pgcdc_assets.log.table import ChangeLog, Segment
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
 
@@ -274,11 +272,10 @@ def _facts(log: ChangeLog, schema_ids: set[int]) -> dict[int, RelationFacts]:
     """The catalog facts that the log carries beside these shapes. Read only where a table changed its form."""
     found: dict[int, RelationFacts] = {}
     asked = (pc.field("kind") == FACTS) & pc.field("schema_id").isin(list(schema_ids))
-    for name in DeltaTable(log.path).file_uris():
+    for segment in filter(lambda segment: segment.notes, log.all_segments()):
         if found.keys() >= schema_ids:
             break
-        notes = pq.read_table(name, columns=["schema_id", "payload"], filters=asked, partitioning=None)
-        for note in notes.to_pylist():
+        for note in read_rows(segment.path, ["schema_id", "payload"], asked).to_pylist():
             found[note["schema_id"]] = RelationFacts.from_json(json.loads(note["payload"]))
     return found
 
@@ -289,6 +286,6 @@ def _used(log: ChangeLog, span: LsnRange, schema_ids: set[int], relations: set[i
     low, high = pc.field("commit_lsn") >= span.start, pc.field("commit_lsn") < span.end
     asked = low & high & pc.field("schema_id").isin(list(schema_ids)) & pc.field("kind").isin(["I", "U", "D", "T"])
     for segment in log.segments(span, relations):
-        rows = pq.read_table(segment.path, columns=["schema_id"], filters=asked, partitioning=None)
+        rows = read_rows(segment.path, ["schema_id"], asked)
         found |= set(pc.unique(rows["schema_id"]).to_pylist())
     return found

@@ -142,6 +142,18 @@ def check_content(path: Path) -> None:
         raise LogCorrupt("does not hold the bytes that were written: its checksum differs", thing=str(path))
 
 
+def read_rows(path: Path, columns: Sequence[str] | None = None, filters: pc.Expression | None = None) -> pa.Table:
+    """Rows of a segment, after :func:`check_content`: a reader of damaged Parquet may wait for ever.
+
+    A filter on the statistics of row groups leaves the others unread. Raises LogCorrupt.
+    """
+    check_content(path)
+    try:
+        return pq.read_table(path, columns=columns, filters=filters, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
+
+
 def _certified(source: Path, folder: Path) -> str:
     """Move a finished file into ``folder``, under a name that tells its bytes; that name."""
     name = f"{source.name[:32]}-{_crc(source):08x}.parquet"

@@ -15,7 +15,6 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
@@ -26,7 +25,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogCorrupt, SetupNeeded
 from pgcdc_assets.log.commit import DELTA_LOG, check_file, create_log, start_app_id, timeline_app_id
-from pgcdc_assets.log.segment import FACTS, SUMMARY, SegmentFile, check_content
+from pgcdc_assets.log.segment import FACTS, SUMMARY, SegmentFile, read_rows
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
 
 _FORMAT = "1"
@@ -200,7 +199,6 @@ class ChangeLog:
         found: Counter[tuple[int, int | None, str]] = Counter()
         for segment in self._segments(self._between(span.start, span.end)):
             check_file(segment.path, SegmentFile(segment.path.name, segment.size, segment.rows, {}))
-            check_content(segment.path)
             found.update(_counts_in(segment.path))
         batches = self.batches(span.start, span.end)
         for batch in batches:
@@ -287,15 +285,10 @@ def _segment(folder: Path, file: dict[str, Any]) -> Segment:
 
 def _notes_in(path: Path, kinds: Iterable[str]) -> pa.Table:
     """The notes of a file. They fill a row group of their own, which the filter finds by its statistics."""
-    columns = ["kind", "relation_id", "schema_id", "payload"]
-    try:
-        return pq.read_table(path, columns=columns, filters=pc.field("kind").isin(list(kinds)), partitioning=None)
-    except (OSError, pa.ArrowException) as error:
-        raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
+    return read_rows(path, ["kind", "relation_id", "schema_id", "payload"], pc.field("kind").isin(list(kinds)))
 
 
 def _shapes_in(path: Path) -> dict[int, Shape]:
-    check_content(path)
     notes = _notes_in(path, ["R", FACTS]).to_pylist()
     payloads = {(note["kind"], note["schema_id"]): note["payload"] for note in notes}
     return {
@@ -307,7 +300,7 @@ def _shapes_in(path: Path) -> dict[int, Shape]:
 
 def _counts_in(path: Path) -> Counter[tuple[int, int | None, str]]:
     """Rows of a file by batch_end, relation and kind, notes left out."""
-    table = pq.read_table(path, columns=["batch_end", "relation_id", "kind"], partitioning=None)
+    table = read_rows(path, ["batch_end", "relation_id", "kind"])
     grouped = table.group_by(["batch_end", "relation_id", "kind"]).aggregate([([], "count_all")]).to_pylist()
     rows = {(row["batch_end"], row["relation_id"], row["kind"]): row["count_all"] for row in grouped}
     return Counter({key: number for key, number in rows.items() if key[2] not in (SUMMARY, FACTS, "R", "Y")})

@@ -32,7 +32,7 @@ from pgcdc_assets.log.segment import (
     OWN_FILE_BYTES,
     SUMMARY,
     SegmentFile,
-    check_content,
+    read_rows,
     write_segment,
 )
 from pgcdc_assets.log.table import ChangeLog, Segment
@@ -119,10 +119,8 @@ def _uncompressed(path: Path) -> int:
 
 
 def _merged(folder: Path, group: Sequence[Segment]) -> list[SegmentFile]:
-    for segment in group:
-        # Damage must not become the content of a sound file.
-        check_content(segment.path)
-    table = pa.concat_tables(pq.read_table(segment.path, partitioning=None) for segment in group).combine_chunks()
+    # Checked as they are read: damage must not become the content of a sound file.
+    table = pa.concat_tables(read_rows(segment.path) for segment in group).combine_chunks()
     is_note = pc.is_in(table["kind"], value_set=_NOTES)
     notes, rows = table.filter(is_note), table.filter(pc.invert(is_note))
     # Stable: within a relation rows keep the order of their batches, which is that of commits.

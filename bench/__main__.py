@@ -1,0 +1,69 @@
+"""``python -m bench``: rates side by side in one run; saved with every single run, and drawn.
+
+    python -m bench --scale 1 --repeat 5 --workloads W1,W2,W3,W4 --out build/bench
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from bench import copies, streams
+from bench.record import Record
+from bench.source import WORKLOADS
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.lake.session import spark_session
+from pgcdc_assets.settings import Settings
+
+SERVER = {"synchronous_commit": "off", "max_wal_size": "8GB", "checkpoint_timeout": "1h", "autovacuum": "off"}
+"""A backlog is made fast, and nothing of the server's own runs beside what is measured."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench", description="Rates side by side with PostgreSQL's own tools")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the workloads' sizes")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--workloads", default="W1,W2,W3,W4")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    args = parser.parse_args()
+    chosen = args.workloads.split(",")
+    record = Record(args.scale, {**dict.fromkeys(WORKLOADS, streams.FLOOR), "W4": copies.FLOOR})
+    with tempfile.TemporaryDirectory(prefix="pgcdc-bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # the server may run as another user
+        jar = f"{copies.jdbc_jar()}" if "W4" in chosen else ""
+        spark = spark_session(Settings(spark={"spark.jars": jar} if jar else {}))
+        source = EmbeddedServer(folder / "source", settings={**SERVER, "listen_addresses": "127.0.0.1"})
+        target = EmbeddedServer(folder / "target", settings=SERVER)
+        with source, target:
+            measure(record, chosen, args.repeat, source, target, spark, folder)
+        spark.stop()
+    record.save(args.out / "runs.json")
+    table = "\n".join(record.table())
+    (args.out / "table.md").write_text(table + "\n")
+    print(f"\n{table}\n\n{args.out}")
+
+
+def measure(
+    record: Record, chosen: list[str], repeat: int, source: EmbeddedServer, target: EmbeddedServer,
+    spark: SparkSession, folder: Path,
+) -> None:  # fmt: skip
+    """One turn first that is not counted, a hundredth in size: Spark, the servers and the page cache are warm."""
+    warm = Record(record.scale / 100, record.floors)
+    bench = streams.Streams(source, target, spark, folder, warm)
+    for number, workload in enumerate(WORKLOADS.values()):
+        bench.turn(workload, -1 - number)
+    bench.record = record
+    for number in range(repeat):
+        for name in chosen:
+            if name in WORKLOADS:
+                bench.turn(WORKLOADS[name], number)
+    if "W4" in chosen:
+        copies.Copies(source, spark, folder, record).turns(repeat)
+
+
+if __name__ == "__main__":
+    main()

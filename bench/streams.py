@@ -1,0 +1,163 @@
+"""The same backlog by pg_recvlogical, our receiver, the whole path, and a native subscription."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from pyspark.sql import SparkSession
+
+from bench.record import Record, Run
+from bench.source import PUBLICATION, Workload, database, flushed, make_slot, program, run
+from bench.usage import usage
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.log.client import ReceiverProcess
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.setup import setup
+from pgcdc_assets.source.slots import identity
+
+FLOOR = "pg_recvlogical to nothing"
+NEVER = 1 << 60
+SECONDS = 900
+
+
+@dataclass
+class Streams:
+    server: EmbeddedServer
+    target: EmbeddedServer
+    spark: SparkSession
+    folder: Path
+    record: Record
+
+    def turn(self, workload: Workload, number: int) -> None:
+        """Everything once, in an order that turns with the number, so that none is always first."""
+        name = f"{workload.name.lower()}_{number}"
+        with database(self.server, name, workload.tables) as conninfo, project(self.folder / name):
+            settings = Settings(source=conninfo, slot=f"{name}_main")
+            setup(settings, conninfo).catalog.save(CATALOG_FILE)
+            Engine(settings, conninfo, Silent(), lambda: self.spark, "bench").sync(Bounds())
+            slots = {kind: make_slot(conninfo, f"{name}_{kind}") for kind in ("floor", "stream", "drain", "native")}
+            with self._subscriber(workload, name) as subscriber:
+                rows = workload.load(self.server, conninfo, self.record.scale)
+                end = flushed(conninfo)
+                ways = [
+                    lambda: self._floor(workload, conninfo, slots["floor"], end, rows),
+                    lambda: self._receive(workload, conninfo, slots["stream"], end, rows, NEVER),
+                    lambda: self._receive(workload, conninfo, slots["drain"], end, rows, 1),
+                    lambda: self._end_to_end(workload, settings, conninfo, end, rows),
+                    lambda: self._native(workload, conninfo, subscriber, slots["native"], end, rows),
+                ]
+                for step in range(len(ways)):
+                    ways[(step + number) % len(ways)]()
+
+    def _floor(self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int) -> None:
+        with usage(self.server) as used:
+            seconds = program(
+                self.server, "pg_recvlogical", "-d", conninfo, "-S", slot, "--start", "--no-loop", f"--endpos={end}",
+                "-f", "/dev/null", "-o", "proto_version=1", "-o", "messages=true",
+                "-o", f"publication_names={PUBLICATION}",
+            )  # fmt: skip
+        self.record.add(Run(workload.name, FLOOR, seconds, rows, 0, used.cpu, used.peak))
+
+    def _receive(self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int, drain_bytes: int) -> None:
+        """Into a log of its own. Clocked from the ``started`` event (the stream is asked for) to the last commit."""
+        what = "receive, SQL functions" if drain_bytes == 1 else "receive, stream"
+        layout = Layout(Path.cwd() / slot)
+        log = ChangeLog(layout)
+        with psycopg.connect(conninfo, autocommit=True) as conn:
+            found = conn.execute(
+                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [slot]
+            )
+            log.create(identity(conn, slot), Lsn.parse(found.fetchall()[0][0]), 1)
+        receiver = ReceiverProcess(conninfo, layout, (PUBLICATION,), batch_bytes=32 << 20, batch_seconds=1,
+                                   drain_bytes=drain_bytes)  # fmt: skip
+        with usage(self.server) as used:
+            spawned = time.monotonic()
+            receiver.start()
+            receiver.until(end)
+            started = _until(receiver, "started")
+            seconds = _until(receiver, "arrived") - started
+            receiver.join(SECONDS)
+        size = sum(batch.bytes for batch in ChangeLog(layout).open().batches(log.start))
+        shutil.rmtree(layout.root)
+        self.record.add(Run(workload.name, what, seconds, rows, size, used.cpu, used.peak,
+                            {"start-up s": started - spawned}))  # fmt: skip
+
+    def _end_to_end(self, workload: Workload, settings: Settings, conninfo: str, end: Lsn, rows: int) -> None:
+        """From the call that starts to receive to the last consistent point; Spark is warm."""
+        clock = Clock()
+        engine = Engine(settings, conninfo, clock, lambda: self.spark, "bench")
+        with usage(self.server) as used:
+            started = time.time()
+            engine.sync(Bounds(until=end))
+            returned = time.time() - started
+        newest = ConsistentPoints(settings.layout).newest()
+        assert newest is not None
+        self.record.add(Run(workload.name, "end to end", newest.at.timestamp() - started, rows, 0, used.cpu, used.peak,
+                            {"to return s": returned, "into the log s": clock.landed - started}))  # fmt: skip
+
+    # The native subscription ------------------------------------------------------------------------
+
+    @contextmanager
+    def _subscriber(self, workload: Workload, name: str) -> Iterator[str]:
+        with database(self.target, name, workload.tables) as conninfo:
+            yield conninfo
+
+    def _native(self, workload: Workload, conninfo: str, subscriber: str, slot: str, end: Lsn, rows: int) -> None:
+        with usage(self.server, self.target) as used:
+            started = time.monotonic()
+            options = f"slot_name = '{slot}', create_slot = false, copy_data = false, synchronous_commit = off"
+            made = f"CREATE SUBSCRIPTION {slot} CONNECTION '{conninfo}' PUBLICATION {PUBLICATION} WITH ({options})"
+            run(subscriber, made)
+            reached = f"SELECT confirmed_flush_lsn >= '{end}' FROM pg_replication_slots WHERE slot_name = '{slot}'"
+            applied = f"SELECT replay_lsn >= '{end}' FROM pg_stat_replication WHERE application_name = '{slot}'"
+            while (True,) not in run(conninfo, applied) and (True,) not in run(conninfo, reached):
+                time.sleep(0.05)
+            seconds = time.monotonic() - started
+        run(subscriber, f"ALTER SUBSCRIPTION {slot} DISABLE", f"ALTER SUBSCRIPTION {slot} SET (slot_name = NONE)",
+            f"DROP SUBSCRIPTION {slot}")  # fmt: skip
+        self.record.add(Run(workload.name, "native subscription", seconds, rows, 0, used.cpu, used.peak))
+
+
+class Clock(Silent):
+    """Notes when the receiver had everything in the log."""
+
+    landed = 0.0
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+        if stage == "receive":
+            self.landed = time.time()
+
+
+@contextmanager
+def project(folder: Path) -> Iterator[None]:
+    """Settings and the saved catalog belong to the working directory; the folder goes again."""
+    before = Path.cwd()
+    folder.mkdir()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        shutil.rmtree(folder)
+
+
+def _until(receiver: ReceiverProcess, name: str) -> float:
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        if any(event.name == name for event in receiver.events(0.02)):
+            return time.monotonic()
+    raise TimeoutError(f"no {name} event within {SECONDS} s")
