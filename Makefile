@@ -57,6 +57,14 @@ test-crash: install ## Crashes at every durable step: N=100 cycles of the receiv
 	  --log-file=build/crash.log --log-file-level=INFO
 	@echo "build/crash.md"
 
+.PHONY: bench
+bench: install ## Rates, latency and growth beside PostgreSQL's own tools (some two hours): build/bench
+	@$(BIN)/python -m bench --workloads W1,W2,W3,W4,L,S1,S2,S3
+
+.PHONY: bench-small
+bench-small: install ## The rates alone, at a twentieth of the size (some minutes): build/bench
+	@$(BIN)/python -m bench --scale 0.05 --repeat 1
+
 .PHONY: check
 check: install ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench import copies, streams
+from bench import copies, latency, scale, streams
+from bench.plot import draw
 from bench.record import Record
 from bench.source import WORKLOADS
 from pgcdc_assets.demo.server import EmbeddedServer
@@ -26,7 +27,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description="Rates side by side with PostgreSQL's own tools")
     parser.add_argument("--scale", type=float, default=1.0, help="of the workloads' sizes")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--workloads", default="W1,W2,W3,W4")
+    parser.add_argument("--workloads", default="W1,W2,W3,W4", help="and L: latency; S1, S2, S3: growth")
+    parser.add_argument("--seconds", type=float, default=120, help="of latency")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     args = parser.parse_args()
     chosen = args.workloads.split(",")
@@ -39,15 +41,23 @@ def main() -> None:
         source = EmbeddedServer(folder / "source", settings={**SERVER, "listen_addresses": "127.0.0.1"})
         target = EmbeddedServer(folder / "target", settings=SERVER)
         with source, target:
-            measure(record, chosen, args.repeat, source, target, spark, folder)
+            rates(record, chosen, args.repeat, source, target, spark, folder)
+            if "L" in chosen:
+                latency.Latency(source, spark, folder, record).two_tables(args.seconds)
+                latency.Latency(source, spark, folder, record).whole_shop(args.seconds)
+            growth = scale.Scale(source, spark, folder, record)
+            for name, measure in {"S1": growth.tables, "S2": growth.mirrors, "S3": growth.batches}.items():
+                if name in chosen:
+                    measure()
         spark.stop()
     record.save(args.out / "runs.json")
     table = "\n".join(record.table())
     (args.out / "table.md").write_text(table + "\n")
+    draw(record, args.out / "rates.svg")
     print(f"\n{table}\n\n{args.out}")
 
 
-def measure(
+def rates(
     record: Record, chosen: list[str], repeat: int, source: EmbeddedServer, target: EmbeddedServer,
     spark: SparkSession, folder: Path,
 ) -> None:  # fmt: skip

@@ -46,13 +46,14 @@ class Copies:
     folder: Path
     record: Record
 
-    def turns(self, repeat: int) -> None:
+    def turns(self, repeat: int, *, jdbc: bool = True) -> None:
+        """``jdbc``: needs a server that listens on TCP, and the driver among Spark's jars."""
         rows = int(5_000_000 * self.record.scale)
         with database(self.server, "w4", ("wide", "snap")) as conninfo:
             run(conninfo, f"INSERT INTO snap SELECT * FROM widerow(1, {rows})", "DROP TABLE wide CASCADE",
                 "VACUUM (ANALYZE, FREEZE) snap")  # fmt: skip
             for number in range(repeat):
-                ways = [self._floor, self._ours, self._jdbc]
+                ways = [self._floor, self._ours, *([self._jdbc] if jdbc else [])]
                 for step in range(len(ways)):
                     ways[(step + number) % len(ways)](conninfo, rows, number)
 

@@ -113,7 +113,7 @@ class Streams:
 
     @contextmanager
     def _subscriber(self, workload: Workload, name: str) -> Iterator[str]:
-        with database(self.target, name, workload.tables) as conninfo:
+        with database(self.target, f"{name}_target", workload.tables) as conninfo:
             yield conninfo
 
     def _native(self, workload: Workload, conninfo: str, subscriber: str, slot: str, end: Lsn, rows: int) -> None:

@@ -1,0 +1,161 @@
+"""From commit to readable: marked rows at random times under a steady load, followed by one run."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from pyspark.sql import SparkSession
+
+from bench.record import Record, Run
+from bench.source import database, run
+from bench.streams import project
+from bench.usage import usage
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.demo import shop
+from pgcdc_assets.demo.generator import Generator
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.setup import setup
+
+ROWS_PER_SECOND = 1000
+_EACH = 20
+"""Rows of a transaction: half updates, half inserts."""
+_BETWEEN = 0.5
+"""Seconds between two marks, on average."""
+WARM_UP = 20.0
+"""The first turns compile their statements; marks are made after them."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A committed row: when, and an LSN above its commit."""
+
+    at: float
+    lsn: Lsn
+
+
+@dataclass
+class Latency:
+    server: EmbeddedServer
+    spark: SparkSession
+    folder: Path
+    record: Record
+
+    def two_tables(self, seconds: float) -> None:
+        """1,000 rows a second over two tables: updates of one, inserts into the other."""
+        with database(self.server, "latency", ("accounts", "history")) as conninfo:
+            self._measure("commit → visible, 2 tables", conninfo, lambda stop: _steady(conninfo, stop), seconds,
+                          "INSERT INTO history (tid) VALUES (-1)")  # fmt: skip
+
+    def whole_shop(self, seconds: float) -> None:
+        """All tables of the sample shop under its own traffic of 200 transactions, some 1,000 rows, a second."""
+        with database(self.server, "latency_shop", ()) as conninfo:
+            shop.ensure(conninfo)
+
+            def traffic(stop: threading.Event) -> None:
+                generator = Generator(conninfo, rate=200)
+                thread = threading.Thread(target=generator.run, daemon=True)
+                thread.start()
+                stop.wait()
+                generator.stop()
+                thread.join()
+
+            self._measure("commit → visible, sample shop", conninfo, traffic, seconds,
+                          "INSERT INTO events (kind, payload) VALUES ('mark', '{}')")  # fmt: skip
+
+    def _measure(
+        self, what: str, conninfo: str, load: Callable[[threading.Event], None], seconds: float, mark: str
+    ) -> None:
+        name = conninfo.rsplit("=", 1)[-1]
+        with project(self.folder / name):
+            settings = Settings(source=conninfo, slot=f"{name}_main")
+            setup(settings, conninfo).catalog.save(CATALOG_FILE)
+            engine = Engine(settings, conninfo, Silent(), lambda: self.spark, "bench")
+            engine.sync(Bounds())
+            ends = Bounds(follow=True)
+            with usage(self.server) as used, _beside(load), _following(engine, ends):
+                time.sleep(WARM_UP)
+                marks = list(_marks(conninfo, mark, seconds))
+                _published(settings, marks[-1].lsn)
+            self._told(what, settings, marks, seconds, used.cpu, used.peak)
+
+    def _told(self, what: str, settings: Settings, marks: list[Mark], seconds: float,
+              cpu: dict[str, float], peak: dict[str, int]) -> None:  # fmt: skip
+        points = [(point.replay_lsn, point.at.timestamp()) for point in ConsistentPoints(settings.layout).all()]
+        segments = sorted(
+            (s.batch_end, s.written.timestamp()) for s in ChangeLog(settings.layout).open().all_segments()
+        )
+        durable = sorted(_first(segments, mark) - mark.at for mark in marks)
+        visible = sorted(_first(points, mark) - mark.at for mark in marks)
+        more = {
+            "median s": statistics.median(visible), "p99 s": visible[int(len(visible) * 0.99)],
+            "most s": visible[-1], "durable: median s": statistics.median(durable),
+            "durable: p99 s": durable[int(len(durable) * 0.99)],
+        }  # fmt: skip
+        self.record.add(Run("L", what, seconds, len(marks), 0, cpu, peak, more))
+
+
+def _first(landed: list[tuple[Lsn, float]], mark: Mark) -> float:
+    return min(at for lsn, at in landed if lsn >= mark.lsn)
+
+
+def _steady(conninfo: str, stop: threading.Event) -> None:
+    chance = random.Random(1)
+    with psycopg.connect(conninfo, autocommit=True) as conn:
+        due = time.monotonic()
+        while not stop.wait(max(0.0, due - time.monotonic())):
+            due += _EACH / ROWS_PER_SECOND
+            ids = [chance.randrange(1, 100_000) for _ in range(_EACH // 2)]
+            with conn.transaction():
+                conn.execute("UPDATE accounts SET abalance = abalance + 1 WHERE aid = ANY(%s)", [ids])
+                conn.execute("INSERT INTO history (aid, delta, mtime) SELECT unnest(%s::int[]), 1, now()", [ids])
+
+
+def _marks(conninfo: str, mark: str, seconds: float) -> Iterator[Mark]:
+    chance, end = random.Random(2), time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(chance.expovariate(1 / _BETWEEN))
+        (lsn,) = run(conninfo, mark, "SELECT pg_current_wal_insert_lsn()")[0]
+        # Taken after the commit has returned, which the position may be above by what others wrote since.
+        yield Mark(time.time(), Lsn.parse(str(lsn)))
+
+
+def _published(settings: Settings, lsn: Lsn) -> None:
+    points = ConsistentPoints(settings.layout)
+    deadline = time.monotonic() + 120
+    while (newest := points.newest()) is None or newest.replay_lsn < lsn:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing was published at or above {lsn}")
+        time.sleep(0.2)
+
+
+@contextmanager
+def _beside(load: Callable[[threading.Event], None]) -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(target=load, args=(stop,), daemon=True)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+@contextmanager
+def _following(engine: Engine, ends: Bounds) -> Iterator[None]:
+    thread = threading.Thread(target=engine.sync, args=(ends,), daemon=True)
+    thread.start()
+    yield
+    ends.stop.set()
+    thread.join()

@@ -1,0 +1,94 @@
+"""How costs grow: with the tables that exist, the rows of a mirror, the batches that wait, the ranges registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from bench.record import Record, Run
+from bench.source import database, flushed, run
+from bench.streams import project
+from bench.usage import usage
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.setup import setup
+
+TABLES = (10, 100, 500)
+MIRROR_ROWS = (1_000_000, 10_000_000)
+BATCHES = (1, 10, 100)
+CHANGING = 10
+UPDATES = 10_000
+TURNS = 3
+"""Of each; the first pays for what is read once a run, all are recorded."""
+
+
+@dataclass
+class Scale:
+    server: EmbeddedServer
+    spark: SparkSession
+    folder: Path
+    record: Record
+
+    def tables(self, counts: Sequence[int] = TABLES) -> None:
+        """Ten of them change, one row each."""
+        for count in counts:
+            with database(self.server, f"tables_{count}", ()) as conninfo:
+                run(conninfo, *(f"CREATE TABLE t{n} (id int PRIMARY KEY, v text)" for n in range(count)))
+                changing = [n * count // CHANGING for n in range(CHANGING)]
+                self._turns("S1", f"10 of {count} tables change", conninfo, CHANGING, partial(_one_row_each, changing))
+
+    def mirrors(self, sizes: Sequence[int] = MIRROR_ROWS) -> None:
+        """10,000 updates all over a mirror."""
+        for size in sizes:
+            with database(self.server, f"mirror_{size}", ("small",)) as conninfo:
+                run(conninfo, f"INSERT INTO small SELECT g, g % 1000, md5(g::text) FROM generate_series(1, {size}) g")
+                self._turns("S2", f"{UPDATES:,} updates of {size:,} rows", conninfo, UPDATES,
+                            partial(_scattered, size // UPDATES))  # fmt: skip
+
+    def batches(self, counts: Sequence[int] = BATCHES) -> None:
+        """So many batches in the log wait for one turn: each of 100 rows."""
+        for count in counts:
+            with database(self.server, f"batches_{count}", ("small",)) as conninfo:
+                self._turns("S3", f"{count} batches wait", conninfo, count * 100, partial(_transactions, count),
+                            batch_bytes=1)  # fmt: skip
+
+    def _turns(
+        self, workload: str, what: str, conninfo: str, rows: int, statements: Callable[[int], list[str]], *,
+        batch_bytes: int = 32 << 20,
+    ) -> None:  # fmt: skip
+        name = conninfo.rsplit("=", 1)[-1]
+        with project(self.folder / name):
+            settings = Settings(source=conninfo, slot=f"{name}_main", batch_bytes=batch_bytes)
+            setup(settings, conninfo).catalog.save(CATALOG_FILE)
+            engine = Engine(settings, conninfo, Silent(), lambda: self.spark, "bench")
+            first = engine.sync(Bounds())
+            self.record.add(Run(workload, f"{what}: first copy", first.seconds, max(rows, 1)))
+            for turn in range(TURNS):
+                run(conninfo, *statements(turn))
+                end = flushed(conninfo)
+                with usage(self.server) as used:
+                    report = engine.sync(Bounds(until=end))
+                self.record.add(Run(workload, what, report.seconds, rows, 0, used.cpu, used.peak))
+
+
+def _one_row_each(tables: Sequence[int], turn: int) -> list[str]:
+    return [f"INSERT INTO t{number} VALUES ({turn}, 'x')" for number in tables]
+
+
+def _scattered(step: int, turn: int) -> list[str]:
+    return [f"UPDATE small SET v = 'turn {turn}' WHERE id % {step} = {turn}"]
+
+
+def _transactions(count: int, turn: int) -> list[str]:
+    first = turn * 1_000_000
+    return [
+        f"INSERT INTO small SELECT {first + number * 100} + g, 0, 'x' FROM generate_series(1, 100) g"
+        for number in range(count)
+    ]

@@ -1,0 +1,59 @@
+"""The bench itself, at a size that says nothing of speed: every measurement comes out, is kept, and is drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from bench import copies, streams
+from bench.latency import Latency
+from bench.plot import draw
+from bench.record import Record
+from bench.scale import Scale
+from bench.source import WORKLOADS
+from pgcdc_assets.demo.server import EmbeddedServer
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def record() -> Record:
+    return Record(0.001, {**dict.fromkeys(WORKLOADS, streams.FLOOR), "W4": copies.FLOOR})
+
+
+def test_rates_are_measured_side_by_side(
+    server: EmbeddedServer, spark: SparkSession, tmp_path: Path, record: Record
+) -> None:
+    bench = streams.Streams(server, server, spark, tmp_path, record)
+    bench.turn(WORKLOADS["W1"], 0)
+    copying = copies.Copies(server, spark, tmp_path, record)
+    copying.turns(1, jdbc=False)
+    record.save(tmp_path / "runs.json")
+    draw(record, tmp_path / "rates.svg")
+    kept = json.loads((tmp_path / "runs.json").read_text())["runs"]
+    assert {run["what"] for run in kept if run["workload"] == "W1"} == {
+        streams.FLOOR, "receive, stream", "receive, SQL functions", "end to end", "native subscription",
+    }  # fmt: skip
+    assert all(run["rows"] == 400 for run in kept if run["workload"] == "W1")
+    assert all(run["seconds"] > 0 for run in kept)
+    assert record.ratio("W1", "end to end") is not None
+    assert record.ratio("W4", "snapshot copy") is not None
+    assert "</svg>" in (tmp_path / "rates.svg").read_text()
+    assert any("receiver" in run["peak"] for run in kept)
+
+
+@pytest.mark.long
+def test_latency_and_growth(
+    server: EmbeddedServer, spark: SparkSession, tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.latency.WARM_UP", 1.0)
+    Latency(server, spark, tmp_path, record).two_tables(3)
+    growth = Scale(server, spark, tmp_path, record)
+    growth.tables([10])
+    growth.mirrors([20_000])
+    growth.batches([2])
+    assert {run.workload for run in record.runs} == {"L", "S1", "S2", "S3"}
+    assert all(0 < run.more["median s"] < 60 for run in record.runs if run.workload == "L")
