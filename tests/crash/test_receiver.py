@@ -24,6 +24,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.log.process import ReceiverSettings
 from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.source.drain import LEAST_BYTES
 from pgcdc_assets.source.slots import identity
 from tests.crash.faults import Faults, Kind, kill, wait_until
 from tests.crash.proxy import Proxy
@@ -174,6 +175,7 @@ class Rig:
             self.proxy.conninfo(self.conninfo), str(self.folder), ("p",),
             batch_bytes=self.chance.choice([16 << 10, 1 << 20, 32 << 20]),
             batch_seconds=self.chance.choice([0.02, 0.1, 0.4]),
+            drain_bytes=self.chance.choice([1, LEAST_BYTES]),
         )  # fmt: skip
         return Receiver.start(settings, self.folder / "said", until)
 

@@ -25,6 +25,7 @@ from pgcdc_assets.log.client import ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.drain import LEAST_BYTES
 from pgcdc_assets.source.setup import setup
 from pgcdc_assets.source.slots import identity
 from tests.fix_postgres import fresh_database
@@ -138,7 +139,8 @@ def _receive(workload: Workload, settings: Settings, publications: tuple[str, ..
     assert settings.source is not None
     row = workload.conn.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
     assert row is not None
-    receiver = ReceiverProcess(settings.source, settings.layout, publications, batch_bytes=1 << 20, batch_seconds=0.2)
+    receiver = ReceiverProcess(settings.source, settings.layout, publications, batch_bytes=1 << 20, batch_seconds=0.2,
+                               drain_bytes=1 if len(workload.positions) % 2 else LEAST_BYTES)  # fmt: skip
     receiver.start()
     try:
         receiver.until(Lsn.parse(str(row[0])))

@@ -79,6 +79,7 @@ class Project:
         sizes: dict[str, Any] = {}
         if doing is not None:
             sizes = {"batch_bytes": doing.batch_bytes, "range_bytes": 10_000}
+            sizes |= {"drain_bytes": 1} if doing.pick % 2 else {}
         self.written = self.insert_position()
         names = [TableName(spec.schema, spec.name) for spec in anew]
         report = self.engine(**sizes).sync(Bounds(**bounds), copy_anew=names)

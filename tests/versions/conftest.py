@@ -12,6 +12,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.log.client import ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.source.drain import LEAST_BYTES
 from pgcdc_assets.source.replication import ReplicationConnection
 from pgcdc_assets.source.slots import identity
 from tests.fix_postgres import TEST_SETTINGS, Database, fresh_database
@@ -52,7 +53,7 @@ class Received:
         assert row is not None
         receiver = ReceiverProcess(
             self.database.conninfo, Layout(self.log.path.parent.parent), self.publications,
-            batch_bytes=1 << 20, batch_seconds=0.2,
+            batch_bytes=1 << 20, batch_seconds=0.2, drain_bytes=LEAST_BYTES if len(self.boundaries) % 2 else 1,
         )  # fmt: skip
         receiver.start()
         try:
