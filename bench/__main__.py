@@ -1,6 +1,6 @@
 """``python -m bench``: rates side by side in one run; saved with every single run, and drawn.
 
-    python -m bench --scale 1 --repeat 5 --workloads W1,W2,W3,W4 --out build/bench
+python -m bench --scale 1 --repeat 5 --workloads W1,W2,W3,W4 --out build/bench
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description="Rates side by side with PostgreSQL's own tools")
     parser.add_argument("--scale", type=float, default=1.0, help="of the workloads' sizes")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--workloads", default="W1,W2,W3,W4", help="and L: latency; S1, S2, S3: growth")
+    parser.add_argument("--workloads", default="W1,W2,W3,W4", help="and L: latency; S1 to S4: growth")
     parser.add_argument("--seconds", type=float, default=120, help="of latency")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     args = parser.parse_args()
@@ -46,7 +46,12 @@ def main() -> None:
                 latency.Latency(source, spark, folder, record).two_tables(args.seconds)
                 latency.Latency(source, spark, folder, record).whole_shop(args.seconds)
             growth = scale.Scale(source, spark, folder, record)
-            for name, measure in {"S1": growth.tables, "S2": growth.mirrors, "S3": growth.batches}.items():
+            for name, measure in {
+                "S1": growth.tables,
+                "S2": growth.mirrors,
+                "S3": growth.batches,
+                "S4": growth.ranges,
+            }.items():
                 if name in chosen:
                     measure()
         spark.stop()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import dagster as dg
 from pyspark.sql import SparkSession
 
 from bench.record import Record, Run
 from bench.source import database, flushed, run
 from bench.streams import project
 from bench.usage import usage
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
@@ -23,6 +29,7 @@ from pgcdc_assets.source.setup import setup
 TABLES = (10, 100, 500)
 MIRROR_ROWS = (1_000_000, 10_000_000)
 BATCHES = (1, 10, 100)
+RANGES = (100, 1_000, 10_000)
 CHANGING = 10
 UPDATES = 10_000
 TURNS = 3
@@ -58,6 +65,19 @@ class Scale:
             with database(self.server, f"batches_{count}", ("small",)) as conninfo:
                 self._turns("S3", f"{count} batches wait", conninfo, count * 100, partial(_transactions, count),
                             batch_bytes=1)  # fmt: skip
+
+    def ranges(self, counts: Sequence[int] = RANGES) -> None:
+        """One more range is closed where so many are registered: by what the register asks of Dagster."""
+        for count in counts:
+            with tempfile.TemporaryDirectory(dir=self.folder) as name, dg.DagsterInstance.local_temp(name) as instance:
+                spans = [LsnRange(Lsn(number), Lsn(number + 1)) for number in range(1, count + 1)]
+                instance.add_dynamic_partitions(str(LSN_RANGES.name), [span.key for span in spans])
+                for turn in range(TURNS):
+                    started = time.monotonic()
+                    register = RangeRegister(instance)
+                    register.prune(Lsn(0), Lsn(count * 2))
+                    register.add(LsnRange(Lsn(count + turn + 1), Lsn(count + turn + 2)))
+                    self.record.add(Run("S4", f"{count:,} ranges registered", time.monotonic() - started, 1))
 
     def _turns(
         self, workload: str, what: str, conninfo: str, rows: int, statements: Callable[[int], list[str]], *,

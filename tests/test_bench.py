@@ -55,5 +55,6 @@ def test_latency_and_growth(
     growth.tables([10])
     growth.mirrors([20_000])
     growth.batches([2])
-    assert {run.workload for run in record.runs} == {"L", "S1", "S2", "S3"}
+    growth.ranges([100])
+    assert {run.workload for run in record.runs} == {"L", "S1", "S2", "S3", "S4"}
     assert all(0 < run.more["median s"] < 60 for run in record.runs if run.workload == "L")
