@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,11 @@ class Watched(ReplicationConnection):
     def send_status(self, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn, *, reply: bool = False) -> None:
         self.confirming(flush_lsn)
         super().send_status(write_lsn, flush_lsn, apply_lsn, reply=reply)
+
+    def execute(self, command: str, *, waiting: Callable[[], None] | None = None) -> list[tuple[str | None, ...]]:
+        if advanced := re.search(r"pg_replication_slot_advance\(.*'([0-9A-F]+/[0-9A-F]+)'", command):
+            self.confirming(Lsn.parse(advanced[1]))
+        return super().execute(command, waiting=waiting)
 
 
 def receive_inside(

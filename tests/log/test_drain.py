@@ -153,6 +153,23 @@ def test_a_stop_leaves_the_rest(source: Source, monkeypatch: pytest.MonkeyPatch)
     assert content(log) == content(streamed)
 
 
+def test_the_slot_follows_what_is_durable(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "RANGE_BYTES", 20_000)
+    monkeypatch.setattr(drain, "RELEASE_BYTES", 1)
+    log = source.log("drained")
+    everything(source)
+    confirmed: list[Lsn] = []
+
+    def confirming(lsn: Lsn) -> None:
+        confirmed.append(lsn)
+        assert lsn <= ChangeLog(Layout(source.folder / "drained")).open().position()
+
+    end = source.lsn()
+    receive_inside(source, log, end, confirming, drain_bytes=1)
+    assert len(set(confirmed)) > 5
+    assert source.confirmed(log) == log.position()
+
+
 def test_a_transaction_open_for_long_is_streamed(
     source: Source, commands: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
