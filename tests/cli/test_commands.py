@@ -35,6 +35,7 @@ def ranges(project: Project) -> list[str]:
         return list(instance.get_dynamic_partitions("lsn_ranges"))
 
 
+@pytest.mark.long
 def test_the_embedded_shop_from_setup_to_teardown(tmp_path: Path) -> None:
     project = Project(tmp_path, {"PGCDC_RANGE_SECONDS": "2"})
     server = EmbeddedServer(tmp_path / ".pgcdc" / "postgres", database="shop")

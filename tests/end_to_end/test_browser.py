@@ -100,6 +100,7 @@ def test_the_graph_reads_from_slot_to_mirrors(up: Served, page: Page, pictures: 
     page.screenshot(path=pictures / "asset-graph.png", clip=CANVAS)
 
 
+@pytest.mark.long
 def test_a_partition_shows_its_lsns(up: Served, page: Page) -> None:
     key = up.follow("UPDATE public.orders SET status = 'paid' WHERE id <= 100")
     page.goto(f"{up.url}/assets/public/orders?view=partitions&partition={key}")
@@ -110,6 +111,7 @@ def test_a_partition_shows_its_lsns(up: Served, page: Page) -> None:
         expect(row).to_contain_text(str(found[name]))
 
 
+@pytest.mark.long
 def test_past_ranges_are_backfilled_and_so_repaired(up: Served, page: Page) -> None:
     while len(up.ranges()) < 2:
         up.follow("UPDATE public.products SET price = price + 1 WHERE sku IN ('P-1', 'P-2')")

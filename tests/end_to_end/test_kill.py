@@ -27,6 +27,7 @@ def versions(path: Path) -> int:
 
 
 @pytest.mark.process
+@pytest.mark.long
 def test_killed_in_the_copy(project: Project, database: Database) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE public.small (id int PRIMARY KEY, v text)")
@@ -50,6 +51,7 @@ def test_killed_in_the_copy(project: Project, database: Database) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.long
 def test_killed_while_streaming(project: Project, database: Database) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE public.account (id int PRIMARY KEY, balance bigint NOT NULL, note text)")

@@ -106,6 +106,7 @@ def test_nothing_promised_or_needed_goes_and_the_second_time_does_nothing(rig: R
     assert [DeltaTable(path).version() for path in tables] == versions
 
 
+@pytest.mark.long
 def test_a_range_that_is_gone_is_refused_and_a_kept_one_repaired(rig: Rig) -> None:  # noqa: F811
     rig.setup()
     rig.sync()
@@ -122,6 +123,7 @@ def test_a_range_that_is_gone_is_refused_and_a_kept_one_repaired(rig: Rig) -> No
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_a_kill_between_any_two_steps_is_harmless(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     rig.setup()
     rig.sync()
@@ -149,6 +151,7 @@ def test_a_kill_between_any_two_steps_is_harmless(rig: Rig, monkeypatch: pytest.
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_a_table_that_is_behind_keeps_the_log(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Received and not applied: a run that died before its turn."""
     rig.setup()

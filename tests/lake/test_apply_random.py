@@ -90,7 +90,7 @@ class Changes:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_mirrors_equal_their_sources(database: Database, spark: SparkSession, tmp_path: Path, seed: int) -> None:
     changes = Changes(seed)
     with database.connect() as conn:

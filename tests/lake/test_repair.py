@@ -36,6 +36,7 @@ def spoiled(pipe: Pipeline, *statements: str) -> None:
         pipe.spark.sql(statement.format(f"delta.`{pipe.mirror('t').path}`")).collect()
 
 
+@pytest.mark.long
 def test_keys_of_the_range_are_derived_up_to_where_the_mirror_stands(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pipe.follow("t")

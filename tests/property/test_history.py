@@ -24,14 +24,14 @@ def hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
 
 @pytest.mark.spark
 @seed(20261121)
-@settings(SLOW, max_examples=2)
+@settings(SLOW, max_examples=1)
 @given(history=histories(2, 40))
 def test_known_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
     hold(server, spark, history)
 
 
 @pytest.mark.spark
-@settings(SLOW, max_examples=2)
+@settings(SLOW, max_examples=1)
 @given(history=histories(2, 40))
 def test_other_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
     hold(server, spark, history)

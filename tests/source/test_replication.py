@@ -26,7 +26,7 @@ def walsender(
 ) -> Iterator[ReplicationConnection]:
     """Over a plain connection, and as over one that only libpq can read."""
     if request.param == "libpq":
-        monkeypatch.setattr(ReplicationConnection, "_plain", lambda connection: False)
+        monkeypatch.setattr(ReplicationConnection, "socket", lambda connection: None)
     with ReplicationConnection.open(database.conninfo) as connection:
         yield connection
 
