@@ -70,7 +70,7 @@ def rates(
     warm = Record(record.scale / 100, record.floors)
     bench = streams.Streams(source, target, spark, folder, warm)
     for number, workload in enumerate(WORKLOADS.values()):
-        bench.turn(workload, -1 - number)
+        bench.turn(workload, 90 + number)
     bench.record = record
     for number in range(repeat):
         for name in chosen:

@@ -25,15 +25,19 @@ from pgcdc_assets.source.positions import FLUSH_LSN
 from pgcdc_assets.source.replication import ReplicationConnection, identifier, literal
 from pgcdc_assets.source.wire import Frames, SocketReader
 
-RANGE_BYTES: Final = 256 << 20
-"""WAL that one call decodes. A transaction comes whole with the range in which it commits. Each call reads from
+SMALLEST_RANGE: Final = 48 << 20
+LARGEST_RANGE: Final = 512 << 20
+"""WAL that one call decodes. Small ranges let the server decode the next one while we write. But each call reads from
 the slot's restart_lsn on, which moves only where the WAL tells of running transactions (every 15 s, and at
-checkpoints): small ranges would read the same WAL many times."""
+checkpoints): what was sent before is read again, at an eighth of the cost. So a range is half of that at least.
+A transaction comes whole with the range in which it commits."""
 LEAST_BYTES: Final = 32 << 20
 """What is no backlog: the stream brings less WAL than this as soon, for a slot is copied first."""
 RELEASE_BYTES: Final = 256 << 20
 """WAL that may be durable in the log while the slot still holds it: to advance reads it once more."""
 
+_MOST_AGAIN: Final = 8
+"""Largest ranges' worth of WAL that a call may read again: from there on the calls cost more than the stream."""
 _PREAMBLE: Final = 19
 """Of binary COPY: signature, flags and extension, in front of the first row and sent with it."""
 _TRAILER: Final = 2
@@ -123,11 +127,13 @@ class Drain(Frames):
         self._advance(RELEASE_BYTES)
         flushed, restart = self._where()
         behind = flushed - self.position
+        again = self.position - restart
         little = behind <= 0 or (behind < self._least and self.position >= self._goal)
-        if little or self.position - restart > 2 * RANGE_BYTES:
+        if little or again > _MOST_AGAIN * LARGEST_RANGE:
             self.over = True
             return
-        self._upto, self._first = Lsn(min(self.position + RANGE_BYTES, flushed)), True
+        size = min(max(SMALLEST_RANGE, again // 2), LARGEST_RANGE)
+        self._upto, self._first = Lsn(min(self.position + size, flushed)), True
         upto, slot = literal(str(self._upto)), literal(self._copy)
         self._wire.command(_RANGE.format(slot=slot, upto=upto, options=self._options))
 

@@ -20,10 +20,15 @@ from tests.log.inside import receive_inside
 LARGE = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 300) g)"
 
 
+def ranges_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(drain, "SMALLEST_RANGE", size)
+    monkeypatch.setattr(drain, "LARGEST_RANGE", size)
+
+
 @pytest.fixture(params=[20_000, 256 << 20], ids=["ranges", "one range"])
 def range_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     size: int = request.param
-    monkeypatch.setattr(drain, "RANGE_BYTES", size)
+    ranges_of(monkeypatch, size)
     return size
 
 
@@ -136,7 +141,7 @@ def test_an_endpos_inside_of_the_backlog(source: Source, range_bytes: int) -> No
 
 def test_a_stop_leaves_the_rest(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told to stop while a range is under way: the call is cancelled, what is whole is durable and confirmed."""
-    monkeypatch.setattr(drain, "RANGE_BYTES", 20_000)
+    ranges_of(monkeypatch, 20_000)
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     end = source.lsn()
@@ -154,7 +159,7 @@ def test_a_stop_leaves_the_rest(source: Source, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_slot_follows_what_is_durable(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "RANGE_BYTES", 20_000)
+    ranges_of(monkeypatch, 20_000)
     monkeypatch.setattr(drain, "RELEASE_BYTES", 1)
     log = source.log("drained")
     everything(source)
@@ -174,7 +179,7 @@ def test_a_transaction_open_for_long_is_streamed(
     source: Source, commands: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each call would read from its begin on."""
-    monkeypatch.setattr(drain, "RANGE_BYTES", 10_000)
+    ranges_of(monkeypatch, 2_000)
     streamed, log = source.log("streamed"), source.log("drained")
     with source.database.connect() as other:
         other.execute("BEGIN")
