@@ -28,6 +28,9 @@ from pgcdc_assets.settings import CATALOG_FILE
 
 WAIT_SECONDS = 0.2
 """How long the loop sleeps at most when nothing lands; a batch wakes it at once."""
+GATHERED_BYTES = 64 << 20
+"""Of messages: what a turn is worth while a bounded run still receives. A MERGE of little costs nearly what one of
+much does, and takes the cores from the receiver."""
 LATE_SHARE = 2
 """Turns' worth that a late copy takes at a time: more than the others, so that it gains on them in a backlog too."""
 
@@ -215,6 +218,8 @@ class Sync:
         if exact is not None and complete < exact:
             self._stream.mark(exact)
         behind = any(entry.replay_lsn < complete for entry in work.progress.followed())
+        if exact is None and self._gathering(complete):
+            return False
         if not behind and exact is None and (not self._unpublished or self._refused_at == complete):
             return False
         moved = exact is None and self._catch_up()
@@ -233,6 +238,13 @@ class Sync:
             self._refused_at = upto if self._unpublished else None
         self._stream.report_apply(work.progress.replay_lsn)
         return moved or bool(turn.tables) or (exact == upto and not self._unpublished)
+
+    def _gathering(self, complete: Lsn) -> bool:
+        """Whether the log holds too little for a turn yet, and more is on its way."""
+        if self._following or self._unpublished or self._copies is not None or self._stream.arrived:
+            return False
+        lowest = min((entry.replay_lsn for entry in self._work.progress.followed()), default=complete)
+        return sum(batch.bytes for batch in self._work.log.batches(lowest, complete)) < GATHERED_BYTES
 
     def _catch_up(self) -> bool:
         """Bring tables that were copied while the others went on nearer to these, by a turn of their own.

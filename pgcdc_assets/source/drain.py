@@ -25,12 +25,12 @@ from pgcdc_assets.source.positions import FLUSH_LSN
 from pgcdc_assets.source.replication import ReplicationConnection, identifier, literal
 from pgcdc_assets.source.wire import Frames, SocketReader
 
-SMALLEST_RANGE: Final = 48 << 20
+SMALLEST_RANGE: Final = 256 << 20
 LARGEST_RANGE: Final = 512 << 20
-"""WAL that one call decodes. Small ranges let the server decode the next one while we write. But each call reads from
-the slot's restart_lsn on, which moves only where the WAL tells of running transactions (every 15 s, and at
-checkpoints): what was sent before is read again, at an eighth of the cost. So a range is half of that at least.
-A transaction comes whole with the range in which it commits."""
+"""WAL that one call decodes. Each call reads from the slot's restart_lsn on, which moves only where the WAL tells of
+running transactions (every 15 s, and at checkpoints) and no further than to the oldest that is open: what was sent
+before is read again, at an eighth of the cost, what is still open at its whole cost. So ranges are large, and half
+of what is read again at least. A transaction comes whole with the range in which it commits."""
 LEAST_BYTES: Final = 32 << 20
 """What is no backlog: the stream brings less WAL than this as soon, for a slot is copied first."""
 RELEASE_BYTES: Final = 256 << 20
