@@ -17,6 +17,7 @@ from struct import Struct
 from typing import Final
 
 import numpy as np
+from psycopg import OperationalError
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import PgcdcError, SourceUnavailable
@@ -109,7 +110,7 @@ class Drain(Frames):
 
     def finish(self) -> None:
         """End before it is over: the range under way is cancelled, and the slot advanced to what is durable."""
-        with suppress(PgcdcError):
+        with suppress(PgcdcError, OperationalError):
             # A slot that stays behind the log is no harm: what comes again is known.
             if self._upto is not None:
                 self._connection.cancel()

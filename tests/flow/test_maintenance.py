@@ -215,6 +215,7 @@ def test_the_log_of_a_version_that_stood_for_long_outlives_it(rig: Rig) -> None:
     assert sorted(row["a"] for row in kept.to_pylist()) == sorted(row[0] for row in before[newest, str(U)])
 
 
+@pytest.mark.long
 def test_what_killed_runs_left_goes(rig: Rig, tmp_path: Path) -> None:  # noqa: F811
     rig.setup()
     rig.sync()

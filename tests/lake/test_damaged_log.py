@@ -45,7 +45,7 @@ def _flipped(share: float) -> Damage:
     return flip
 
 
-DAMAGES: tuple[Damage, ...] = (_missing, _half_written, _emptied, *map(_flipped, (0.1, 0.5, 0.8, 0.99)))
+DAMAGES: tuple[Damage, ...] = (_missing, _half_written, _emptied, *map(_flipped, (0.1, 0.6, 0.99)))
 
 
 def test_damage_is_found_named_and_never_applied(database: Database, spark: SparkSession, tmp_path: Path) -> None:

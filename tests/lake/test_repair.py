@@ -68,6 +68,7 @@ def test_keys_of_the_range_are_derived_up_to_where_the_mirror_stands(pipe: Pipel
     pipe.same("t")
 
 
+@pytest.mark.long
 def test_a_truncate_since_gives_the_whole_table(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (v text)", "ALTER TABLE t REPLICA IDENTITY FULL")
     pipe.follow("t")

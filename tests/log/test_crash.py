@@ -20,6 +20,7 @@ from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, u
 from tests.log.writers import writing
 
 
+@pytest.mark.long
 def test_killed_again_and_again(source: Source) -> None:
     log, twin = source.log(), source.log("twin")
     chance = random.Random(7)
@@ -41,6 +42,7 @@ def test_killed_again_and_again(source: Source) -> None:
     assert log.verify(LsnRange(log.start, log.position()))
 
 
+@pytest.mark.long
 def test_killed_while_a_transaction_spills(source: Source) -> None:
     log, twin = source.log(), source.log("twin")
     end = source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 10) FROM generate_series(1, 150000) g")

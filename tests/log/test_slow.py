@@ -34,6 +34,7 @@ def short(source: Source) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("short")
+@pytest.mark.long
 def test_the_parent_does_not_read(source: Source) -> None:
     """A driver that Spark keeps busy leaves the receiver's reports in the pipe."""
     log, twin = source.log(), source.log("twin")
