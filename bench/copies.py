@@ -10,17 +10,13 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from bench.project import engine, project
 from bench.record import Record, Run
 from bench.source import database, program, run
-from bench.streams import project
 from bench.usage import usage
 from pgcdc_assets.demo.server import PORT, USER, EmbeddedServer
-from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.lake.maven import Artifact, cached, retrieve
-from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.setup import setup
 
 FLOOR = "COPY text by psql"
 JDBC = Artifact("org.postgresql", "postgresql", "42.7.8", title="PostgreSQL's JDBC driver", size="1 MB")
@@ -64,12 +60,9 @@ class Copies:
 
     def _ours(self, conninfo: str, rows: int, number: int) -> None:
         """The table's copy (export of the snapshot to commit of the mirror), and the run around it."""
-        with project(self.folder / f"w4_{number}"):
-            settings = Settings(source=conninfo, slot=f"w4_{number}")
-            setup(settings, conninfo).catalog.save(CATALOG_FILE)
-            engine = Engine(settings, conninfo, Silent(), lambda: self.spark, "bench")
+        with project(self.folder / f"w4_{number}", conninfo, f"w4_{number}") as settings:
             with usage(self.server) as used:
-                report = engine.sync(Bounds())
+                report = engine(settings, self.spark).sync(Bounds())
             (copy,) = report.copied
             self.record.add(Run("W4", "snapshot copy", copy.seconds, rows, 0, used.cpu, used.peak,
                                 {"whole run s": report.seconds}))  # fmt: skip

@@ -15,21 +15,19 @@ from pathlib import Path
 import psycopg
 from pyspark.sql import SparkSession
 
+from bench.project import engine, project
 from bench.record import Record, Run
 from bench.source import database, run
-from bench.streams import project
 from bench.usage import usage
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
 from pgcdc_assets.demo.generator import Generator
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.setup import setup
+from pgcdc_assets.settings import Settings
 
 ROWS_PER_SECOND = 1000
 _EACH = 20
@@ -81,13 +79,11 @@ class Latency:
         self, what: str, conninfo: str, load: Callable[[threading.Event], None], seconds: float, mark: str
     ) -> None:
         name = conninfo.rsplit("=", 1)[-1]
-        with project(self.folder / name):
-            settings = Settings(source=conninfo, slot=f"{name}_main")
-            setup(settings, conninfo).catalog.save(CATALOG_FILE)
-            engine = Engine(settings, conninfo, Silent(), lambda: self.spark, "bench")
-            engine.sync(Bounds())
+        with project(self.folder / name, conninfo, f"{name}_main") as settings:
+            ours = engine(settings, self.spark)
+            ours.sync(Bounds())
             ends = Bounds(follow=True)
-            with usage(self.server) as used, _beside(load), _following(engine, ends):
+            with usage(self.server) as used, _beside(load), _following(ours, ends):
                 time.sleep(WARM_UP)
                 marks = list(_marks(conninfo, mark, seconds))
                 _published(settings, marks[-1].lsn)

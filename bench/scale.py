@@ -12,19 +12,15 @@ from pathlib import Path
 import dagster as dg
 from pyspark.sql import SparkSession
 
+from bench.project import engine, project
 from bench.record import Record, Run
 from bench.source import database, flushed, run
-from bench.streams import project
 from bench.usage import usage
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.setup import setup
 
 TABLES = (10, 100, 500)
 MIRROR_ROWS = (1_000_000, 10_000_000)
@@ -84,17 +80,15 @@ class Scale:
         batch_bytes: int = 32 << 20,
     ) -> None:  # fmt: skip
         name = conninfo.rsplit("=", 1)[-1]
-        with project(self.folder / name):
-            settings = Settings(source=conninfo, slot=f"{name}_main", batch_bytes=batch_bytes)
-            setup(settings, conninfo).catalog.save(CATALOG_FILE)
-            engine = Engine(settings, conninfo, Silent(), lambda: self.spark, "bench")
-            first = engine.sync(Bounds())
+        with project(self.folder / name, conninfo, f"{name}_main", batch_bytes=batch_bytes) as settings:
+            ours = engine(settings, self.spark)
+            first = ours.sync(Bounds())
             self.record.add(Run(workload, f"{what}: first copy", first.seconds, max(rows, 1)))
             for turn in range(TURNS):
                 run(conninfo, *statements(turn))
                 end = flushed(conninfo)
                 with usage(self.server) as used:
-                    report = engine.sync(Bounds(until=end))
+                    report = ours.sync(Bounds(until=end))
                 self.record.add(Run(workload, what, report.seconds, rows, 0, used.cpu, used.peak))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -13,20 +12,19 @@ from pathlib import Path
 import psycopg
 from pyspark.sql import SparkSession
 
+from bench.project import engine, project
 from bench.record import Record, Run
 from bench.source import PUBLICATION, Workload, database, flushed, make_slot, program, run
 from bench.usage import usage
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.log.client import ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.setup import setup
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.slots import identity
 
 FLOOR = "pg_recvlogical to nothing"
@@ -45,10 +43,11 @@ class Streams:
     def turn(self, workload: Workload, number: int) -> None:
         """Everything once, in an order that turns with the number, so that none is always first."""
         name = f"{workload.name.lower()}_{number}"
-        with database(self.server, name, workload.tables) as conninfo, project(self.folder / name):
-            settings = Settings(source=conninfo, slot=f"{name}_main")
-            setup(settings, conninfo).catalog.save(CATALOG_FILE)
-            Engine(settings, conninfo, Silent(), lambda: self.spark, "bench").sync(Bounds())
+        with (
+            database(self.server, name, workload.tables) as conninfo,
+            project(self.folder / name, conninfo, f"{name}_main") as settings,
+        ):
+            engine(settings, self.spark).sync(Bounds())
             slots = {kind: make_slot(conninfo, f"{name}_{kind}") for kind in ("floor", "stream", "drain", "native")}
             with self._subscriber(workload, name) as subscriber:
                 rows = workload.load(self.server, conninfo, self.record.scale)
@@ -57,7 +56,7 @@ class Streams:
                     lambda: self._floor(workload, conninfo, slots["floor"], end, rows),
                     lambda: self._receive(workload, conninfo, slots["stream"], end, rows, NEVER),
                     lambda: self._receive(workload, conninfo, slots["drain"], end, rows, 1),
-                    lambda: self._end_to_end(workload, settings, conninfo, end, rows),
+                    lambda: self._end_to_end(workload, settings, end, rows),
                     lambda: self._native(workload, conninfo, subscriber, slots["native"], end, rows),
                 ]
                 for step in range(len(ways)):
@@ -96,13 +95,13 @@ class Streams:
         self.record.add(Run(workload.name, what, seconds, rows, size, used.cpu, used.peak,
                             {"start-up s": started - spawned}))  # fmt: skip
 
-    def _end_to_end(self, workload: Workload, settings: Settings, conninfo: str, end: Lsn, rows: int) -> None:
+    def _end_to_end(self, workload: Workload, settings: Settings, end: Lsn, rows: int) -> None:
         """From the call that starts to receive to the last consistent point; Spark is warm."""
         clock = Clock()
-        engine = Engine(settings, conninfo, clock, lambda: self.spark, "bench")
+        ours = engine(settings, self.spark, clock)
         with usage(self.server) as used:
             started = time.time()
-            engine.sync(Bounds(until=end))
+            ours.sync(Bounds(until=end))
             returned = time.time() - started
         newest = ConsistentPoints(settings.layout).newest()
         assert newest is not None
@@ -140,19 +139,6 @@ class Clock(Silent):
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
         if stage == "receive":
             self.landed = time.time()
-
-
-@contextmanager
-def project(folder: Path) -> Iterator[None]:
-    """Settings and the saved catalog belong to the working directory; the folder goes again."""
-    before = Path.cwd()
-    folder.mkdir()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-        shutil.rmtree(folder)
 
 
 def _until(receiver: ReceiverProcess, name: str) -> float:

@@ -23,6 +23,7 @@ from pgcdc_assets.flow.turn import Turn, take_turn
 from pgcdc_assets.flow.watching import watch
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.session import cancel_jobs
+from pgcdc_assets.log.table import BatchSummary
 from pgcdc_assets.log.upkeep import compact
 from pgcdc_assets.settings import CATALOG_FILE
 
@@ -243,8 +244,7 @@ class Sync:
         """Whether the log holds too little for a turn yet, and more is on its way."""
         if self._following or self._unpublished or self._copies is not None or self._stream.arrived:
             return False
-        lowest = min((entry.replay_lsn for entry in self._work.progress.followed()), default=complete)
-        return sum(batch.bytes for batch in self._work.log.batches(lowest, complete)) < GATHERED_BYTES
+        return sum(batch.bytes for batch in self._waiting(self._work.progress.followed(), complete)) < GATHERED_BYTES
 
     def _catch_up(self) -> bool:
         """Bring tables that were copied while the others went on nearer to these, by a turn of their own.
@@ -264,12 +264,16 @@ class Sync:
 
     def _boundary(self, tables: Sequence[TableProgress], limit: Lsn, share: int) -> Lsn:
         """Where a turn of these tables ends: by size at a batch's end, or at ``limit``."""
-        lowest = min((entry.replay_lsn for entry in tables), default=ZERO)
-        waiting = self._work.log.batches(lowest, limit)
+        waiting = self._waiting(tables, limit)
         taken = up_to(waiting, share * self._work.settings.range_bytes)
         if len(taken) < len(waiting):
             return min(limit, taken[-1].end)
         return limit
+
+    def _waiting(self, tables: Sequence[TableProgress], limit: Lsn) -> list[BatchSummary]:
+        """The batches between the lowest of these tables and ``limit``."""
+        lowest = min((entry.replay_lsn for entry in tables), default=ZERO)
+        return self._work.log.batches(lowest, limit)
 
     def _account(self, turn: Turn) -> None:
         batches = [b for b in self._work.log.batches(self._counted, turn.upto) if b.end <= turn.upto]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-import psycopg
+from collections.abc import Callable
+from typing import Protocol
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceNotReady
-from pgcdc_assets.log.start import OPTIONS, start_stream
+from pgcdc_assets.log.start import OPTIONS, Subscription, start_stream
 from pgcdc_assets.source.drain import LEAST_BYTES, Drain
 from pgcdc_assets.source.replication import ReplicationConnection, literal
 from pgcdc_assets.source.slots import check_slot, require_slot
@@ -67,44 +65,29 @@ class CatchUp:
 
 
 def begin(
-    stream: ReplicationConnection,
-    conn: psycopg.Connection[Any],
-    slot: str,
-    publications: Sequence[str],
-    transform_lsn: Lsn,
-    *,
-    start_lsn: Lsn | None = None,
-    least: int = LEAST_BYTES,
-    keep_waiting: Callable[[], bool] = lambda: True,
+    asked: Subscription, transform_lsn: Lsn, *, start_lsn: Lsn | None = None, least: int = LEAST_BYTES
 ) -> tuple[Stream, Lsn]:
     """Frames from ``transform_lsn`` on (or from ``start_lsn`` below it), and the floor of all reports.
 
     A backlog of ``least`` bytes of WAL is drained, if the slot is free and stands at the log's end. Raises what
     :func:`start_stream` does.
     """
-
-    def started(position: Lsn, at: Lsn | None = None) -> Lsn:
-        return start_stream(stream, conn, slot, publications, position, start_lsn=at, keep_waiting=keep_waiting)
-
-    drain = None if start_lsn is not None else _drain(stream, conn, slot, publications, transform_lsn, least)
+    drain = None if start_lsn is not None else _drain(asked, transform_lsn, least)
     if drain is None:
-        return stream, started(transform_lsn, start_lsn)
-    return CatchUp(stream, drain, started), transform_lsn
+        return asked.stream, start_stream(asked, transform_lsn, start_lsn)
+    return CatchUp(asked.stream, drain, lambda position: start_stream(asked, position)), transform_lsn
 
 
-def _drain(
-    stream: ReplicationConnection, conn: psycopg.Connection[Any], slot: str, publications: Sequence[str], at: Lsn,
-    least: int,
-) -> Drain | None:
-    status = require_slot(conn, slot)
-    check_slot(status, at)
+def _drain(asked: Subscription, at: Lsn, least: int) -> Drain | None:
+    status, stream = require_slot(asked.conn, asked.slot), asked.stream
     wire = stream.socket()
     if status.active or status.confirmed_flush_lsn != at or status.wal_lsn - at < least or wire is None:
         return None
+    check_slot(status, at)
     copy = f"pgcdc_drain_{stream.execute('SELECT pg_backend_pid()')[0][0]}"
     try:
-        stream.execute(f"SELECT pg_copy_logical_replication_slot({literal(slot)}, {literal(copy)}, true)")
+        stream.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(copy)}, true)")
     except SourceNotReady:
         # No slot to spare.
         return None
-    return Drain(stream, wire, slot, copy, at, status.wal_lsn, publications, OPTIONS, least)
+    return Drain(stream, wire, asked.slot, copy, at, status.wal_lsn, asked.publications, OPTIONS, least)

@@ -27,7 +27,7 @@ from pgcdc_assets.log.catchup import begin
 from pgcdc_assets.log.overlap import Overlap
 from pgcdc_assets.log.receiver import Arrived, Complete, Landed, Limits, Receiver, Report
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.start import check_identity
+from pgcdc_assets.log.start import Subscription, check_identity
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.connection import APPLICATION, connect
 from pgcdc_assets.source.drain import LEAST_BYTES
@@ -109,11 +109,9 @@ class ReceiverRun:
         ):
             source = check_identity(stream, identity, timeline, position)
             overlap = Overlap.of(log, require_slot(conn, identity.slot).confirmed_flush_lsn)
-            frames, floor = begin(
-                stream, conn, identity.slot, settings.publications, position,
-                start_lsn=overlap.start if overlap else None, keep_waiting=self._keep_waiting,
-                least=settings.drain_bytes,
-            )  # fmt: skip
+            asked = Subscription(stream, conn, identity.slot, settings.publications, self._keep_waiting)
+            start_lsn = overlap.start if overlap else None
+            frames, floor = begin(asked, position, start_lsn=start_lsn, least=settings.drain_bytes)
             relations = Relations()
             receiver = Receiver(
                 frames, conn, BatchWriter(log.path, identity, source.timeline, relations), relations,

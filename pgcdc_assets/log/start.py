@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -67,32 +68,36 @@ def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, 
         )  # fmt: skip
 
 
-def start_stream(
-    stream: ReplicationConnection,
-    conn: psycopg.Connection[Any],
-    slot: str,
-    publications: Sequence[str],
-    transform_lsn: Lsn,
-    *,
-    start_lsn: Lsn | None = None,
-    patience: float = SLOT_PATIENCE_SECONDS,
-    keep_waiting: Callable[[], bool] = lambda: True,
-) -> Lsn:
+@dataclass(frozen=True)
+class Subscription:
+    """Whose changes are asked for, and over which connections."""
+
+    stream: ReplicationConnection
+    conn: psycopg.Connection[Any]
+    slot: str
+    publications: Sequence[str]
+    keep_waiting: Callable[[], bool] = lambda: True
+    """Asked while somebody else holds the slot."""
+
+
+def start_stream(asked: Subscription, transform_lsn: Lsn, start_lsn: Lsn | None = None) -> Lsn:
     """START_REPLICATION at ``transform_lsn``, or below it at ``start_lsn``.
 
     Returns the slot's ``confirmed_flush_lsn``, the floor of all reports.
 
     Whether the slot has passed the log is asked again once the stream holds it: only then can
-    nobody else confirm. Raises what ``check_slot`` does, or SlotActive after ``patience`` seconds.
+    nobody else confirm. Raises what ``check_slot`` does, or SlotActive where somebody holds
+    it for longer than SLOT_PATIENCE_SECONDS.
     """
+    conn, slot = asked.conn, asked.slot
     check_slot(require_slot(conn, slot), transform_lsn)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + SLOT_PATIENCE_SECONDS
     while True:
         try:
-            stream.start(slot, start_lsn or transform_lsn, publications, options=OPTIONS)
+            asked.stream.start(slot, start_lsn or transform_lsn, asked.publications, options=OPTIONS)
             break
         except SlotActive as held:
-            if time.monotonic() > deadline or not keep_waiting():
+            if time.monotonic() > deadline or not asked.keep_waiting():
                 raise _with_holder(conn, slot, held) from None
             time.sleep(_RETRY_SECONDS)
     status = require_slot(conn, slot)

@@ -21,9 +21,9 @@ from psycopg import OperationalError
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import PgcdcError, SourceUnavailable
-from pgcdc_assets.protocol.frames import XLOG_DATA, FrameBlock, keepalive_frame
+from pgcdc_assets.protocol.frames import XLOG_DATA, XLOG_HEADER, FrameBlock, keepalive_frame
 from pgcdc_assets.source.positions import FLUSH_LSN
-from pgcdc_assets.source.replication import ReplicationConnection, identifier, literal
+from pgcdc_assets.source.replication import ReplicationConnection, literal, plugin_options
 from pgcdc_assets.source.wire import Frames, SocketReader
 
 SMALLEST_RANGE: Final = 256 << 20
@@ -45,7 +45,7 @@ _TRAILER: Final = 2
 _SHIFT: Final = 5
 """Row of (lsn, 0::int8, data): count of columns (2), then length (4) and value of each. ``lsn`` lies at byte 6 and
 the message at byte 30: five bytes on stands what an XLogData frame has at 1 and at 25."""
-_COMMIT_END: Final = 25 + 1 + 1 + 8
+_COMMIT_END: Final = XLOG_HEADER.size + 1 + 1 + 8
 """Of a frame that carries a Commit: where its end_lsn stands."""
 
 _RANGE: Final = (
@@ -78,8 +78,8 @@ class Drain(Frames):
         self._wire = wire
         self._slot, self._copy = slot, copy
         self._goal, self._least = goal, least
-        named = {"proto_version": "1", "publication_names": ",".join(map(identifier, publications)), **options}
-        self._options = ", ".join(literal(part) for option in named.items() for part in option)
+        told = plugin_options(publications, options)
+        self._options = ", ".join(literal(part) for option in told.items() for part in option)
         self._advanced = self._flushed = position
         self._upto: Lsn | None = None
         """End of the range that is under way."""
@@ -184,7 +184,7 @@ class Drain(Frames):
         octets = np.frombuffer(rows.raw, np.uint8).copy()
         octets[offsets] = XLOG_DATA
         frames = FrameBlock(octets.tobytes(), offsets, lengths)
-        commits = np.flatnonzero(octets[offsets + 25] == ord("C"))
+        commits = np.flatnonzero(octets[offsets + XLOG_HEADER.size] == ord("C"))
         if len(commits):
             at = int(offsets[commits[-1]]) + _COMMIT_END
             self.position = Lsn(max(self.position, _U64.unpack_from(frames.raw, at)[0]))

@@ -143,8 +143,7 @@ class ReplicationConnection:
         options: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """START_REPLICATION with pgoutput. A start below the slot's own position is raised to it, silently."""
-        names = ",".join(identifier(name) for name in publications)
-        plugin = {"proto_version": str(proto), "publication_names": names, **(options or {})}
+        plugin = plugin_options(publications, options or {}, proto=proto)
         given = ", ".join(f"{name} {literal(value)}" for name, value in plugin.items())
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})"
         reader = self.socket()
@@ -256,6 +255,12 @@ class ReplicationConnection:
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "replace")
+
+
+def plugin_options(publications: Sequence[str], more: Mapping[str, str], *, proto: int = 1) -> dict[str, str]:
+    """What pgoutput is told, by START_REPLICATION or by the SQL functions."""
+    names = ",".join(identifier(name) for name in publications)
+    return {"proto_version": str(proto), "publication_names": names, **more}
 
 
 def identifier(name: str) -> str:

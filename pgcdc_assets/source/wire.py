@@ -145,8 +145,7 @@ class LibpqReader(FrameReader):
 
 
 class SocketReader(FrameReader):
-    """By the socket of a plain connection that libpq has left idle: libpq runs no
-    command before the stream has ended, or closes it."""
+    """By the socket of a plain connection that libpq has left idle, and leaves alone until the stream is over."""
 
     held = 0
 

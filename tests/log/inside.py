@@ -11,7 +11,7 @@ from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.catchup import begin
 from pgcdc_assets.log.receiver import Limits, Receiver
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.start import check_identity
+from pgcdc_assets.log.start import Subscription, check_identity
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.connection import connect
 from pgcdc_assets.source.drain import LEAST_BYTES
@@ -48,7 +48,8 @@ def receive_inside(
     with connect(conninfo) as conn, Watched.open(conninfo, options=options) as stream:
         stream.confirming = confirming
         found = check_identity(stream, identity, timeline, position)
-        frames, floor = begin(stream, conn, identity.slot, [PUBLICATION], position, least=drain_bytes)
+        asked = Subscription(stream, conn, identity.slot, [PUBLICATION])
+        frames, floor = begin(asked, position, least=drain_bytes)
         relations = Relations()
         receiver = Receiver(
             frames, conn, writer(log.path, identity, found.timeline, relations), relations,

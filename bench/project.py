@@ -1,0 +1,37 @@
+"""A project directory of its own, ready to run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.observer import Observer, Silent
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.setup import setup
+
+
+@contextmanager
+def project(folder: Path, conninfo: str, slot: str, **given: Any) -> Iterator[Settings]:
+    """Set up in ``folder``, which is the working directory meanwhile, and goes again. ``given``: more settings."""
+    before = Path.cwd()
+    folder.mkdir()
+    os.chdir(folder)
+    try:
+        settings = Settings(source=conninfo, slot=slot, **given)
+        setup(settings, conninfo).catalog.save(CATALOG_FILE)
+        yield settings
+    finally:
+        os.chdir(before)
+        shutil.rmtree(folder)
+
+
+def engine(settings: Settings, spark: SparkSession, observer: Observer | None = None) -> Engine:
+    assert settings.source is not None
+    return Engine(settings, settings.source, observer or Silent(), lambda: spark, "bench")
