@@ -144,9 +144,7 @@ def compare(source: DigestStore, mirror: DigestStore, examples: int) -> Differen
     return found
 
 
-def _buckets(
-    source: DigestStore, mirror: DigestStore
-) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.void]]]:
+def _buckets(source: DigestStore, mirror: DigestStore) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.void]]]:
     for number in range(source.buckets):
         yield source.bucket(number), mirror.bucket(number)
 

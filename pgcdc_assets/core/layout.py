@@ -34,11 +34,6 @@ class Layout:
         return self.own / "table_states"
 
     @property
-    def merge(self) -> Path:
-        """Scratch of merges: collapsed sources, deleted after their commit."""
-        return self.own / "merge"
-
-    @property
     def staging(self) -> Path:
         """Copies whose columns are to replace a mirror's, deleted after their commit."""
         return self.own / "copy"

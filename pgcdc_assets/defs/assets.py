@@ -227,9 +227,7 @@ def _span(context: dg.AssetExecutionContext) -> LsnRange:
     return span
 
 
-def _result(
-    context: dg.AssetExecutionContext, out: str, key: dg.AssetKey, found: metadata.Metadata
-) -> dg.Output[None]:
+def _result(context: dg.AssetExecutionContext, out: str, key: dg.AssetKey, found: metadata.Metadata) -> dg.Output[None]:
     """The result, with every partition's own bounds; the counts are those of the whole selection."""
     for partition in context.partition_keys:
         span = LsnRange.from_key(partition)

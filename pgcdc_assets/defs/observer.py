@@ -91,9 +91,7 @@ class DagsterObserver:
         key = register_snapshot(self._context.instance, report.consistent_point)
         passed(FaultPoint.COPY_REGISTERED)
         found = metadata.of_copy(report, self._table(report.table))
-        self._context.log_event(
-            dg.AssetMaterialization(keys.snapshot_key(report.table), partition=key, metadata=found)
-        )
+        self._context.log_event(dg.AssetMaterialization(keys.snapshot_key(report.table), partition=key, metadata=found))
         passed(FaultPoint.COPY_RECORDED)
         self._watcher.copied(report)
 

@@ -164,8 +164,7 @@ class Maintenance:
         for path in (layout.change_log, layout.consistent_points, layout.table_states, *feeds):
             sweep(path, self._grace)
             passed(FaultPoint.LOG_SWEPT)
-        for folder in (layout.merge, layout.staging):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(layout.staging, ignore_errors=True)
 
     # Within -------------------------------------------------------------------------------------
 

@@ -30,8 +30,8 @@ from pgcdc_assets.settings import CATALOG_FILE
 WAIT_SECONDS = 0.2
 """How long the loop sleeps at most when nothing lands; a batch wakes it at once."""
 GATHERED_BYTES = 64 << 20
-"""Of messages: what a turn is worth while a bounded run still receives. A MERGE of little costs nearly what one of
-much does, and takes the cores from the receiver."""
+"""Of messages: what a turn is worth while a bounded run still receives. Many small turns cost more than a large one,
+and take the cores from the receiver."""
 LATE_SHARE = 2
 """Turns' worth that a late copy takes at a time: more than the others, so that it gains on them in a backlog too."""
 

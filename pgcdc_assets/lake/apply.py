@@ -2,12 +2,13 @@
 
 Inserts alone are appended: the feed's own files become files of the mirror, in a commit of milliseconds.
 After a truncate of the whole table what is left is complete by itself and overwrites the mirror. All
-else is collapsed in Spark's tasks and merged by Spark. Each commit carries the position with the data.
+else is collapsed and merged in Spark's tasks: rows that change or go are taken away by deletion vectors,
+rows that come make a new file. Spark's own MERGE does the same to a table, but costs seconds of CPU time
+however little there is to do. Each commit carries the position with the data.
 
-A MERGE fails before its commit where the mirror lacks a row that changed or holds one that was
-inserted, and a collapse where the changes contradict each other. Then the mirror stays as it was, and
-the table is to be set aside: going on would hide that it differs from the source. Counts that differ
-after a commit can no longer be undone; the table is set aside as well, and a new copy brings it back.
+A merge fails before its commit where the mirror lacks a row that changed or holds one that was
+inserted, or where the changes contradict each other. Then the mirror stays as it was, and the table is
+to be set aside: going on would hide that it differs from the source.
 """
 
 from __future__ import annotations
@@ -16,35 +17,28 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
-import pyarrow as pa
+from pyroaring import BitMap64
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import LakeError, MergeMismatch
+from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import files
-from pgcdc_assets.lake.collapse import collapse
 from pgcdc_assets.lake.collapsing import Collapsing, Effect, collapse_units
-from pgcdc_assets.lake.feed import FeedFile, FeedPart, feed_columns, feed_schema, verbatim
-from pgcdc_assets.lake.merge import ADDED, REMOVED, SOURCE, KeyedMerge, MergeCounts, MultisetMerge, execute
+from pgcdc_assets.lake.deltacommit import Change, commit_change
+from pgcdc_assets.lake.feed import FeedFile, FeedPart, feed_columns, verbatim
 from pgcdc_assets.lake.mirrors import Mirror, MirrorSchema, needs_column_mapping, refusal, sql_name, sql_path, sql_type
-from pgcdc_assets.lake.multiset import net_rows
 from pgcdc_assets.lake.pending import Pending
-from pgcdc_assets.lake.session import table_session
+from pgcdc_assets.lake.references import Added, live_files
 from pgcdc_assets.lake.tasks import run_tasks
-
-MERGE_THREADS = 2
-"""More gain nothing: a MERGE is bound by CPU, and its jobs already use every core."""
 
 
 @dataclass(frozen=True)
@@ -72,33 +66,39 @@ def apply_tables(
     Tables without changes are left out of the result. A table that fails for itself comes back with
     ``set_aside``; any other error ends the apply, and what was committed stands and is skipped next time.
     """
-    works = [work for part in parts if (work := _Work.of(layout, identity, part, upto)) is not None]
+    works = [work for part in parts if (work := Work.of(layout, identity, part, upto)) is not None]
     done = [work.set_aside(work.refused) for work in works if work.refused is not None]
     ready = [work for work in works if work.refused is None]
     for work in ready:
         work.widen(spark)
     done += [work.link() for work in ready if work.linkable]
     rest = [work for work in ready if not work.linkable]
-    if rest:
-        with scratch(layout) as folder, ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="apply") as pool:
-            effects = collapsed(spark, [work.units(folder) for work in rest])
-            done += pool.map(lambda work, found: work.commit(spark, folder, found), rest, effects)
-    return done
-
-
-@contextmanager
-def scratch(layout: Layout) -> Iterator[Path]:
-    """A folder for merge sources, gone afterwards; so are those that a killed run left behind."""
-    folder = layout.merge / uuid.uuid4().hex
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(layout.merge, ignore_errors=True)
+    started = time.monotonic()
+    effects = collapsed(spark, [work.units() for work in rest])
+    share = (time.monotonic() - started) / max(1, len(rest))
+    return done + [work.commit(found, share) for work, found in zip(rest, effects, strict=True)]
 
 
 @dataclass(frozen=True)
-class _Work:
+class Counts:
+    """Rows of the mirror."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """As the table's history calls them."""
+        return {
+            "numTargetRowsInserted": self.inserted,
+            "numTargetRowsUpdated": self.updated,
+            "numTargetRowsDeleted": self.deleted,
+        }
+
+
+@dataclass(frozen=True)
+class Work:
     """One table's part of an apply."""
 
     pending: Pending
@@ -106,7 +106,7 @@ class _Work:
     refused: str | None
 
     @classmethod
-    def of(cls, layout: Layout, identity: Identity, part: FeedPart, upto: Lsn) -> _Work | None:
+    def of(cls, layout: Layout, identity: Identity, part: FeedPart, upto: Lsn) -> Work | None:
         """None where the mirror has passed all of the part already, or the part holds nothing."""
         mirror = Mirror(layout, identity, part.table.name)
         stands = mirror.replay_lsn
@@ -152,48 +152,50 @@ class _Work:
         passed(FaultPoint.LINK_COMMITTING)
         version = files.commit(self.mirror.path, reports, "append", self._position)
         passed(FaultPoint.LINK_COMMITTED)
-        counts = MergeCounts(sum(report.rows for report in reports), 0, 0)
+        counts = Counts(sum(report.rows for report in reports))
         return self._applied(version, counts, time.monotonic() - started)
 
-    def units(self, folder: Path) -> list[Collapsing]:
-        direct = self.pending.emptied or self.pending.part.insert_only
-        return self.pending.units(folder, self.mirror if direct else None)
+    def units(self) -> list[Collapsing]:
+        target = self.pending.target(self.mirror, () if self._alone else self._live)
+        return self.pending.units(target)
 
-    def commit(self, spark: SparkSession, folder: Path, effects: Sequence[Effect]) -> Applied:
-        """Commit the net effect. Runs beside other tables' commits."""
+    @property
+    def _alone(self) -> bool:
+        """Whether nothing of the mirror is left, or nothing in it changes."""
+        return self.pending.emptied or self.pending.part.insert_only
+
+    @cached_property
+    def _live(self) -> tuple[Added, ...]:
+        return live_files(self.mirror.path, self.mirror.version)
+
+    def commit(self, effects: Sequence[Effect], seconds: float) -> Applied:
+        """Commit what the units found, after ``seconds`` of work."""
         started = time.monotonic()
-        try:
-            for effect in effects:
-                if effect.mismatch is not None:
-                    raise effect.mismatch
-            version, counts = self._committed(spark, folder, effects)
-        except MergeMismatch as error:
-            return self.set_aside(error.what, error.lsn if isinstance(error.lsn, Lsn) else None)
-        return self._applied(version, counts, time.monotonic() - started)
+        for effect in effects:
+            if effect.mismatch is not None:
+                lsn = effect.mismatch.lsn
+                return self.set_aside(effect.mismatch.what, lsn if isinstance(lsn, Lsn) else None)
+        counts = total(effects)
+        version = self._overwritten(effects) if self._alone else self._merged(effects, counts)
+        return self._applied(version, counts, seconds + time.monotonic() - started)
 
-    def _committed(self, spark: SparkSession, folder: Path, effects: Sequence[Effect]) -> tuple[int, MergeCounts]:
-        total, pending = _total(effects), self.pending
-        if pending.emptied or pending.part.insert_only:
-            reports = [effect.upserts for effect in effects if effect.upserts is not None]
-            mode: files.Mode = "overwrite" if pending.emptied else "append"
-            passed(FaultPoint.OVERWRITE_COMMITTING)
-            version = files.commit(self.mirror.path, reports, mode, self._position)
-            passed(FaultPoint.OVERWRITE_COMMITTED)
-            return version, MergeCounts(sum(report.rows for report in reports), 0, 0)
-        if total == MergeCounts(0, 0, 0) and not pending.leaves:
-            return self.mirror.version, total
-        ((app_id, position),) = self._position.items()
-        session = table_session(spark, app_id, position)
+    def _overwritten(self, effects: Sequence[Effect]) -> int:
+        reports = [effect.added for effect in effects if effect.added is not None]
+        mode: files.Mode = "overwrite" if self.pending.emptied else "append"
+        passed(FaultPoint.OVERWRITE_COMMITTING)
+        version = files.commit(self.mirror.path, reports, mode, self._position)
+        passed(FaultPoint.OVERWRITE_COMMITTED)
+        return version
+
+    def _merged(self, effects: Sequence[Effect], counts: Counts) -> int:
+        if counts == Counts():
+            return self.mirror.version
         passed(FaultPoint.MERGE_COMMITTING)
-        counts = merge(session, pending.part, self.mirror, folder, effects, pending.leaves)
+        version = merged(self.mirror, self._live, effects, self._position)
         passed(FaultPoint.MERGE_COMMITTED)
-        if counts is None:
-            raise LakeError("was moved by another writer", thing=f"mirror {self.table.name}", lsn=pending.span.start)
-        if not pending.leaves and counts != total:
-            raise MergeMismatch(f"a commit changed {counts} where {total} was to change", lsn=pending.span.end)
-        return Mirror(pending.layout, self.mirror.identity, self.table.name).version, counts
+        return version
 
-    def _applied(self, version: int, counts: MergeCounts, seconds: float) -> Applied:
+    def _applied(self, version: int, counts: Counts, seconds: float) -> Applied:
         numbers = (counts.inserted, counts.updated, counts.deleted)
         return Applied(self.table, version, self.pending.span.end, *numbers, seconds)
 
@@ -202,39 +204,15 @@ class _Work:
         return Applied(self.table, self.mirror.version, start, set_aside=(start if lsn is None else lsn, reason))
 
 
-def merge(
-    session: SparkSession, part: FeedPart, mirror: Mirror, folder: Path, effects: Sequence[Effect],
-    leaves: tuple[str, ...] = (),
-) -> MergeCounts | None:  # fmt: skip
-    """Merge collapsed files of a part into its mirror; None where Delta skipped it as done."""
-    table, columns = part.table, feed_columns(part.table)
-    upserts = [str(folder / effect.upserts.path) for effect in effects if effect.upserts is not None]
-    nothing = feed_schema(table).empty_table()
-    if table.multiset:
-        removed = [str(folder / effect.removed.path) for effect in effects if effect.removed is not None]
-        empty = net_rows(nothing, columns)
-        _view(session, ADDED, upserts, empty.added.schema)
-        _view(session, REMOVED, removed, empty.removed.schema)
-        copies = MultisetMerge(str(mirror.path), columns, mirror.version, table.partitioned, leaves)
-        return execute(session, copies.sql())
-    _view(session, SOURCE, upserts, collapse(nothing, columns, part.masked).rows.schema)
-    statement = KeyedMerge(
-        str(mirror.path),
-        columns,
-        has_leaf=table.partitioned,
-        masked=part.masked,
-        lookup_version=mirror.version if any(effect.lookups for effect in effects) else None,
-        odd_keys=part.odd_keys,
-        leaves=leaves,
-    )
-    return execute(session, statement.sql())
-
-
-def _view(session: SparkSession, name: str, paths: Sequence[str], schema: pa.Schema) -> None:
-    """A temporary view over Parquet files, whose schema is told: to infer it would cost a job."""
-    told = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-    frame = session.read.schema(told).parquet(*paths) if paths else session.createDataFrame([], told)
-    frame.createOrReplaceTempView(name)
+def merged(mirror: Mirror, live: Sequence[Added], effects: Sequence[Effect], position: Mapping[str, int]) -> int:
+    """Commit effects on the files ``live`` of the mirror as it was opened; its version then."""
+    assert mirror.delta is not None
+    gone: dict[str, BitMap64] = {}
+    for effect in effects:
+        for path, positions in effect.gone.items():
+            gone[path] = gone.get(path, BitMap64()) | positions
+    change = Change(live, [effect.added for effect in effects if effect.added is not None], gone)
+    return commit_change(mirror.delta, mirror.path, change, position, total(effects).metrics)
 
 
 def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:
@@ -259,8 +237,8 @@ def _size(unit: Collapsing) -> int:
     return sum(path.stat().st_size for path in unit.files) + 1
 
 
-def _total(effects: Sequence[Effect]) -> MergeCounts:
-    return MergeCounts(
+def total(effects: Sequence[Effect]) -> Counts:
+    return Counts(
         sum(effect.inserted for effect in effects),
         sum(effect.updated for effect in effects),
         sum(effect.deleted for effect in effects),

@@ -107,9 +107,7 @@ class _Asked:
     replaced: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls, log: ChangeLog, layout: Layout, span: LsnRange, entry: Followed, grown: Table, again: bool
-    ) -> _Asked:
+    def of(cls, log: ChangeLog, layout: Layout, span: LsnRange, entry: Followed, grown: Table, again: bool) -> _Asked:
         feed = FeedTable(layout, log.identity, grown)
         after = min(max(entry.after, span.start), span.end)
         start = span.start if again else after
@@ -145,9 +143,7 @@ class _Wanted:
             past,
         )  # fmt: skip
 
-    def committed(
-        self, log: ChangeLog, layout: Layout, done: dict[TableName, _Outcome], span: LsnRange
-    ) -> FeedPart:
+    def committed(self, log: ChangeLog, layout: Layout, done: dict[TableName, _Outcome], span: LsnRange) -> FeedPart:
         """Commit what was derived, and gather what the feed now holds of the span."""
         feed = FeedTable(layout, log.identity, self.table)
         set_aside = None

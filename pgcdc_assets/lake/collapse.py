@@ -1,9 +1,9 @@
-"""The net effect of a table's changes, per key: what is left for one MERGE.
+"""The net effect of a table's changes, per key: what is left to merge.
 
 Pure Arrow and numpy. The last event of a key decides its row (:mod:`pgcdc_assets.lake.neteffect`).
 What a target must hold is known exactly: a key whose first event is an update, a delete or an old half
-must be there, a key whose first event is an insert or a new half must not. ``PRESENT`` carries it into
-the MERGE, which fails before it commits where the mirror disagrees.
+must be there, a key whose first event is an insert or a new half must not. ``PRESENT`` carries it to
+:mod:`pgcdc_assets.lake.merging`, which refuses where the mirror disagrees.
 """
 
 from __future__ import annotations
@@ -83,28 +83,13 @@ def _later(events: pa.Table, lsn: int, ordinal: int) -> pa.ChunkedArray:
     return pc.or_(pc.greater(events[COMMIT_LSN], lsn), same)
 
 
-@dataclass(frozen=True)
-class Collapsed:
-    """A merge source: one row per key, with what its MERGE will count.
+def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int] = ()) -> pa.Table:
+    """Collapse the events of one table to a merge source: one row per key.
 
     Columns: ``_pgcdc_op`` (``U``, ``D``), ``_pgcdc_present``, ``_pgcdc_commit_lsn``,
     ``_pgcdc_commit_ts``, ``_pgcdc_raw``, ``_pgcdc_leaf`` where the feed has it, the value columns under
-    their feed names, ``_pgcdc_masked_<attnum>`` for each attnum asked for, and ``_pgcdc_origin``.
-    """
-
-    rows: pa.Table
-    inserted: int
-    updated: int
-    deleted: int
-    lookups: int
-    """Rows whose masked values stand in the target under another key."""
-
-
-def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int] = ()) -> Collapsed:
-    """Collapse the events of one table to a merge source.
-
-    ``masked`` names the attnums that may be masked anywhere in the turn, so that the sources of
-    several buckets have one schema.
+    their feed names, ``_pgcdc_masked_<attnum>`` for each attnum of ``masked`` (those of which some
+    value was not sent), and ``_pgcdc_origin``.
     """
     events = events.combine_chunks()
     if any(column.key for column in columns):
@@ -113,13 +98,7 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
         # Followed by its inserts alone: every row is one of its own.
         every = np.arange(events.num_rows, dtype=np.int64)
         net = Net(every, every >= 0, every < 0, np.full(len(every), -1, dtype=np.int64))
-    return Collapsed(
-        _merge_source(events, columns, masked, net),
-        inserted=int((net.live & ~net.present).sum()),
-        updated=int((net.live & net.present).sum()),
-        deleted=int((~net.live).sum()),
-        lookups=int((net.origin >= 0).sum()),
-    )
+    return _merge_source(events, columns, masked, net)
 
 
 def collapse_touched(
@@ -180,7 +159,7 @@ def key_numbers(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:
             continue
         number = _combined(number, _codes(events[column.name]))
         if raw is not None and events[column.name].null_count:
-            number = _combined(number, _codes(_raw_texts(raw, column.source)))
+            number = _combined(number, _codes(raw_texts(raw, column.source)))
     return number
 
 
@@ -188,7 +167,7 @@ def _codes(values: pa.Array | pa.ChunkedArray) -> Ints:
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if pa.types.is_floating(values.type):
-        values = pc.add(values, 0.0)  # -0 and 0 are one key to Spark
+        values = pc.add(values, 0.0)  # -0 and 0 are one key to Spark and to Delta's readers
     elif pa.types.is_list(values.type):
         values = _spelled(values)
     codes: Ints = values.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
@@ -225,7 +204,7 @@ def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]
     return {attnum: mask for attnum, mask in masks.items() if mask.any()}
 
 
-def _raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:
+def raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:
     """The text of one column in a column of ``_pgcdc_raw`` maps; NULL where the map lacks it."""
     texts = pc.map_lookup(raw, pa.scalar(name), "first")
     return texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
@@ -237,12 +216,13 @@ def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: Net) -> pa.
     sources = {column.source: net.sources[column.attnum] for column in columns if column.attnum in net.sources}
     if raw.null_count == len(raw) or not sources:
         return raw.take(pa.array(net.last))
-    names = pc.unique(_map_keys(raw)).to_pylist()
-    texts = {name: _raw_texts(raw, name).take(pa.array(sources.get(name, net.last))) for name in names}
+    names = pc.unique(map_keys(raw)).to_pylist()
+    texts = {name: raw_texts(raw, name).take(pa.array(sources.get(name, net.last))) for name in names}
     return raw_maps(texts, len(net.last), raw.type)
 
 
-def _map_keys(raw: pa.ChunkedArray) -> pa.Array:
+def map_keys(raw: pa.ChunkedArray) -> pa.Array:
+    """All names in a column of ``_pgcdc_raw`` maps."""
     # A NULL map may hide entries below it; dropping the NULLs drops those too.
     return pa.concat_arrays([chunk.drop_null().keys for chunk in raw.chunks] or [pa.array([], pa.string())])
 

@@ -1,27 +1,30 @@
-"""What one task of the apply does: the changes of a table (or of one bucket of its keys) to their net effect.
+"""What one task of the apply does: the changes of a table (or of one bucket of its keys) into its mirror.
 
-Either a merge source, or, where nothing of the target is left or nothing in it changes, files of the
-mirror itself. Imported by Spark's workers: no Spark, no Delta.
+The rows that come stand in a new file of the mirror, those that go are named by file and position; both
+are the driver's to commit. Imported by Spark's workers: no Spark, no Delta.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from pyroaring import BitMap64
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import MergeMismatch
-from pgcdc_assets.lake.collapse import UPSERT, Remaining, after_truncates, collapse, collapse_touched
-from pgcdc_assets.lake.feed import COMMIT_LSN, OP, XID, feed_columns, feed_schema
+from pgcdc_assets.lake.collapse import after_truncates, collapse, collapse_touched
+from pgcdc_assets.lake.feed import COMMIT_LSN, XID, feed_columns, feed_schema
 from pgcdc_assets.lake.files import DataFile, FileReport
+from pgcdc_assets.lake.merging import Merged, merge_keyed, merge_multiset
 from pgcdc_assets.lake.multiset import net_rows
+from pgcdc_assets.lake.targets import Target
 
 ROW_GROUP_ROWS = 1 << 20
 
@@ -33,12 +36,11 @@ class Collapsing:
     table: Table
     files: tuple[Path, ...]
     span: LsnRange
-    target: Path
+    target: Target
+    """Whose files are looked at. None of them: nothing of the mirror is left, or nothing in it changes."""
     masked: tuple[int, ...] = ()
-    mirror: pa.Schema | None = None
-    """Names and types of the mirror's files, to write these; None: write a merge source."""
-    mirror_names: tuple[str, ...] = ()
-    """What feeds call the columns of ``mirror``, in its order."""
+    leaves: tuple[str, ...] = ()
+    """Leaves that were truncated."""
     repair: bool = False
     """The mirror has applied the span already: what it holds of a key is not known."""
     touched: LsnRange | None = None
@@ -47,18 +49,17 @@ class Collapsing:
 
 @dataclass(frozen=True)
 class Effect:
-    """The files of a unit, and what its MERGE is to count."""
+    """What a unit does to the mirror; counts are rows."""
 
-    upserts: FileReport | None = None
-    """Merge source, or file of the mirror; None where there are no rows."""
-    removed: FileReport | None = None
-    """Multisets: the rows to take away."""
+    added: FileReport | None = None
+    """The file of the rows that come; None where there are none."""
+    gone: dict[str, BitMap64] = field(default_factory=dict)
+    """By file of the mirror, the positions of the rows that go."""
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
-    lookups: int = 0
     mismatch: MergeMismatch | None = None
-    """The changes contradict each other: nothing was written."""
+    """The changes contradict each other or the mirror: nothing was written."""
 
 
 def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
@@ -69,16 +70,24 @@ def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
 
 
 def _effect(unit: Collapsing) -> Effect:
-    left = after_truncates(read_events(unit.table, unit.files, unit.span))
     try:
-        if unit.table.multiset:
-            return _multiset(unit, left)
-        if unit.table.key:
-            return _keyed(unit, left)
+        merged = _merged(unit)
     except MergeMismatch as error:
         return Effect(mismatch=error)
-    added = _written(unit, left.events)
-    return Effect(added, inserted=added.rows if added else 0)
+    added = _written(unit.target, merged.rows)
+    return Effect(added, merged.gone, merged.inserted, merged.updated, merged.deleted)
+
+
+def _merged(unit: Collapsing) -> Merged:
+    left = after_truncates(read_events(unit.table, unit.files, unit.span))
+    columns = feed_columns(unit.table)
+    if unit.table.multiset:
+        return merge_multiset(unit.target, net_rows(left.events, columns), columns, unit.leaves)
+    if unit.repair:
+        rows = collapse_touched(left.events, columns, unit.masked, unit.touched)
+    else:
+        rows = collapse(left.events, columns, unit.masked)
+    return merge_keyed(unit.target, rows, columns, unit.masked, unit.leaves)
 
 
 def read_events(table: Table, files: Sequence[Path], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
@@ -89,41 +98,9 @@ def read_events(table: Table, files: Sequence[Path], span: LsnRange, names: Sequ
     return data.to_table(columns=columns, filter=(at >= int(span.start)) & (at < int(span.end)))
 
 
-def _keyed(unit: Collapsing, left: Remaining) -> Effect:
-    columns = feed_columns(unit.table)
-    if unit.repair and unit.mirror is None:
-        return Effect(_written(unit, collapse_touched(left.events, columns, unit.masked, unit.touched)))
-    result = collapse(left.events, columns, unit.masked)
-    rows = result.rows
-    if unit.mirror is not None:
-        rows = rows.filter(pc.equal(rows[OP], UPSERT))
-    return Effect(
-        _written(unit, rows),
-        inserted=result.inserted,
-        updated=result.updated,
-        deleted=result.deleted,
-        lookups=result.lookups,
-    )
-
-
-def _multiset(unit: Collapsing, left: Remaining) -> Effect:
-    net = net_rows(left.events, feed_columns(unit.table))
-    return Effect(
-        _written(unit, net.added),
-        None if unit.mirror is not None else _file(unit.target, net.removed),
-        inserted=net.added.num_rows,
-        deleted=net.deleted,
-    )
-
-
-def _written(unit: Collapsing, rows: pa.Table) -> FileReport | None:
-    if unit.mirror is None:
-        return _file(unit.target, rows)
-    return _file(unit.target, rows.select(list(unit.mirror_names)), unit.mirror)
-
-
-def _file(folder: Path, rows: pa.Table, schema: pa.Schema | None = None) -> FileReport | None:
-    with DataFile(folder, schema or rows.schema) as file:
+def _written(target: Target, rows: pa.Table) -> FileReport | None:
+    rows = rows.select(list(target.names))
+    with DataFile(target.folder, target.schema) as file:
         for start in range(0, rows.num_rows, ROW_GROUP_ROWS):
             file.write(rows.slice(start, ROW_GROUP_ROWS).columns)
         return file.finish()

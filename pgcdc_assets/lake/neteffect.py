@@ -114,9 +114,7 @@ def _with_masks(
     return Net(net.last, net.live, net.present, np.where(elsewhere, origin, -1), sources, masked)
 
 
-def connected(
-    key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, touched: Bools
-) -> Bools:
+def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, touched: Bools) -> Bools:
     """Per key number, whether any of the ``touched`` events is of it, or of a row that went on to it later."""
     order = np.lexsort((ordinal, commit_lsn))
     old_half = _old_halves(op, commit_lsn, ordinal, order)

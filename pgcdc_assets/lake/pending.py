@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,8 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.lake.collapsing import Collapsing, read_events
 from pgcdc_assets.lake.feed import COMMIT_LSN, LEAF, OP, TRUNCATE, FeedFile, FeedPart, feed_name
 from pgcdc_assets.lake.mirrors import Mirror, MirrorSchema
+from pgcdc_assets.lake.references import Added
+from pgcdc_assets.lake.targets import Target
 
 
 @dataclass(frozen=True)
@@ -72,17 +75,18 @@ class Pending:
         """Leaves that were truncated, where the whole table was not."""
         return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
 
-    def units(self, folder: Path, mirror: Mirror | None = None) -> list[Collapsing]:
-        """The work: by bucket of keys, where no row can go from one key to another.
+    def target(self, mirror: Mirror, files: Sequence[Added] = ()) -> Target:
+        """The mirror as the work's target, with those of its files that matter to it."""
+        schema = MirrorSchema.of(self.table)
+        values = {column.name: feed_name(column.name) for column in self.table.columns}
+        names = tuple(values.get(name, name) for name in schema.arrow.names)
+        return Target(mirror.path, mirror.physical(schema), names, tuple(files))
 
-        Merge sources in ``folder``, or with ``mirror`` files of that mirror.
-        """
-        unit = Collapsing(self.table, self.paths, self.span, folder, self.part.masked)
-        if mirror is not None:
-            schema = MirrorSchema.of(self.table)
-            values = {column.name: feed_name(column.name) for column in self.table.columns}
-            names = tuple(values.get(name, name) for name in schema.arrow.names)
-            unit = replace(unit, target=mirror.path, mirror=mirror.physical(schema), mirror_names=names)
+    def units(self, target: Target) -> list[Collapsing]:
+        """The work: by bucket of keys, where no row can go from one key to another."""
+        unit = Collapsing(self.table, self.paths, self.span, target, self.part.masked, self.leaves)
+        if self.leaves:
+            return [unit]
         buckets = {file.facts.buckets for file in self.files if file.facts.bucket is not None}
         if self.part.key_changes or len(buckets) != 1 or any(_of_any_key(file) for file in self.files):
             return [unit]

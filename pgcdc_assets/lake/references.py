@@ -10,22 +10,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.lake.vectors import vector_file
 
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
 """One file, or one of several parts; the newer form with sidecars is not written here."""
-_Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-_UUID_CHARACTERS: Final = 20
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,8 @@ class Added:
     """The file that holds its deletion vector."""
     deleted: int
     """Rows that the deletion vector takes away."""
+    action: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """As the log has it."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ def references(folder: Path, oldest: int, newest: int) -> References:
     return References(tuple(held.values()), frozenset(needed))
 
 
+def live_files(folder: Path, version: int) -> tuple[Added, ...]:
+    """The data files of one version of the table. LakeError where its log does not say."""
+    return references(folder, version, version).live
+
+
 def _apply(held: dict[tuple[str, str], Added], action: dict[str, Any]) -> Added | None:
     """Play one action; the file that it adds. A file with another deletion vector is another."""
     if remove := action.get("remove"):
@@ -92,37 +97,12 @@ def _added(action: dict[str, Any]) -> Added:
     vector, stats = action.get("deletionVector"), action.get("stats")
     rows = json.loads(stats).get("numRecords") if stats else None
     if vector is None:
-        return Added(path, action["size"], rows, None, 0)
-    return Added(path, action["size"], rows, _vector_file(vector), vector["cardinality"])
+        return Added(path, action["size"], rows, None, 0, action)
+    return Added(path, action["size"], rows, vector_file(vector), vector["cardinality"], action)
 
 
 def _names(files: Iterable[Added]) -> set[str]:
     return {name for file in files for name in (file.path, file.vector) if name is not None}
-
-
-def _vector_file(vector: dict[str, Any]) -> str | None:
-    """The protocol's ``u``: an optional folder, then a UUID in Z85; ``i`` stands in the log itself."""
-    kind, text = vector["storageType"], vector["pathOrInlineDv"]
-    if kind == "i":
-        return None
-    if kind != "u":
-        raise LakeError(f"has a deletion vector of kind {kind!r}", thing=f"Delta table with {text}")
-    prefix, encoded = text[:-_UUID_CHARACTERS], text[-_UUID_CHARACTERS:]
-    name = f"deletion_vector_{UUID(bytes=_z85(encoded))}.bin"
-    return f"{prefix}/{name}" if prefix else name
-
-
-def _z85(text: str) -> bytes:
-    """ZeroMQ's RFC 32: five characters for four bytes."""
-    words = (text[at : at + 5] for at in range(0, len(text), 5))
-    return b"".join(_word(word).to_bytes(4, "big") for word in words)
-
-
-def _word(word: str) -> int:
-    value = 0
-    for character in word:
-        value = value * 85 + _Z85.index(character)
-    return value
 
 
 def _checkpoint(log: Path, upto: int) -> tuple[int, list[Path]]:
@@ -144,7 +124,7 @@ def _of_checkpoint(parts: Iterable[Path]) -> Iterator[dict[str, Any]]:
         if column.type.get_field_index("path") < 0:
             raise LakeError("has a checkpoint that cannot be read", thing=str(path))
         table = pa.table({"add": column})
-        yield from table.filter(pc.is_valid(table["add"])).to_pylist()
+        yield from table.filter(pc.is_valid(table["add"])).to_pylist(maps_as_pydicts="strict")
 
 
 def _of_commit(path: Path) -> Iterator[dict[str, Any]]:

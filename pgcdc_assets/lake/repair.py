@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -18,14 +17,15 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import MergeMismatch, NotRepairable
+from pgcdc_assets.errors import NotRepairable
 from pgcdc_assets.lake import files
-from pgcdc_assets.lake.apply import Applied, collapsed, merge, scratch
+from pgcdc_assets.lake.apply import Applied, Counts, collapsed, merged, total
 from pgcdc_assets.lake.changes import Followed, transform
 from pgcdc_assets.lake.collapsing import Collapsing, Effect
-from pgcdc_assets.lake.merge import MergeCounts
+from pgcdc_assets.lake.merging import LACKS
 from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.lake.pending import Pending
+from pgcdc_assets.lake.references import live_files
 from pgcdc_assets.log.table import ChangeLog
 
 
@@ -52,50 +52,46 @@ def repair_table(
     pending = Pending.of(layout, part, LsnRange(start, replay_lsn))
     if pending is None:
         return nothing
-    with scratch(layout) as folder:
-        counts = _repaired(spark, pending, mirror, LsnRange(start, span.end), folder)
+    counts = _repaired(spark, pending, mirror, LsnRange(start, span.end))
     numbers = (counts.inserted, counts.updated, counts.deleted)
     version = Mirror(layout, identity, table.name).version
     return Applied(table, version, replay_lsn, *numbers, time.monotonic() - started)
 
 
-def _repaired(
-    spark: SparkSession, pending: Pending, mirror: Mirror, touched: LsnRange, folder: Path
-) -> MergeCounts:
+def _repaired(spark: SparkSession, pending: Pending, mirror: Mirror, touched: LsnRange) -> Counts:
     table = pending.table
     if not table.key and not pending.emptied:
         what = "rows of a table without a key cannot be told apart" if table.multiset else "the table has no key"
         raise NotRepairable(what, thing=str(table.name), lsn=touched.start, do=_again(table))
     # A row that a truncated leaf got later may be any: all keys are derived.
     wanted = None if pending.leaves else touched
-    target = mirror if pending.emptied else None
-    units = [replace(unit, repair=True, touched=wanted) for unit in pending.units(folder, target)]
-    effects = _effects(spark, units, table)
+    live = () if pending.emptied else live_files(mirror.path, mirror.version)
+    units = pending.units(pending.target(mirror, live))
+    if not pending.emptied:
+        units = [replace(unit, repair=True, touched=wanted) for unit in units]
+    effects = _effects(spark, units, table, touched)
+    counts = total(effects)
+    # No application transaction: a repair moves no position, and may be asked for again.
+    passed(FaultPoint.REPAIR_COMMITTING)
     if pending.emptied:
-        reports = [effect.upserts for effect in effects if effect.upserts is not None]
-        passed(FaultPoint.REPAIR_COMMITTING)
+        reports = [effect.added for effect in effects if effect.added is not None]
         files.commit(mirror.path, reports, "overwrite", {})
-        passed(FaultPoint.REPAIR_COMMITTED)
-        return MergeCounts(sum(report.rows for report in reports), 0, 0)
-    try:
-        passed(FaultPoint.REPAIR_COMMITTING)
-        # No application transaction: a repair moves no position, and may be asked for again.
-        counts = merge(spark.newSession(), pending.part, mirror, folder, effects, pending.leaves)
-    except MergeMismatch:
-        raise NotRepairable(
-            "a row is missing in the mirror, and the log does not hold all of its values", thing=str(table.name),
-            lsn=touched.start, do=_again(table),
-        ) from None  # fmt: skip
-    assert counts is not None
+    elif counts != Counts():
+        merged(mirror, live, effects, {})
     passed(FaultPoint.REPAIR_COMMITTED)
     return counts
 
 
-def _effects(spark: SparkSession, units: Sequence[Collapsing], table: Table) -> list[Effect]:
+def _effects(spark: SparkSession, units: Sequence[Collapsing], table: Table, touched: LsnRange) -> list[Effect]:
     (effects,) = collapsed(spark, [units])
     for effect in effects:
-        if effect.mismatch is not None:
-            raise NotRepairable(effect.mismatch.what, thing=str(table.name), lsn=effect.mismatch.lsn, do=_again(table))
+        if effect.mismatch is None:
+            continue
+        what = effect.mismatch.what
+        if what == LACKS:
+            what = "a row is missing in the mirror, and the log does not hold all of its values"
+        lsn = effect.mismatch.lsn or touched.start
+        raise NotRepairable(what, thing=str(table.name), lsn=lsn, do=_again(table))
     return effects
 
 

@@ -1,6 +1,6 @@
 """Upkeep of mirrors: small files and deletion vectors merged, and what no promised version needs deleted.
 
-Mirrors are changed and vacuumed by Spark alone; whether there is anything to do is seen without it.
+Mirrors are optimized and vacuumed by Spark alone; whether there is anything to do is seen without it.
 """
 
 from __future__ import annotations

@@ -102,7 +102,6 @@ class Segment:
         return low is not None and high is not None and any(low <= relation <= high for relation in relation_ids)
 
 
-
 class ChangeLog:
     """The log of one lake. Cheap to make; the table is opened with the first question and kept up to date."""
 

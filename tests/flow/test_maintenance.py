@@ -222,7 +222,7 @@ def test_what_killed_runs_left_goes(rig: Rig, tmp_path: Path) -> None:  # noqa: 
     turns(rig, 1)
     layout = rig.settings.layout
     orphans = [rig.lake / "public/t/part-orphan.parquet", layout.change_log / "orphan.parquet",
-               layout.changes(T) / "orphan.parquet", layout.merge / "x" / "y.parquet"]  # fmt: skip
+               layout.changes(T) / "orphan.parquet", layout.staging / "x" / "y.parquet"]  # fmt: skip
     for orphan in orphans:
         orphan.parent.mkdir(parents=True, exist_ok=True)
         orphan.write_bytes(b"x")

@@ -1,14 +1,14 @@
-"""A history as far as it goes without Spark: received, derived and collapsed, then merged by a plain model."""
+"""A history without Spark: received, derived, collapsed, merged and committed, all by one process."""
 
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 
 from pgcdc_assets.core.catalog import Table
@@ -16,11 +16,9 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.lake.collapsing import collapse_units
 from pgcdc_assets.lake.decoding import Route
 from pgcdc_assets.lake.derivation import Derivation, Target, derive
 from pgcdc_assets.lake.feed import FeedPart
-from pgcdc_assets.lake.pending import Pending
 from pgcdc_assets.log.client import ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import Settings
@@ -29,12 +27,11 @@ from pgcdc_assets.source.drain import LEAST_BYTES
 from pgcdc_assets.source.setup import setup
 from pgcdc_assets.source.slots import identity
 from tests.fix_postgres import fresh_database
-from tests.history.model import Model
+from tests.history.mirror import PlainMirror
 from tests.history.steps import Step
 from tests.history.tables import Spec
 from tests.history.workload import Workload
 from tests.journal import Journal
-from tests.oracle import Rows
 
 SECONDS = 60.0
 
@@ -59,50 +56,38 @@ class Received:
         commits = sorted(Lsn.parse(lsn) for lsn in self.commits.values())
         return [start, *(lsn for lsn in commits if start < lsn < end), end]
 
-    def apply(self, table: Table, boundaries: Sequence[Lsn]) -> Model:
-        """One turn between each two boundaries; the model is compared with the source at each."""
-        model = Model(table)
-        for span in (LsnRange(start, end) for start, end in pairwise(boundaries)):
-            self._turn(model, span)
-            self.assert_equal(model, span.end)
-        return model
+    def apply(self, table: Table, boundaries: Sequence[Lsn]) -> PlainMirror:
+        """One turn between each two boundaries; the mirror is compared with the source at each."""
+        shutil.rmtree(self.layout.mirror(table.name), ignore_errors=True)
+        mirror = PlainMirror(self.layout, self.log.identity, table, boundaries[0])
+        part = self.parts.get(title(table))
+        for upto in boundaries[1:]:
+            changed = part is not None and mirror.apply(part, upto) is not None
+            mirror.versions[upto] = mirror.mirror.version
+            if changed or upto == boundaries[-1]:
+                self.assert_equal(mirror, upto)
+        return mirror
 
-    def repair(self, model: Model, at: Lsn, touched: LsnRange, *, damaged: bool) -> None:
-        """What a repair of a range merges into the mirror as it stands at ``at``.
+    def repair(self, mirror: PlainMirror, at: Lsn, touched: LsnRange, *, damaged: bool) -> None:
+        """A repair of a range in the mirror as it stands at ``at``.
 
         ``damaged``: after all rows that the range changed were lost, and those that it deleted are back.
         """
+        part = self.parts.get(title(mirror.table))
+        if part is None:
+            return
         if damaged:
-            before, after = (self._rows(model, lsn)[1] for lsn in (touched.start, touched.end))
-            model.damage(self._rows(model, at)[0], (after - before), (before - after))
-        self._turn(model, LsnRange(touched.start, at), touched)
-        self.assert_equal(model, at)
+            mirror.damage(touched)
+        mirror.repair(part, touched, at)
+        self.assert_equal(mirror, at)
 
-    def assert_equal(self, model: Model, at: Lsn) -> None:
-        columns, expected = self._rows(model, at)
-        found = model.rows(columns)
+    def assert_equal(self, mirror: PlainMirror, at: Lsn) -> None:
+        columns, expected = self.journal.rows_at(title(mirror.table), at, self.commits)
+        found = mirror.rows(columns)
         assert found == expected, (
-            f"{title(model.table)} at {at}: missing {list((expected - found).elements())[:3]}, "
+            f"{title(mirror.table)} at {at}: missing {list((expected - found).elements())[:3]}, "
             f"too many {list((found - expected).elements())[:3]}"
         )
-
-    def _rows(self, model: Model, at: Lsn) -> tuple[list[str], Rows]:
-        return self.journal.rows_at(title(model.table), at, self.commits)
-
-    def _turn(self, model: Model, span: LsnRange, touched: LsnRange | None = None) -> None:
-        part = self.parts.get(title(model.table))
-        pending = Pending.of(self.layout, part, span) if part is not None else None
-        if pending is None:
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            units = pending.units(Path(folder))
-            if touched is not None and not pending.emptied:
-                wanted = None if pending.leaves else touched
-                units = [replace(unit, repair=True, touched=wanted) for unit in units]
-            effects = collapse_units(units)
-            if pending.emptied:
-                model.empty()
-            model.merge(Path(folder), effects, pending.leaves)
 
 
 @contextmanager

@@ -11,8 +11,13 @@ Value = str | None | object
 
 def row_message(kind: str, *tuples: tuple[str, Sequence[Value]], relation_id: int = 1000) -> bytes:
     """``row_message("U", ("K", [...]), ("N", [...]))``."""
-    return kind.encode() + struct.pack(">I", relation_id) + b"".join(
-        letter.encode() + struct.pack(">H", len(values)) + b"".join(map(_value, values)) for letter, values in tuples
+    return (
+        kind.encode()
+        + struct.pack(">I", relation_id)
+        + b"".join(
+            letter.encode() + struct.pack(">H", len(values)) + b"".join(map(_value, values))
+            for letter, values in tuples
+        )
     )
 
 

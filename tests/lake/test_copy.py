@@ -147,7 +147,7 @@ ODD = TableName("Odd Schema/100%", "Sel\"ect 'ü🦆' =;")
 
 
 def test_odd_names(copying: Copying) -> None:
-    columns = ["two words", "a,b", "Größe 🦆", 'q"uo\'te`d', "select", "a.b", "tab\there", "x=y"]
+    columns = ["two words", "a,b", "Größe 🦆", "q\"uo'te`d", "select", "a.b", "tab\there", "x=y"]
     listed = sql.SQL(", ").join(sql.SQL("{} text").format(sql.Identifier(name)) for name in columns)
     with copying.database.connect() as conn:
         conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(ODD.schema)))

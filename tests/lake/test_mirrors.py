@@ -40,9 +40,7 @@ def table_of(*names: str, **kwargs: object) -> Table:
 
 def made(spark: SparkSession, root: Path, table: Table) -> Mirror:
     layout = Layout(root)
-    create_mirror(
-        spark, layout.mirror(table.name), MirrorSchema.of(table), {IDENTITY: IDENTITY_1.app_id()}
-    )
+    create_mirror(spark, layout.mirror(table.name), MirrorSchema.of(table), {IDENTITY: IDENTITY_1.app_id()})
     return Mirror(layout, IDENTITY_1, table.name)
 
 
@@ -139,9 +137,7 @@ def test_a_table_of_somebody_else_is_refused(spark: SparkSession, tmp_path: Path
 
 
 @pytest.mark.spark
-def test_commits_by_delta_rs_keep_deletion_vectors_and_survive_checkpoints(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_commits_by_delta_rs_keep_deletion_vectors_and_survive_checkpoints(spark: SparkSession, tmp_path: Path) -> None:
     table = Table(1, TableName("public", "t"), (Column(1, "id", INT8),), key=(1,))
     schema = MirrorSchema.of(table)
     mirror = made(spark, tmp_path, table)

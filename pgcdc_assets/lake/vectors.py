@@ -1,0 +1,105 @@
+"""Deletion vectors: which rows of a data file are gone, as Delta's protocol stores them.
+
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md#deletion-vector-format
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+
+from pgcdc_assets.errors import LakeError
+
+_VERSION: Final = b"\x01"
+_MAGIC: Final = (1681511377).to_bytes(4, "little")
+"""Says that what follows is Roaring's portable form for 64 bits."""
+_Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_UUID_CHARACTERS: Final = 20
+
+Descriptor = dict[str, Any]
+"""What an ``add`` or ``remove`` says of its vector: ``storageType``, ``pathOrInlineDv``, ``offset``, ..."""
+
+
+def vector_file(vector: Descriptor) -> str | None:
+    """The file that holds it, relative to the table's folder; None where it stands in the log itself.
+
+    The protocol's ``u``: an optional folder, then a UUID in Z85. Raises LakeError for other kinds.
+    """
+    kind, text = vector["storageType"], vector["pathOrInlineDv"]
+    if kind == "i":
+        return None
+    if kind != "u":
+        raise LakeError(f"has a deletion vector of kind {kind!r}", thing=f"Delta table with {text}")
+    prefix, encoded = text[:-_UUID_CHARACTERS], text[-_UUID_CHARACTERS:]
+    name = f"deletion_vector_{UUID(bytes=z85_decoded(encoded))}.bin"
+    return f"{prefix}/{name}" if prefix else name
+
+
+def read_vector(folder: Path, vector: Descriptor) -> BitMap64:
+    """The positions that are gone. LakeError where what is stored is not what was written."""
+    data = _stored(folder, vector)
+    if data[:4] != _MAGIC:
+        raise LakeError("is not a deletion vector", thing=str(folder / (vector_file(vector) or "_delta_log")))
+    return BitMap64.deserialize(data[4:])
+
+
+def write_vectors(folder: Path, vectors: Sequence[BitMap64]) -> list[Descriptor]:
+    """Write them to one new file. It is garbage until a commit names it."""
+    uuid = uuid4()
+    found: list[Descriptor] = []
+    with (folder / f"deletion_vector_{uuid}.bin").open("xb") as file:
+        file.write(_VERSION)
+        for vector in vectors:
+            data = _MAGIC + vector.serialize()
+            found.append({
+                "storageType": "u", "pathOrInlineDv": z85_encoded(uuid.bytes), "offset": file.tell(),
+                "sizeInBytes": len(data), "cardinality": len(vector),
+            })  # fmt: skip
+            file.write(len(data).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big"))
+    return found
+
+
+def kept(rows: int, vector: BitMap64 | None) -> NDArray[np.bool_]:
+    """Per row of a file whether it is still there."""
+    mask = np.ones(rows, dtype=bool)
+    if vector is not None:
+        mask[np.asarray(vector.to_array(), dtype=np.int64)] = False
+    return mask
+
+
+def _stored(folder: Path, vector: Descriptor) -> bytes:
+    size, name = int(vector["sizeInBytes"]), vector_file(vector)
+    if name is None:
+        return z85_decoded(vector["pathOrInlineDv"])[:size]
+    with (folder / name).open("rb") as file:
+        file.seek(int(vector.get("offset") or 0))
+        stored, data, crc = file.read(4), file.read(size), file.read(4)
+    if int.from_bytes(stored, "big") != size or int.from_bytes(crc, "big") != zlib.crc32(data):
+        raise LakeError("is damaged: size or checksum differ", thing=str(folder / name))
+    return data
+
+
+def z85_decoded(text: str) -> bytes:
+    """ZeroMQ's RFC 32: five characters for four bytes."""
+    words = (text[at : at + 5] for at in range(0, len(text), 5))
+    return b"".join(_word(word).to_bytes(4, "big") for word in words)
+
+
+def z85_encoded(data: bytes) -> str:
+    """The other way; ``data`` is a multiple of four bytes long."""
+    words = (int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data), 4))
+    return "".join(_Z85[word // 85**power % 85] for word in words for power in (4, 3, 2, 1, 0))
+
+
+def _word(word: str) -> int:
+    value = 0
+    for character in word:
+        value = value * 85 + _Z85.index(character)
+    return value

@@ -1,0 +1,150 @@
+"""A mirror made without Spark, and changed by the project's own merge and commits: a real Delta table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from deltalake import Schema as DeltaSchema
+from pyroaring import BitMap64
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.lake import files
+from pgcdc_assets.lake.apply import Applied, Work, merged
+from pgcdc_assets.lake.collapsing import Effect, collapse_units
+from pgcdc_assets.lake.feed import FeedPart
+from pgcdc_assets.lake.mirrors import IDENTITY, Mirror, MirrorSchema
+from pgcdc_assets.lake.pending import Pending
+from pgcdc_assets.lake.references import live_files
+from tests.oracle import Rows, mirror_rows
+
+_FEATURES = ["deletionVectors", "columnMapping", "timestampNtz"]
+
+
+@dataclass
+class PlainMirror:
+    """The mirror of one table, empty at ``start``; ``versions`` tells which stood at which boundary."""
+
+    layout: Layout
+    identity: Identity
+    table: Table
+    start: Lsn
+    versions: dict[Lsn, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        make(self.mirror, MirrorSchema.of(self.table), {IDENTITY: self.identity.app_id()})
+        self.versions[self.start] = files.commit(
+            self.mirror.path, [], "overwrite", {self.mirror.snapshot_app_id: self.start}
+        )
+
+    @property
+    def mirror(self) -> Mirror:
+        return Mirror(self.layout, self.identity, self.table.name)
+
+    def rows(self, columns: list[str]) -> Rows:
+        return mirror_rows(self.layout.root, f"{self.table.name.schema}/{self.table.name.name}", columns)
+
+    def apply(self, part: FeedPart, upto: Lsn) -> Applied | None:
+        """One turn, as the project takes it, in this process."""
+        work = Work.of(self.layout, self.identity, part, upto)
+        done = None
+        if work is not None:
+            assert work.refused is None
+            done = work.link() if work.linkable else work.commit(collapse_units(work.units()), 0.0)
+            assert done.set_aside is None, done.set_aside
+        self.versions[upto] = self.mirror.version
+        return done
+
+    def repair(self, part: FeedPart, touched: LsnRange, at: Lsn) -> None:
+        """What a repair of a range merges into the mirror as it stands at ``at``."""
+        mirror = self.mirror
+        pending = Pending.of(self.layout, part, LsnRange(touched.start, at))
+        if pending is None:
+            return
+        live = () if pending.emptied else live_files(mirror.path, mirror.version)
+        units = pending.units(pending.target(mirror, live))
+        if not pending.emptied:
+            units = [replace(unit, repair=True, touched=None if pending.leaves else touched) for unit in units]
+        effects = collapse_units(units)
+        assert [effect.mismatch for effect in effects if effect.mismatch is not None] == []
+        if pending.emptied:
+            reports = [effect.added for effect in effects if effect.added is not None]
+            files.commit(mirror.path, reports, "overwrite", {})
+        else:
+            merged(mirror, live, effects, {})
+
+    def damage(self, touched: LsnRange) -> None:
+        """Lose the rows that the range changed, and have those back that were there before it and no more."""
+        mirror, kept = self.mirror, self._keys(None)
+        old = self._at(self.versions[touched.start])
+        back = [place for place, key in enumerate(self._key_texts(old)) if key not in kept]
+        target = Pending(self.layout, FeedPart(self.table, touched, ()), touched).target(mirror)
+        with files.DataFile(mirror.path, target.schema) as file:
+            columns = [old[name].to_pylist() for name in _names(self.table)]
+            file.write([pa.array([values[place] for place in back], field.type)
+                        for values, field in zip(columns, target.schema, strict=True)])  # fmt: skip
+            added = file.finish()
+        live = live_files(mirror.path, mirror.version)
+        gone: dict[str, BitMap64] = {}
+        for group in replace(target, files=live).groups({}):
+            lsn = group.read(["_pgcdc_commit_lsn"])["_pgcdc_commit_lsn"].to_pylist()
+            lost = [place for place, (at, alive) in enumerate(zip(lsn, group.alive, strict=True))
+                    if alive and touched.holds_commit(at)]  # fmt: skip
+            if lost:
+                gone[group.path] = gone.get(group.path, BitMap64()) | BitMap64([group.start + at for at in lost])
+        if added is not None or gone:
+            merged(mirror, live, [Effect(added, gone)], {})
+
+    def _at(self, version: int | None) -> pa.Table:
+        names = ", ".join('"' + name.replace('"', '""') + '"' for name in _names(self.table))
+        delta = DeltaTable(self.mirror.path, version=version)
+        return pa.table(QueryBuilder().register("t", delta).execute(f"SELECT {names} FROM t").read_all())
+
+    def _keys(self, version: int | None) -> set[Any]:
+        return set(self._key_texts(self._at(version)))
+
+    def _key_texts(self, rows: pa.Table) -> list[Any]:
+        columns = [rows[column.name].to_pylist() for column in self.table.key_columns]
+        names = [column.name for column in self.table.key_columns]
+        raw = [dict(entry or ()) for entry in rows["_pgcdc_raw"].to_pylist()]
+        return [
+            tuple((_one_zero(value), texts.get(name)) for name, value in zip(names, values, strict=True))
+            for *values, texts in zip(*columns, raw, strict=True)
+        ]  # fmt: skip
+
+
+def _one_zero(value: Any) -> str:
+    return repr(value + 0.0 if isinstance(value, float) else value)
+
+
+def _names(table: Table) -> Sequence[str]:
+    names: Sequence[str] = MirrorSchema.of(table).arrow.names
+    return names
+
+
+def make(mirror: Mirror, schema: MirrorSchema, properties: dict[str, str]) -> None:
+    """The first commit of a table like those that Spark makes."""
+    fields = json.loads(DeltaSchema.from_arrow(schema.arrow).to_json())["fields"]
+    configuration = {"delta.enableDeletionVectors": "true", **properties}
+    if schema.mapped:
+        configuration |= {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": str(len(fields))}
+        for number, told in enumerate(fields, 1):
+            names = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": f"col-{number}"}
+            told["metadata"] = {**told.get("metadata", {}), **names}
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": _FEATURES, "writerFeatures": _FEATURES}
+    metadata = {
+        "id": f"{mirror.name}", "format": {"provider": "parquet", "options": {}}, "partitionColumns": [],
+        "schemaString": json.dumps({"type": "struct", "fields": fields}), "configuration": configuration,
+        "createdTime": 0,
+    }  # fmt: skip
+    log = mirror.path / "_delta_log"
+    log.mkdir(parents=True)
+    actions = [{"protocol": protocol}, {"metaData": metadata}]
+    (log / f"{0:020}.json").write_text("\n".join(json.dumps(action) for action in actions))
