@@ -61,6 +61,8 @@ class FaultPoint(StrEnum):
     OVERWRITE_COMMITTED = "overwrite-committed"
     MERGE_COMMITTING = "merge-committing"
     MERGE_COMMITTED = "merge-committed"
+    MIRROR_FILES_WRITTEN = "mirror-files-written"
+    MIRROR_FILES_COMMITTED = "mirror-files-committed"
     REPAIR_COMMITTING = "repair-committing"
     REPAIR_COMMITTED = "repair-committed"
     POINT_PUBLISHING = "point-publishing"

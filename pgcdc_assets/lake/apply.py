@@ -33,12 +33,16 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import files
 from pgcdc_assets.lake.collapsing import Collapsing, Effect, collapse_units
-from pgcdc_assets.lake.deltacommit import Change, commit_change
+from pgcdc_assets.lake.compaction import compact_file, small_files
+from pgcdc_assets.lake.deltacommit import Change, commit_change, commit_compaction
 from pgcdc_assets.lake.feed import FeedFile, FeedPart, feed_columns, verbatim
 from pgcdc_assets.lake.mirrors import Mirror, MirrorSchema, needs_column_mapping, refusal, sql_name, sql_path, sql_type
 from pgcdc_assets.lake.pending import Pending
 from pgcdc_assets.lake.references import Added, live_files
 from pgcdc_assets.lake.tasks import run_tasks
+
+LOOK_EVERY = 10
+"""Versions of a mirror."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,11 @@ class Applied:
     seconds: float = 0.0
     set_aside: tuple[Lsn, str] | None = None
     """The mirror and the changes disagree: from which LSN on, and how."""
+
+    @property
+    def looked_at(self) -> bool:
+        """Whether it is the mirror's turn to be looked at for small files: their number grows by one a version."""
+        return self.set_aside is None and self.version % LOOK_EVERY == 0
 
 
 def apply_tables(
@@ -76,7 +85,8 @@ def apply_tables(
     started = time.monotonic()
     effects = collapsed(spark, [work.units() for work in rest])
     share = (time.monotonic() - started) / max(1, len(rest))
-    return done + [work.commit(found, share) for work, found in zip(rest, effects, strict=True)]
+    done += [work.commit(found, share) for work, found in zip(rest, effects, strict=True)]
+    return _compacted(spark, layout, identity, done)
 
 
 @dataclass(frozen=True)
@@ -156,8 +166,7 @@ class Work:
         return self._applied(version, counts, time.monotonic() - started)
 
     def units(self) -> list[Collapsing]:
-        target = self.pending.target(self.mirror, () if self._alone else self._live)
-        return self.pending.units(target)
+        return self.pending.units(self.mirror.target(self.table, () if self._alone else self._live))
 
     @property
     def _alone(self) -> bool:
@@ -213,6 +222,21 @@ def merged(mirror: Mirror, live: Sequence[Added], effects: Sequence[Effect], pos
             gone[path] = gone.get(path, BitMap64()) | positions
     change = Change(live, [effect.added for effect in effects if effect.added is not None], gone)
     return commit_change(mirror.delta, mirror.path, change, position, total(effects).metrics)
+
+
+def _compacted(spark: SparkSession, layout: Layout, identity: Identity, done: Sequence[Applied]) -> list[Applied]:
+    """Make the small files of mirrors that gathered many one; what was applied, with the versions then."""
+    versions = {result.table.name: result.version for result in done}
+    mirrors = [Mirror(layout, identity, result.table.name) for result in done if result.looked_at]
+    works = [(mirror, small_files(live_files(mirror.path, mirror.version))) for mirror in mirrors]
+    works = [(mirror, small) for mirror, small in works if small]
+    tables = {result.table.name: result.table for result in done}
+    targets = [mirror.target(tables[mirror.name], small) for mirror, small in works]
+    for (mirror, small), report in zip(works, run_tasks(spark, compact_file, targets), strict=True):
+        assert mirror.delta is not None
+        versions[mirror.name] = commit_compaction(mirror.delta, mirror.path, small, report)
+        passed(FaultPoint.MIRROR_FILES_COMMITTED)
+    return [replace(result, version=versions[result.table.name]) for result in done]
 
 
 def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:

@@ -54,12 +54,32 @@ def commit_change(table: DeltaTable, path: Path, change: Change, transactions: M
     check_passed(table, path, "append", dict(transactions))
     check_files(path, change.added, table.schema())
     now = int(time.time() * 1000)
-    actions: list[dict[str, Any]] = [
-        {"commitInfo": _info(now, metrics)},
+    return _commit(table, path, [
+        {"commitInfo": _info(now, "MERGE", metrics)},
         *({"txn": {"appId": app, "version": int(at), "lastUpdated": now}} for app, at in transactions.items()),
         *_replaced(path, change, now),
         *({"add": _add(report, now)} for report in change.added),
-    ]
+    ])  # fmt: skip
+
+
+def commit_compaction(table: DeltaTable, path: Path, files: Sequence[Added], report: FileReport | None) -> int:
+    """Put one file (None: nothing is left) in the place of ``files``, whose rows it holds; returns the new version."""
+    _refuse_features(table, path)
+    reports = [report] if report is not None else []
+    left = sum((file.rows or 0) - file.deleted for file in files)
+    if sum(report.rows for report in reports) != left:
+        raise LakeError(f"{left} rows were to be written anew", thing=str(path))
+    check_files(path, reports, table.schema())
+    now = int(time.time() * 1000)
+    metrics = {"numRemovedFiles": len(files), "numAddedFiles": len(reports)}
+    return _commit(table, path, [
+        {"commitInfo": _info(now, "OPTIMIZE", metrics)},
+        *({"remove": _remove(file, now, changes=False)} for file in files),
+        *({"add": _add(report, now, changes=False)} for report in reports),
+    ])  # fmt: skip
+
+
+def _commit(table: DeltaTable, path: Path, actions: Sequence[dict[str, Any]]) -> int:
     version = int(table.version()) + 1
     _link(path / "_delta_log", version, "".join(json.dumps(action) + "\n" for action in actions))
     if version % CHECKPOINT_EVERY == 0:
@@ -88,13 +108,13 @@ def _larger(path: Path, file: Added, gone: BitMap64) -> BitMap64:
     return before | gone
 
 
-def _remove(file: Added, now: int) -> dict[str, Any]:
+def _remove(file: Added, now: int, *, changes: bool = True) -> dict[str, Any]:
     vector = file.action.get("deletionVector")
     told = {name: file.action.get(name) for name in ("path", "partitionValues", "size", "tags")}
     return {
         **{name: value for name, value in told.items() if value is not None},
         "deletionTimestamp": now,
-        "dataChange": True,
+        "dataChange": changes,
         "extendedFileMetadata": True,
         **({} if vector is None else {"deletionVector": vector}),
     }
@@ -107,16 +127,16 @@ def _with_vector(file: Added, vector: Descriptor) -> dict[str, Any]:
     return {**kept, "dataChange": True, "stats": json.dumps(stats), "deletionVector": vector}
 
 
-def _add(report: FileReport, now: int) -> dict[str, Any]:
+def _add(report: FileReport, now: int, *, changes: bool = True) -> dict[str, Any]:
     return {
         "path": report.path, "partitionValues": {}, "size": report.size, "modificationTime": now,
-        "dataChange": True, "stats": report.stats,
+        "dataChange": changes, "stats": report.stats,
     }  # fmt: skip
 
 
-def _info(now: int, metrics: Mapping[str, int]) -> dict[str, Any]:
+def _info(now: int, operation: str, metrics: Mapping[str, int]) -> dict[str, Any]:
     return {
-        "timestamp": now, "operation": "MERGE", "operationParameters": {}, "isBlindAppend": False,
+        "timestamp": now, "operation": operation, "operationParameters": {}, "isBlindAppend": False,
         "operationMetrics": {name: str(value) for name, value in metrics.items()}, "engineInfo": "pgcdc_assets",
     }  # fmt: skip
 

@@ -19,9 +19,11 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import IdentityMismatch, LakeError
-from pgcdc_assets.lake.feed import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, REFUSED, ROW
+from pgcdc_assets.lake.feed import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, REFUSED, ROW, feed_name
 from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.lake.references import Added
 from pgcdc_assets.lake.rows import RAW_TYPE
+from pgcdc_assets.lake.targets import Target
 from pgcdc_assets.protocol.types import arrow_type
 
 if TYPE_CHECKING:
@@ -247,6 +249,13 @@ class Mirror:
             raise LakeError("does not exist", thing=f"mirror {self.name}")
         fields = {field.name: field.metadata for field in self.delta.schema().fields}
         return pa.schema([_physical_field(field, fields[field.name]) for field in schema.arrow])
+
+    def target(self, table: Table, files: Sequence[Added] = ()) -> Target:
+        """What an apply writes to, and those of the mirror's files that it looks at."""
+        schema = MirrorSchema.of(table)
+        values = {column.name: feed_name(column.name) for column in table.columns}
+        names = tuple(values.get(name, name) for name in schema.arrow.names)
+        return Target(self.path, self.physical(schema), names, tuple(files))
 
 
 def _physical_field(field: pa.Field, metadata: dict[str, object]) -> pa.Field:

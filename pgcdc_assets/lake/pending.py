@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +12,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.lake.collapsing import Collapsing, read_events
-from pgcdc_assets.lake.feed import COMMIT_LSN, LEAF, OP, TRUNCATE, FeedFile, FeedPart, feed_name
-from pgcdc_assets.lake.mirrors import Mirror, MirrorSchema
-from pgcdc_assets.lake.references import Added
+from pgcdc_assets.lake.feed import COMMIT_LSN, LEAF, OP, TRUNCATE, FeedFile, FeedPart
 from pgcdc_assets.lake.targets import Target
 
 
@@ -74,13 +71,6 @@ class Pending:
     def leaves(self) -> tuple[str, ...]:
         """Leaves that were truncated, where the whole table was not."""
         return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
-
-    def target(self, mirror: Mirror, files: Sequence[Added] = ()) -> Target:
-        """The mirror as the work's target, with those of its files that matter to it."""
-        schema = MirrorSchema.of(self.table)
-        values = {column.name: feed_name(column.name) for column in self.table.columns}
-        names = tuple(values.get(name, name) for name in schema.arrow.names)
-        return Target(mirror.path, mirror.physical(schema), names, tuple(files))
 
     def units(self, target: Target) -> list[Collapsing]:
         """The work: by bucket of keys, where no row can go from one key to another."""

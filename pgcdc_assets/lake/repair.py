@@ -66,7 +66,7 @@ def _repaired(spark: SparkSession, pending: Pending, mirror: Mirror, touched: Ls
     # A row that a truncated leaf got later may be any: all keys are derived.
     wanted = None if pending.leaves else touched
     live = () if pending.emptied else live_files(mirror.path, mirror.version)
-    units = pending.units(pending.target(mirror, live))
+    units = pending.units(mirror.target(table, live))
     if not pending.emptied:
         units = [replace(unit, repair=True, touched=wanted) for unit in units]
     effects = _effects(spark, units, table, touched)

@@ -61,7 +61,8 @@ _TURNS = (
     FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED, FaultPoint.FEED_FILES_WRITTEN, FaultPoint.FEED_COMMITTING,
     FaultPoint.FEED_COMMITTED, FaultPoint.MIRROR_WIDENED, FaultPoint.COLLAPSED, FaultPoint.LINK_COMMITTING,
     FaultPoint.LINK_COMMITTED, FaultPoint.OVERWRITE_COMMITTING, FaultPoint.OVERWRITE_COMMITTED,
-    FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED, FaultPoint.POINT_PUBLISHING, FaultPoint.POINT_PUBLISHED,
+    FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED, FaultPoint.MIRROR_FILES_WRITTEN,
+    FaultPoint.MIRROR_FILES_COMMITTED, FaultPoint.POINT_PUBLISHING, FaultPoint.POINT_PUBLISHED,
     FaultPoint.RANGE_REGISTERING, FaultPoint.RANGE_REGISTERED, FaultPoint.RANGE_RECORDED,
 )  # fmt: skip
 _UPKEEP = (
@@ -71,8 +72,9 @@ _UPKEEP = (
 _COMMAND = """
 from datetime import timedelta
 from pgcdc_assets.core import retention
-from pgcdc_assets.lake import upkeep
+from pgcdc_assets.lake import apply, compaction, upkeep
 retention.GRACE, upkeep.MOST_SMALL = timedelta(0), 1
+apply.LOOK_EVERY, compaction.MOST_SMALL = 1, 2
 from pgcdc_assets.cli.main import main
 main()
 """

@@ -23,6 +23,7 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake import apply, compaction
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup import setup
 from tests.crash.faults import Faults, Kind, kill, wait_until
@@ -51,10 +52,13 @@ APPLYING = (
     FaultPoint.FEED_FILES_WRITTEN, FaultPoint.FEED_COMMITTING, FaultPoint.FEED_COMMITTED, FaultPoint.COLLAPSED,
     FaultPoint.LINK_COMMITTING, FaultPoint.LINK_COMMITTED, FaultPoint.OVERWRITE_COMMITTING,
     FaultPoint.OVERWRITE_COMMITTED, FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED,
+    FaultPoint.MIRROR_FILES_WRITTEN, FaultPoint.MIRROR_FILES_COMMITTED,
     FaultPoint.POINT_PUBLISHING, FaultPoint.POINT_PUBLISHED, FaultPoint.LOG_FILES_REPLACING,
     FaultPoint.LOG_FILES_REPLACED,
 )  # fmt: skip
-IN_WORKERS = (FaultPoint.PIECE_COPIED, FaultPoint.FEED_FILES_WRITTEN, FaultPoint.COLLAPSED)
+IN_WORKERS = (
+    FaultPoint.PIECE_COPIED, FaultPoint.FEED_FILES_WRITTEN, FaultPoint.COLLAPSED, FaultPoint.MIRROR_FILES_WRITTEN,
+)  # fmt: skip
 
 
 class Aborted(BaseException):
@@ -191,6 +195,8 @@ def test_every_published_boundary_is_the_source(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, cycles: int, tally: Tally,
     watched_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    monkeypatch.setattr(apply, "LOOK_EVERY", 2)
+    monkeypatch.setattr(compaction, "MOST_SMALL", 2)
     left = -(-cycles // 4)
     while left > 0:
         folder = tmp_path / f"project{left}"

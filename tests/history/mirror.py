@@ -69,7 +69,7 @@ class PlainMirror:
         if pending is None:
             return
         live = () if pending.emptied else live_files(mirror.path, mirror.version)
-        units = pending.units(pending.target(mirror, live))
+        units = pending.units(mirror.target(self.table, live))
         if not pending.emptied:
             units = [replace(unit, repair=True, touched=None if pending.leaves else touched) for unit in units]
         effects = collapse_units(units)
@@ -85,7 +85,7 @@ class PlainMirror:
         mirror, kept = self.mirror, self._keys(None)
         old = self._at(self.versions[touched.start])
         back = [place for place, key in enumerate(self._key_texts(old)) if key not in kept]
-        target = Pending(self.layout, FeedPart(self.table, touched, ()), touched).target(mirror)
+        target = mirror.target(self.table)
         with files.DataFile(mirror.path, target.schema) as file:
             columns = [old[name].to_pylist() for name in _names(self.table)]
             file.write([pa.array([values[place] for place in back], field.type)

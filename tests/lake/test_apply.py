@@ -9,6 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.lake import apply, compaction
+from pgcdc_assets.lake.references import live_files
 from tests.fix_postgres import Database
 from tests.lake.pipeline import Pipeline
 
@@ -75,6 +77,27 @@ def test_unchanged_toast_is_kept_filled_and_looked_up(pipe: Pipeline) -> None:
     assert (done.inserted, done.updated, done.deleted) == (2, 3, 2)
     pipe.same("t")
     assert len(pipe.mirrored("t", ["v"])[0][0]) > 10_000
+
+
+def test_a_mirror_of_many_turns_has_few_files(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply, "LOOK_EVERY", 2)
+    monkeypatch.setattr(compaction, "MOST_SMALL", 3)
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (a int, v text)",
+             "ALTER TABLE u REPLICA IDENTITY FULL")  # fmt: skip
+    pipe.follow("t, u")
+    pipe.run("INSERT INTO t SELECT g, 'v' FROM generate_series(1, 50) g", "INSERT INTO u VALUES (1, 'x'), (1, 'x')")
+    for turn in range(8):
+        pipe.run(
+            f"UPDATE t SET v = 'turn {turn}' WHERE id % 5 = {turn % 5}", f"INSERT INTO t VALUES ({100 + turn}, 'new')"
+        )
+        pipe.run(f"INSERT INTO u VALUES ({turn}, 'y')", "DELETE FROM u WHERE ctid = (SELECT min(ctid) FROM u)")
+        done = pipe.turn()
+        for name in ("t", "u"):
+            mirror = pipe.mirror(name)
+            assert done[name].version == mirror.version
+            assert mirror.replay_lsn == pipe.replayed[name]
+            assert len(live_files(mirror.path, mirror.version)) <= 5
+            pipe.same(name)
 
 
 def test_swaps_and_shifts_of_keys(pipe: Pipeline) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from hypothesis import HealthCheck, given, settings
@@ -21,7 +22,9 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.lake.deltacommit import CHECKPOINT_EVERY, Change, commit_change
+from pgcdc_assets.lake import compaction
+from pgcdc_assets.lake.compaction import compact_file, small_files
+from pgcdc_assets.lake.deltacommit import CHECKPOINT_EVERY, Change, commit_change, commit_compaction
 from pgcdc_assets.lake.files import DataFile, FileReport
 from pgcdc_assets.lake.mirrors import Mirror, MirrorSchema, create_mirror
 from pgcdc_assets.lake.references import live_files
@@ -140,6 +143,34 @@ def test_a_feature_that_asks_for_more_is_refused(rows: Rows) -> None:
     log.write_text("\n".join(json.dumps(line) for line in lines))
     with pytest.raises(LakeError, match="a feature that changes cannot be applied to: rowTracking"):
         rows.change([1], set())
+
+
+def test_small_files_become_one(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what their deletion vectors left of them; earlier versions stand as they did, and no position moves."""
+    monkeypatch.setattr(compaction, "MOST_SMALL", 5)
+    for number in range(6):
+        assert small_files(live_files(rows.path, rows.delta.version())) == ()
+        rows.change([10 * number, 10 * number + 1], {10 * number - 10} & rows.held)
+    before = rows.delta
+    small = small_files(live_files(rows.path, before.version()))
+    assert len(small) == 6
+    report = compact_file(Target(rows.path, SCHEMA, ("id", "v"), small))
+    version = commit_compaction(before, rows.path, small, report)
+    (file,) = live_files(rows.path, version)
+    assert (file.rows, file.deleted) == (7, 0)
+    assert rows.read() == rows.read(version - 1) == sorted(rows.held)
+    assert rows.delta.transaction_version("app") == before.transaction_version("app")
+    assert pq.read_metadata(rows.path / file.path).num_row_groups == 1
+    rows.change([], set(rows.held))
+    assert live_files(rows.path, rows.delta.version()) == ()
+
+
+def test_a_compaction_that_lost_rows_is_refused(rows: Rows) -> None:
+    rows.change([1, 2], set())
+    live = live_files(rows.path, rows.delta.version())
+    with pytest.raises(LakeError, match="2 rows were to be written anew"):
+        commit_compaction(rows.delta, rows.path, live, rows.written([1])[0])
+    assert rows.read() == [1, 2]
 
 
 @pytest.mark.spark

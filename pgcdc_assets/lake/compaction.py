@@ -1,0 +1,52 @@
+"""Small files of a mirror made one while the sync goes on, so that a turn does not cost more the more turns there were.
+
+Each turn leaves a small file in each mirror that changed. Once there are many, their rows that are still
+there are written to one, in a commit that changes no row and no position. Larger files, and rows that
+are deleted and still there, are for ``pgcdc maintain``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.lake.files import DataFile, FileReport
+from pgcdc_assets.lake.references import Added
+from pgcdc_assets.lake.targets import Target
+
+SMALL_BYTES: Final = 4 << 20
+GROUP_BYTES: Final = 32 << 20
+"""Of rows in memory that make a row group: many small ones would cost a merge what the small files did."""
+MOST_SMALL: Final = 32
+"""So many small files are left alone: to open one costs a merge less than a millisecond."""
+
+
+def small_files(live: Sequence[Added]) -> tuple[Added, ...]:
+    """Those to make one; none where there are few."""
+    small = tuple(file for file in live if file.size < SMALL_BYTES and file.rows is not None)
+    return small if len(small) > MOST_SMALL else ()
+
+
+def compact_file(target: Target) -> FileReport | None:
+    """Write what is left of the target's files to one file; None where no row is. Runs in a Spark task."""
+    with DataFile(target.folder, target.schema) as file:
+        for rows in _gathered(target):
+            file.write(rows.columns)
+        report = file.finish()
+    passed(FaultPoint.MIRROR_FILES_WRITTEN)
+    return report
+
+
+def _gathered(target: Target) -> Iterator[pa.Table]:
+    """What is left of the target's files, a row group's worth at a time."""
+    gathered: list[pa.Table] = []
+    for group in target.groups({}):
+        gathered.append(group.read(target.names).filter(pa.array(group.alive)))
+        if sum(rows.nbytes for rows in gathered) >= GROUP_BYTES:
+            yield pa.concat_tables(gathered)
+            gathered = []
+    if gathered:
+        yield pa.concat_tables(gathered)
