@@ -12,7 +12,7 @@ from pgcdc_assets.flow.closing import range_report
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import summed
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
-from pgcdc_assets.flow.turn import take_turn
+from pgcdc_assets.flow.turn import record, take_turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.changes import Followed, transform
 from pgcdc_assets.lake.mirrors import Mirror
@@ -96,16 +96,7 @@ def _readable(work: Work, name: TableName) -> TableProgress:
 
 def _repaired(work: Work, entry: TableProgress, span: LsnRange) -> TableTurn:
     result = repair_table(work.session(), work.log, work.layout, work.identity, entry.table, span, entry.replay_lsn)
-    work.progress.moved(entry.table.name, entry.replay_lsn, result.version)
-    return TableTurn(
-        table=entry.table.name,
-        replay_lsn=entry.replay_lsn,
-        version=result.version,
-        inserted=result.inserted,
-        updated=result.updated,
-        deleted=result.deleted,
-        seconds_apply=result.seconds,
-    )
+    return record(work, result, {})
 
 
 def widened(work: Work, span: LsnRange) -> LsnRange:

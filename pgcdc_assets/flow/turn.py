@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pgcdc_assets.core.lsn import Lsn
@@ -14,7 +14,6 @@ from pgcdc_assets.flow.reports import TableTurn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.apply import Applied, apply_tables
 from pgcdc_assets.lake.changes import Followed, transform
-from pgcdc_assets.lake.feed import FeedPart
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def _derive_and_apply(
     derived = time.monotonic()
     applied = apply_tables(work.session(), work.layout, work.identity, list(parts.values()), upto)
     seconds = {"transform": derived - started, "apply": time.monotonic() - derived}
-    done = [_record(work, parts[result.table.name], result, seconds["transform"]) for result in applied]
+    done = [record(work, result, parts[result.table.name].counts, seconds["transform"]) for result in applied]
     reasons = {name: part.set_aside for name, part in parts.items() if part.set_aside is not None}
     reasons |= {result.table.name: result.set_aside for result in applied if result.set_aside is not None}
     for name, (lsn, reason) in reasons.items():
@@ -71,7 +70,8 @@ def _changed(work: Work, behind: Sequence[TableProgress], upto: Lsn) -> set[Tabl
     return {shape.mirror for shape in work.log.shapes(span).values() if shape.relation_id in relations}
 
 
-def _record(work: Work, part: FeedPart, result: Applied, seconds: float) -> TableTurn:
+def record(work: Work, result: Applied, changes: Mapping[str, int], seconds: float = 0.0) -> TableTurn:
+    """Note where a table stands now; what was done to it, ``changes`` of its feed derived in ``seconds``."""
     work.progress.moved(result.table.name, result.replay_lsn, result.version, result.table)
     return TableTurn(
         table=result.table.name,
@@ -80,7 +80,7 @@ def _record(work: Work, part: FeedPart, result: Applied, seconds: float) -> Tabl
         inserted=result.inserted,
         updated=result.updated,
         deleted=result.deleted,
-        changes=part.counts,
+        changes=dict(changes),
         seconds_transform=seconds,
         seconds_apply=result.seconds,
     )

@@ -168,7 +168,7 @@ class _Work:
         target = self._task.targets[route.table.name]
         key = (route.table.name, bucket)
         if key not in self._writers:
-            self._writers[key] = FeedWriter(target.folder, feed_schema(target.table), bucket, target.buckets)
+            self._writers[key] = FeedWriter(target.folder, bucket, target.buckets)
         return self._writers[key]
 
     def _refuse(self, name: TableName, lsn: int, reason: str) -> None:

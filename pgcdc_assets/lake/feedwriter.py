@@ -26,7 +26,7 @@ ROW_GROUP_BYTES = 32 << 20
 class FeedWriter:
     """Collects rows of one file. Nothing is visible until the file's name is committed."""
 
-    def __init__(self, folder: Path, schema: pa.Schema, bucket: int | None, buckets: int) -> None:
+    def __init__(self, folder: Path, bucket: int | None, buckets: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{uuid.uuid4().hex}.parquet"
         self._writer: pq.ParquetWriter | None = None
@@ -38,7 +38,7 @@ class FeedWriter:
         self._odd_keys = False
 
     def write(self, rows: pa.Table, *, odd_keys: bool = False) -> None:
-        """Take rows of the file's schema."""
+        """Take rows: of one schema, the feed's."""
         self._odd_keys |= odd_keys
         for entry in pc.value_counts(rows[OP]).to_pylist():
             self._counts[entry["values"]] += entry["counts"]
@@ -100,7 +100,7 @@ def trimmed(path: Path, end: Lsn) -> FeedFile | None:
     path.unlink()
     if not rows.num_rows:
         return None
-    writer = FeedWriter(path.parent, rows.schema, file.facts.bucket, file.facts.buckets)
+    writer = FeedWriter(path.parent, file.facts.bucket, file.facts.buckets)
     writer.write(rows, odd_keys=file.facts.odd_keys)
     return writer.close()
 
@@ -108,7 +108,7 @@ def trimmed(path: Path, end: Lsn) -> FeedFile | None:
 def merged_file(paths: Sequence[Path], schema: pa.Schema) -> FeedFile:
     """The rows of several files of a feed in one; the files stay. ``schema``: the feed's, which an older file
     may have fewer columns than."""
-    writer = FeedWriter(paths[0].parent, schema, None, 1)
+    writer = FeedWriter(paths[0].parent, None, 1)
     for path in paths:
         facts = feed_file(path).facts
         rows = ds.dataset(str(path), schema, format="parquet").to_table()

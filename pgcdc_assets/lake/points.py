@@ -85,13 +85,11 @@ class ConsistentPoints:
         rows = self._ledger.rows()
         return Lsn(rows["replay_lsn"][0].as_py()) if len(rows) else None
 
-    def replay_lsn_of(self, table: TableName) -> Lsn | None:
-        """The newest point that lists the table; None where none does."""
-        listing = self.listing(table)
-        return None if listing is None else listing.replay_lsn
-
     def listing(self, table: TableName) -> Listing | None:
-        """The same, with the version: a point of an older copy of the table says nothing of this one."""
+        """What the newest point that lists the table says of it; None where none does.
+
+        With the version: a point of an older copy of the table says nothing of this one.
+        """
         version = self._ledger.version()
         if version != self._listed_at:
             self._listed, self._listed_at = {}, version

@@ -13,14 +13,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from pgcdc_assets.lake.neteffect import Bools, Ints
+from pgcdc_assets.lake.neteffect import Bools
 from pgcdc_assets.lake.references import Added
 from pgcdc_assets.lake.vectors import kept, read_vector
 
-Wanted = Mapping[str, Ints]
-"""Values looked for, ascending, by the column's name in the feed: integers alone, the others prune nothing."""
+Wanted = Mapping[str, NDArray[Any]]
+"""Values looked for, ascending, by the column's name in the feed: integers and texts; the others prune nothing."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,13 @@ class RowGroup:
 def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> Wanted:
     """What of these key columns can prune. A NULL among them stands for any value."""
     return {
-        name: np.unique(values.to_numpy().astype(np.int64))
+        name: np.sort(pc.unique(values).to_numpy(zero_copy_only=False))
         for name, values in keys.items()
-        if pa.types.is_integer(values.type) and not values.null_count
+        if (pa.types.is_integer(values.type) or pa.types.is_string(values.type)) and not values.null_count
     }
 
 
-def _may_hold(values: Ints, bounds: tuple[Any, Any] | None) -> bool:
+def _may_hold(values: NDArray[Any], bounds: tuple[Any, Any] | None) -> bool:
     if bounds is None:
         return True
     at = int(np.searchsorted(values, bounds[0]))

@@ -28,7 +28,7 @@ FILES = 12
 def _derive(layout: Layout, table: Table, number: int, **row: Any) -> None:
     """One turn of a single change at 10 x number, which covers (10 x number, + 10]."""
     at, feed = 10 * number, FeedTable(layout, WHO, table)
-    writer = FeedWriter(layout.changes(table.name), feed_schema(table), 0, 2)
+    writer = FeedWriter(layout.changes(table.name), 0, 2)
     values = {"_pgcdc_op": "insert", "_pgcdc_commit_lsn": at, "_pgcdc_ordinal": 1, "id": number, **row}
     writer.write(pa.Table.from_pylist([values], feed_schema(table)), odd_keys=number == 3)
     feed.commit([writer.close()], LsnRange(Lsn(at), Lsn(at + 10)))

@@ -176,9 +176,25 @@ def test_only_row_groups_that_may_hold_a_key_are_read(held: Held, monkeypatch: p
     assert read == [(held.files[1].path, 2)]
 
 
+def test_texts_prune_by_their_code_points(held: Held) -> None:
+    held.file(row(1, b="Z"), row(2, b="a\x00"), row(3, b="a"), row(4, b="é"), group=2)
+    held.file(row(5, b="x" * 100), row(6, b="\U0001f600"), row(7, b="\uffee"), group=1)
+    for number, text in ((1, "Z"), (2, "a\x00"), (3, "a"), (4, "é"), (6, "\U0001f600"), (7, "\uffee")):
+        assert number in looked_at(held, text)
+    assert looked_at(held, "A", "M") == []
+    assert looked_at(held, "\U0001f600") == [6]
+
+
+def looked_at(held: Held, *texts: str) -> list[int]:
+    """The ids of the row groups that may hold one of the texts."""
+    groups = held.target.groups(wanted({"b": pa.array(texts)}))
+    return [number for group in groups for number in group.read(["id"])["id"].to_pylist()]
+
+
 def test_a_null_prunes_nothing() -> None:
     assert wanted({"id": pa.array([1, None])}) == {}
-    assert wanted({"id": pa.array(["a"])}) == {}
+    assert wanted({"id": pa.array([1.5])}) == {}
+    assert wanted({"id": pa.array(["b", "a", "b"])})["id"].tolist() == ["a", "b"]
     assert wanted({"id": pa.array([3, 1, 3], pa.int16())})["id"].tolist() == [1, 3]
 
 
