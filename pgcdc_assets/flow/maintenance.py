@@ -97,6 +97,7 @@ class Maintenance:
             with self._told(mirror.name):
                 # Before anything follows it: points of the last days name this version.
                 upkeep.keep_readable(mirror)
+                upkeep.forget_log(mirror)
                 if upkeep.worth_optimizing(upkeep.of_mirror(mirror).live) and self._may_begin(mirror.name):
                     upkeep.optimize(self._work.session(), mirror)
                     passed(FaultPoint.MIRROR_OPTIMIZED)

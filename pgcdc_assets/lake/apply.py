@@ -34,7 +34,7 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import files
 from pgcdc_assets.lake.collapsing import Collapsing, Effect, collapse_units
 from pgcdc_assets.lake.compaction import compact_file, small_files
-from pgcdc_assets.lake.deltacommit import Change, commit_change, commit_compaction
+from pgcdc_assets.lake.deltacommit import Change, commit_change, commit_compaction, unfit
 from pgcdc_assets.lake.feed import FeedFile, FeedPart, feed_columns, verbatim
 from pgcdc_assets.lake.mirrors import Mirror, MirrorSchema, needs_column_mapping, refusal, sql_name, sql_path, sql_type
 from pgcdc_assets.lake.pending import Pending
@@ -288,10 +288,13 @@ def _missing(table: Table, mirror: Mirror) -> list[tuple[str, object]]:
 
 
 def _unmirrorable(table: Table, mirror: Mirror) -> str | None:
-    """Why the mirror cannot get the columns that appeared."""
+    """Why the mirror cannot take the changes, or the columns that appeared."""
     reason = refusal(table)
     if reason is not None or mirror.delta is None:
         return reason
+    reason = unfit(mirror.delta)
+    if reason is not None:
+        return f"its mirror {reason}"
     names = [name for name, _ in _missing(table, mirror)]
     mapped = mirror.delta.metadata().configuration.get("delta.columnMapping.mode") == "name"
     if names and needs_column_mapping(names) and not mapped:

@@ -22,7 +22,7 @@ from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.lake.collapse import after_truncates, collapse, collapse_touched
 from pgcdc_assets.lake.feed import COMMIT_LSN, XID, feed_columns, feed_schema
 from pgcdc_assets.lake.files import DataFile, FileReport
-from pgcdc_assets.lake.merging import Merged, merge_keyed, merge_multiset
+from pgcdc_assets.lake.merging import Merged, Write, merge_keyed, merge_multiset
 from pgcdc_assets.lake.multiset import net_rows
 from pgcdc_assets.lake.targets import Target
 
@@ -70,24 +70,34 @@ def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
 
 
 def _effect(unit: Collapsing) -> Effect:
-    try:
-        merged = _merged(unit)
-    except MergeMismatch as error:
-        return Effect(mismatch=error)
-    added = _written(unit.target, merged.rows)
-    return Effect(added, merged.gone, merged.inserted, merged.updated, merged.deleted)
+    with DataFile(unit.target.folder, unit.target.schema) as file:
+        try:
+            merged = _merged(unit, lambda rows: _write(file, unit.target, rows))
+        except MergeMismatch as error:
+            return Effect(mismatch=error)
+        return Effect(file.finish(), merged.gone, merged.inserted, merged.updated, merged.deleted)
 
 
-def _merged(unit: Collapsing) -> Merged:
+def _merged(unit: Collapsing, write: Write) -> Merged:
     left = after_truncates(read_events(unit.table, unit.files, unit.span))
     columns = feed_columns(unit.table)
     if unit.table.multiset:
-        return merge_multiset(unit.target, net_rows(left.events, columns), columns, unit.leaves)
+        return merge_multiset(unit.target, net_rows(left.events, columns), columns, unit.leaves, write)
     if unit.repair:
         rows = collapse_touched(left.events, columns, unit.masked, unit.touched)
     else:
         rows = collapse(left.events, columns, unit.masked)
-    return merge_keyed(unit.target, rows, columns, unit.masked, unit.leaves)
+    return merge_keyed(unit.target, rows, columns, unit.masked, unit.leaves, write)
+
+
+def _write(file: DataFile, target: Target, rows: pa.Table) -> None:
+    """Append rows to a file of the mirror. Of a column that the changes do not know yet, they have no value."""
+    for name, held in zip(target.names, target.schema, strict=True):
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, held.type))
+    rows = rows.select(list(target.names))
+    for start in range(0, rows.num_rows, ROW_GROUP_ROWS):
+        file.write(rows.slice(start, ROW_GROUP_ROWS).columns)
 
 
 def read_events(table: Table, files: Sequence[Path], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
@@ -96,11 +106,3 @@ def read_events(table: Table, files: Sequence[Path], span: LsnRange, names: Sequ
     columns = list(names) or [name for name in data.schema.names if name != XID]
     at = pc.field(COMMIT_LSN)
     return data.to_table(columns=columns, filter=(at >= int(span.start)) & (at < int(span.end)))
-
-
-def _written(target: Target, rows: pa.Table) -> FileReport | None:
-    rows = rows.select(list(target.names))
-    with DataFile(target.folder, target.schema) as file:
-        for start in range(0, rows.num_rows, ROW_GROUP_ROWS):
-            file.write(rows.slice(start, ROW_GROUP_ROWS).columns)
-        return file.finish()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ FEATURES: Final = frozenset({
     "appendOnly", "changeDataFeed", "columnMapping", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
 })  # fmt: skip
 """Writer features that ask nothing more of these commits."""
+_TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
 CHECKPOINT_EVERY: Final = 10
 """Commits, as Delta has it: what an apply reads of the log stays short."""
 
@@ -50,7 +52,7 @@ def commit_change(table: DeltaTable, path: Path, change: Change, transactions: M
     ``transactions`` are as for :func:`pgcdc_assets.lake.files.commit`, and so is what is refused;
     ``metrics`` go into the history. Nobody sees the change before it is whole.
     """
-    _refuse_features(table, path)
+    refuse_features(table, path, vectors=True)
     check_passed(table, path, "append", dict(transactions))
     check_files(path, change.added, table.schema())
     now = int(time.time() * 1000)
@@ -64,7 +66,7 @@ def commit_change(table: DeltaTable, path: Path, change: Change, transactions: M
 
 def commit_compaction(table: DeltaTable, path: Path, files: Sequence[Added], report: FileReport | None) -> int:
     """Put one file (None: nothing is left) in the place of ``files``, whose rows it holds; returns the new version."""
-    _refuse_features(table, path)
+    refuse_features(table, path)
     reports = [report] if report is not None else []
     left = sum((file.rows or 0) - file.deleted for file in files)
     if sum(report.rows for report in reports) != left:
@@ -83,8 +85,16 @@ def _commit(table: DeltaTable, path: Path, actions: Sequence[dict[str, Any]]) ->
     version = int(table.version()) + 1
     _link(path / "_delta_log", version, "".join(json.dumps(action) + "\n" for action in actions))
     if version % CHECKPOINT_EVERY == 0:
-        DeltaTable(path, version=version).create_checkpoint()
+        make_checkpoint(DeltaTable(path, version=version), path)
     return version
+
+
+def make_checkpoint(table: DeltaTable, path: Path) -> None:
+    """A checkpoint of the version that ``table`` is opened at."""
+    table.create_checkpoint()
+    # Hadoop keeps checksums of what Spark wrote, and would find these wrong.
+    for name in ("_last_checkpoint", f"{table.version():020}.checkpoint.parquet"):
+        (path / "_delta_log" / f".{name}.crc").unlink(missing_ok=True)
 
 
 def _replaced(path: Path, change: Change, now: int) -> list[dict[str, Any]]:
@@ -121,10 +131,21 @@ def _remove(file: Added, now: int, *, changes: bool = True) -> dict[str, Any]:
 
 
 def _with_vector(file: Added, vector: Descriptor) -> dict[str, Any]:
-    # Bounds stay true of fewer rows, but need not be met by any.
-    stats = {**json.loads(file.action.get("stats") or "{}"), "tightBounds": False}
     kept = {name: value for name, value in file.action.items() if value is not None}
-    return {**kept, "dataChange": True, "stats": json.dumps(stats), "deletionVector": vector}
+    stats = loosened(file.action.get("stats") or "{}")
+    return {**kept, "dataChange": True, "stats": stats, "deletionVector": vector}
+
+
+def loosened(stats: str) -> str:
+    """Statistics of a file that loses rows: bounds stay true of fewer, but need not be met by any.
+
+    As text: a decimal that went through a float would be another bound, and hide rows.
+    """
+    text, told = _TIGHT.subn('"tightBounds":false', stats)
+    if told:
+        return text
+    body = stats.rstrip().removesuffix("}")
+    return f'{body}{"" if body.strip() == "{" else ","}"tightBounds":false}}'
 
 
 def _add(report: FileReport, now: int, *, changes: bool = True) -> dict[str, Any]:
@@ -141,13 +162,21 @@ def _info(now: int, operation: str, metrics: Mapping[str, int]) -> dict[str, Any
     }  # fmt: skip
 
 
-def _refuse_features(table: DeltaTable, path: Path) -> None:
-    odd = sorted(set(table.protocol().writer_features or ()) - FEATURES)
+def refuse_features(table: DeltaTable, path: Path, *, vectors: bool = False) -> None:
+    """LakeError where a commit of ours cannot be one that the table's protocol asks for."""
+    reason = unfit(table, vectors=vectors)
+    if reason is not None:
+        raise LakeError(reason, thing=f"mirror {path}", do="drop the feature (ALTER TABLE ... DROP FEATURE), "
+                        "or copy the table anew")  # fmt: skip
+
+
+def unfit(table: DeltaTable, *, vectors: bool = True) -> str | None:
+    """Why changes cannot be applied to the table, in words: what its features ask for, or do not allow."""
+    features = set(table.protocol().writer_features or ())
+    odd = sorted(features - FEATURES)
     if odd:
-        raise LakeError(
-            f"has a feature that changes cannot be applied to: {', '.join(odd)}", thing=f"mirror {path}",
-            do="drop the feature (ALTER TABLE ... DROP FEATURE), or copy the table anew",
-        )  # fmt: skip
+        return f"has a feature that changes cannot be applied to: {', '.join(odd)}"
+    return "has no deletion vectors any more" if vectors and "deletionVectors" not in features else None
 
 
 def _link(log: Path, version: int, text: str) -> None:

@@ -60,7 +60,7 @@ class _Step:
     def number(self, rows: pa.Table, before: Ints) -> Ints:
         """The numbers of the rows, given those of the columns before; remembered for :meth:`found`."""
         values = self._values(rows)
-        self._letters = pc.unique(values.flatten()) if pa.types.is_list(values.type) else None
+        self._spelling = _Spelling(values) if pa.types.is_list(values.type) else None
         values = self._comparable(values)
         self._distinct = pc.unique(values)
         codes = before * len(self._distinct) + self._codes(values).to_numpy(zero_copy_only=False)
@@ -82,24 +82,38 @@ class _Step:
     def _values(self, rows: pa.Table) -> pa.Array:
         if self.text:
             return raw_texts(_whole(rows[RAW]), self.column.source)
-        values = _whole(rows[self.column.name])
-        return pc.add(values, 0.0) if pa.types.is_floating(values.type) else values
+        return _one_zero(_whole(rows[self.column.name]))
 
     def _comparable(self, values: pa.Array) -> pa.Array:
-        """Lists as the text of their letters' numbers: Arrow compares no lists."""
-        return values if self._letters is None else _spelled(values, self._letters)
+        return values if self._spelling is None else self._spelling.of(values)
 
     def _codes(self, values: pa.Array) -> pa.Array:
         return pc.index_in(values, value_set=self._distinct)
 
 
-def _spelled(lists: pa.ListArray, letters: pa.Array) -> pa.StringArray:
-    """A text per list, alike for lists that are; ``?`` stands for what is none of the ``letters``."""
-    numbers = pc.fill_null(pc.cast(pc.index_in(lists.flatten(), value_set=letters), pa.string()), "?")
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    words = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), numbers), ",")
-    return pc.if_else(lists.is_valid(), words, None)
+class _Spelling:
+    """A text per list, alike for lists that are: Arrow compares no lists."""
+
+    def __init__(self, lists: pa.ListArray) -> None:
+        """Knows the elements of ``lists``; any other is spelled ``?``."""
+        items = lists.flatten()
+        self._inner = _Spelling(items) if pa.types.is_list(items.type) else None
+        self._letters = pc.unique(self._comparable(items))
+
+    def of(self, lists: pa.ListArray) -> pa.StringArray:
+        places = pc.index_in(self._comparable(lists.flatten()), value_set=self._letters)
+        letters = pc.fill_null(pc.cast(places, pa.string()), "?")
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        words = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), letters), ",")
+        return pc.if_else(lists.is_valid(), words, None)
+
+    def _comparable(self, items: pa.Array) -> pa.Array:
+        return _one_zero(items) if self._inner is None else self._inner.of(items)
+
+
+def _one_zero(values: pa.Array) -> pa.Array:
+    return pc.add(values, 0.0) if pa.types.is_floating(values.type) else values
 
 
 def _whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -11,8 +11,8 @@ Arrow and numpy alone. Imported by Spark's workers: no Spark, no Delta.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from pyroaring import BitMap64
 
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.lake.collapse import MASK, ORIGIN, PRESENT, UPSERT, key_numbers, map_keys, raw_maps, raw_texts
-from pgcdc_assets.lake.feed import HASH, LEAF, OP, RAW, ROW, FeedColumn
+from pgcdc_assets.lake.feed import HASH, LEAF, OP, RAW, FeedColumn
 from pgcdc_assets.lake.keyindex import KeyIndex
 from pgcdc_assets.lake.multiset import COUNT, NetRows
 from pgcdc_assets.lake.neteffect import Bools, Ints
@@ -32,12 +32,18 @@ HOLDS = "the mirror holds a row that the source inserted"
 TWICE = "the mirror holds a row twice"
 
 
+GIVEN_BYTES = 64 << 20
+"""Values kept from the target, held until so many are written with their rows: a change of a few bytes may keep
+megabytes that were not sent."""
+
+Write = Callable[[pa.Table], None]
+"""Takes rows that come, under feed names; it is for nothing where the merge fails after all."""
+
+
 @dataclass(frozen=True)
 class Merged:
-    """What a merge does to a mirror; counts are rows."""
+    """What a merge does to a mirror besides the rows that come; counts are rows."""
 
-    rows: pa.Table
-    """Those that come, under feed names."""
     gone: dict[str, BitMap64]
     """By file, the positions of the rows that go."""
     inserted: int
@@ -46,15 +52,15 @@ class Merged:
 
 
 def merge_keyed(
-    target: Target, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int] = (),
-    leaves: Sequence[str] = (),
+    target: Target, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], leaves: Sequence[str],
+    write: Write,
 ) -> Merged:  # fmt: skip
     """Merge a source (:class:`pgcdc_assets.lake.collapse.Collapsed`) whose ``masked`` attnums may lack values.
 
     ``leaves`` are emptied: all their rows go. Raises MergeMismatch where the target does not hold what
     it must.
     """
-    match = _Match(source, columns, masked)
+    match = _Match(source, columns, masked, write)
     emptied = _Emptied(leaves)
     gone = _Gone()
     for group in target.groups({} if leaves else match.wanted) if leaves or source.num_rows else ():
@@ -62,29 +68,24 @@ def merge_keyed(
         at = match.take(group, left)
         gone.add(group, at, np.flatnonzero(left))
     match.check()
-    live = match.live
-    changed = int((live & (match.hits > 0)).sum())
-    return Merged(
-        rows=match.filled().filter(pa.array(live)),
-        gone=gone.positions,
-        inserted=int(live.sum()) - changed,
-        updated=changed,
-        deleted=gone.count - changed,
-    )
+    match.finish()
+    changed = int((match.live & (match.hits > 0)).sum())
+    return Merged(gone.positions, int(match.live.sum()) - changed, changed, gone.count - changed)
 
 
-def merge_multiset(target: Target, net: NetRows, columns: Sequence[FeedColumn], leaves: Sequence[str] = ()) -> Merged:
+def merge_multiset(
+    target: Target, net: NetRows, columns: Sequence[FeedColumn], leaves: Sequence[str], write: Write
+) -> Merged:
     """Take as many copies of each removed row away as it says; one that is not there raises MergeMismatch."""
     emptied = _Emptied(leaves)
     gone = _Gone()
-    found = _Copies(net.removed, columns)
+    copies = _Copies(net.removed, columns)
     if leaves or net.removed.num_rows:
         for group in target.groups({}):
-            gone.add(group, np.flatnonzero(emptied.of(group)))
-            found.look(group)
-    for path, positions in found.chosen():
-        gone.put(path, positions)
-    return Merged(net.added, gone.positions, net.added.num_rows, 0, gone.count)
+            gone.add(group, np.flatnonzero(emptied.of(group)), copies.take(group))
+    copies.check()
+    write(net.added)
+    return Merged(gone.positions, net.added.num_rows, 0, gone.count)
 
 
 class _Gone:
@@ -100,10 +101,7 @@ class _Gone:
     def add(self, group: RowGroup, *places: Ints) -> None:
         for at in places:
             if len(at):
-                self.put(group.path, at + group.start)
-
-    def put(self, path: str, positions: Ints) -> None:
-        self.positions[path] |= BitMap64(positions.astype(np.uint64))
+                self.positions[group.path] |= BitMap64((at + group.start).astype(np.uint64))
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,10 @@ class _Emptied:
 class _Match:
     """A merge source against its target, one row group after the other."""
 
-    def __init__(self, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int]) -> None:
+    def __init__(
+        self, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], write: Write
+    ) -> None:  # fmt: skip
+        self._write = write
         self._source = source.combine_chunks()
         keys = [column for column in columns if column.key]
         self._own = KeyIndex(self._source, keys)
@@ -140,8 +141,8 @@ class _Match:
         self._lacking_here = self._lacking.copy()
         self._lacking_here[self._moved] = False
         self._keys = keys
-        self._donors: list[pa.Table] = []
-        self._donor_rows: list[Ints] = []
+        self._given: list[tuple[Ints, pa.Table]] = []
+        self._gifts = np.zeros(source.num_rows, dtype=np.int64)
         self.hits = np.zeros(source.num_rows, dtype=np.int64)
         """Per row of the source, how many rows of the target have its key;"""
         self._emptied_hits = np.zeros(source.num_rows, dtype=np.int64)
@@ -172,114 +173,107 @@ class _Match:
         return at
 
     def _give(self, group: RowGroup, at: Ints, rows: Ints) -> None:
-        if len(at):
-            values = group.read([*(column.name for column in self._kept), RAW])
-            self._donors.append(values.take(pa.array(at)))
-            self._donor_rows.append(rows)
+        """Take the kept values of some rows from where they stand."""
+        if not len(at):
+            return
+        values = group.read([*(column.name for column in self._kept), RAW])
+        self._given.append((rows, values.take(pa.array(at))))
+        self._gifts += np.bincount(rows, minlength=len(self._gifts))
+        if sum(given.nbytes for _, given in self._given) >= GIVEN_BYTES:
+            self._write_given()
 
     def check(self) -> None:
         """MergeMismatch where the target did not hold what it must, or held it twice."""
         present = self._source[PRESENT]
         must, must_not = _bools(pc.fill_null(present, False)), ~_bools(pc.fill_null(present, True))
-        given = np.bincount(np.concatenate([*self._donor_rows, self._moved[:0]]), minlength=len(self.hits))
-        if (must & (self.hits == 0)).any() or (self._lacking & (given == 0)).any():
+        if (must & (self.hits == 0)).any() or (self._lacking & (self._gifts == 0)).any():
             raise MergeMismatch(LACKS)
         if (must_not & (self.hits > self._emptied_hits)).any():
             raise MergeMismatch(HOLDS)
-        if max(self.hits.max(initial=0), given.max(initial=0)) > 1:
+        if max(self.hits.max(initial=0), self._gifts.max(initial=0)) > 1:
             raise MergeMismatch(TWICE)
 
-    def filled(self) -> pa.Table:
-        """The source with every masked value, and its text, put in from the target's row."""
-        if not self._donors:
-            return self._source
-        donors = pa.concat_tables(self._donors)
-        places = np.concatenate(self._donor_rows)
-        rows = self._source
-        here = np.arange(rows.num_rows, dtype=np.int64)
-        donor = np.zeros(rows.num_rows, dtype=np.int64)
-        donor[places] = rows.num_rows + np.arange(len(places))
-        takes: dict[str, Ints] = {}
+    def finish(self) -> None:
+        """Write what is not written yet."""
+        self._write_given()
+        self._write(self._source.filter(pa.array(self.live & (self._gifts == 0))))
+
+    def _write_given(self) -> None:
+        """Write the rows whose kept values were found, with these and their texts put in."""
+        if not self._given:
+            return
+        rows = self._source.take(pa.array(np.concatenate([at for at, _ in self._given])))
+        given = pa.concat_tables([values for _, values in self._given])
+        self._given = []
+        masks = {column.source: rows[f"{MASK}{column.attnum}"] for column in self._kept}
         for column in self._kept:
-            mask = _bools(rows[f"{MASK}{column.attnum}"])
-            takes[column.source] = np.where(mask, donor, here)
-            values = _taken(rows[column.name], donors[column.name], takes[column.source])
+            values = pc.if_else(masks[column.source], given[column.name], rows[column.name])
             rows = rows.set_column(rows.schema.get_field_index(column.name), column.name, values)
-        raw = _raw_filled(rows[RAW], donors[RAW], takes)
-        return rows.set_column(rows.schema.get_field_index(RAW), RAW, raw)
+        raw = _raw_filled(rows[RAW], given[RAW], masks)
+        self._write(rows.set_column(rows.schema.get_field_index(RAW), RAW, raw))
 
 
-def _raw_filled(own: pa.ChunkedArray, given: pa.ChunkedArray, takes: dict[str, Ints]) -> pa.Array | pa.ChunkedArray:
+def _raw_filled(
+    own: pa.ChunkedArray, given: pa.ChunkedArray, masks: Mapping[str, pa.ChunkedArray]
+) -> pa.Array | pa.ChunkedArray:
     """The ``_pgcdc_raw`` of each row: the texts of masked columns come from where their values come from."""
-    both = pa.chunked_array([*own.chunks, *given.chunks], own.type)
-    if both.null_count == len(both):
+    if own.null_count + given.null_count == 2 * len(own):
         return own
-    here = np.arange(len(own), dtype=np.int64)
-    names = pc.unique(map_keys(both)).to_pylist()
-    texts = {name: _whole(raw_texts(both, name)).take(pa.array(takes.get(name, here))) for name in names}
+    names = pc.unique(pa.concat_arrays([map_keys(own), map_keys(given)])).to_pylist()
+    texts = {name: raw_texts(own, name) for name in names}
+    for name in masks.keys() & texts.keys():
+        texts[name] = _whole(pc.if_else(masks[name], raw_texts(given, name), texts[name]))
     return raw_maps(texts, len(own), own.type)
 
 
-@dataclass
 class _Copies:
-    """Rows of the target that are alike to the removed ones of a multiset."""
+    """Takes rows away that are alike to the removed ones of a multiset, as they are met: which of several does not
+    matter."""
 
-    removed: pa.Table
-    columns: Sequence[FeedColumn]
-    _found: list[pa.Table] = field(default_factory=list)
-    _paths: list[str] = field(default_factory=list)
-    _positions: list[Ints] = field(default_factory=list)
+    def __init__(self, removed: pa.Table, columns: Sequence[FeedColumn]) -> None:
+        own = [name for name in (HASH, LEAF) if name in removed.column_names]
+        self._alike = [*(FeedColumn(name, name, 0, True) for name in own), *(replace(c, key=True) for c in columns)]
+        self._names = [*(column.name for column in self._alike), RAW]
+        self._removed = removed
+        self._left = removed[COUNT].to_numpy().copy()
 
-    @property
-    def _alike(self) -> list[FeedColumn]:
-        """What tells rows apart."""
-        own = [name for name in (HASH, LEAF) if name in self.removed.column_names]
-        return [*(FeedColumn(name, name, 0, True) for name in own), *(replace(c, key=True) for c in self.columns)]
+    def take(self, group: RowGroup) -> Ints:
+        """The positions in a row group of the copies to take away."""
+        open_ = self._removed.filter(pa.array(self._left > 0))
+        hashes = group.read([HASH])[HASH]
+        at = np.flatnonzero(_bools(pc.is_in(hashes, pc.unique(open_[HASH]))) & group.alive)
+        if not len(at):
+            return at
+        met = pc.unique(hashes.take(pa.array(at)))
+        asked = np.flatnonzero(_bools(pc.is_in(self._removed[HASH], met)))
+        both = [self._removed.take(pa.array(asked)), group.read(self._names).take(pa.array(at))]
+        number = key_numbers(
+            pa.concat_tables([rows.select(self._names) for rows in both]).combine_chunks(), self._alike
+        )
+        own, theirs = number[: len(asked)], number[len(asked) :]
+        counts = np.zeros(int(number.max()) + 1, dtype=np.int64)
+        counts[own] = self._left[asked]
+        taken = _first(theirs, counts)
+        self._left[asked] -= np.bincount(theirs[taken], minlength=len(counts))[own]
+        return at[taken]
 
-    def look(self, group: RowGroup) -> None:
-        """Note the rows of a row group that may be copies: those with one of the hashes."""
-        hashes = pc.unique(self.removed[HASH])
-        same = _bools(pc.is_in(group.read([HASH])[HASH], hashes)) & group.alive
-        at = np.flatnonzero(same)
-        if len(at):
-            names = [*(column.name for column in self._alike), RAW, ROW]
-            self._found.append(group.read(names).take(pa.array(at)))
-            self._paths += [group.path]
-            self._positions.append(at + group.start)
-
-    def chosen(self) -> list[tuple[str, Ints]]:
-        """The copies to take away, by file. Which of several does not matter; the first by identity."""
-        names = [*(column.name for column in self._alike), RAW]
-        rows = self.removed.num_rows
-        both = pa.concat_tables([self.removed.select(names), *(table.select(names) for table in self._found)])
-        number = key_numbers(both.combine_chunks(), self._alike)
-        counts = np.zeros(int(number.max(initial=-1)) + 1, dtype=np.int64)
-        counts[number[:rows]] = self.removed[COUNT].to_numpy()
-        group = number[rows:]
-        if (np.bincount(group, minlength=len(counts)) < counts).any():
+    def check(self) -> None:
+        if (self._left > 0).any():
             raise MergeMismatch(LACKS)
-        if not self._found:
-            return []
-        identities = pa.concat_tables([table.select([ROW]) for table in self._found])[ROW]
-        order = pc.sort_indices(pa.table({"group": group, "row": identities}),
-                                sort_keys=[("group", "ascending"), ("row", "ascending")]).to_numpy()  # fmt: skip
-        by_group = group[order]
-        starts = np.flatnonzero(np.diff(by_group, prepend=-1))
-        place = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
-        taken = np.zeros(len(order), dtype=bool)
-        taken[order[place < counts[by_group]]] = True
-        pieces = np.split(taken, np.cumsum([len(positions) for positions in self._positions])[:-1])
-        found = zip(self._paths, self._positions, pieces, strict=True)
-        return [(path, positions[piece]) for path, positions, piece in found if piece.any()]
+
+
+def _first(group: Ints, counts: Ints) -> Ints:
+    """The places of the first ``counts[g]`` entries of every group g."""
+    order = np.argsort(group, kind="stable")
+    sorted_group = group[order]
+    starts = np.flatnonzero(np.diff(sorted_group, prepend=-1))
+    place = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    return np.sort(order[place < counts[sorted_group]])
 
 
 def _alive(group: RowGroup, at: Ints, rows: Ints) -> tuple[Ints, Ints]:
     there = group.alive[at]
     return at[there], rows[there]
-
-
-def _taken(own: pa.ChunkedArray, given: pa.ChunkedArray, take: Ints) -> pa.ChunkedArray:
-    return pa.chunked_array([*own.chunks, *given.chunks], own.type).take(pa.array(take))
 
 
 def _whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:

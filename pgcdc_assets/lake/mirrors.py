@@ -248,14 +248,24 @@ class Mirror:
         if self.delta is None:
             raise LakeError("does not exist", thing=f"mirror {self.name}")
         fields = {field.name: field.metadata for field in self.delta.schema().fields}
+        missing = [field.name for field in schema.arrow if field.name not in fields]
+        if missing:
+            raise LakeError(
+                f"has no column {missing[0]!r} yet", thing=f"mirror {self.name}", do="run `pgcdc sync` first"
+            )
         return pa.schema([_physical_field(field, fields[field.name]) for field in schema.arrow])
 
     def target(self, table: Table, files: Sequence[Added] = ()) -> Target:
         """What an apply writes to, and those of the mirror's files that it looks at."""
         schema = MirrorSchema.of(table)
         values = {column.name: feed_name(column.name) for column in table.columns}
-        names = tuple(values.get(name, name) for name in schema.arrow.names)
-        return Target(self.path, self.physical(schema), names, tuple(files))
+        assert self.delta is not None
+        # A run may have widened the mirror and died: rows of before have no value in the columns that came.
+        held = pa.schema(self.delta.schema().to_arrow())
+        more = [field for field in held if field.name not in schema.arrow.names]
+        whole = MirrorSchema(pa.schema([*schema.arrow, *more]))
+        names = tuple(values.get(name, name) for name in whole.arrow.names)
+        return Target(self.path, self.physical(whole), names, tuple(files))
 
 
 def _physical_field(field: pa.Field, metadata: dict[str, object]) -> pa.Field:

@@ -32,8 +32,6 @@ from pgcdc_assets.lake.neteffect import Ints
 
 COUNT = "_pgcdc_count"
 """In the rows to take away: how many copies of this row the target loses."""
-GROUP = "_pgcdc_group"
-"""In the rows to take away: tells rows with one hash apart."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,7 @@ def net_rows(events: pa.Table, columns: Sequence[FeedColumn]) -> NetRows:
     counts = -net[group[lost]]
     return NetRows(
         added=events.select([*own, *values]).take(pa.array(fill)),
-        removed=removed.append_column(COUNT, pa.array(counts, pa.int64())).append_column(
-            GROUP, pa.array(group[lost], pa.int64())
-        ),
+        removed=removed.append_column(COUNT, pa.array(counts, pa.int64())),
         deleted=int(counts.sum()),
     )
 

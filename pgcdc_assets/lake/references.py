@@ -25,6 +25,12 @@ from pgcdc_assets.lake.vectors import vector_file
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
 """One file, or one of several parts; the newer form with sidecars is not written here."""
 
+_FIELDS: Final = (
+    "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector",
+    "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
+)  # fmt: skip
+"""Of an add action. Checkpoints may hold others, made from these: Spark's hold the statistics' values by column."""
+
 
 @dataclass(frozen=True)
 class Added:
@@ -120,8 +126,10 @@ def _checkpoint(log: Path, upto: int) -> tuple[int, list[Path]]:
 
 def _of_checkpoint(parts: Iterable[Path]) -> Iterator[dict[str, Any]]:
     for path in parts:
-        column = pq.read_table(path, columns=["add"])["add"]
-        if column.type.get_field_index("path") < 0:
+        with pq.ParquetFile(path) as file:
+            table = file.read(columns=[f"add.{name}" for name in _FIELDS])
+        column = table["add"] if "add" in table.column_names else None
+        if column is None or column.type.get_field_index("path") < 0:
             raise LakeError("has a checkpoint that cannot be read", thing=str(path))
         table = pa.table({"add": column})
         yield from table.filter(pc.is_valid(table["add"])).to_pylist(maps_as_pydicts="strict")

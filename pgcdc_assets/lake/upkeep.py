@@ -19,6 +19,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.lake.deltacommit import make_checkpoint
 from pgcdc_assets.lake.mirrors import Mirror, sql_path
 from pgcdc_assets.lake.references import Added, References, references
 
@@ -136,8 +137,18 @@ def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
     files = list(log.glob(f"{mirror.version:020}.*json")) + list(log.glob(f"{mirror.version:020}.checkpoint*.parquet"))
     if any(file.stat().st_mtime > before for file in files):
         return False
-    mirror.delta.create_checkpoint()
+    make_checkpoint(mirror.delta, mirror.path)
     return True
+
+
+def forget_log(mirror: Mirror) -> None:
+    """Delete the commits and checkpoints older than ``delta.logRetentionDuration`` that no younger version needs.
+
+    Spark does it at its checkpoints, delta-rs never by itself.
+    """
+    delta = mirror.again().delta
+    assert delta is not None
+    delta.cleanup_metadata()
 
 
 @contextmanager

@@ -198,6 +198,31 @@ def test_a_nullable_column_appears(pipe: Pipeline) -> None:
     assert pipe.content("t").num_rows == 5
 
 
+def test_a_mirror_that_is_wider_than_the_changes_takes_them(pipe: Pipeline) -> None:
+    """As after a run that widened it and died, where the next one goes less far."""
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pipe.follow("t")
+    pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+    pipe.turn()
+    pipe.spark.sql(f"ALTER TABLE delta.`{pipe.mirror('t').path}` ADD COLUMNS (more DECIMAL(9, 2))").collect()
+    pipe.run("UPDATE t SET v = 'x' WHERE id = 1", "INSERT INTO t VALUES (3, 'c')")
+    pipe.turn()
+    pipe.same("t")
+    assert pipe.content("t")["more"].null_count == 3
+
+
+def test_a_mirror_whose_features_ask_for_more_is_set_aside(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
+    pipe.follow("t, u")
+    pipe.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO u VALUES (1, 'a')")
+    pipe.turn()
+    pipe.spark.sql(f"ALTER TABLE delta.`{pipe.mirror('t').path}` ADD CONSTRAINT short CHECK (length(v) < 9)").collect()
+    pipe.run("UPDATE t SET v = 'x'", "UPDATE u SET v = 'x'")
+    pipe.turn()
+    assert pipe.set_aside["t"][1] == "its mirror has a feature that changes cannot be applied to: checkConstraints"
+    pipe.same("u")
+
+
 def test_what_cannot_be_followed_is_set_aside_alone(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")

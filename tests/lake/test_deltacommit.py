@@ -24,7 +24,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import compaction
 from pgcdc_assets.lake.compaction import compact_file, small_files
-from pgcdc_assets.lake.deltacommit import CHECKPOINT_EVERY, Change, commit_change, commit_compaction
+from pgcdc_assets.lake.deltacommit import CHECKPOINT_EVERY, Change, commit_change, commit_compaction, loosened
 from pgcdc_assets.lake.files import DataFile, FileReport
 from pgcdc_assets.lake.mirrors import Mirror, MirrorSchema, create_mirror
 from pgcdc_assets.lake.references import live_files
@@ -143,6 +143,21 @@ def test_a_feature_that_asks_for_more_is_refused(rows: Rows) -> None:
     log.write_text("\n".join(json.dumps(line) for line in lines))
     with pytest.raises(LakeError, match="a feature that changes cannot be applied to: rowTracking"):
         rows.change([1], set())
+
+
+@pytest.mark.parametrize(
+    ("stats", "expected"),
+    [
+        ('{"numRecords":2,"maxValues":{"n":1234567890123456.78}}',
+         '{"numRecords":2,"maxValues":{"n":1234567890123456.78},"tightBounds":false}'),
+        ('{"numRecords":2,"tightBounds": true}', '{"numRecords":2,"tightBounds":false}'),
+        ('{"minValues":{"v":"\\"tightBounds\\":true"}}',
+         '{"minValues":{"v":"\\"tightBounds\\":true"},"tightBounds":false}'),
+        ("{}", '{"tightBounds":false}'),
+    ],
+)  # fmt: skip
+def test_bounds_stay_what_they_were_to_the_last_digit(stats: str, expected: str) -> None:
+    assert loosened(stats) == expected
 
 
 def test_small_files_become_one(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ DOMAINS: list[tuple[pa.DataType, list[Any]]] = [
     (pa.timestamp("us", "UTC"), [datetime(1900, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, 0, 0, 0, 1, tzinfo=UTC)]),
     (pa.binary(), [b"", b"\x00", b"a"]),
     (pa.list_(pa.int32()), [[], [1], [1, 2], [2, 1], [None], [12]]),
+    (pa.list_(pa.float64()), [[], [0.0], [-0.0], [NAN, 1.0]]),
+    (pa.list_(pa.list_(pa.string())), [[], [[]], [["a"], ["b"]], [["a", "b"]], [["a,b"]]]),
 ]
 RAW_TYPE = pa.map_(pa.string(), pa.string())
 
@@ -33,7 +35,7 @@ def comparable(value: Any) -> Any:
     """One zero, one NaN."""
     if isinstance(value, float):
         return "NaN" if value != value else value + 0.0
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(comparable(item) for item in value) if isinstance(value, list) else value
 
 
 def texts(row: tuple[Any, ...]) -> dict[str, str] | None:

@@ -12,6 +12,7 @@ import pytest
 from pyroaring import BitMap64
 
 from pgcdc_assets.errors import MergeMismatch
+from pgcdc_assets.lake import merging
 from pgcdc_assets.lake.collapse import collapse
 from pgcdc_assets.lake.feed import FeedColumn
 from pgcdc_assets.lake.files import DataFile
@@ -68,15 +69,32 @@ def row(key: Any, b: str = "b", c: str = "c", **more: Any) -> dict[str, Any]:
     return {"id": key, "b": b, "c": c, **more}
 
 
-def merge(held: Held, *events: tuple[Any, ...], leaves: Sequence[str] = (), masked: Sequence[int] = (3,)) -> Merged:
+@dataclass(frozen=True)
+class Done(Merged):
+    """With the rows that came."""
+
+    written: list[pa.Table] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for table in self.written for row in table.to_pylist()]
+
+    @classmethod
+    def of(cls, merged: Merged, written: list[pa.Table]) -> Done:
+        return cls(merged.gone, merged.inserted, merged.updated, merged.deleted, written)
+
+
+def merge(held: Held, *events: tuple[Any, ...], leaves: Sequence[str] = (), masked: Sequence[int] = (3,)) -> Done:
+    written: list[pa.Table] = []
     source = feed_rows(events)
     if held.more:
         source = source.append_column("_pgcdc_leaf", pa.array(["a"] * source.num_rows))
-    return merge_keyed(held.target, collapse(source, COLUMNS, masked), COLUMNS, masked, leaves)
+    source = collapse(source, COLUMNS, masked)
+    return Done.of(merge_keyed(held.target, source, COLUMNS, masked, leaves, written.append), written)
 
 
-def essence(merged: Merged) -> list[tuple[Any, ...]]:
-    return sorted((found["id"], found["b"], found["c"]) for found in merged.rows.to_pylist())
+def essence(done: Done) -> list[tuple[Any, ...]]:
+    return sorted((found["id"], found["b"], found["c"]) for found in done.rows)
 
 
 @pytest.fixture
@@ -132,10 +150,20 @@ def test_a_text_goes_with_its_value(held: Held) -> None:
     """What does not fit stands in ``_pgcdc_raw``: kept with a value that is kept, dropped with one that is not."""
     held.file(row(1, _pgcdc_raw=[("c", "odd c"), ("b", "odd b")]), row(2, _pgcdc_raw=[("c", "odd 2")]))
     merged = merge(held, ("U", 1, "x", None, True, {"id": "new"}), ("U", 2, "y", "sent"))
-    assert {found["id"]: found["_pgcdc_raw"] and dict(found["_pgcdc_raw"]) for found in merged.rows.to_pylist()} == {
+    assert {found["id"]: found["_pgcdc_raw"] and dict(found["_pgcdc_raw"]) for found in merged.rows} == {
         1: {"c": "odd c", "id": "new"},
         2: None,
     }
+
+
+def test_many_kept_values_are_written_as_they_are_found(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "GIVEN_BYTES", 1)
+    held.file(*(row(key, c=f"old {key}") for key in range(6)))
+    merged = merge(
+        held, ("U", 4, "x", None, True), ("U", 0, "y", None, True), ("U", 2, "z", "sent"), ("I", 9, "n", "n")
+    )
+    assert [table.num_rows for table in merged.written] == [1, 1, 2]
+    assert essence(merged) == [(0, "y", "old 0"), (2, "z", "sent"), (4, "x", "old 4"), (9, "n", "n")]
 
 
 def test_truncated_leaves_are_emptied(held: Held) -> None:
@@ -207,14 +235,15 @@ def bag_row(b: str | None, number: int, hash_: int = 5, c: str | None = "c") -> 
     return {"id": 1, "b": b, "c": c, "_pgcdc_hash": hash_, "_pgcdc_row": f"r{number}"}
 
 
-def take(held: Held, *rows: tuple[str | None, int]) -> Merged:
+def take(held: Held, *rows: tuple[str | None, int]) -> Done:
     """Delete rows (b, hash), each once."""
+    written: list[pa.Table] = []
     events = feed_rows([("D", 1) for _ in rows])
     for name, values, kind in (("b", [b for b, _ in rows], pa.string()), ("c", ["c"] * len(rows), pa.string())):
         events = events.set_column(events.schema.get_field_index(name), name, pa.array(values, kind))
     events = events.append_column(HASH, pa.array([hash_ for _, hash_ in rows], pa.int64()))
     events = events.append_column(ROW, pa.array([None] * len(rows), pa.string()))
-    return merge_multiset(held.target, net_rows(events, BAG), BAG)
+    return Done.of(merge_multiset(held.target, net_rows(events, BAG), BAG, (), written.append), written)
 
 
 def test_as_many_copies_go_as_are_taken_away(tmp_path: Path) -> None:
@@ -222,7 +251,7 @@ def test_as_many_copies_go_as_are_taken_away(tmp_path: Path) -> None:
     held.file(bag_row("x", 3), bag_row("y", 1, 6), bag_row("x", 2), gone=[])
     held.file(bag_row("x", 1), bag_row("x", 0), gone=[1])
     merged = take(held, ("x", 5), ("x", 5))
-    assert held.gone(merged) == [[2], [0]], "the first by their identities, of those that are there"
+    assert held.gone(merged) == [[0, 2], []], "any two of those that are there"
     assert merged.deleted == 2
     with pytest.raises(MergeMismatch, match=LACKS):
         take(held, *[("x", 5)] * 4)
