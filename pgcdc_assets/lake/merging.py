@@ -55,7 +55,7 @@ def merge_keyed(
     target: Target, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], leaves: Sequence[str],
     write: Write,
 ) -> Merged:  # fmt: skip
-    """Merge a source (:class:`pgcdc_assets.lake.collapse.Collapsed`) whose ``masked`` attnums may lack values.
+    """Merge a source (of :func:`pgcdc_assets.lake.collapse.collapse`) whose ``masked`` attnums may lack values.
 
     ``leaves`` are emptied: all their rows go. Raises MergeMismatch where the target does not hold what
     it must.
@@ -63,7 +63,8 @@ def merge_keyed(
     match = _Match(source, columns, masked, write)
     emptied = _Emptied(leaves)
     gone = _Gone()
-    for group in target.groups({} if leaves else match.wanted) if leaves or source.num_rows else ():
+    looked_at = target.groups({} if leaves else match.wanted) if leaves or source.num_rows else ()
+    for group in looked_at:
         left = emptied.of(group)
         at = match.take(group, left)
         gone.add(group, at, np.flatnonzero(left))

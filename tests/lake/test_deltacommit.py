@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -26,9 +28,10 @@ from pgcdc_assets.lake import compaction
 from pgcdc_assets.lake.compaction import compact_file, small_files
 from pgcdc_assets.lake.deltacommit import CHECKPOINT_EVERY, Change, commit_change, commit_compaction, loosened
 from pgcdc_assets.lake.files import DataFile, FileReport
-from pgcdc_assets.lake.mirrors import Mirror, MirrorSchema, create_mirror
+from pgcdc_assets.lake.mirrors import IDENTITY, Mirror, MirrorSchema, create_mirror
 from pgcdc_assets.lake.references import live_files
 from pgcdc_assets.lake.targets import Target
+from pgcdc_assets.lake.upkeep import forget_log
 from tests.history.mirror import make
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -79,7 +82,7 @@ class Rows:
 def rows(tmp_path: Path) -> Rows:
     layout = Layout(tmp_path)
     mirror = Mirror(layout, OWNER, TableName("public", "t"))
-    make(mirror, MirrorSchema(SCHEMA), {})
+    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.logRetentionDuration": "interval 30 days"})
     return Rows(mirror.path)
 
 
@@ -178,6 +181,22 @@ def test_small_files_become_one(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> 
     assert pq.read_metadata(rows.path / file.path).num_row_groups == 1
     rows.change([], set(rows.held))
     assert live_files(rows.path, rows.delta.version()) == ()
+
+
+def test_old_commits_go_and_what_is_younger_stays_readable(rows: Rows, tmp_path: Path) -> None:
+    for number in range(25):
+        rows.change([number], {number - 3} & rows.held)
+    log, long_ago = rows.path / "_delta_log", time.time() - 40 * 86400
+    for file in log.iterdir():
+        if file.name[:20].isdigit() and int(file.name[:20]) <= 15:
+            os.utime(file, (long_ago, long_ago))
+    forget_log(Mirror(Layout(tmp_path), OWNER, TableName("public", "t")))
+    assert not (log / f"{3:020}.json").exists()
+    for version in range(16, 26):
+        assert rows.read(version) == sorted(rows.history[version - 1])
+        assert {file.path for file in live_files(rows.path, version)}
+    rows.change([100], set())
+    assert rows.read() == sorted(rows.held)
 
 
 def test_a_compaction_that_lost_rows_is_refused(rows: Rows) -> None:
