@@ -45,8 +45,8 @@ class KeyIndex:
         at = np.arange(target.num_rows if self._steps else 0, dtype=np.int64)
         number = np.zeros(len(at), dtype=np.int64)
         for step in self._steps:
-            number, fits = step.found(target, at, number)
-            at, number = at[fits], number[fits]
+            fits, number = step.found(target, at, number)
+            at = at[fits]
         return at, self._rows[number]
 
 
@@ -68,16 +68,17 @@ class _Step:
         return numbers.astype(np.int64)
 
     def found(self, target: pa.Table, at: Ints, before: Ints) -> tuple[Ints, Ints]:
-        """Of the target's rows ``at``: the number of each that fits, and which of them do."""
+        """Of the target's rows ``at``: the places of those that fit, and the number of each."""
         values = self._values(target)
         if len(at) < target.num_rows:
             values = values.take(pa.array(at))
         codes = self._codes(self._comparable(values))
-        known = codes.is_valid().to_numpy(zero_copy_only=False)
-        pairs = before * len(self._distinct) + codes.fill_null(0).to_numpy(zero_copy_only=False)
-        number = np.minimum(np.searchsorted(self._pairs, pairs), len(self._pairs) - 1)
-        fits = np.flatnonzero(known & (self._pairs[number] == pairs)) if len(self._pairs) else at[:0]
-        return number, fits
+        known = np.flatnonzero(codes.is_valid().to_numpy(zero_copy_only=False))
+        pairs = before[known] * len(self._distinct) + codes.drop_null().to_numpy()
+        number = np.searchsorted(self._pairs, pairs)
+        number[number == len(self._pairs)] = 0
+        fits = self._pairs[number] == pairs if len(known) else known.astype(bool)
+        return known[fits], number[fits].astype(np.int64)
 
     def _values(self, rows: pa.Table) -> pa.Array:
         if self.text:
