@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description="Rates side by side with PostgreSQL's own tools")
     parser.add_argument("--scale", type=float, default=1.0, help="of the workloads' sizes")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--workloads", default="W1,W2,W3,W4", help="and L: latency; S1 to S4: growth")
+    parser.add_argument("--workloads", default="W1,W2,W3,W4", help="and L: latency; S1 to S5: growth")
     parser.add_argument("--seconds", type=float, default=120, help="of latency")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     args = parser.parse_args()
@@ -51,6 +51,7 @@ def main() -> None:
                 "S2": growth.mirrors,
                 "S3": growth.batches,
                 "S4": growth.ranges,
+                "S5": growth.versions,
             }.items():
                 if name in chosen:
                     measure()

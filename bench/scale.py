@@ -1,4 +1,4 @@
-"""How costs grow: with the tables that exist, the rows of a mirror, the batches that wait, the ranges registered."""
+"""How costs grow: with the tables that exist, the rows of a mirror, the batches that wait, ranges, and turns gone."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ from bench.project import engine, project
 from bench.record import Record, Run
 from bench.source import database, flushed, run
 from bench.usage import usage
+from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake.deltacommit import commit_files
+from pgcdc_assets.lake.deltalog import DeltaLog
+from pgcdc_assets.lake.points import ConsistentPoints
 
 TABLES = (10, 100, 500)
 MIRROR_ROWS = (1_000_000, 10_000_000)
 BATCHES = (1, 10, 100)
 RANGES = (100, 1_000, 10_000)
+VERSIONS = (100, 1_000, 10_000)
 CHANGING = 10
 UPDATES = 10_000
 TURNS = 3
@@ -75,21 +81,44 @@ class Scale:
                     register.add(LsnRange(Lsn(count + turn + 1), Lsn(count + turn + 2)))
                     self.record.add(Run("S4", f"{count:,} ranges registered", time.monotonic() - started, 1))
 
+    def versions(self, counts: Sequence[int] = VERSIONS) -> None:
+        """So many turns have gone before, each with a version of the mirror and a point; three hours are 10,000."""
+        for count in counts:
+            with database(self.server, f"versions_{count}", ("small",)) as conninfo:
+                run(conninfo, "INSERT INTO small SELECT g, 0, 'x' FROM generate_series(1, 1000) g")
+                self._turns("S5", f"{count:,} turns before", conninfo, 1, _one_update, age=count)
+
     def _turns(
         self, workload: str, what: str, conninfo: str, rows: int, statements: Callable[[int], list[str]], *,
-        batch_bytes: int = 32 << 20,
+        batch_bytes: int = 32 << 20, age: int = 0,
     ) -> None:  # fmt: skip
         name = conninfo.rsplit("=", 1)[-1]
         with project(self.folder / name, conninfo, f"{name}_main", batch_bytes=batch_bytes) as settings:
             ours = engine(settings, self.spark)
             first = ours.sync(Bounds())
             self.record.add(Run(workload, f"{what}: first copy", first.seconds, max(rows, 1)))
+            _grow_old(settings.layout, age)
             for turn in range(TURNS):
                 run(conninfo, *statements(turn))
                 end = flushed(conninfo)
                 with usage(self.server) as used:
                     report = ours.sync(Bounds(until=end))
                 self.record.add(Run(workload, what, report.seconds, rows, 0, used.cpu, used.peak))
+
+
+def _grow_old(layout: Layout, turns: int) -> None:
+    """Commit what so many turns would, but for the rows."""
+    points, log = ConsistentPoints(layout), DeltaLog(layout.mirror(TableName("public", "small")))
+    for _ in range(turns):
+        newest, mirror = points.newest(), log.newest()
+        assert newest is not None
+        assert mirror is not None
+        versions = {name: commit_files(mirror, [], "append", {}) for name in newest.tables}
+        points.publish(newest.replay_lsn, versions)
+
+
+def _one_update(turn: int) -> list[str]:
+    return [f"UPDATE small SET v = 'turn {turn}' WHERE id = {turn + 1}"]
 
 
 def _one_row_each(tables: Sequence[int], turn: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The report of a range that is closed."""
+"""What is done when a range is closed: its report, and the end of its many small files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.flow.ranges import ROW_KINDS, OpenRange, rows_by_kind
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.feedtable import FeedTable
 from pgcdc_assets.log.table import BatchSummary
+from pgcdc_assets.log.upkeep import compact
 
 
 def closed_range(work: Work, open_range: OpenRange, source_position: Lsn) -> RangeReport:
     """Close the range and say what it held; ``source_position`` is the source's flush LSN now."""
     span, batches, turns, seconds = open_range.close()
     return range_report(work, span, batches, turns, seconds, source_position)
+
+
+def merge_files(work: Work, report: RangeReport) -> None:
+    """Have files follow ranges, not batches and turns: what a turn asks of the log and the feeds stays cheap so."""
+    compact(work.log, report.span)
+    for name in report.tables:
+        if name in work.progress:
+            entry = work.progress[name]
+            FeedTable(work.layout, work.identity, entry.table).compact(entry.replay_lsn)
 
 
 def range_report(

@@ -97,7 +97,6 @@ class Maintenance:
             with self._told(mirror.name):
                 # Before anything follows it: points of the last days name this version.
                 upkeep.keep_readable(mirror)
-                upkeep.forget_log(mirror)
                 if upkeep.worth_optimizing(upkeep.of_mirror(mirror).live) and self._may_begin(mirror.name):
                     upkeep.optimize(self._work.session(), mirror)
                     passed(FaultPoint.MIRROR_OPTIMIZED)
@@ -145,11 +144,12 @@ class Maintenance:
         work.observer.known_ranges()
 
     def vacuum(self) -> None:
-        """Delete the files of mirrors that no promised version refers to."""
+        """Delete the files of mirrors, and of their logs, that no promised version needs."""
         oldest = self._work.progress.points.oldest_versions()
         for mirror in self._mirrors():
             with self._told(mirror.name):
-                found = upkeep.garbage(mirror, oldest.get(mirror.name, mirror.version), self._grace)
+                promised = oldest.get(mirror.name, mirror.version)
+                found = upkeep.garbage(mirror, promised, self._grace)
                 if found.files and self._may_begin(mirror.name):
                     upkeep.vacuum(self._work.session(), mirror, found)
                     passed(FaultPoint.MIRROR_VACUUMED)
@@ -157,6 +157,7 @@ class Maintenance:
                     self._report.vacuumed.append(mirror.name)
                     self._report.deleted_files += len(found.files)
                     self._report.deleted_bytes += found.bytes
+                upkeep.forget_log(mirror, promised)
 
     def sweep(self) -> None:
         """Delete the removed files of the tables that are ours alone, and what killed runs left."""

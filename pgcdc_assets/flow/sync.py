@@ -13,7 +13,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import PgcdcError, UnknownTable
 from pgcdc_assets.flow import hold
-from pgcdc_assets.flow.closing import closed_range
+from pgcdc_assets.flow.closing import closed_range, merge_files
 from pgcdc_assets.flow.copying import Beside, Copied, copy
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import OpenRange, up_to
@@ -24,7 +24,6 @@ from pgcdc_assets.flow.watching import watch
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.session import cancel_jobs
 from pgcdc_assets.log.table import BatchSummary
-from pgcdc_assets.log.upkeep import compact
 from pgcdc_assets.settings import CATALOG_FILE
 
 WAIT_SECONDS = 0.2
@@ -292,8 +291,7 @@ class Sync:
             return
         report = closed_range(self._work, self._range, self._stream.source_position())
         self._work.observer.range_closed(report)
-        # So that files follow ranges, not batches: what a turn asks of the log stays cheap however long it grows.
-        compact(self._work.log, report.span)
+        merge_files(self._work, report)
 
     def _finished(self) -> bool:
         bounds, now = self._bounds, time.monotonic()

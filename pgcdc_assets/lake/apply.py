@@ -19,7 +19,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from pyroaring import BitMap64
@@ -29,16 +28,18 @@ from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.lake import files
 from pgcdc_assets.lake.collapsing import Collapsing, Effect, collapse_units
 from pgcdc_assets.lake.compaction import compact_file, small_files
-from pgcdc_assets.lake.deltacommit import Change, commit_change, commit_compaction, unfit
+from pgcdc_assets.lake.deltacommit import Change, Mode, commit_change, commit_compaction, commit_files, unfit
+from pgcdc_assets.lake.deltalog import Added, DeltaVersion
 from pgcdc_assets.lake.feed import FeedFile, FeedPart, feed_columns, verbatim
+from pgcdc_assets.lake.files import FileReport
 from pgcdc_assets.lake.mirrors import Mirror, MirrorSchema, needs_column_mapping, refusal, sql_name, sql_path, sql_type
 from pgcdc_assets.lake.pending import Pending
-from pgcdc_assets.lake.references import Added, live_files
+from pgcdc_assets.lake.targets import Target
 from pgcdc_assets.lake.tasks import run_tasks
 
 LOOK_EVERY = 10
@@ -160,22 +161,23 @@ class Work:
         held = zip(self.pending.paths, self.pending.files, strict=True)
         reports = [_linked(path, self.mirror.path, file) for path, file in held]
         passed(FaultPoint.LINK_COMMITTING)
-        version = files.commit(self.mirror.path, reports, "append", self._position)
+        version = commit_files(self._delta, reports, "append", self._position)
         passed(FaultPoint.LINK_COMMITTED)
         counts = Counts(sum(report.rows for report in reports))
         return self._applied(version, counts, time.monotonic() - started)
 
     def units(self) -> list[Collapsing]:
-        return self.pending.units(self.mirror.target(self.table, () if self._alone else self._live))
+        return self.pending.units(self.mirror.target(self.table, () if self._alone else self._delta.files))
 
     @property
     def _alone(self) -> bool:
         """Whether nothing of the mirror is left, or nothing in it changes."""
         return self.pending.emptied or self.pending.part.insert_only
 
-    @cached_property
-    def _live(self) -> tuple[Added, ...]:
-        return live_files(self.mirror.path, self.mirror.version)
+    @property
+    def _delta(self) -> DeltaVersion:
+        assert self.mirror.delta is not None
+        return self.mirror.delta
 
     def commit(self, effects: Sequence[Effect], seconds: float) -> Applied:
         """Commit what the units found, after ``seconds`` of work."""
@@ -190,9 +192,9 @@ class Work:
 
     def _overwritten(self, effects: Sequence[Effect]) -> int:
         reports = [effect.added for effect in effects if effect.added is not None]
-        mode: files.Mode = "overwrite" if self.pending.emptied else "append"
+        mode: Mode = "overwrite" if self.pending.emptied else "append"
         passed(FaultPoint.OVERWRITE_COMMITTING)
-        version = files.commit(self.mirror.path, reports, mode, self._position)
+        version = commit_files(self._delta, reports, mode, self._position)
         passed(FaultPoint.OVERWRITE_COMMITTED)
         return version
 
@@ -200,7 +202,7 @@ class Work:
         if counts == Counts():
             return self.mirror.version
         passed(FaultPoint.MERGE_COMMITTING)
-        version = merged(self.mirror, self._live, effects, self._position)
+        version = merged(self._delta, effects, self._position)
         passed(FaultPoint.MERGE_COMMITTED)
         return version
 
@@ -213,28 +215,28 @@ class Work:
         return Applied(self.table, self.mirror.version, start, set_aside=(start if lsn is None else lsn, reason))
 
 
-def merged(mirror: Mirror, live: Sequence[Added], effects: Sequence[Effect], position: Mapping[str, int]) -> int:
-    """Commit effects on the files ``live`` of the mirror as it was opened; its version then."""
-    assert mirror.delta is not None
+def merged(mirror: DeltaVersion, effects: Sequence[Effect], position: Mapping[str, int]) -> int:
+    """Commit effects on the files of this version of a mirror; the new one."""
     gone: dict[str, BitMap64] = {}
     for effect in effects:
         for path, positions in effect.gone.items():
             gone[path] = gone.get(path, BitMap64()) | positions
-    change = Change(live, [effect.added for effect in effects if effect.added is not None], gone)
-    return commit_change(mirror.delta, mirror.path, change, position, total(effects).metrics)
+    change = Change([effect.added for effect in effects if effect.added is not None], gone)
+    return commit_change(mirror, change, position, total(effects).metrics)
 
 
 def _compacted(spark: SparkSession, layout: Layout, identity: Identity, done: Sequence[Applied]) -> list[Applied]:
     """Make the small files of mirrors that gathered many one; what was applied, with the versions then."""
     versions = {result.table.name: result.version for result in done}
-    mirrors = [Mirror(layout, identity, result.table.name) for result in done if result.looked_at]
-    works = [(mirror, small_files(live_files(mirror.path, mirror.version))) for mirror in mirrors]
-    works = [(mirror, small) for mirror, small in works if small]
-    tables = {result.table.name: result.table for result in done}
-    targets = [mirror.target(tables[mirror.name], small) for mirror, small in works]
-    for (mirror, small), report in zip(works, run_tasks(spark, compact_file, targets), strict=True):
-        assert mirror.delta is not None
-        versions[mirror.name] = commit_compaction(mirror.delta, mirror.path, small, report)
+    works: list[tuple[TableName, DeltaVersion, tuple[Added, ...]]] = []
+    targets: list[Target] = []
+    for result in done:
+        mirror = Mirror(layout, identity, result.table.name)
+        if result.looked_at and mirror.delta is not None and (small := small_files(mirror.delta.files)):
+            works.append((mirror.name, mirror.delta, small))
+            targets.append(mirror.target(result.table, small))
+    for (name, delta, small), report in zip(works, run_tasks(spark, compact_file, targets), strict=True):
+        versions[name] = commit_compaction(delta, small, report)
         passed(FaultPoint.MIRROR_FILES_COMMITTED)
     return [replace(result, version=versions[result.table.name]) for result in done]
 
@@ -269,7 +271,7 @@ def total(effects: Sequence[Effect]) -> Counts:
     )
 
 
-def _linked(path: Path, folder: Path, file: FeedFile) -> files.FileReport:
+def _linked(path: Path, folder: Path, file: FeedFile) -> FileReport:
     """The feed's file under a name in the mirror's folder: the same bytes, where the file system can."""
     target = folder / f"part-{uuid.uuid4().hex}.parquet"
     try:
@@ -283,7 +285,7 @@ def _missing(table: Table, mirror: Mirror) -> list[tuple[str, object]]:
     """Columns that the mirror has to get, with their types."""
     if mirror.delta is None:
         return []
-    have = {field.name for field in mirror.delta.schema().fields}
+    have = {field.name for field in mirror.delta.schema.fields}
     return [(field.name, field.type) for field in MirrorSchema.of(table).arrow if field.name not in have]
 
 
@@ -296,7 +298,7 @@ def _unmirrorable(table: Table, mirror: Mirror) -> str | None:
     if reason is not None:
         return f"its mirror {reason}"
     names = [name for name, _ in _missing(table, mirror)]
-    mapped = mirror.delta.metadata().configuration.get("delta.columnMapping.mode") == "name"
+    mapped = mirror.delta.configuration.get("delta.columnMapping.mode") == "name"
     if names and needs_column_mapping(names) and not mapped:
         return f"column {names[0]!r} appeared, whose name the mirror can hold only after a new copy"
     return None

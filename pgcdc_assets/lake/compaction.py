@@ -13,8 +13,8 @@ from typing import Final
 import pyarrow as pa
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.lake.deltalog import Added
 from pgcdc_assets.lake.files import DataFile, FileReport
-from pgcdc_assets.lake.references import Added
 from pgcdc_assets.lake.targets import Target
 
 SMALL_BYTES: Final = 4 << 20

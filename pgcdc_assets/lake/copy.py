@@ -25,7 +25,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.lake.blocks import BlockReader
-from pgcdc_assets.lake.files import DataFile, FileReport, commit
+from pgcdc_assets.lake.deltacommit import commit_files
+from pgcdc_assets.lake.files import DataFile, FileReport
 from pgcdc_assets.lake.mirrors import (
     IDENTITY,
     SOURCE_TABLE,
@@ -236,7 +237,8 @@ class _Copier:
     def _commit(self, target: _Target, files: Sequence[FileReport]) -> int:
         mirror = Mirror(self._layout, self._identity, target.table.name)
         if not target.staged:
-            return commit(mirror.path, files, "overwrite", {mirror.snapshot_app_id: target.commit_lsn})
+            assert mirror.delta is not None
+            return commit_files(mirror.delta, files, "overwrite", {mirror.snapshot_app_id: target.commit_lsn})
         try:
             replace_mirror(self._session, mirror, MirrorSchema.of(target.table), target.folder, files,
                            Lsn(target.commit_lsn))  # fmt: skip

@@ -1,7 +1,7 @@
-"""Commits that take rows away from a mirror by deletion vectors: delta-rs cannot write these.
+"""Commits to the tables of the lake: delta-rs cannot write deletion vectors, and lists a log again and again.
 
 One JSON file in the table's log, as the protocol has it, made whole and then linked under its number: a
-number that another writer took is never taken twice.
+number that another writer took is never taken twice. Checkpoints are made by delta-rs.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
 
 from deltalake import DeltaTable
 from pyroaring import BitMap64
 
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.lake.files import FileReport, check_files, check_passed
-from pgcdc_assets.lake.references import Added
+from pgcdc_assets.lake.deltalog import LOG, Action, Added, DeltaVersion
+from pgcdc_assets.lake.files import FileReport, check_files
 from pgcdc_assets.lake.vectors import Descriptor, read_vector, write_vectors
 
 FEATURES: Final = frozenset({
@@ -31,80 +31,124 @@ FEATURES: Final = frozenset({
 })  # fmt: skip
 """Writer features that ask nothing more of these commits."""
 _TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
-CHECKPOINT_EVERY: Final = 10
-"""Commits, as Delta has it: what an apply reads of the log stays short."""
+_CHECKPOINT_EVERY: Final = 10
+"""Commits, where a table's property says nothing: Delta's default."""
+
+Mode = Literal["append", "overwrite"]
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a commit does to a table: files that come, and by file of ``live`` the rows that go."""
+    """What a commit does to a version of a table: files that come, and by file the rows that go."""
 
-    live: Sequence[Added]
-    """The table's files in the version that the change was made for."""
     added: Sequence[FileReport]
     gone: Mapping[str, BitMap64]
 
 
-def commit_change(table: DeltaTable, path: Path, change: Change, transactions: Mapping[str, int],
-                  metrics: Mapping[str, int]) -> int:  # fmt: skip
-    """Commit on top of the version that ``table`` was opened at; returns the new version.
+def commit_files(
+    table: DeltaVersion, files: Sequence[FileReport], mode: Mode, positions: Mapping[str, int],
+    replaced: Sequence[Added] = (),
+) -> int:  # fmt: skip
+    """Make the files part of the table, or its whole content, on top of this version; returns the new one.
 
-    ``transactions`` are as for :func:`pgcdc_assets.lake.files.commit`, and so is what is refused;
-    ``metrics`` go into the history. Nobody sees the change before it is whole.
+    Appended files may come in the place of others, ``replaced``. ``positions``: application id → version
+    of its transaction that the table has from then on. One that the table has passed already is refused
+    with LakeError, as is a file that is not what its report or the table says, and a commit that another
+    writer came before. Nobody sees the files before all is in.
     """
-    refuse_features(table, path, vectors=True)
-    check_passed(table, path, "append", dict(transactions))
-    check_files(path, change.added, table.schema())
-    now = int(time.time() * 1000)
-    return _commit(table, path, [
+    _check_passed(table, mode, positions)
+    return replace_files(table, table.files if mode == "overwrite" else replaced, files, positions)
+
+
+def replace_files(
+    table: DeltaVersion, gone: Sequence[Added], files: Sequence[FileReport], positions: Mapping[str, int],
+    *, changes: bool = True,
+) -> int:  # fmt: skip
+    """The same for any files that go and come, and positions that may go down.
+
+    Without ``changes`` the rows stay what they were: readers of changes are told of none.
+    """
+    refuse_features(table)
+    check_files(table.folder, files, table.schema)
+    now = _now()
+    metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(files)}
+    return _commit(table, [
+        {"commitInfo": _info(now, "WRITE" if changes else "OPTIMIZE", metrics)},
+        *_positioned(positions, now),
+        *({"remove": _remove(file, now, changes=changes)} for file in gone),
+        *({"add": _add(report, now, changes=changes)} for report in files),
+    ])  # fmt: skip
+
+
+def commit_change(table: DeltaVersion, change: Change, positions: Mapping[str, int], metrics: Mapping[str, int]) -> int:
+    """Commit rows that go and come on top of this version; returns the new one.
+
+    ``positions`` are as for :func:`commit_files`, and so is what is refused; ``metrics`` go into the history.
+    """
+    refuse_features(table, vectors=True)
+    _check_passed(table, "append", positions)
+    check_files(table.folder, change.added, table.schema)
+    now = _now()
+    return _commit(table, [
         {"commitInfo": _info(now, "MERGE", metrics)},
-        *({"txn": {"appId": app, "version": int(at), "lastUpdated": now}} for app, at in transactions.items()),
-        *_replaced(path, change, now),
+        *_positioned(positions, now),
+        *_replaced(table, change.gone, now),
         *({"add": _add(report, now)} for report in change.added),
     ])  # fmt: skip
 
 
-def commit_compaction(table: DeltaTable, path: Path, files: Sequence[Added], report: FileReport | None) -> int:
+def commit_compaction(table: DeltaVersion, files: Sequence[Added], report: FileReport | None) -> int:
     """Put one file (None: nothing is left) in the place of ``files``, whose rows it holds; returns the new version."""
-    refuse_features(table, path)
     reports = [report] if report is not None else []
     left = sum((file.rows or 0) - file.deleted for file in files)
     if sum(report.rows for report in reports) != left:
-        raise LakeError(f"{left} rows were to be written anew", thing=str(path))
-    check_files(path, reports, table.schema())
-    now = int(time.time() * 1000)
-    metrics = {"numRemovedFiles": len(files), "numAddedFiles": len(reports)}
-    return _commit(table, path, [
-        {"commitInfo": _info(now, "OPTIMIZE", metrics)},
-        *({"remove": _remove(file, now, changes=False)} for file in files),
-        *({"add": _add(report, now, changes=False)} for report in reports),
-    ])  # fmt: skip
+        raise LakeError(f"{left} rows were to be written anew", thing=str(table.folder))
+    return replace_files(table, files, reports, {}, changes=False)
 
 
-def _commit(table: DeltaTable, path: Path, actions: Sequence[dict[str, Any]]) -> int:
-    version = int(table.version()) + 1
-    _link(path / "_delta_log", version, "".join(json.dumps(action) + "\n" for action in actions))
-    if version % CHECKPOINT_EVERY == 0:
-        make_checkpoint(DeltaTable(path, version=version), path)
+def _commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
+    version = table.number + 1
+    _link(table.folder / LOG, version, "".join(json.dumps(action) + "\n" for action in actions))
+    if version % int(table.configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY)) == 0:
+        make_checkpoint(table.folder, version)
     return version
 
 
-def make_checkpoint(table: DeltaTable, path: Path) -> None:
-    """A checkpoint of the version that ``table`` is opened at."""
+def make_checkpoint(folder: Path, version: int) -> None:
+    """Make a checkpoint, and delete what the table's properties let go of its log then."""
+    table = DeltaTable(folder, version=version)
     table.create_checkpoint()
     # Hadoop keeps checksums of what Spark wrote, and would find these wrong.
-    for name in ("_last_checkpoint", f"{table.version():020}.checkpoint.parquet"):
-        (path / "_delta_log" / f".{name}.crc").unlink(missing_ok=True)
+    for name in ("_last_checkpoint", f"{version:020}.checkpoint.parquet"):
+        (folder / LOG / f".{name}.crc").unlink(missing_ok=True)
+    table.cleanup_metadata()
 
 
-def _replaced(path: Path, change: Change, now: int) -> list[dict[str, Any]]:
+def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int]) -> None:
+    """A table's positions never go down; an overwrite may repeat one."""
+    for app_id, version in positions.items():
+        stands = table.positions.get(app_id)
+        if stands is not None and (stands > version or (stands == version and mode == "append")):
+            raise LakeError(f"stands at {stands} of {app_id}, not below {version}", thing=str(table.folder))
+
+
+def _positioned(positions: Mapping[str, int], now: int) -> list[Action]:
+    return [{"txn": {"appId": app, "version": int(at), "lastUpdated": now}} for app, at in positions.items()]
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def _replaced(table: DeltaVersion, gone: Mapping[str, BitMap64], now: int) -> list[Action]:
     """Each file that loses rows goes, and comes again with a larger vector, unless nothing of it is left."""
-    changed = [(file, _larger(path, file, change.gone[file.path])) for file in change.live if file.path in change.gone]
-    if len(changed) != len(change.gone):
+    path = table.folder
+    changed = [(file, _larger(path, file, gone[file.path])) for file in table.files if file.path in gone]
+    if len(changed) != len(gone):
         raise LakeError("rows of a file go that is none of the table's", thing=str(path))
     left = [(file, vector) for file, vector in changed if file.rows is None or len(vector) < file.rows]
     descriptors = write_vectors(path, [vector for _, vector in left]) if left else []
-    actions: list[dict[str, Any]] = [{"remove": _remove(file, now)} for file, _ in changed]
+    actions: list[Action] = [{"remove": _remove(file, now)} for file, _ in changed]
     for (file, _), descriptor in zip(left, descriptors, strict=True):
         actions.append({"add": _with_vector(file, descriptor)})
     return actions
@@ -118,7 +162,7 @@ def _larger(path: Path, file: Added, gone: BitMap64) -> BitMap64:
     return before | gone
 
 
-def _remove(file: Added, now: int, *, changes: bool = True) -> dict[str, Any]:
+def _remove(file: Added, now: int, *, changes: bool = True) -> Action:
     vector = file.action.get("deletionVector")
     told = {name: file.action.get(name) for name in ("path", "partitionValues", "size", "tags")}
     return {
@@ -130,7 +174,7 @@ def _remove(file: Added, now: int, *, changes: bool = True) -> dict[str, Any]:
     }
 
 
-def _with_vector(file: Added, vector: Descriptor) -> dict[str, Any]:
+def _with_vector(file: Added, vector: Descriptor) -> Action:
     kept = {name: value for name, value in file.action.items() if value is not None}
     stats = loosened(file.action.get("stats") or "{}")
     return {**kept, "dataChange": True, "stats": stats, "deletionVector": vector}
@@ -148,35 +192,35 @@ def loosened(stats: str) -> str:
     return f'{body}{"" if body.strip() == "{" else ","}"tightBounds":false}}'
 
 
-def _add(report: FileReport, now: int, *, changes: bool = True) -> dict[str, Any]:
+def _add(report: FileReport, now: int, *, changes: bool = True) -> Action:
     return {
         "path": report.path, "partitionValues": {}, "size": report.size, "modificationTime": now,
         "dataChange": changes, "stats": report.stats,
     }  # fmt: skip
 
 
-def _info(now: int, operation: str, metrics: Mapping[str, int]) -> dict[str, Any]:
+def _info(now: int, operation: str, metrics: Mapping[str, int]) -> Action:
     return {
         "timestamp": now, "operation": operation, "operationParameters": {}, "isBlindAppend": False,
         "operationMetrics": {name: str(value) for name, value in metrics.items()}, "engineInfo": "pgcdc_assets",
     }  # fmt: skip
 
 
-def refuse_features(table: DeltaTable, path: Path, *, vectors: bool = False) -> None:
+def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
     """LakeError where a commit of ours cannot be one that the table's protocol asks for."""
     reason = unfit(table, vectors=vectors)
     if reason is not None:
-        raise LakeError(reason, thing=f"mirror {path}", do="drop the feature (ALTER TABLE ... DROP FEATURE), "
-                        "or copy the table anew")  # fmt: skip
+        raise LakeError(reason, thing=f"Delta table {table.folder}",
+                        do="drop the feature (ALTER TABLE ... DROP FEATURE), "
+                           "or move it away and copy the table anew")  # fmt: skip
 
 
-def unfit(table: DeltaTable, *, vectors: bool = True) -> str | None:
+def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
     """Why changes cannot be applied to the table, in words: what its features ask for, or do not allow."""
-    features = set(table.protocol().writer_features or ())
-    odd = sorted(features - FEATURES)
+    odd = sorted(table.features - FEATURES)
     if odd:
         return f"has a feature that changes cannot be applied to: {', '.join(odd)}"
-    return "has no deletion vectors any more" if vectors and "deletionVectors" not in features else None
+    return "has no deletion vectors any more" if vectors and "deletionVectors" not in table.features else None
 
 
 def _link(log: Path, version: int, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Data files that tasks write themselves, and the one commit that makes them part of a table.
+"""Data files that tasks write themselves, for the one commit that makes them part of a table.
 
 A file is invisible until its commit, and carries a uuid, so that a repeated task leaves an orphan and
 never rows twice. Delta checks nothing about the files that it is given: a missing one is counted, one
@@ -8,7 +8,6 @@ of other types is read as NULL. So the committer looks at each.
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +15,12 @@ from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import Schema
 
 from pgcdc_assets.errors import LakeError
 
@@ -43,8 +40,6 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 DICTIONARY_SAMPLE: Final = 1000
 """Rows looked at to tell columns with few values. A dictionary of many costs a third of all the writing."""
 DICTIONARY_SHARE: Final = 8
-
-Mode = Literal["append", "overwrite"]
 
 
 @dataclass(frozen=True)
@@ -169,45 +164,6 @@ def _stated(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.replace(tzinfo=None).isoformat(timespec="microseconds") + ("Z" if value.tzinfo else "")
     return value.isoformat() if isinstance(value, date) else value
-
-
-def commit(
-    path: Path, files: Sequence[FileReport], mode: Mode, transactions: dict[str, int],
-    metadata: dict[str, Any] | None = None,
-) -> int:  # fmt: skip
-    """Make the files part of the table at ``path`` (or its whole content) in one commit; returns its version.
-
-    ``transactions``: application id → version that the table has from then on. delta-rs compares none:
-    one that the table has passed already is refused here with LakeError, as is a file that is not what
-    its report or the table says, and a commit that another writer came before.
-    """
-    table = DeltaTable(path)
-    check_passed(table, path, mode, transactions)
-    check_files(path, files, table.schema())
-    now = int(time.time() * 1000)
-    adds: list[AddAction | RemoveAction] = [
-        AddAction(file.path, file.size, {}, now, True, file.stats) for file in files
-    ]
-    properties = CommitProperties(
-        custom_metadata=metadata,
-        max_commit_retries=0,
-        app_transactions=[Transaction(app_id, int(version)) for app_id, version in transactions.items()],
-    )
-    try:
-        table.create_write_transaction(adds, mode, table.schema(), commit_properties=properties)
-    except CommitFailedError:
-        raise LakeError("another writer committed at the same time", thing=str(path),
-                        do="let one process write to the lake") from None  # fmt: skip
-    table.update_incremental()
-    return int(table.version())
-
-
-def check_passed(table: DeltaTable, path: Path, mode: Mode, transactions: dict[str, int]) -> None:
-    """A table's positions never go down; an overwrite may repeat one."""
-    for app_id, version in transactions.items():
-        stands = table.transaction_version(app_id)
-        if stands is not None and (stands > version or (stands == version and mode == "append")):
-            raise LakeError(f"stands at {stands} of {app_id}, not below {version}", thing=str(path))
 
 
 def check_files(path: Path, files: Sequence[FileReport], schema: Schema) -> None:

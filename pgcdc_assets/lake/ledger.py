@@ -1,12 +1,12 @@
 """A small Delta table that only grows, in the order of its rows' times: states and consistent points.
 
-Written by delta-rs alone, under the lake's lock, a commit of milliseconds per row; read file by file,
-newest first, so that asking for the last row costs the same however long the table is.
+Written under the lake's lock, a commit of milliseconds per row; read file by file, newest first, so that
+asking for the last row costs the same however long the table is.
 """
 
 from __future__ import annotations
 
-import time
+import json
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
 
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.lake.files import DataFile, FileReport, commit
+from pgcdc_assets.lake.deltacommit import commit_compaction, commit_files
+from pgcdc_assets.lake.deltalog import Added, DeltaLog, DeltaVersion
+from pgcdc_assets.lake.files import DataFile, FileReport
 
 AT: Final = pa.field("at", pa.timestamp("us", "UTC"))
 """When the row was written; strictly rising, whatever the clock does: the order of the rows."""
@@ -32,7 +32,9 @@ SMALL_ROWS: Final = 1000
 
 _PROPERTIES: dict[str, str | None] = {
     # A commit a turn makes tens of thousands of files a day; nobody asks for an older version.
-    "delta.logRetentionDuration": "interval 1 days",
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 1 hours",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
 
 
@@ -42,13 +44,13 @@ class Ledger:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
         self._schema = schema
-        self._table: DeltaTable | None = None
+        self._log = DeltaLog(path)
         self._read: dict[str, pa.Table] = {}
 
     def newest_first(self) -> Iterator[pa.Table]:
         """The rows by file: within one in order, and no later file has a newer row."""
-        for name, _ in self._files():
-            yield self._rows(name)
+        for file in self._files():
+            yield self._rows(file.path)
 
     def rows(self) -> pa.Table:
         """All rows, oldest first."""
@@ -56,63 +58,55 @@ class Ledger:
 
     def version(self) -> int:
         """-1 before the first row. Looks at the folder, not at what was read before."""
-        table = self._opened()
-        return -1 if table is None else int(table.version())
+        table = self._log.newest()
+        return -1 if table is None else table.number
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Add rows, without their ``at``, in one commit."""
-        if not DeltaTable.is_deltatable(str(self.path)):
+        if self._log.newest() is None:
             DeltaTable.create(self.path, self._schema, mode="ignore", configuration=_PROPERTIES)
         at = self._now()
         stamped = [{**row, AT.name: at + timedelta(microseconds=place)} for place, row in enumerate(rows)]
         report = self._write(pa.Table.from_pylist(stamped, schema=self._schema))
-        commit(self.path, [report], "append", {})
+        commit_files(self._table, [report], "append", {})
         if len(self._files()) > MOST_FILES:
             self._merge()
 
     def keep(self, ats: Collection[datetime]) -> int:
         """Remove the rows but those of these times, in one commit; how many went."""
         wanted = pa.array(list(ats), AT.type)
-        now = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = []
-        gone = 0
-        for name, _ in self._files():
-            rows = self._rows(name)
+        gone: list[Added] = []
+        left: list[FileReport] = []
+        count = 0
+        for file in self._files():
+            rows = self._rows(file.path)
             kept = rows.filter(pc.is_in(rows[AT.name], value_set=wanted))
             if len(kept) == len(rows):
                 continue
-            gone += len(rows) - len(kept)
-            actions.append(RemoveAction(name, True, now))
+            count += len(rows) - len(kept)
+            gone.append(file)
             if len(kept):
-                report = self._write(kept)
-                actions.append(AddAction(report.path, report.size, {}, now, True, report.stats))
-        if actions:
-            self._commit(actions)
-        return gone
+                left.append(self._write(kept))
+        if gone:
+            commit_files(self._table, left, "append", {}, gone)
+        return count
 
     def _now(self) -> datetime:
         last = next((rows[AT.name][-1].as_py() for rows in self.newest_first()), None)
         now = datetime.now(UTC)
         return now if last is None else max(now, last + timedelta(microseconds=1))
 
-    def _opened(self) -> DeltaTable | None:
-        if self._table is not None:
-            self._table.update_incremental()
-            return self._table
-        try:
-            self._table = DeltaTable(self.path)
-        except TableNotFoundError:
-            return None
-        return self._table
+    @property
+    def _table(self) -> DeltaVersion:
+        table = self._log.newest()
+        assert table is not None
+        return table
 
-    def _files(self) -> list[tuple[str, int]]:
-        """Name and number of rows of each live file, the newest first."""
-        table = self._opened()
-        if table is None:
-            return []
-        actions = pa.table(table.get_add_actions(flatten=True)).sort_by([(f"max.{AT.name}", "descending")])
-        files = list(zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True))
-        live = {name for name, _ in files}
+    def _files(self) -> list[Added]:
+        """The live files, that of the newest rows first."""
+        table = self._log.newest()
+        files = sorted(table.files, key=_last, reverse=True) if table is not None else []
+        live = {file.path for file in files}
         self._read = {name: rows for name, rows in self._read.items() if name in live}
         return files
 
@@ -134,17 +128,11 @@ class Ledger:
 
     def _merge(self) -> None:
         """Small files into one, in a commit that changes no data."""
-        small = [name for name, count in self._files() if count < SMALL_ROWS]
-        report = self._write(pa.concat_tables([self._rows(name) for name in reversed(small)]))
-        now = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = [AddAction(report.path, report.size, {}, now, False, report.stats)]
-        actions += [RemoveAction(name, False, now) for name in small]
-        self._commit(actions)
+        small = [file for file in self._files() if (file.rows or 0) < SMALL_ROWS]
+        report = self._write(pa.concat_tables([self._rows(file.path) for file in reversed(small)]))
+        commit_compaction(self._table, small, report)
 
-    def _commit(self, actions: list[AddAction | RemoveAction]) -> None:
-        table = self._opened()
-        assert table is not None
-        try:
-            table.create_write_transaction(actions, "append", table.schema())
-        except CommitFailedError:
-            raise LakeError("another writer committed at the same time", thing=str(self.path)) from None
+
+def _last(file: Added) -> str:
+    """When the newest row of a file was written. Such texts sort as the times do."""
+    return str(json.loads(file.action["stats"])["maxValues"][AT.name])

@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
-from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import IdentityMismatch, LakeError
+from pgcdc_assets.lake.deltalog import LOG, Added, DeltaLog, DeltaVersion, open_delta
 from pgcdc_assets.lake.feed import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, REFUSED, ROW, feed_name
 from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.lake.references import Added
 from pgcdc_assets.lake.rows import RAW_TYPE
 from pgcdc_assets.lake.targets import Target
 from pgcdc_assets.protocol.types import arrow_type
@@ -35,9 +33,11 @@ SOURCE_TABLE: Final = "pgcdc.table"
 
 PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
-    # Readers of an older consistent point have these times; Delta's defaults, but ours to promise.
+    # What readers of an older consistent point need is kept by `pgcdc maintain`, by versions and not by time. The
+    # log's time has to be longer than that of any point. That of deleted files has not: each checkpoint names them all.
     "delta.logRetentionDuration": "interval 30 days",
-    "delta.deletedFileRetentionDuration": "interval 7 days",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+    "delta.checkpointInterval": "50",
     "delta.autoOptimize.autoCompact": "false",
     "delta.autoOptimize.optimizeWrite": "false",
 }
@@ -149,9 +149,9 @@ def create_mirror(session: SparkSession, path: Path, schema: MirrorSchema, prope
     if schema.mapped:
         told["delta.columnMapping.mode"] = "name"
     stated = ", ".join(f"{sql_text(key)} = {sql_text(value)}" for key, value in told.items())
-    if (path / "_delta_log").is_dir() and not DeltaTable.is_deltatable(str(path)):
+    if (path / LOG).is_dir() and open_delta(path) is None:
         # A run died between the folder and the first commit; Spark would take it for a table.
-        shutil.rmtree(path / "_delta_log")
+        shutil.rmtree(path / LOG)
     session.sql(f"CREATE TABLE {sql_path(path)} ({schema.ddl}) USING delta TBLPROPERTIES ({stated})").collect()
 
 
@@ -165,12 +165,12 @@ class Mirror:
         self.identity = identity
 
     @cached_property
-    def delta(self) -> DeltaTable | None:
+    def delta(self) -> DeltaVersion | None:
         """None where there is none. IdentityMismatch where another stream, or somebody else, owns the table."""
-        if not DeltaTable.is_deltatable(str(self.path)):
+        table = open_delta(self.path)
+        if table is None:
             return None
-        table = DeltaTable(self.path)
-        owner = table.metadata().configuration.get(IDENTITY)
+        owner = table.configuration.get(IDENTITY)
         if owner != self.identity.app_id():
             raise IdentityMismatch(
                 f"belongs to {owner or 'nobody that we know'}, not to {self.identity.app_id()}",
@@ -190,7 +190,7 @@ class Mirror:
     @property
     def version(self) -> int:
         """-1 where there is none."""
-        return -1 if self.delta is None else int(self.delta.version())
+        return -1 if self.delta is None else self.delta.number
 
     @property
     def snapshot_app_id(self) -> str:
@@ -227,27 +227,27 @@ class Mirror:
         if version >= self.version:
             return version == self.version
         try:
-            older = DeltaTable(self.path, version=version)
-        except DeltaError:
+            older = DeltaLog(self.path).at(version)
+        except LakeError:
             return False
-        return older.transaction_version(self.snapshot_app_id) == self.snapshot_lsn
+        return older.positions.get(self.snapshot_app_id) == self.snapshot_lsn
 
     def _position(self, app_id: str) -> Lsn | None:
-        found = None if self.delta is None else self.delta.transaction_version(app_id)
+        found = None if self.delta is None else self.delta.positions.get(app_id)
         return None if found is None else Lsn(found)
 
     def holds(self, schema: MirrorSchema) -> bool:
         """Whether the mirror has exactly these columns."""
         if self.delta is None:
             return False
-        found = [(field.name, str(field.type)) for field in self.delta.schema().fields]
+        found = [(field.name, str(field.type)) for field in self.delta.schema.fields]
         return found == [(field.name, str(field.type)) for field in DeltaSchema.from_arrow(schema.arrow).fields]
 
     def physical(self, schema: MirrorSchema) -> pa.Schema:
         """The columns as data files name them: mapped tables have names, and ids, of their own."""
         if self.delta is None:
             raise LakeError("does not exist", thing=f"mirror {self.name}")
-        fields = {field.name: field.metadata for field in self.delta.schema().fields}
+        fields = {field.name: field.metadata for field in self.delta.schema.fields}
         missing = [field.name for field in schema.arrow if field.name not in fields]
         if missing:
             raise LakeError(
@@ -261,7 +261,7 @@ class Mirror:
         values = {column.name: feed_name(column.name) for column in table.columns}
         assert self.delta is not None
         # A run may have widened the mirror and died: rows of before have no value in the columns that came.
-        held = pa.schema(self.delta.schema().to_arrow())
+        held = pa.schema(self.delta.schema.to_arrow())
         more = [field for field in held if field.name not in schema.arrow.names]
         whole = MirrorSchema(pa.schema([*schema.arrow, *more]))
         names = tuple(values.get(name, name) for name in whole.arrow.names)

@@ -18,14 +18,13 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import NotRepairable
-from pgcdc_assets.lake import files
 from pgcdc_assets.lake.apply import Applied, Counts, collapsed, merged, total
 from pgcdc_assets.lake.changes import Followed, transform
 from pgcdc_assets.lake.collapsing import Collapsing, Effect
+from pgcdc_assets.lake.deltacommit import commit_files
 from pgcdc_assets.lake.merging import LACKS
 from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.lake.pending import Pending
-from pgcdc_assets.lake.references import live_files
 from pgcdc_assets.log.table import ChangeLog
 
 
@@ -65,8 +64,9 @@ def _repaired(spark: SparkSession, pending: Pending, mirror: Mirror, touched: Ls
         raise NotRepairable(what, thing=str(table.name), lsn=touched.start, do=_again(table))
     # A row that a truncated leaf got later may be any: all keys are derived.
     wanted = None if pending.leaves else touched
-    live = () if pending.emptied else live_files(mirror.path, mirror.version)
-    units = pending.units(mirror.target(table, live))
+    delta = mirror.delta
+    assert delta is not None
+    units = pending.units(mirror.target(table, () if pending.emptied else delta.files))
     if not pending.emptied:
         units = [replace(unit, repair=True, touched=wanted) for unit in units]
     effects = _effects(spark, units, table, touched)
@@ -75,9 +75,9 @@ def _repaired(spark: SparkSession, pending: Pending, mirror: Mirror, touched: Ls
     passed(FaultPoint.REPAIR_COMMITTING)
     if pending.emptied:
         reports = [effect.added for effect in effects if effect.added is not None]
-        files.commit(mirror.path, reports, "overwrite", {})
+        commit_files(delta, reports, "overwrite", {})
     elif counts != Counts():
-        merged(mirror, live, effects, {})
+        merged(delta, effects, {})
     passed(FaultPoint.REPAIR_COMMITTED)
     return counts
 

@@ -6,6 +6,7 @@ Mirrors are optimized and vacuumed by Spark alone; whether there is anything to 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,14 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.deltacommit import make_checkpoint
+from pgcdc_assets.lake.deltalog import LOG, Added, DeltaLog, checkpoint_upto
 from pgcdc_assets.lake.mirrors import Mirror, sql_path
-from pgcdc_assets.lake.references import Added, References, references
+from pgcdc_assets.lake.references import References, references
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +37,9 @@ FEWEST_DELETED: Final = 100_000
 """unless they are few."""
 QUIET: Final = timedelta(days=10)
 """A third of the time that Delta keeps its log: see :func:`keep_readable`."""
+
+_VERSIONED: Final = re.compile(r"\.?(\d{20})\.")
+"""What is in a log by version: commits, checkpoints, and the checksums that Spark keeps beside them."""
 
 _OPTIMIZE_SETTINGS: Final = {
     "spark.databricks.delta.optimize.maxFileSize": str(FILE_BYTES),
@@ -83,14 +86,14 @@ def stands_as(mirror: Mirror, version: int) -> bool:
     if version >= mirror.version:
         return version == mirror.version
     try:
-        older = DeltaTable(mirror.path, version=version)
-    except DeltaError:
+        older = DeltaLog(mirror.path).at(version)
+    except LakeError:
         return False
-    if older.transaction_version(mirror.snapshot_app_id) != mirror.snapshot_lsn or mirror.generation_app_id is None:
+    if older.positions.get(mirror.snapshot_app_id) != mirror.snapshot_lsn or mirror.generation_app_id is None:
         return False
     assert mirror.delta is not None
     app_id = mirror.generation_app_id
-    return older.transaction_version(app_id) == mirror.delta.transaction_version(app_id)
+    return older.positions.get(app_id) == mirror.delta.positions.get(app_id)
 
 
 def of_mirror(mirror: Mirror, oldest: int | None = None) -> References:
@@ -131,24 +134,28 @@ def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
     A version that stood for longer would be gone with the first changes after it, though the points of
     the last days name it. A young checkpoint of it stays.
     """
-    assert mirror.delta is not None
-    log = mirror.path / "_delta_log"
+    log = mirror.path / LOG
     before = time.time() - quiet.total_seconds()
     files = list(log.glob(f"{mirror.version:020}.*json")) + list(log.glob(f"{mirror.version:020}.checkpoint*.parquet"))
     if any(file.stat().st_mtime > before for file in files):
         return False
-    make_checkpoint(mirror.delta, mirror.path)
+    make_checkpoint(mirror.path, mirror.version)
     return True
 
 
-def forget_log(mirror: Mirror) -> None:
-    """Delete the commits and checkpoints older than ``delta.logRetentionDuration`` that no younger version needs.
+def forget_log(mirror: Mirror, oldest: int) -> int:
+    """Delete the commits and checkpoints that no version from ``oldest`` on needs; how many.
 
-    Spark does it at its checkpoints, delta-rs never by itself.
+    Delta's own rule goes by age alone, 30 days: a mirror under steady change has a million commits by then.
     """
-    delta = mirror.again().delta
-    assert delta is not None
-    delta.cleanup_metadata()
+    begin, _ = checkpoint_upto(mirror.path / LOG, oldest)
+    old = [
+        path for path in sorted((mirror.path / LOG).iterdir())
+        if (match := _VERSIONED.match(path.name)) is not None and int(match[1]) < begin
+    ]  # fmt: skip
+    for path in old:
+        path.unlink(missing_ok=True)
+    return len(old)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ https://github.com/delta-io/delta/blob/master/PROTOCOL.md#deletion-vector-format
 
 from __future__ import annotations
 
+import base64
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ _VERSION: Final = b"\x01"
 _MAGIC: Final = (1681511377).to_bytes(4, "little")
 """Says that what follows is Roaring's portable form for 64 bits."""
 _Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_B85: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+"""The same code, but for its letters."""
 _UUID_CHARACTERS: Final = 20
 
 Descriptor = dict[str, Any]
@@ -88,18 +91,9 @@ def _stored(folder: Path, vector: Descriptor) -> bytes:
 
 def z85_decoded(text: str) -> bytes:
     """ZeroMQ's RFC 32: five characters for four bytes."""
-    words = (text[at : at + 5] for at in range(0, len(text), 5))
-    return b"".join(_word(word).to_bytes(4, "big") for word in words)
+    return base64.b85decode(text.translate(str.maketrans(_Z85, _B85)))
 
 
 def z85_encoded(data: bytes) -> str:
     """The other way; ``data`` is a multiple of four bytes long."""
-    words = (int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data), 4))
-    return "".join(_Z85[word // 85**power % 85] for word in words for power in (4, 3, 2, 1, 0))
-
-
-def _word(word: str) -> int:
-    value = 0
-    for character in word:
-        value = value * 85 + _Z85.index(character)
-    return value
+    return base64.b85encode(data).decode().translate(str.maketrans(_B85, _Z85))

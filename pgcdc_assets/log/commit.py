@@ -32,8 +32,10 @@ _PROPERTIES = {
     "delta.appendOnly": "true",
     "delta.dataSkippingStatsColumns": "batch_end,relation_id,commit_lsn,kind",
     "delta.autoOptimize.autoCompact": "false",
-    # One commit a second makes 86,400 files a day; nothing that we need lives in commits alone.
-    "delta.logRetentionDuration": "interval 1 days",
+    # One commit a second makes 86,400 files a day, and each commit lists them; nothing that we need lives in
+    # commits alone.
+    "delta.logRetentionDuration": "interval 1 hours",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
 
 

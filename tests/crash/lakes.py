@@ -122,8 +122,11 @@ class LakeRig:
         self.journal = Journal.keep(self.conn, *TABLES)
         self.writers = Writers(self.database.conninfo, work(self.chance), self.chance, threads=2, most_pause=0.12)
 
-    def connected_again(self) -> None:
+    def close(self) -> None:
         self.conn.close()
+
+    def connected_again(self) -> None:
+        self.close()
         self.conn = self.journal.conn = self.database.connect()
 
     def moved(self) -> tuple[int, ...]:

@@ -11,13 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import LiteralString
 
 import dagster as dg
 import psutil
+import psycopg
 import pytest
 
 from pgcdc_assets.core import faultpoints
@@ -191,12 +193,21 @@ class ByProcess(LakeRig):
 
     def _nudge(self, case: Case) -> None:
         """Something for every way into a mirror, whatever the writers drew."""
-        self.conn.execute("INSERT INTO entry (note) VALUES ('nudge'); UPDATE u SET v = v + 1 WHERE a > 30")
-        self.conn.execute("BEGIN; TRUNCATE wiped; INSERT INTO wiped VALUES (1, 'nudge'); COMMIT")
+        self._done("INSERT INTO entry (note) VALUES ('nudge'); UPDATE u SET v = v + 1 WHERE a > 30")
+        self._done("BEGIN; TRUNCATE wiped; INSERT INTO wiped VALUES (1, 'nudge'); COMMIT")
         if case.point is FaultPoint.MIRROR_WIDENED:
             self.columns += 1
             self.conn.execute(f"ALTER TABLE wide ADD COLUMN c{self.columns} int".encode())
             self.conn.execute(f"INSERT INTO wide (id, c{self.columns}) VALUES ({self.columns}, 1)".encode())
+
+    def _done(self, statements: LiteralString) -> None:
+        """Again where it and a writer waited for each other, and the server chose it to fail."""
+        while True:
+            try:
+                self.conn.execute(statements)
+                return
+            except psycopg.errors.DeadlockDetected:
+                self.conn.execute("ROLLBACK")
 
     def _reach(self, pid: int, case: Case) -> bool:
         process, point = psutil.Process(pid), case.point
@@ -238,11 +249,10 @@ def test_a_killed_command_loses_nothing(
 ) -> None:  # fmt: skip
     """Each case once in the long set; one of them otherwise."""
     chosen = CASES if request.config.getoption("--run-long") else (chance.choice(CASES[1:]),)
-    with fresh_database(crash_server) as database, Proxy(crash_server.socket_folder) as proxy:
-        rig = ByProcess(
-            crash_server, faults, proxy, chance, tally, database, tmp_path / "lake", f"s_{database.name}",
-            folder=tmp_path,
-        )  # fmt: skip
+    with fresh_database(crash_server) as database, Proxy(crash_server.socket_folder) as proxy, closing(
+        ByProcess(crash_server, faults, proxy, chance, tally, database, tmp_path / "lake", f"s_{database.name}",
+                  folder=tmp_path)
+    ) as rig:  # fmt: skip
         with rig.writers.writing():
             for case in chosen:
                 rig.prepare(case)
@@ -251,4 +261,3 @@ def test_a_killed_command_loses_nothing(
         rig.assert_all_there()
         rig.assert_recorded()
         assert not rig.unmet
-        rig.conn.close()

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,11 +202,10 @@ def test_every_published_boundary_is_the_source(
         folder = tmp_path / f"project{left}"
         folder.mkdir()
         monkeypatch.chdir(folder)
-        with fresh_database(crash_server) as database, Proxy(crash_server.socket_folder) as proxy:
-            rig = InProcess(
-                crash_server, faults, proxy, chance, tally, database, folder / "lake", f"s_{database.name}",
-                spark=watched_spark,
-            )  # fmt: skip
+        with fresh_database(crash_server) as database, Proxy(crash_server.socket_folder) as proxy, closing(
+            InProcess(crash_server, faults, proxy, chance, tally, database, folder / "lake", f"s_{database.name}",
+                      spark=watched_spark)
+        ) as rig:  # fmt: skip
             monkeypatch.setattr(faultpoints, "_stop", rig.stop)
             left -= _round(rig, min(left, ROUND))
 
@@ -220,5 +219,4 @@ def _round(rig: InProcess, cycles: int) -> int:
             counted += rig.cycle()
     rig.sync()
     rig.assert_all_there()
-    rig.conn.close()
     return counted

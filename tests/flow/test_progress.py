@@ -14,9 +14,9 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.flow.progress import Progress
-from pgcdc_assets.lake.files import commit
 from pgcdc_assets.lake.mirrors import IDENTITY
 from pgcdc_assets.lake.states import TableStates
+from tests.delta import commit
 
 
 def _table(oid: int, name: str) -> Table:

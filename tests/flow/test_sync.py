@@ -29,6 +29,7 @@ from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake import feedtable
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.lake.states import TableStates
 from pgcdc_assets.settings import CATALOG_FILE, Settings
@@ -121,7 +122,9 @@ def test_copy_then_changes_then_nothing(rig: Rig) -> None:
     assert (DeltaTable(rig.lake / "public/t").version(), len(ConsistentPoints(rig.settings.layout).all())) == before
 
 
-def test_ranges_are_contiguous_and_cover_every_run(rig: Rig) -> None:
+def test_ranges_are_contiguous_and_cover_every_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As each is closed, the small files of the feeds that changed become one."""
+    monkeypatch.setattr(feedtable, "FEWEST_MERGED", 2)
     rig.setup()
     rig.sync()
     for n in range(3):
@@ -130,6 +133,8 @@ def test_ranges_are_contiguous_and_cover_every_run(rig: Rig) -> None:
     spans = [report.span for report in rig.observer.ranges]
     assert len(spans) == 3
     assert all(left.end == right.start for left, right in pairwise(spans))
+    assert len(DeltaTable(rig.settings.layout.changes(T)).file_uris()) == 1
+    rig.assert_equal()
 
 
 def test_until_in_the_past_and_in_a_transaction(rig: Rig) -> None:

@@ -35,10 +35,11 @@ def damage(
             f"NOT EXISTS (SELECT 1 FROM {place} AS n WHERE {same})"
             for place in (f"{table} VERSION AS OF {versions[1]}", table)
         ]
-        statement = (
-            f"INSERT INTO {table} SELECT * FROM {table} VERSION AS OF {versions[0]} AS o"
-            f" WHERE o.{_RAW} IS NULL AND {' AND '.join(gone)}"
-        )
+        before = f"{table} VERSION AS OF {versions[0]} AS o WHERE o.{_RAW} IS NULL AND {' AND '.join(gone)}"
+        # An INSERT does not tell how many rows it made.
+        count = spark.sql(f"SELECT count(*) FROM {before}").collect()[0][0]
+        spark.sql(f"INSERT INTO {table} SELECT o.* FROM {before}").collect()
+        return kind if count else None
     (counts,) = spark.sql(statement).collect()
     return kind if counts[0] else None
 

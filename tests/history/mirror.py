@@ -22,7 +22,7 @@ from pgcdc_assets.lake.collapsing import Effect, collapse_units
 from pgcdc_assets.lake.feed import FeedPart
 from pgcdc_assets.lake.mirrors import IDENTITY, Mirror, MirrorSchema
 from pgcdc_assets.lake.pending import Pending
-from pgcdc_assets.lake.references import live_files
+from tests.delta import commit, live_files, opened
 from tests.oracle import Rows, mirror_rows
 
 _FEATURES = ["deletionVectors", "columnMapping", "timestampNtz"]
@@ -40,9 +40,7 @@ class PlainMirror:
 
     def __post_init__(self) -> None:
         make(self.mirror, MirrorSchema.of(self.table), {IDENTITY: self.identity.app_id()})
-        self.versions[self.start] = files.commit(
-            self.mirror.path, [], "overwrite", {self.mirror.snapshot_app_id: self.start}
-        )
+        self.versions[self.start] = commit(self.mirror.path, [], "overwrite", {self.mirror.snapshot_app_id: self.start})
 
     @property
     def mirror(self) -> Mirror:
@@ -68,21 +66,20 @@ class PlainMirror:
         pending = Pending.of(self.layout, part, LsnRange(touched.start, at))
         if pending is None:
             return
-        live = () if pending.emptied else live_files(mirror.path, mirror.version)
-        units = pending.units(mirror.target(self.table, live))
+        units = pending.units(mirror.target(self.table, () if pending.emptied else live_files(mirror.path)))
         if not pending.emptied:
             units = [replace(unit, repair=True, touched=None if pending.leaves else touched) for unit in units]
         effects = collapse_units(units)
         assert [effect.mismatch for effect in effects if effect.mismatch is not None] == []
         if pending.emptied:
             reports = [effect.added for effect in effects if effect.added is not None]
-            files.commit(mirror.path, reports, "overwrite", {})
+            commit(mirror.path, reports, "overwrite", {})
         else:
-            merged(mirror, live, effects, {})
+            merged(opened(mirror.path), effects, {})
 
     def damage(self, touched: LsnRange) -> None:
         """Lose the rows that the range changed, and have those back that were there before it and no more."""
-        mirror, kept = self.mirror, self._keys(None)
+        mirror, kept = self.mirror, self._keys(None) | self._keys(self.versions[touched.end])
         old = self._at(self.versions[touched.start])
         back = [place for place, key in enumerate(self._key_texts(old)) if key not in kept]
         target = mirror.target(self.table)
@@ -91,7 +88,7 @@ class PlainMirror:
             file.write([pa.array([values[place] for place in back], field.type)
                         for values, field in zip(columns, target.schema, strict=True)])  # fmt: skip
             added = file.finish()
-        live = live_files(mirror.path, mirror.version)
+        live = live_files(mirror.path)
         gone: dict[str, BitMap64] = {}
         for group in replace(target, files=live).groups({}):
             lsn = group.read(["_pgcdc_commit_lsn"])["_pgcdc_commit_lsn"].to_pylist()
@@ -100,7 +97,7 @@ class PlainMirror:
             if lost:
                 gone[group.path] = gone.get(group.path, BitMap64()) | BitMap64([group.start + at for at in lost])
         if added is not None or gone:
-            merged(mirror, live, [Effect(added, gone)], {})
+            merged(opened(mirror.path), [Effect(added, gone)], {})
 
     def _at(self, version: int | None) -> pa.Table:
         names = ", ".join('"' + name.replace('"', '""') + '"' for name in _names(self.table))

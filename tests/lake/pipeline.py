@@ -20,7 +20,6 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.lake import files
 from pgcdc_assets.lake.apply import Applied, apply_tables
 from pgcdc_assets.lake.changes import Followed, transform
 from pgcdc_assets.lake.feed import FeedPart
@@ -29,6 +28,7 @@ from pgcdc_assets.log.client import ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.catalog import read_tables
 from pgcdc_assets.source.slots import identity
+from tests.delta import commit
 from tests.fix_postgres import Database
 
 SECONDS = 30.0
@@ -69,7 +69,7 @@ class Pipeline:
             schema = MirrorSchema.of(table)
             create_mirror(self.spark, self.layout.mirror(table.name), schema, {IDENTITY: self.identity.app_id()})
             mirror = self.mirror(table.name.name)
-            files.commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: start})
+            commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: start})
             self.tables[table.name.name] = table
             self.replayed[table.name.name] = start
 

@@ -16,9 +16,10 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, UnknownTable
-from pgcdc_assets.lake.files import DataFile, commit
+from pgcdc_assets.lake.files import DataFile
 from pgcdc_assets.lake.mirrors import IDENTITY, Mirror, MirrorSchema, create_mirror, sql_name, sql_path
 from pgcdc_assets.lake.points import ConsistentPoints
+from tests.delta import commit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

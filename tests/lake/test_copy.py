@@ -22,10 +22,10 @@ from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
 from pgcdc_assets.lake import copy
 from pgcdc_assets.lake.blocks import BlockReader
 from pgcdc_assets.lake.copy import CopyReport, copy_tables
-from pgcdc_assets.lake.files import commit
 from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.source.catalog import read_catalog
 from pgcdc_assets.source.snapshots import exported_snapshot
+from tests.delta import commit
 from tests.fix_postgres import Database
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def test_other_columns_come_in_one_commit(copying: Copying, change: str, names: 
     (again,) = copying.copy(name)
     mirror = copying.mirror(name)
     assert mirror.delta is not None
-    assert mirror.delta.metadata().configuration["delta.enableDeletionVectors"] == "true"
+    assert mirror.delta.configuration["delta.enableDeletionVectors"] == "true"
     assert mirror.version == again.version
     assert mirror.snapshot_lsn == again.consistent_point
     found = copying.rows(name)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -26,12 +24,13 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import compaction
 from pgcdc_assets.lake.compaction import compact_file, small_files
-from pgcdc_assets.lake.deltacommit import CHECKPOINT_EVERY, Change, commit_change, commit_compaction, loosened
+from pgcdc_assets.lake.deltacommit import Change, commit_change, commit_compaction, loosened
+from pgcdc_assets.lake.deltalog import DeltaLog, DeltaVersion
 from pgcdc_assets.lake.files import DataFile, FileReport
 from pgcdc_assets.lake.mirrors import IDENTITY, Mirror, MirrorSchema, create_mirror
-from pgcdc_assets.lake.references import live_files
 from pgcdc_assets.lake.targets import Target
 from pgcdc_assets.lake.upkeep import forget_log
+from tests.delta import live_files, opened
 from tests.history.mirror import make
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -48,21 +47,20 @@ class Rows:
         self.history: list[frozenset[int]] = []
 
     @property
-    def delta(self) -> DeltaTable:
-        return DeltaTable(self.path)
+    def delta(self) -> DeltaVersion:
+        return opened(self.path)
 
     def change(self, added: Sequence[int], removed: set[int], *, transaction: int | None = None) -> int:
         table = self.delta
-        live = live_files(self.path, table.version())
         gone: dict[str, BitMap64] = {}
-        for group in Target(self.path, SCHEMA, ("id", "v"), live).groups({}):
+        for group in Target(self.path, SCHEMA, ("id", "v"), table.files).groups({}):
             ids = group.read(["id"])["id"].to_pylist()
             at = [group.start + place for place, value in enumerate(ids) if group.alive[place] and value in removed]
             if at:
                 gone[group.path] = BitMap64(at)
         position = next(self.position) if transaction is None else transaction
-        change = Change(live, self.written(added), gone)
-        version = commit_change(table, self.path, change, {"app": position}, {"numTargetRowsInserted": len(added)})
+        change = Change(self.written(added), gone)
+        version = commit_change(table, change, {"app": position}, {"numTargetRowsInserted": len(added)})
         self.held = (self.held - removed) | set(added)
         self.history.append(frozenset(self.held))
         return version
@@ -101,15 +99,15 @@ def test_every_version_holds_what_it_should(tmp_path: Path, steps: list[tuple[in
         table.change([next(fresh) for _ in range(new)], removed & table.held)
     for version, held in enumerate(table.history, 1):
         assert table.read(version) == sorted(held)
-    assert table.delta.transaction_version("app") == len(steps)
+    assert table.delta.positions["app"] == len(steps)
     checkpoints = list((mirror.path / "_delta_log").glob("*.checkpoint.parquet"))
-    assert len(checkpoints) == len(steps) // CHECKPOINT_EVERY
+    assert len(checkpoints) == len(steps) // 10
 
 
 def test_a_file_without_rows_left_is_none_of_the_table_s(rows: Rows) -> None:
     rows.change([1, 2], set())
     rows.change([3], {1, 2})
-    assert len(live_files(rows.path, rows.delta.version())) == 1
+    assert len(live_files(rows.path)) == 1
     assert rows.read() == [3]
 
 
@@ -117,7 +115,7 @@ def test_a_version_is_taken_once(rows: Rows) -> None:
     table = rows.delta
     rows.change([1], set())
     with pytest.raises(LakeError, match="another writer committed at the same time"):
-        commit_change(table, rows.path, Change((), rows.written([2]), {}), {"app": 9}, {})
+        commit_change(table, Change(rows.written([2]), {}), {"app": 9}, {})
     assert rows.read() == [1]
     assert list((rows.path / "_delta_log").glob("*.tmp")) == []
 
@@ -131,11 +129,11 @@ def test_a_position_is_taken_once(rows: Rows) -> None:
 def test_rows_that_are_gone_do_not_go_again(rows: Rows) -> None:
     rows.change([1, 2], set())
     rows.change([], {1})
-    live = live_files(rows.path, rows.delta.version())
+    live = live_files(rows.path)
     with pytest.raises(LakeError, match="rows go that are gone"):
-        commit_change(rows.delta, rows.path, Change(live, [], {live[0].path: BitMap64([0])}), {"app": 9}, {})
+        commit_change(rows.delta, Change([], {live[0].path: BitMap64([0])}), {"app": 9}, {})
     with pytest.raises(LakeError, match="none of the table's"):
-        commit_change(rows.delta, rows.path, Change(live, [], {"other.parquet": BitMap64([0])}), {"app": 9}, {})
+        commit_change(rows.delta, Change([], {"other.parquet": BitMap64([0])}), {"app": 9}, {})
     assert rows.read() == [2]
 
 
@@ -167,43 +165,42 @@ def test_small_files_become_one(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> 
     """With what their deletion vectors left of them; earlier versions stand as they did, and no position moves."""
     monkeypatch.setattr(compaction, "MOST_SMALL", 5)
     for number in range(6):
-        assert small_files(live_files(rows.path, rows.delta.version())) == ()
+        assert small_files(live_files(rows.path)) == ()
         rows.change([10 * number, 10 * number + 1], {10 * number - 10} & rows.held)
     before = rows.delta
-    small = small_files(live_files(rows.path, before.version()))
+    small = small_files(before.files)
     assert len(small) == 6
     report = compact_file(Target(rows.path, SCHEMA, ("id", "v"), small))
-    version = commit_compaction(before, rows.path, small, report)
-    (file,) = live_files(rows.path, version)
+    version = commit_compaction(before, small, report)
+    (file,) = live_files(rows.path)
+    assert rows.delta.number == version
     assert (file.rows, file.deleted) == (7, 0)
     assert rows.read() == rows.read(version - 1) == sorted(rows.held)
-    assert rows.delta.transaction_version("app") == before.transaction_version("app")
+    assert rows.delta.positions == before.positions
     assert pq.read_metadata(rows.path / file.path).num_row_groups == 1
     rows.change([], set(rows.held))
-    assert live_files(rows.path, rows.delta.version()) == ()
+    assert live_files(rows.path) == ()
 
 
 def test_old_commits_go_and_what_is_younger_stays_readable(rows: Rows, tmp_path: Path) -> None:
     for number in range(25):
         rows.change([number], {number - 3} & rows.held)
-    log, long_ago = rows.path / "_delta_log", time.time() - 40 * 86400
-    for file in log.iterdir():
-        if file.name[:20].isdigit() and int(file.name[:20]) <= 15:
-            os.utime(file, (long_ago, long_ago))
-    forget_log(Mirror(Layout(tmp_path), OWNER, TableName("public", "t")))
-    assert not (log / f"{3:020}.json").exists()
+    forget_log(Mirror(Layout(tmp_path), OWNER, TableName("public", "t")), 16)
+    assert sorted(int(file.name[:20]) for file in (rows.path / "_delta_log").glob("*.json"))[0] == 10
     for version in range(16, 26):
         assert rows.read(version) == sorted(rows.history[version - 1])
-        assert {file.path for file in live_files(rows.path, version)}
+        assert DeltaLog(rows.path).at(version).number == version
+    with pytest.raises(LakeError, match="lacks a commit"):
+        DeltaLog(rows.path).at(9)
     rows.change([100], set())
     assert rows.read() == sorted(rows.held)
 
 
 def test_a_compaction_that_lost_rows_is_refused(rows: Rows) -> None:
     rows.change([1, 2], set())
-    live = live_files(rows.path, rows.delta.version())
+    live = live_files(rows.path)
     with pytest.raises(LakeError, match="2 rows were to be written anew"):
-        commit_compaction(rows.delta, rows.path, live, rows.written([1])[0])
+        commit_compaction(rows.delta, live, rows.written([1])[0])
     assert rows.read() == [1, 2]
 
 
@@ -228,7 +225,7 @@ def test_spark_reads_and_goes_on_with_it(spark: SparkSession, tmp_path: Path) ->
     assert read() == [(number,) for number in (5, 6, 7, 8, 9, 11)]
     assert [row[0] for row in read()] == rows.read() == sorted(rows.held)
     spark.sql(f"OPTIMIZE {name}").collect()
-    assert [file.deleted for file in live_files(path, rows.delta.version())] == [0]
+    assert [file.deleted for file in live_files(path)] == [0]
     rows.change([12], {11})
     assert read() == [(number,) for number in (5, 6, 7, 8, 9, 12)]
     history = spark.sql(f"DESCRIBE HISTORY {name} LIMIT 1").collect()[0]

@@ -15,7 +15,8 @@ import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.lake.files import DataFile, FileReport, commit
+from pgcdc_assets.lake.files import DataFile, FileReport
+from tests.delta import commit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,11 +14,11 @@ from pyroaring import BitMap64
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.lake import merging
 from pgcdc_assets.lake.collapse import collapse
+from pgcdc_assets.lake.deltalog import Added
 from pgcdc_assets.lake.feed import FeedColumn
 from pgcdc_assets.lake.files import DataFile
 from pgcdc_assets.lake.merging import HOLDS, LACKS, TWICE, Merged, merge_keyed, merge_multiset
 from pgcdc_assets.lake.multiset import net_rows
-from pgcdc_assets.lake.references import Added
 from pgcdc_assets.lake.targets import RowGroup, Target, wanted
 from pgcdc_assets.lake.vectors import write_vectors
 from tests.lake.feed_rows import COLUMNS, SCHEMA, feed_rows

@@ -13,7 +13,7 @@ from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import IdentityMismatch, LakeError
-from pgcdc_assets.lake.files import DataFile, FileReport, commit
+from pgcdc_assets.lake.files import DataFile, FileReport
 from pgcdc_assets.lake.mirrors import (
     IDENTITY,
     Mirror,
@@ -23,6 +23,7 @@ from pgcdc_assets.lake.mirrors import (
     refusal,
     sql_path,
 )
+from tests.delta import commit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,10 +110,10 @@ def test_properties_and_positions(spark: SparkSession, tmp_path: Path) -> None:
     table = table_of("id", key=(1,))
     mirror = made(spark, tmp_path, table)
     assert mirror.delta is not None
-    told = mirror.delta.metadata().configuration
+    told = mirror.delta.configuration
     assert told["delta.enableDeletionVectors"] == "true"
     assert "delta.columnMapping.mode" not in told
-    assert "typeWidening" not in (mirror.delta.protocol().writer_features or [])
+    assert "typeWidening" not in mirror.delta.features
     assert mirror.exists
     assert mirror.snapshot_lsn is None
     commit(mirror.path, [], "append", {mirror.snapshot_app_id: 100})

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
@@ -18,9 +19,9 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import ledger
-from pgcdc_assets.lake.files import commit
 from pgcdc_assets.lake.mirrors import IDENTITY, Mirror
 from pgcdc_assets.lake.points import ConsistentPoints
+from tests.delta import commit
 
 A, B = TableName("public", "a"), TableName('Odd "Schema"', "b.c, d")
 
@@ -85,6 +86,21 @@ def test_points_never_fall(layout: Layout) -> None:
     assert set(newest.tables) == {A, B}
     at = points.at(Lsn(200))
     assert at == newest
+
+
+def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tens of thousands of turns a day: what they cost must not grow with them."""
+    for name in ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration"):
+        assert ledger._PROPERTIES[name] == "interval 1 hours"
+        monkeypatch.setitem(ledger._PROPERTIES, name, "interval 0 seconds")
+    points = ConsistentPoints(layout)
+    for number in range(1, 260):
+        points.publish(Lsn(number), {A: number})
+    log = layout.consistent_points / "_delta_log"
+    assert len(list(log.iterdir())) < 2 * 60
+    newest = max(log.glob("*.checkpoint.parquet"))
+    assert pq.read_table(newest, columns=["remove"])["remove"].null_count == pq.read_metadata(newest).num_rows
+    assert [point.replay_lsn for point in ConsistentPoints(layout).all()] == [Lsn(at) for at in range(1, 260)]
 
 
 def test_many_points_stay_few_files(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:

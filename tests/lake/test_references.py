@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import upkeep
-from pgcdc_assets.lake.references import Added, references
+from pgcdc_assets.lake.deltalog import Added
+from pgcdc_assets.lake.references import references
 
 VECTORS = {
     # The example of Delta's protocol, and one without a folder.
