@@ -40,7 +40,7 @@ def test_other_histories(server: EmbeddedServer, spark: SparkSession, history: H
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(3600)
-@settings(SLOW, max_examples=60)
+@settings(SLOW, max_examples=30)
 @given(history=histories(4, 60))
 def test_many_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
     hold(server, spark, history)

@@ -66,7 +66,7 @@ def test_net_effects(server: EmbeddedServer) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@settings(MANY, max_examples=40)
+@settings(MANY, max_examples=30)
 @given(tables(), STORIES, CUTS)
 def test_more_net_effects(server: EmbeddedServer, specs: tuple[Spec, ...], steps: list[Step], cuts: set[int]) -> None:
     hold(server, specs, steps, cuts)
