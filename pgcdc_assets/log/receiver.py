@@ -164,8 +164,11 @@ class Receiver:
         """Take what has arrived, up to one run; whether the stream is quiet."""
         frames = self._stream.frames
         deadline = time.monotonic() + _RUN_SECONDS
-        while frames.held < _RUN_BYTES and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             if frames.pull():
+                if frames.held >= _RUN_BYTES:
+                    # Enough; or the beginning of one frame that is larger, and comes in thousands of pieces.
+                    break
                 continue
             if not frames.held:
                 self._stream.wait(_LINGER_SECONDS if self._job else _IDLE_SECONDS)

@@ -270,6 +270,8 @@ class SocketReader(FrameReader):
 
     def _drop(self, count: int) -> None:
         """Forget what has been taken; what is left moves to the front."""
+        if not count:
+            return  # A large message comes in thousands of pieces: it must not be moved with each.
         rest = self.held - count
         if rest:
             self._buffer[:rest] = self._buffer[count : self.held]

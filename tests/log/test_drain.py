@@ -219,3 +219,17 @@ def test_a_slot_that_somebody_advances_meanwhile(source: Source) -> None:
     receive_inside(source, log, end, lambda lsn: None, drain_bytes=1, orders=advance)
     source.receive(streamed, end)
     assert content(log) == content(streamed)
+
+
+def test_values_larger_than_all_that_is_read_at_once(source: Source) -> None:
+    """A message comes in thousands of pieces; by the stream and by the functions."""
+    streamed, log = source.log("streamed"), source.log("drained")
+    for megabytes in (1, 3, 30):
+        source.run(f"INSERT INTO a VALUES ({megabytes}, repeat('x', {megabytes << 20}))",
+                   f"INSERT INTO b VALUES ({megabytes}, 1)")  # fmt: skip
+    end = source.lsn()
+    source.receive(streamed, end)
+    drained(source, log, end)
+    assert content(log) == content(streamed)
+    large = [row for row in rows(log, "kind = 'I'") if len(row["payload"]) > 1000]
+    assert [len(row["payload"]) >> 20 for row in large] == [1, 3, 30]
