@@ -57,6 +57,21 @@ def big(char: str) -> str:
     return f"(SELECT string_agg('{char}' || md5(i::text), '') FROM generate_series(1, 400) i)"
 
 
+def test_values_of_many_megabytes(pipe: Pipeline) -> None:
+    """Larger than any buffer on the way: sent, kept while its row changes, and sent anew with another key."""
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, n int, v text)")
+    pipe.follow("t")
+    for statement in (
+        "INSERT INTO t VALUES (1, 1, repeat('ab', 10 << 20)), (2, 1, 'small')",
+        "UPDATE t SET n = 2",
+        "UPDATE t SET id = 3, v = v || 'c' WHERE id = 1",
+    ):
+        pipe.run(statement)
+        pipe.turn()
+        assert pipe.mirrored("t") == pipe.source("t"), statement
+    assert pipe.set_aside == {}
+
+
 def test_unchanged_toast_is_kept_filled_and_looked_up(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, n int, v text)", "ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
     pipe.follow("t")
