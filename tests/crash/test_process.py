@@ -132,8 +132,8 @@ class ByProcess(LakeRig):
         first = case.command == "setup" or (case.command == "sync" and case.point in _FIRST)
         if not first and not published(self.lake):
             self.project.run("sync")
-        if case.command == "repair":
-            # Changes after the table's last copy: only those can be derived again.
+        if case.command == "repair" or case.point is FaultPoint.MIRROR_VACUUMED:
+            # Changes after the table's last copy: only those can be derived again. And files that nothing refers to.
             self._nudge(case)
             self.project.run("sync")
 
