@@ -11,6 +11,7 @@ from psycopg import sql
 
 from pgcdc_assets.demo import shop
 from pgcdc_assets.demo.generator import Generator
+from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 
 SLOT_CONTENT = """
@@ -54,11 +55,26 @@ def test_traffic_has_every_kind_of_change(database: Database) -> None:
         conn.execute("CREATE PUBLICATION all_of_it FOR ALL TABLES")
         conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
         generator = Generator(database.conninfo, rate=400, seed=7, large_rows=500)
-        generator.run(6)
-        assert generator.transactions > 1000
-        assert generator.rollbacks > 10
-        kinds: dict[str, int] = dict(conn.execute(SLOT_CONTENT, [slot]).fetchall())
-        assert {"I", "U", "D", "T"} <= kinds.keys()
+        kinds: dict[str, int] = {}
+
+        def enough() -> bool:
+            """However long that takes: imports and truncates give way to those who hold locks."""
+            if generator.transactions <= 1000 or generator.rollbacks <= 10:
+                return False
+            kinds.update(conn.execute(SLOT_CONTENT, [slot]).fetchall())
+            return {"I", "U", "D", "T"} <= kinds.keys() and imported() > 400
+
+        def imported() -> int:
+            return int(conn.execute("SELECT count(*) FROM events WHERE kind = 'import'").fetchall()[0][0])
+
+        traffic = threading.Thread(target=generator.run)
+        traffic.start()
+        try:
+            wait_for(enough)
+        finally:
+            generator.stop()
+            traffic.join()
+        kinds.update(conn.execute(SLOT_CONTENT, [slot]).fetchall())
         committed = kinds["C"]
         assert 0.9 * generator.transactions <= committed <= generator.transactions
         rows = conn.execute("SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', "
@@ -66,9 +82,6 @@ def test_traffic_has_every_kind_of_change(database: Database) -> None:
         updates = [data for (data,) in rows if data[:1] == b"U"]
         assert any(data[5:6] == b"K" for data in updates), "a key changed"
         assert any(data[5:6] == b"O" for data in updates), "a row of the table without a key changed"
-        imported = conn.execute("SELECT count(*) FROM events WHERE kind = 'import'").fetchone()
-        assert imported is not None
-        assert imported[0] > 400
         never = conn.execute("SELECT count(*) FROM events WHERE kind = 'never seen'").fetchone()
         assert never == (0,)
 
