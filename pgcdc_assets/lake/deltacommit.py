@@ -45,19 +45,15 @@ class Change:
     gone: Mapping[str, BitMap64]
 
 
-def commit_files(
-    table: DeltaVersion, files: Sequence[FileReport], mode: Mode, positions: Mapping[str, int],
-    replaced: Sequence[Added] = (),
-) -> int:  # fmt: skip
+def commit_files(table: DeltaVersion, files: Sequence[FileReport], mode: Mode, positions: Mapping[str, int]) -> int:
     """Make the files part of the table, or its whole content, on top of this version; returns the new one.
 
-    Appended files may come in the place of others, ``replaced``. ``positions``: application id → version
-    of its transaction that the table has from then on. One that the table has passed already is refused
-    with LakeError, as is a file that is not what its report or the table says, and a commit that another
-    writer came before. Nobody sees the files before all is in.
+    ``positions``: application id → version of its transaction that the table has from then on. One that
+    the table has passed already is refused with LakeError, as is a file that is not what its report or
+    the table says, and a commit that another writer came before. Nobody sees the files before all is in.
     """
     _check_passed(table, mode, positions)
-    return replace_files(table, table.files if mode == "overwrite" else replaced, files, positions)
+    return replace_files(table, table.files if mode == "overwrite" else (), files, positions)
 
 
 def replace_files(

@@ -128,8 +128,7 @@ class DeltaLog:
     def at(self, version: int) -> DeltaVersion:
         """LakeError where the log does not hold that version (any more)."""
         self._start(*checkpoint_upto(self._log, version))
-        for number in range(self._number + 1, version + 1):
-            self._play(number, commit_actions(self._log, number))
+        self._play_upto(version)
         told = self._told()
         if told is None:
             raise LakeError(f"has no version {version}", thing=f"Delta table {self.folder}")
@@ -146,8 +145,7 @@ class DeltaLog:
         begin, parts = checkpoint_upto(self._log, None)
         if max(last, begin) > self._number:
             self._start(begin, parts)
-            for number in range(begin + 1, last + 1):
-                self._play(number, commit_actions(self._log, number))
+            self._play_upto(last)
 
     def _start(self, number: int, parts: Iterable[Path]) -> None:
         self._replay, self._number, self._version = Replay(), number, None
@@ -158,13 +156,14 @@ class DeltaLog:
         """Play the commits that follow; whether there was any."""
         before = self._number
         while (self._log / _commit_name(self._number + 1)).exists():
-            self._play(self._number + 1, commit_actions(self._log, self._number + 1))
+            self._play_upto(self._number + 1)
         return self._number > before
 
-    def _play(self, number: int, actions: Iterable[Action]) -> None:
-        for action in actions:
-            self._replay.play(action)
-        self._number, self._version = number, None
+    def _play_upto(self, last: int) -> None:
+        for number in range(self._number + 1, last + 1):
+            for action in commit_actions(self._log, number):
+                self._replay.play(action)
+            self._number, self._version = number, None
 
     def _told(self) -> DeltaVersion | None:
         if self._version is None and self._number >= 0:

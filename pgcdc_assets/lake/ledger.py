@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.lake.deltacommit import commit_compaction, commit_files
+from pgcdc_assets.lake.deltacommit import commit_compaction, commit_files, replace_files
 from pgcdc_assets.lake.deltalog import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.lake.files import DataFile, FileReport
 
@@ -88,7 +88,7 @@ class Ledger:
             if len(kept):
                 left.append(self._write(kept))
         if gone:
-            commit_files(self._table, left, "append", {}, gone)
+            replace_files(self._table, gone, left, {})
         return count
 
     def _now(self) -> datetime:

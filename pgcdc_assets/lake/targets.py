@@ -1,6 +1,6 @@
 """A mirror's files as an apply reads them: row group by row group, and only the columns that it asks for.
 
-Imported by Spark's workers: no Spark, no Delta.
+Imported by Spark's workers: no Spark.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
@@ -38,8 +38,6 @@ class Grown:
 
     def step(self, kind: str) -> None:
         if kind in ("append", "overwrite"):
-            from deltalake import CommitProperties, Transaction
-
             rows = pa.table({"id": [next(self.fresh)], "v": ["x"]}, schema=SCHEMA)
             positions = CommitProperties(app_transactions=[Transaction("app", self.version + 1)])
             write_deltalake(self.folder, rows, mode=kind, commit_properties=positions)  # type: ignore[call-overload]
