@@ -3,8 +3,7 @@
 libpq hands out one message a call: a copy, an allocation and a return into the interpreter for each,
 which at 300,000 messages a second fill a core. Where the connection is plain (no TLS, no GSSAPI
 encryption) we read its socket ourselves, from the command that starts the stream on: one ``recv``
-for thousands of messages, and a walk over their lengths ("Message Formats": every message is a byte
-of kind and a big-endian length that counts itself). Elsewhere libpq's own calls serve.
+for thousands of messages, found by :mod:`pgcdc_assets.protocol.walk`. Elsewhere libpq's own calls serve.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ from psycopg import OperationalError, pq
 
 from pgcdc_assets.errors import PgcdcError, ProtocolError, SourceUnavailable
 from pgcdc_assets.protocol.frames import FrameBlock
+from pgcdc_assets.protocol.walk import HEADER, data_messages
 from pgcdc_assets.source.failures import ServerError, first_line, result_error
 
 _LENGTH = Struct("!I")
-_HEADER = 5
-"""Kind and length of a message."""
 _ROOM = 2 << 20
 """Bytes that are read ahead at most, unless one message is larger."""
-_DATA = ord("d")
 _KINDS = frozenset(bytes([letter]) for letter in b"dcHWZCENSA")
 _ASIDE = frozenset([b"N", b"S", b"A"])
 """Notices, parameters and notifications: they may come at any time, and mean nothing to a stream."""
@@ -196,22 +193,16 @@ class SocketReader(FrameReader):
 
     def data(self) -> FrameBlock:
         """The data at hand, up to the first message of another kind."""
-        starts, end = self._walk()
-        octets = np.frombuffer(self._buffer, np.uint8)
-        offsets = np.array(starts, dtype=np.int64)
-        others = np.flatnonzero(octets[offsets] != _DATA)
-        count = int(others[0]) if len(others) else len(starts)
-        end = starts[count] if count < len(starts) else end
-        del octets  # or the buffer could not grow
+        starts, ends = data_messages(np.frombuffer(self._buffer, np.uint8, self.held))
+        end = int(ends[-1]) if len(ends) else 0
         raw = bytes(memoryview(self._buffer)[:end])
         self._drop(end)
-        offsets = offsets[:count]
-        return FrameBlock(raw, offsets + _HEADER, np.diff(offsets, append=end) - _HEADER)
+        return FrameBlock(raw, starts + HEADER, ends - starts - HEADER)
 
     def other(self) -> bytes | None:
         """The kind of the next message, if it is not data and has come; it is dropped. Raises an error's meaning."""
         kind = self._next()
-        if kind is None and self._closed and not self._walk()[0]:
+        if kind is None and self._closed and not self._whole():
             raise self._gone()
         return kind
 
@@ -236,31 +227,22 @@ class SocketReader(FrameReader):
 
     # Within -------------------------------------------------------------------------------------
 
-    def _walk(self) -> tuple[list[int], int]:
-        """Where the whole messages at hand start, and where the last one ends."""
-        starts: list[int] = []
-        append, length, buffer, held = starts.append, _LENGTH.unpack_from, self._buffer, self.held
-        at, last = 0, held - _HEADER
-        while at <= last:
-            end = at + 1 + length(buffer, at + 1)[0]
-            if end > held:
-                break
-            append(at)
-            at = end
-        return starts, at
+    def _whole(self) -> bool:
+        """Whether the next message has come to its end."""
+        return self.held >= HEADER and 1 + _LENGTH.unpack_from(self._buffer, 1)[0] <= self.held
 
     def _next(self, *, data: bool = False) -> bytes | None:
         """The kind of the next message that is not data (or of any), dropped from the buffer; None if it is not there.
 
         What means nothing to a stream is passed over; an error is raised.
         """
-        while self.held >= _HEADER:
+        while self.held >= HEADER:
             kind, end = bytes(self._buffer[:1]), 1 + _LENGTH.unpack_from(self._buffer, 1)[0]
-            if kind not in _KINDS or end < _HEADER:
+            if kind not in _KINDS or end < HEADER:
                 raise ProtocolError(f"{kind!r} begins no message of the server", thing=self._endpoint)
             if end > self.held or (kind == b"d" and not data):
                 return None
-            body = bytes(self._buffer[_HEADER:end])
+            body = bytes(self._buffer[HEADER:end])
             self._drop(end)
             if kind == b"E":
                 raise _server_error(body).typed(self._endpoint)

@@ -1,0 +1,63 @@
+"""Where the data messages of a connection lie, in bytes as they came.
+
+"Message Formats": a message is a byte of kind and a big-endian length that counts itself, so each tells where
+the next one begins. Followed one by one that is a step of the interpreter for each. Here all places that look
+like the beginning of one are found at once, and those are kept that follow one another from the first byte on:
+what a value holds can look like a beginning, but no message ends in front of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Octets = NDArray[np.uint8]
+
+HEADER: Final = 5
+"""Bytes of kind and length."""
+_DATA: Final = ord("d")
+
+
+def data_messages(octets: Octets) -> tuple[Ints, Ints]:
+    """Starts and ends of the whole data messages at the front, up to the first message of another kind."""
+    places = np.flatnonzero(octets[: max(len(octets) - HEADER + 1, 0)] == _DATA)
+    # Two zero bytes, for a message is seldom a giant: little that a value or a position holds looks so.
+    places = places[(octets[places + 1] | octets[places + 2]) == 0]
+    ends = _ends(octets, places)
+    known = (ends - places >= HEADER) & (ends <= len(octets))
+    places, ends = places[known], ends[known]
+    # Where a message ends and the next place is not its end: the place means nothing, or the message is the last.
+    breaks = np.append(np.flatnonzero(ends[:-1] != places[1:]), len(places) - 1)
+    starts: list[Ints] = []
+    at = 0
+    while True:
+        first = places.searchsorted(at)
+        if first < len(places) and places[first] == at:
+            last = breaks[breaks.searchsorted(first)]
+            starts.append(places[first : last + 1])
+            at = int(ends[last])
+        elif (end := _giant(octets, at)) is not None:
+            starts.append(np.array([at]))
+            at = end
+        else:
+            break
+    found = np.concatenate(starts) if starts else places[:0]
+    return found, np.append(found[1:], at)[: len(found)]
+
+
+def _giant(octets: Octets, at: int) -> int | None:
+    """The end of a message of 64 KiB and more; None where none is whole there."""
+    if at + HEADER > len(octets) or octets[at] != _DATA or not octets[at + 1 : at + 3].any():
+        return None
+    end = int(_ends(octets, np.array([at]))[0])
+    return end if end <= len(octets) else None
+
+
+def _ends(octets: Octets, places: Ints) -> Ints:
+    length = np.zeros(len(places), dtype=np.int64)
+    for byte in range(1, HEADER):
+        length = (length << 8) | octets[places + byte]
+    return places + 1 + length
