@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.tape import HEADER, IS_CHANGE, IS_ROW, POSTGRES_EPOCH_US, Ints, OpenTransaction, Run
+from pgcdc_assets.log.tape import HEADER, IS_CHANGE, IS_ROW, POSTGRES_EPOCH_US, Ints, OpenTransaction, Run, anywhere
 from pgcdc_assets.protocol.messages import LogicalMessage, Origin, Truncate
 
 ABSENT = -1
@@ -59,13 +60,12 @@ class Rows:
         octets = np.frombuffer(self.raw, np.uint8)
         views = np.zeros((len(self), 4), dtype=np.int32)
         views[:, 0] = self.length
-        last = max(len(octets) - 1, 0)
-        prefix = octets[np.minimum(self.offset[:, None] + np.arange(4), last)]
-        views[:, 1] = np.ascontiguousarray(prefix).view(np.int32)[:, 0]
+        prefixes = anywhere(self.raw, np.int32)
+        views[:, 1] = prefixes[np.minimum(self.offset, len(prefixes) - 1)]
         views[:, 3] = self.offset
         short = np.flatnonzero(self.length <= _INLINE)
         if len(short):
-            at = np.arange(_INLINE)
+            at, last = np.arange(_INLINE), max(len(octets) - 1, 0)
             inline = octets[np.minimum(self.offset[short, None] + at, last)]
             inline = np.where(at < self.length[short, None], inline, 0).astype(np.uint8)
             views[short, 1:] = inline.view(np.int32)
@@ -136,12 +136,11 @@ def rows_of(run: Run, opening: OpenTransaction | None, relations: Relations) -> 
 
 
 def tally_of(rows: Rows) -> Tally:
-    values, numbers = np.unique(rows.relation_id * 256 + rows.kind, return_counts=True)
-    counts = zip(values.tolist(), numbers.tolist(), strict=True)
+    counts = pc.value_counts(_numbers(rows.relation_id * 256 + rows.kind)).to_pylist()
     commits = np.flatnonzero(rows.kind == ord("C"))
     tally = Tally(
-        counts=Counter({(value >> 8, chr(value & 0xFF)): number for value, number in counts}),
-        schema_ids=set(np.unique(rows.schema_id[rows.relation_id != ABSENT]).tolist()),
+        counts=Counter({(each["values"] >> 8, chr(each["values"] & 0xFF)): each["counts"] for each in counts}),
+        schema_ids=set(pc.unique(_numbers(rows.schema_id[rows.relation_id != ABSENT])).to_pylist()),
         transactions=len(commits),
         bytes=int(rows.length.sum()),
     )
@@ -149,6 +148,10 @@ def tally_of(rows: Rows) -> Tally:
         tally.last_xid = int(rows.xid[commits[-1]])
         tally.first_ts, tally.last_ts = int(rows.commit_ts[commits[0]]), int(rows.commit_ts[commits[-1]])
     return tally
+
+
+def _numbers(values: Ints) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
 @dataclass(frozen=True)

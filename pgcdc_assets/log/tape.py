@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
@@ -103,16 +103,16 @@ class Run:
 
     def field(self, index: Ints, at: int, kind: str) -> Ints:
         """The big-endian integer at byte ``at`` of the frames, widened to 64 bits."""
-        width = np.dtype(kind).itemsize
-        octets = np.frombuffer(self.raw, np.uint8)
-        gathered: Records = octets[(self.offsets[index] + at)[:, None] + np.arange(width)]
-        return gathered.view(kind)[:, 0].astype(np.int64, copy=False)
+        return anywhere(self.raw, kind)[self.offsets[index] + at].astype(np.int64, copy=False)
 
     def _records(self, index: Ints, dtype: np.dtype[Any]) -> Records:
-        octets = np.frombuffer(self.raw, np.uint8)
-        gathered: Records = octets[(self.offsets[index] + HEADER)[:, None] + np.arange(dtype.itemsize)]
-        records: Records = gathered.view(dtype)[:, 0]
-        return records
+        return anywhere(self.raw, dtype)[self.offsets[index] + HEADER]
+
+
+def anywhere(raw: bytes, kind: DTypeLike) -> Records:
+    """``raw`` as values that begin at each of its bytes, to pick from: a gather of one step a value."""
+    dtype = np.dtype(kind)
+    return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw, strides=(1,))
 
 
 def joined(runs: Sequence[Run]) -> Run:
