@@ -39,6 +39,9 @@ from pgcdc_assets.log.table import ChangeLog, Segment
 
 MERGE_BYTES = 32 << 20
 """Uncompressed bytes that are merged at a time: the largest segment, and the bound of memory."""
+_SMALL_BYTES = 4 << 20
+"""Uncompressed bytes of a file that is merged. Larger ones are what a busy stream is written in: to write all of
+it once more costs as much as to receive it, and saves a few openings."""
 _APP_ID = "pgcdc/upkeep"
 _NOTES = pa.array([SUMMARY, FACTS, "R", "Y"])
 
@@ -101,7 +104,7 @@ def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
     size = 0
     for segment in sorted(segments, key=lambda s: s.batch_end):
         weight = _uncompressed(segment.path)
-        if weight >= MERGE_BYTES // 2:
+        if weight >= _SMALL_BYTES:
             continue
         if size + weight > MERGE_BYTES:
             if len(group) > 1:

@@ -105,6 +105,15 @@ def test_a_large_relation_gets_a_file_of_its_own(
     assert not any(segment.notes for segment in alone)
 
 
+def test_what_a_busy_stream_wrote_is_not_written_again(log: ChangeLog, writer: BatchWriter) -> None:
+    for number in range(3):
+        _batch(writer, 7000 + 1000 * number, [1], size=OWN_FILE_BYTES + 1)
+    large = {segment.path for segment in log.all_segments() if not segment.notes}
+    assert len(large) == 3
+    assert compact(log, LsnRange(Lsn(100), Lsn(9050))) > 0
+    assert large == {segment.path for segment in _fresh(log).all_segments() if not segment.notes}
+
+
 def test_the_receiver_commits_on_beside_it(log: ChangeLog, writer: BatchWriter) -> None:
     compact(log, LsnRange(Lsn(100), Lsn(6050)))
     _batch(writer, 8000, [1])
