@@ -156,6 +156,13 @@ class ReceiverDied(PgcdcError):
 # Lake -----------------------------------------------------------------------------------------
 
 
+class SparkDied(PgcdcError):
+    """The JVM ended while it was used: killed, or out of memory."""
+
+    retryable = True
+    advice = "run it again: nothing is half done; if the system ran out of memory, lower `spark.driver.memory`"
+
+
 class LakeError(PgcdcError):
     """A mirror, feed or point in the lake is not what it must be."""
 

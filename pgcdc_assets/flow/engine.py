@@ -24,6 +24,7 @@ from pgcdc_assets.flow.stream import Stream
 from pgcdc_assets.flow.sync import Bounds, Sync
 from pgcdc_assets.flow.watching import refuse_emptied
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.session import jvm_death_told
 from pgcdc_assets.log.client import ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
@@ -53,7 +54,7 @@ class Engine:
 
     def sync(self, bounds: Bounds, *, copy_anew: Sequence[TableName] = ()) -> SyncReport:
         """Copy what is not yet copied, receive, and apply, until ``bounds`` say so."""
-        with lake_lock(self._settings.layout, self._command), connect(self._conninfo) as conn:
+        with jvm_death_told(), lake_lock(self._settings.layout, self._command), connect(self._conninfo) as conn:
             catalog = self._live_catalog(conn)
             log = self._log(conn, catalog.identity)
             work = self._work(catalog, log)
@@ -99,7 +100,7 @@ class Engine:
         catalog = Catalog.load(CATALOG_FILE)
         if catalog is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
-        with lake_lock(self._settings.layout, self._command):
+        with jvm_death_told(), lake_lock(self._settings.layout, self._command):
             yield self._work(catalog, ChangeLog(self._settings.layout).open())
 
     def _live_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:

@@ -6,14 +6,18 @@ Every setting stands in the builder: ``newSession()`` inherits those and not wha
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.errors import LakeError, MachineError, SettingsError
+from pgcdc_assets.errors import LakeError, MachineError, SettingsError, SparkDied
 from pgcdc_assets.lake.jars import delta_jars
 from pgcdc_assets.lake.maven import java_command
 from pgcdc_assets.lake.tasks import run_tasks
@@ -58,7 +62,7 @@ def spark_session(settings: Settings) -> SparkSession:
 def stop_session(session: SparkSession) -> None:
     """Cancel what runs and stop; the JVM itself ends with this process. Stopping twice is fine."""
     context = session.sparkContext
-    if context._jsc is None:
+    if context._jsc is None or _jvm_ended(0):
         return
     context.cancelAllJobs()
     session.stop()
@@ -67,6 +71,30 @@ def stop_session(session: SparkSession) -> None:
 def cancel_jobs(session: SparkSession) -> None:
     """End every job that runs in this session's Spark; its callers see them fail."""
     session.sparkContext.cancelAllJobs()
+
+
+@contextmanager
+def jvm_death_told() -> Iterator[None]:
+    """SparkDied instead of what py4j makes of a JVM that is no more."""
+    try:
+        yield
+    except (Py4JError, ConnectionError) as error:
+        # Its sockets close a moment before it counts as ended.
+        if isinstance(error, Py4JJavaError) or not _jvm_ended(5):
+            raise
+        raise SparkDied("ended while it was used", thing="Spark's JVM") from error
+
+
+def _jvm_ended(seconds: float) -> bool:
+    """Whether the JVM that this process started has ended, or ends in so many seconds."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return False
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def refuse_remote_master(lake: Path, master: str) -> None:

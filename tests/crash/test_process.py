@@ -165,6 +165,7 @@ class ByProcess(LakeRig):
                 assert wait_until(lambda: process.poll() is not None, SECONDS), f"{case}: hangs"
                 log = (self.folder / "command.log").read_text()
                 assert hit or case.command == "follow" or process.returncode == 0, log
+                assert "unexpected" not in log, log
         self.look()
         return hit and (case.point is not None or moved)
 
