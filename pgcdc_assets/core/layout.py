@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pgcdc_assets.core.names import TableName
 
-OWN = "_pgcdc"
+OWN: Final = "_pgcdc"
 """Folder of all that is not a mirror. A schema of this name is encoded, so none collides."""
+
+DELTA_LOG: Final = "_delta_log"
+"""In the folder of each Delta table."""
+LAST_CHECKPOINT: Final = "_last_checkpoint"
+"""Within a Delta log."""
+
+
+def commit_name(version: int) -> str:
+    """Within a Delta log."""
+    return f"{version:020}.json"
+
+
+def checkpoint_name(version: int) -> str:
+    """Within a Delta log; of a checkpoint of one file."""
+    return f"{version:020}.checkpoint.parquet"
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from typing import Final, Literal
 from deltalake import DeltaTable
 from pyroaring import BitMap64
 
+from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.lake.deltalog import LOG, Action, Added, DeltaVersion
+from pgcdc_assets.lake.deltalog import Action, Added, DeltaVersion
 from pgcdc_assets.lake.files import FileReport, check_files
 from pgcdc_assets.lake.vectors import Descriptor, read_vector, write_vectors
 
@@ -65,15 +66,11 @@ def replace_files(
     Without ``changes`` the rows stay what they were: readers of changes are told of none.
     """
     refuse_features(table)
-    check_files(table.folder, files, table.schema)
     now = _now()
     metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(files)}
-    return _commit(table, [
-        {"commitInfo": _info(now, "WRITE" if changes else "OPTIMIZE", metrics)},
-        *_positioned(positions, now),
-        *({"remove": _remove(file, now, changes=changes)} for file in gone),
-        *({"add": _add(report, now, changes=changes)} for report in files),
-    ])  # fmt: skip
+    info = _info(now, "WRITE" if changes else "OPTIMIZE", metrics)
+    removed = [{"remove": _remove(file, now, changes=changes)} for file in gone]
+    return _commit(table, info, positions, removed, files, changes=changes)
 
 
 def commit_change(table: DeltaVersion, change: Change, positions: Mapping[str, int], metrics: Mapping[str, int]) -> int:
@@ -83,14 +80,8 @@ def commit_change(table: DeltaVersion, change: Change, positions: Mapping[str, i
     """
     refuse_features(table, vectors=True)
     _check_passed(table, "append", positions)
-    check_files(table.folder, change.added, table.schema)
     now = _now()
-    return _commit(table, [
-        {"commitInfo": _info(now, "MERGE", metrics)},
-        *_positioned(positions, now),
-        *_replaced(table, change.gone, now),
-        *({"add": _add(report, now)} for report in change.added),
-    ])  # fmt: skip
+    return _commit(table, _info(now, "MERGE", metrics), positions, _replaced(table, change.gone, now), change.added)
 
 
 def commit_compaction(table: DeltaVersion, files: Sequence[Added], report: FileReport | None) -> int:
@@ -102,9 +93,20 @@ def commit_compaction(table: DeltaVersion, files: Sequence[Added], report: FileR
     return replace_files(table, files, reports, {}, changes=False)
 
 
-def _commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
+def _commit(
+    table: DeltaVersion, info: Action, positions: Mapping[str, int], replaced: Sequence[Action],
+    files: Sequence[FileReport], *, changes: bool = True,
+) -> int:  # fmt: skip
+    check_files(table.folder, files, table.schema)
+    now = info["timestamp"]
+    actions = [
+        {"commitInfo": info},
+        *({"txn": {"appId": app, "version": int(at), "lastUpdated": now}} for app, at in positions.items()),
+        *replaced,
+        *({"add": _add(report, now, changes=changes)} for report in files),
+    ]
     version = table.number + 1
-    _link(table.folder / LOG, version, "".join(json.dumps(action) + "\n" for action in actions))
+    _link(table.folder / DELTA_LOG, version, "".join(json.dumps(action) + "\n" for action in actions))
     if version % int(table.configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY)) == 0:
         make_checkpoint(table.folder, version)
     return version
@@ -115,8 +117,8 @@ def make_checkpoint(folder: Path, version: int) -> None:
     table = DeltaTable(folder, version=version)
     table.create_checkpoint()
     # Hadoop keeps checksums of what Spark wrote, and would find these wrong.
-    for name in ("_last_checkpoint", f"{version:020}.checkpoint.parquet"):
-        (folder / LOG / f".{name}.crc").unlink(missing_ok=True)
+    for name in (LAST_CHECKPOINT, checkpoint_name(version)):
+        (folder / DELTA_LOG / f".{name}.crc").unlink(missing_ok=True)
     table.cleanup_metadata()
 
 
@@ -126,10 +128,6 @@ def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int])
         stands = table.positions.get(app_id)
         if stands is not None and (stands > version or (stands == version and mode == "append")):
             raise LakeError(f"stands at {stands} of {app_id}, not below {version}", thing=str(table.folder))
-
-
-def _positioned(positions: Mapping[str, int], now: int) -> list[Action]:
-    return [{"txn": {"appId": app, "version": int(at), "lastUpdated": now}} for app, at in positions.items()]
 
 
 def _now() -> int:
@@ -188,7 +186,7 @@ def loosened(stats: str) -> str:
     return f'{body}{"" if body.strip() == "{" else ","}"tightBounds":false}}'
 
 
-def _add(report: FileReport, now: int, *, changes: bool = True) -> Action:
+def _add(report: FileReport, now: int, *, changes: bool) -> Action:
     return {
         "path": report.path, "partitionValues": {}, "size": report.size, "modificationTime": now,
         "dataChange": changes, "stats": report.stats,
@@ -224,7 +222,7 @@ def _link(log: Path, version: int, text: str) -> None:
     staged = log / f"_commit_{uuid.uuid4()}.json.tmp"
     staged.write_text(text)
     try:
-        os.link(staged, log / f"{version:020}.json")
+        os.link(staged, log / commit_name(version))
     except FileExistsError:
         raise LakeError("another writer committed at the same time", thing=str(log.parent),
                         do="let one process write to the lake") from None  # fmt: skip

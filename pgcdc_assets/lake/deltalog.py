@@ -21,11 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import Schema
 
+from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.vectors import vector_file
 
-LOG: Final = "_delta_log"
-_LAST_CHECKPOINT: Final = "_last_checkpoint"
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
 """One file, or one of several parts; the newer form with sidecars is not written here."""
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
@@ -113,14 +112,14 @@ class DeltaLog:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._log = folder / LOG
+        self._log = folder / DELTA_LOG
         self._replay = Replay()
         self._number = -1
         self._version: DeltaVersion | None = None
 
     def newest(self) -> DeltaVersion | None:
         """The newest version; None where there is no table yet. LakeError where the log does not say."""
-        if self._number < 0 or (not self._read_on() and not (self._log / _commit_name(self._number)).exists()):
+        if self._number < 0 or (not self._read_on() and not (self._log / commit_name(self._number)).exists()):
             # Never read, or so long ago that this commit, and so perhaps the next ones, have been cleaned up since.
             self._begin()
         return self._told()
@@ -155,7 +154,7 @@ class DeltaLog:
     def _read_on(self) -> bool:
         """Play the commits that follow; whether there was any."""
         before = self._number
-        while (self._log / _commit_name(self._number + 1)).exists():
+        while (self._log / commit_name(self._number + 1)).exists():
             self._play_upto(self._number + 1)
         return self._number > before
 
@@ -182,7 +181,7 @@ def open_delta(folder: Path) -> DeltaVersion | None:
 
 def commit_actions(log: Path, number: int) -> Iterator[Action]:
     """Of one commit, those that say what the table is. LakeError where there is none."""
-    path = log / _commit_name(number)
+    path = log / commit_name(number)
     try:
         with path.open("rb") as file:
             for line in file:
@@ -220,21 +219,17 @@ def checkpoint_upto(log: Path, upto: int | None) -> tuple[int, list[Path]]:
 
 def _checkpoint_at(log: Path, version: int) -> tuple[int, list[Path]]:
     """The checkpoint of one file that a version has; -1 and none where it has none."""
-    path = log / f"{version:020}.checkpoint.parquet"
+    path = log / checkpoint_name(version)
     return (version, [path]) if version >= 0 and path.exists() else (-1, [])
 
 
 def _hinted(log: Path) -> int:
     """The version that the last checkpoint was made of, as the hint beside it says; -1 where it says nothing."""
     try:
-        return int(json.loads((log / _LAST_CHECKPOINT).read_bytes())["version"])
+        return int(json.loads((log / LAST_CHECKPOINT).read_bytes())["version"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         # It may be half written: a hint, no more.
         return -1
-
-
-def _commit_name(number: int) -> str:
-    return f"{number:020}.json"
 
 
 def _key(action: Action) -> tuple[str, str]:

@@ -79,7 +79,7 @@ class FeedTable:
             span = LsnRange(min(covered.start, span.start), max(covered.end, span.end))
         gone = [file for file in delta.files if file.path in replaced]
         passed(FaultPoint.FEED_COMMITTING)
-        self._write(delta, gone, [file.report for file in files], span)
+        self._write(gone, [file.report for file in files], span)
         passed(FaultPoint.FEED_COMMITTED)
 
     def forget(self, upto: Lsn) -> int:
@@ -89,7 +89,7 @@ class FeedTable:
         old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
         if old:
             covered = self.covered
-            self._write(self._delta, old, [], LsnRange(max(covered.start, upto), max(covered.end, upto)))
+            self._write(old, [], LsnRange(max(covered.start, upto), max(covered.end, upto)))
         return len(old)
 
     def compact(self, upto: Lsn) -> int:
@@ -105,7 +105,7 @@ class FeedTable:
             merged.append(merged_file([self.path / file.path for file in group], feed_schema(self._table)).report)
             gone += group
         if gone:
-            self._write(self._delta, gone, merged, self.covered, changes=False)
+            self._write(gone, merged, self.covered, changes=False)
         return len(gone) - len(merged)
 
     def _small_neighbours(self, upto: Lsn) -> Iterator[list[Added]]:
@@ -123,12 +123,12 @@ class FeedTable:
             yield group
 
     def _write(
-        self, delta: DeltaVersion, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange,
-        *, changes: bool = True,
-    ) -> None:  # fmt: skip
+        self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
+    ) -> None:
         """One commit, with what the feed covers from then on."""
         positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
-        replace_files(delta, gone, files, positions, changes=changes)
+        assert self._delta is not None
+        replace_files(self._delta, gone, files, positions, changes=changes)
         self._delta = self._log.newest()
 
     def _prepared(self) -> DeltaVersion:

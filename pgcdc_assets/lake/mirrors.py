@@ -13,11 +13,11 @@ import pyarrow as pa
 from deltalake import Schema as DeltaSchema
 
 from pgcdc_assets.core.catalog import Identity, Table
-from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.layout import DELTA_LOG, Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import IdentityMismatch, LakeError
-from pgcdc_assets.lake.deltalog import LOG, Added, DeltaLog, DeltaVersion, open_delta
+from pgcdc_assets.lake.deltalog import Added, DeltaLog, DeltaVersion, open_delta
 from pgcdc_assets.lake.feed import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, REFUSED, ROW, feed_name
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.lake.rows import RAW_TYPE
@@ -149,9 +149,9 @@ def create_mirror(session: SparkSession, path: Path, schema: MirrorSchema, prope
     if schema.mapped:
         told["delta.columnMapping.mode"] = "name"
     stated = ", ".join(f"{sql_text(key)} = {sql_text(value)}" for key, value in told.items())
-    if (path / LOG).is_dir() and open_delta(path) is None:
+    if (path / DELTA_LOG).is_dir() and open_delta(path) is None:
         # A run died between the folder and the first commit; Spark would take it for a table.
-        shutil.rmtree(path / LOG)
+        shutil.rmtree(path / DELTA_LOG)
     session.sql(f"CREATE TABLE {sql_path(path)} ({schema.ddl}) USING delta TBLPROPERTIES ({stated})").collect()
 
 
@@ -182,6 +182,17 @@ class Mirror:
     def again(self) -> Mirror:
         """The same mirror as it stands now."""
         return Mirror(self._layout, self.identity, self.name)
+
+    def at(self, version: int) -> Mirror | None:
+        """The same mirror as one of its versions has it; None where its log does not hold that (any more)."""
+        if version == self.version:
+            return self
+        older = self.again()
+        try:
+            older.delta = DeltaLog(self.path).at(version)
+        except LakeError:
+            return None
+        return older
 
     @property
     def exists(self) -> bool:
@@ -221,16 +232,9 @@ class Mirror:
         listing = points.listing(self.name)
         if self.replay_lsn is None or listing is None or listing.replay_lsn <= self.replay_lsn:
             return self.replay_lsn
-        return listing.replay_lsn if self._had_this_copy(listing.version) else self.replay_lsn
-
-    def _had_this_copy(self, version: int) -> bool:
-        if version >= self.version:
-            return version == self.version
-        try:
-            older = DeltaLog(self.path).at(version)
-        except LakeError:
-            return False
-        return older.positions.get(self.snapshot_app_id) == self.snapshot_lsn
+        listed = self.at(listing.version)
+        held_this_copy = listed is not None and listed.snapshot_lsn == self.snapshot_lsn
+        return listing.replay_lsn if held_this_copy else self.replay_lsn
 
     def _position(self, app_id: str) -> Lsn | None:
         found = None if self.delta is None else self.delta.positions.get(app_id)

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgcdc_assets.lake.deltalog import LOG, Added, Replay, checkpoint_actions, checkpoint_upto, commit_actions
+from pgcdc_assets.core.layout import DELTA_LOG
+from pgcdc_assets.lake.deltalog import Added, Replay, checkpoint_actions, checkpoint_upto, commit_actions
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class References:
 
 def references(folder: Path, oldest: int, newest: int) -> References:
     """What the versions ``oldest`` to ``newest`` of the table refer to. LakeError where its log does not say."""
-    log = folder / LOG
+    log = folder / DELTA_LOG
     begin, parts = checkpoint_upto(log, oldest)
     replay = Replay()
     for action in checkpoint_actions(parts):

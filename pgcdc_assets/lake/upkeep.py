@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException
 
+from pgcdc_assets.core.layout import DELTA_LOG
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.deltacommit import make_checkpoint
-from pgcdc_assets.lake.deltalog import LOG, Added, DeltaLog, checkpoint_upto
+from pgcdc_assets.lake.deltalog import Added, checkpoint_upto
 from pgcdc_assets.lake.mirrors import Mirror, sql_path
 from pgcdc_assets.lake.references import References, references
 
@@ -83,17 +84,10 @@ def stands_as(mirror: Mirror, version: int) -> bool:
 
     So it is after an OPTIMIZE or a repair. False also where the version can no longer be opened.
     """
-    if version >= mirror.version:
-        return version == mirror.version
-    try:
-        older = DeltaLog(mirror.path).at(version)
-    except LakeError:
+    older = mirror.at(version)
+    if older is None or mirror.snapshot_lsn is None:
         return False
-    if older.positions.get(mirror.snapshot_app_id) != mirror.snapshot_lsn or mirror.generation_app_id is None:
-        return False
-    assert mirror.delta is not None
-    app_id = mirror.generation_app_id
-    return older.positions.get(app_id) == mirror.delta.positions.get(app_id)
+    return (older.snapshot_lsn, older.replay_lsn) == (mirror.snapshot_lsn, mirror.replay_lsn)
 
 
 def of_mirror(mirror: Mirror, oldest: int | None = None) -> References:
@@ -134,7 +128,7 @@ def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
     A version that stood for longer would be gone with the first changes after it, though the points of
     the last days name it. A young checkpoint of it stays.
     """
-    log = mirror.path / LOG
+    log = mirror.path / DELTA_LOG
     before = time.time() - quiet.total_seconds()
     files = list(log.glob(f"{mirror.version:020}.*json")) + list(log.glob(f"{mirror.version:020}.checkpoint*.parquet"))
     if any(file.stat().st_mtime > before for file in files):
@@ -148,9 +142,9 @@ def forget_log(mirror: Mirror, oldest: int) -> int:
 
     Delta's own rule goes by age alone, 30 days: a mirror under steady change has a million commits by then.
     """
-    begin, _ = checkpoint_upto(mirror.path / LOG, oldest)
+    begin, _ = checkpoint_upto(mirror.path / DELTA_LOG, oldest)
     old = [
-        path for path in sorted((mirror.path / LOG).iterdir())
+        path for path in sorted((mirror.path / DELTA_LOG).iterdir())
         if (match := _VERSIONED.match(path.name)) is not None and int(match[1]) < begin
     ]  # fmt: skip
     for path in old:

@@ -21,12 +21,10 @@ from deltalake.transaction import AddAction
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, commit_name
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogConflict, LogCorrupt
 from pgcdc_assets.log.segment import LOG_SCHEMA, SegmentFile
-
-DELTA_LOG = "_delta_log"
-_LAST_CHECKPOINT = "_last_checkpoint"
 
 _PROPERTIES = {
     "delta.appendOnly": "true",
@@ -170,10 +168,10 @@ def sync_commits(path: Path, first: int, last: int) -> None:
     """fsync the commits ``first`` to ``last``, the checkpoint that the last one may have made, and their folder."""
     folder = path / DELTA_LOG
     for version in range(first, last + 1):
-        sync_file(folder / f"{version:020}.json")
+        sync_file(folder / commit_name(version))
     checkpoints = list(folder.glob(f"{last:020}.checkpoint*.parquet"))
     for checkpoint in checkpoints:
         sync_file(checkpoint)
     if checkpoints:
-        sync_file(folder / _LAST_CHECKPOINT)
+        sync_file(folder / LAST_CHECKPOINT)
     sync_folder(folder)

@@ -19,12 +19,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from pgcdc_assets.core.catalog import Identity
-from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.layout import DELTA_LOG, Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogCorrupt, SetupNeeded
-from pgcdc_assets.log.commit import DELTA_LOG, check_file, create_log, start_app_id, timeline_app_id
+from pgcdc_assets.log.commit import check_file, create_log, start_app_id, timeline_app_id
 from pgcdc_assets.log.segment import FACTS, SUMMARY, SegmentFile, read_rows
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
 
