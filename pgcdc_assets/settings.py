@@ -33,6 +33,9 @@ CATALOG_FILE = STATE_FOLDER / "catalog.json"
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+_URL = re.compile(r"\w+:/")
+_UNOPENED = re.compile(r"\\|%[0-9A-Fa-f]{2}")
+"""delta-rs reads these as parts of a URL, and finds no table."""
 
 
 def _size(value: Any) -> Any:
@@ -101,6 +104,15 @@ class Settings(BaseSettings):
             if odd:
                 raise ValueError(f"{odd[0]!r} is neither `master` nor a `spark.*` setting")
             return {"master": "local[*]", **{key: str(item) for key, item in value.items()}}
+        return value
+
+    @field_validator("lake")
+    @classmethod
+    def _lake_form(cls, value: Path) -> Path:
+        if _URL.match(str(value)):
+            raise ValueError("is a folder of this machine, not a URL")
+        if odd := _UNOPENED.search(str(value.absolute())):
+            raise ValueError(f"no Delta table can be opened under {value.absolute()}, for {odd[0]!r} in its path")
         return value
 
     @field_validator("slot")

@@ -1,0 +1,57 @@
+"""A wrong setting is one sentence that names it."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
+
+from pgcdc_assets.errors import SettingsError
+from pgcdc_assets.settings import Settings
+
+ODD = [*string.punctuation.replace("/", ""), " ", "%41", "%zz", "ü", "~2F"]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_lake_is_refused_exactly_where_no_table_could_be_opened(
+    odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = tmp_path / f"a{odd}b"
+    monkeypatch.setenv("PGCDC_LAKE", str(lake))
+    assert _settled(lake) == _opened(lake / "t")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/lake", "file:///tmp/lake"])
+def test_a_lake_is_no_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCDC_LAKE", url)
+    with pytest.raises(SettingsError, match="setting `lake`: is a folder of this machine"):
+        Settings.load()
+
+
+def _settled(lake: Path) -> bool:
+    try:
+        return Settings.load().layout.root == lake
+    except SettingsError:
+        return False
+
+
+def _opened(folder: Path) -> bool:
+    """As we use delta-rs: commits of our own files, checkpoints, VACUUM."""
+    try:
+        table = DeltaTable.create(folder, pa.schema([("a", pa.int64())]))
+        pq.write_table(pa.table({"a": [1, 2]}), folder / "f.parquet")
+        size = (folder / "f.parquet").stat().st_size
+        table.create_write_transaction([AddAction("f.parquet", size, {}, 0, True, "{}")], "append", table.schema())
+        table = DeltaTable(folder)
+        table.create_checkpoint()
+        table.cleanup_metadata()
+        table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
+        table.update_incremental()
+        return DeltaTable.is_deltatable(str(folder)) and table.to_pyarrow_table()["a"].to_pylist() == [1, 2]
+    except Exception:  # noqa: BLE001 - of whatever kind delta-rs makes it
+        return False
