@@ -32,6 +32,9 @@ FEATURES: Final = frozenset({
 })  # fmt: skip
 """Writer features that ask nothing more of these commits."""
 _TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
+_STAGED: Final = "_commit_{}.json.tmp"
+_STALE_SECONDS: Final = 3600
+"""Of a commit that waits for its number: whoever wrote it is dead."""
 _CHECKPOINT_EVERY: Final = 10
 """Commits, where a table's property says nothing: Delta's default."""
 
@@ -113,13 +116,17 @@ def _commit(
 
 
 def make_checkpoint(folder: Path, version: int) -> None:
-    """Make a checkpoint, and delete what the table's properties let go of its log then."""
+    """Make a checkpoint; what the properties let go of the log, and what killed writers left there, goes then."""
     table = DeltaTable(folder, version=version)
     table.create_checkpoint()
     # Hadoop keeps checksums of what Spark wrote, and would find these wrong.
     for name in (LAST_CHECKPOINT, checkpoint_name(version)):
         (folder / DELTA_LOG / f".{name}.crc").unlink(missing_ok=True)
     table.cleanup_metadata()
+    before = time.time() - _STALE_SECONDS
+    for staged in (folder / DELTA_LOG).glob(_STAGED.format("*")):
+        if staged.stat().st_mtime < before:
+            staged.unlink()
 
 
 def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int]) -> None:
@@ -219,7 +226,7 @@ def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
 
 def _link(log: Path, version: int, text: str) -> None:
     """Put the commit under its number, whole or not at all."""
-    staged = log / f"_commit_{uuid.uuid4()}.json.tmp"
+    staged = log / _STAGED.format(uuid.uuid4())
     staged.write_text(text)
     try:
         os.link(staged, log / commit_name(version))

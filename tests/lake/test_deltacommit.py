@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from itertools import count
@@ -194,6 +195,17 @@ def test_old_commits_go_and_what_is_younger_stays_readable(rows: Rows, tmp_path:
         DeltaLog(rows.path).at(9)
     rows.change([100], set())
     assert rows.read() == sorted(rows.held)
+
+
+def test_what_a_killed_writer_staged_goes_with_a_checkpoint(rows: Rows) -> None:
+    log = rows.path / "_delta_log"
+    old, young = log / "_commit_1.json.tmp", log / "_commit_2.json.tmp"
+    for staged in (old, young):
+        staged.write_text("{}")
+    os.utime(old, (0, 0))
+    for number in range(10):
+        rows.change([number], set())
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 def test_a_compaction_that_lost_rows_is_refused(rows: Rows) -> None:
