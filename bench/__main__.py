@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench import copies, latency, scale, streams
+from bench import copies, latency, scale, sensor, streams
 from bench.plot import draw
 from bench.record import Record
 from bench.source import WORKLOADS
@@ -45,6 +45,7 @@ def main() -> None:
             if "L" in chosen:
                 latency.Latency(source, spark, folder, record).two_tables(args.seconds)
                 latency.Latency(source, spark, folder, record).whole_shop(args.seconds)
+                sensor.by_sensor(source, folder, record, args.seconds)
             growth = scale.Scale(source, spark, folder, record)
             for name, measure in {
                 "S1": growth.tables,

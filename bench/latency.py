@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from bench.project import engine, project
 from bench.record import Record, Run
 from bench.source import database, run
-from bench.usage import usage
+from bench.usage import Usage, usage
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
 from pgcdc_assets.demo.generator import Generator
@@ -56,7 +56,7 @@ class Latency:
     def two_tables(self, seconds: float) -> None:
         """1,000 rows a second over two tables: updates of one, inserts into the other."""
         with database(self.server, "latency", ("accounts", "history")) as conninfo:
-            self._measure("commit → visible, 2 tables", conninfo, lambda stop: _steady(conninfo, stop), seconds,
+            self._measure("commit → visible, 2 tables", conninfo, lambda stop: steady(conninfo, stop), seconds,
                           "INSERT INTO history (tid) VALUES (-1)")  # fmt: skip
 
     def whole_shop(self, seconds: float) -> None:
@@ -83,24 +83,25 @@ class Latency:
             ours = engine(settings, self.spark)
             ours.sync(Bounds())
             ends = Bounds(follow=True)
-            with usage(self.server) as used, _beside(load), _following(ours, ends):
+            with usage(self.server) as used, beside(load), _following(ours, ends):
                 time.sleep(WARM_UP)
-                marks = list(_marks(conninfo, mark, seconds))
-                _published(settings, marks[-1].lsn)
-            self._told(what, settings, marks, seconds, used.cpu, used.peak)
+                marks = list(random_marks(conninfo, mark, seconds))
+                published(settings, marks[-1].lsn)
+            self.record.add(told(what, settings, marks, seconds, used))
 
-    def _told(self, what: str, settings: Settings, marks: list[Mark], seconds: float,
-              cpu: dict[str, float], peak: dict[str, int]) -> None:  # fmt: skip
-        points = [(point.replay_lsn, point.at.timestamp()) for point in ConsistentPoints(settings.layout).all()]
-        batches = _batches(settings)
-        visible = sorted(_first(points, mark) - mark.at for mark in marks)
-        durable = sorted(_first(batches, mark) - mark.at for mark in marks)
-        more = {
-            "median s": statistics.median(visible), "p99 s": visible[int(len(visible) * 0.99)],
-            "most s": visible[-1], "durable: median s": statistics.median(durable),
-            "durable: p99 s": durable[int(len(durable) * 0.99)],
-        }  # fmt: skip
-        self.record.add(Run("L", what, seconds, len(marks), 0, cpu, peak, more))
+
+def told(what: str, settings: Settings, marks: list[Mark], seconds: float, used: Usage) -> Run:
+    """How long each mark took to a durable log, and to a point that readers take."""
+    points = [(point.replay_lsn, point.at.timestamp()) for point in ConsistentPoints(settings.layout).all()]
+    batches = _batches(settings)
+    visible = sorted(_first(points, mark) - mark.at for mark in marks)
+    durable = sorted(_first(batches, mark) - mark.at for mark in marks)
+    more = {
+        "median s": statistics.median(visible), "p99 s": visible[int(len(visible) * 0.99)],
+        "most s": visible[-1], "durable: median s": statistics.median(durable),
+        "durable: p99 s": durable[int(len(durable) * 0.99)],
+    }  # fmt: skip
+    return Run("L", what, seconds, len(marks), 0, used.cpu, used.peak, more)
 
 
 def _batches(settings: Settings) -> list[tuple[Lsn, float]]:
@@ -118,7 +119,7 @@ def _first(landed: list[tuple[Lsn, float]], mark: Mark) -> float:
     return min(at for lsn, at in landed if lsn >= mark.lsn)
 
 
-def _steady(conninfo: str, stop: threading.Event) -> None:
+def steady(conninfo: str, stop: threading.Event) -> None:
     chance = random.Random(1)
     with psycopg.connect(conninfo, autocommit=True) as conn:
         due = time.monotonic()
@@ -130,16 +131,21 @@ def _steady(conninfo: str, stop: threading.Event) -> None:
                 conn.execute("INSERT INTO history (aid, delta, mtime) SELECT unnest(%s::int[]), 1, now()", [ids])
 
 
-def _marks(conninfo: str, mark: str, seconds: float) -> Iterator[Mark]:
+def random_marks(conninfo: str, statement: str, seconds: float) -> Iterator[Mark]:
     chance, end = random.Random(2), time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(chance.expovariate(1 / _BETWEEN))
-        (lsn,) = run(conninfo, mark, "SELECT pg_current_wal_insert_lsn()")[0]
-        # Taken after the commit has returned, which the position may be above by what others wrote since.
-        yield Mark(time.time(), Lsn.parse(str(lsn)))
+        yield mark(conninfo, statement)
 
 
-def _published(settings: Settings, lsn: Lsn) -> None:
+def mark(conninfo: str, statement: str) -> Mark:
+    (lsn,) = run(conninfo, statement, "SELECT pg_current_wal_insert_lsn()")[0]
+    # Taken after the commit has returned, which the position may be above by what others wrote since.
+    return Mark(time.time(), Lsn.parse(str(lsn)))
+
+
+def published(settings: Settings, lsn: Lsn) -> None:
+    """Wait until readers see all up to ``lsn``."""
     points = ConsistentPoints(settings.layout)
     deadline = time.monotonic() + 120
     while (newest := points.newest()) is None or newest.replay_lsn < lsn:
@@ -149,7 +155,7 @@ def _published(settings: Settings, lsn: Lsn) -> None:
 
 
 @contextmanager
-def _beside(load: Callable[[threading.Event], None]) -> Iterator[None]:
+def beside(load: Callable[[threading.Event], None]) -> Iterator[None]:
     stop = threading.Event()
     thread = threading.Thread(target=load, args=(stop,), daemon=True)
     thread.start()

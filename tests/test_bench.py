@@ -13,6 +13,7 @@ from bench.latency import Latency
 from bench.plot import draw
 from bench.record import Record
 from bench.scale import Scale
+from bench.sensor import by_sensor
 from bench.source import WORKLOADS
 from pgcdc_assets.demo.server import EmbeddedServer
 
@@ -51,6 +52,7 @@ def test_latency_and_growth(
 ) -> None:
     monkeypatch.setattr("bench.latency.WARM_UP", 1.0)
     Latency(server, spark, tmp_path, record).two_tables(3)
+    by_sensor(server, tmp_path, record, 3, from_idle=1)
     growth = Scale(server, spark, tmp_path, record)
     growth.tables([10])
     growth.mirrors([20_000])

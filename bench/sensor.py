@@ -1,0 +1,81 @@
+"""From commit to readable where nothing runs but `pgcdc up`: while a run follows, and from idle."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench import latency
+from bench.latency import Mark, beside, mark, published, random_marks, steady, told
+from bench.project import project
+from bench.record import Record
+from bench.source import database, flushed
+from bench.usage import usage
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.flow import lock
+from pgcdc_assets.settings import Settings
+
+FROM_IDLE = 5
+"""Marks that each wait for a run to be started: some 20 s each."""
+_IDLE_SECONDS = 3.0
+_MARK = "INSERT INTO history (tid) VALUES (-1)"
+
+
+def by_sensor(server: EmbeddedServer, folder: Path, record: Record, seconds: float, from_idle: int = FROM_IDLE) -> None:
+    """Under 1,000 rows a second over two tables, and then one row at a time when no run is under way."""
+    with (
+        database(server, "latency_up", ("accounts", "history")) as conninfo,
+        project(folder / "latency_up", conninfo, "latency_up_main", idle_seconds=_IDLE_SECONDS) as settings,
+        _served(settings),
+    ):
+        published(settings, flushed(conninfo))
+        with usage(server) as used, beside(lambda stop: steady(conninfo, stop)):
+            time.sleep(latency.WARM_UP)
+            marks = list(random_marks(conninfo, _MARK, seconds))
+            published(settings, marks[-1].lsn)
+        record.add(told("commit → visible, 2 tables, by the sensor", settings, marks, seconds, used))
+        started = time.monotonic()
+        with usage(server) as used:
+            marks = list(_one_by_one(conninfo, settings, from_idle))
+        record.add(told("commit → visible, by the sensor from idle", settings, marks, time.monotonic() - started, used))
+
+
+def _one_by_one(conninfo: str, settings: Settings, count: int) -> Iterator[Mark]:
+    chance = random.Random(3)
+    for _ in range(count):
+        _wait_until_idle(settings)
+        # Somewhere between two looks of the sensor.
+        time.sleep(chance.uniform(0, settings.sensor_seconds))
+        made = mark(conninfo, _MARK)
+        published(settings, made.lsn)
+        yield made
+
+
+@contextmanager
+def _served(settings: Settings) -> Iterator[None]:
+    given = {"SOURCE": settings.source, "SLOT": settings.slot, "IDLE_SECONDS": settings.idle_seconds}
+    with Path("up.log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).with_name("pgcdc")), "up"], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            env={**os.environ, **{f"PGCDC_{name}": str(value) for name, value in given.items()}},
+        )  # fmt: skip
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(120)
+
+
+def _wait_until_idle(settings: Settings) -> None:
+    deadline = time.monotonic() + 120
+    while lock.holder(settings.layout) is not None:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the run does not end")
+        time.sleep(0.2)
