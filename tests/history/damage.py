@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from tests.history.tables import Spec
 
@@ -13,14 +14,17 @@ _COMMIT_LSN, _RAW = "_pgcdc_commit_lsn", "_pgcdc_raw"
 
 
 def damage(
-    spark: SparkSession, path: Path, spec: Spec, span: LsnRange, versions: tuple[int, int] | None, pick: int
-) -> str | None:
+    spark: SparkSession, path: Path, spec: Spec, span: LsnRange, copied: Lsn, versions: tuple[int, int] | None,
+    pick: int,
+) -> str | None:  # fmt: skip
     """What was done, ``changed``, ``removed`` or ``added``; None for nothing.
 
-    ``versions``: of the mirror at the span's start and end, to find rows that were deleted in it.
+    ``copied``: consistent point of the mirror's copy. It may lie in the span, and its rows carry it, but no
+    transaction of the span wrote them. ``versions``: of the mirror at the span's start and end, to find rows that
+    were deleted in it.
     """
     table = f"delta.{_quoted(str(path))}"
-    touched = f"{_COMMIT_LSN} >= {int(span.start)} AND {_COMMIT_LSN} < {int(span.end)}"
+    touched = f"{_COMMIT_LSN} BETWEEN {int(span.start)} AND {int(span.end) - 1} AND {_COMMIT_LSN} <> {int(copied)}"
     kinds = ("changed", "removed", *(("added",) if versions else ()))
     kind = kinds[pick % len(kinds)]
     if kind == "changed":

@@ -29,6 +29,7 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.log.client import ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
@@ -100,6 +101,13 @@ class Project:
 
     def version(self, spec: Spec) -> int:
         return DeltaTable(str(self.path(spec))).version()
+
+    def copied(self, spec: Spec) -> Lsn:
+        """Consistent point of the copy that the table's mirror holds."""
+        identity = ChangeLog(self.settings.layout).open().identity
+        found = Mirror(self.settings.layout, identity, TableName(spec.schema, spec.name)).snapshot_lsn
+        assert found is not None
+        return found
 
     def path(self, spec: Spec) -> Path:
         return self.settings.layout.mirror(TableName(spec.schema, spec.name))
@@ -244,7 +252,7 @@ def _damage(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
     spec = keyed[doing.pick % len(keyed)]
     known = {lsn: versions[spec.title] for lsn, versions in published(at.lake) if spec.title in versions}
     versions = (known[span.start], known[span.end]) if {span.start, span.end} <= known.keys() else None
-    done = damage(at.spark, at.path(spec), spec, span, versions, doing.pick)
+    done = damage(at.spark, at.path(spec), spec, span, at.copied(spec), versions, doing.pick)
     event(f"damaged: {done or 'nothing'}")
     if not _again(at, spec, lambda name: at.engine().repair(name, span)) and done:
         at.workload.finish(random.Random(doing.pick))
