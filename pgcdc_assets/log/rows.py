@@ -61,7 +61,8 @@ class Rows:
         views = np.zeros((len(self), 4), dtype=np.int32)
         views[:, 0] = self.length
         prefixes = anywhere(self.raw, np.int32)
-        views[:, 1] = prefixes[np.minimum(self.offset, len(prefixes) - 1)]
+        if len(prefixes):
+            views[:, 1] = prefixes[np.minimum(self.offset, len(prefixes) - 1)]
         views[:, 3] = self.offset
         short = np.flatnonzero(self.length <= _INLINE)
         if len(short):

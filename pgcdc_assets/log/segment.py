@@ -184,7 +184,7 @@ def table_of(rows: Rows) -> pa.Table:
         "xid": _column("xid", rows.xid, in_transaction),
         "commit_ts": _column("commit_ts", rows.commit_ts, in_transaction),
         "origin": pa.nulls(number, pa.string()) if rows.origin is None else pa.array(rows.origin.tolist(), pa.string()),
-        "lsn": _column("lsn", rows.lsn),
+        "lsn": _column("lsn", rows.lsn, rows.lsn != ABSENT),
         # One ASCII letter each.
         "kind": pa.Array.from_buffers(pa.string(), number, [None, kind_ends, pa.py_buffer(rows.kind.tobytes())]),
         "relation_id": _column("relation_id", rows.relation_id, of_relation),
@@ -195,8 +195,8 @@ def table_of(rows: Rows) -> pa.Table:
 
 
 def _column(name: str, values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Numbers as they lie in memory. Handed to pyarrow as an array they would have it import pandas: a third of
-    a second at the start of every receiver, and memory."""
+    """Numbers as they lie in memory. ``pa.array`` of anything would import pandas, to ask whether it is one of its
+    own: a third of a second of every receiver's first batch, and memory."""
     bits = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     held = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(_ROW_SCHEMA.field(name).type, len(values), [bits, held])
@@ -213,15 +213,18 @@ class Note:
 
 
 def table_of_notes(notes: Sequence[Note]) -> pa.Table:
-    empty = {name: pa.nulls(len(notes), _ROW_SCHEMA.field(name).type) for name in _ROW_SCHEMA.names}
-    own = {
-        "batch_end": _column("batch_end", np.full(len(notes), _PLACEHOLDER)),
-        "kind": pa.array([note.kind for note in notes], pa.string()),
-        "relation_id": pa.array([note.relation_id for note in notes], pa.int64()),
-        "schema_id": pa.array([note.schema_id for note in notes], pa.int64()),
-        "payload": pa.array([note.payload for note in notes], pa.binary_view()),
-    }
-    return pa.table({**empty, **own}, schema=_ROW_SCHEMA)
+    absent = np.full(len(notes), ABSENT, dtype=np.int64)
+    length = np.array([len(note.payload) for note in notes], dtype=np.int64)
+    return table_of(Rows(
+        raw=b"".join(note.payload for note in notes),
+        offset=np.cumsum(length) - length,
+        length=length,
+        kind=np.array([ord(note.kind) for note in notes], dtype=np.uint8),
+        commit_lsn=absent, ordinal=absent, xid=absent, commit_ts=absent, lsn=absent,
+        relation_id=np.array([ABSENT if n.relation_id is None else n.relation_id for n in notes], dtype=np.int64),
+        schema_id=np.array([ABSENT if n.schema_id is None else n.schema_id for n in notes], dtype=np.int64),
+        origin=None,
+    ))  # fmt: skip
 
 
 def seal(source: Path, folder: Path, file: SegmentFile, batch_end: Lsn) -> SegmentFile:
