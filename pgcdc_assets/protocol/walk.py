@@ -19,12 +19,19 @@ Octets = NDArray[np.uint8]
 HEADER: Final = 5
 """Bytes of kind and length."""
 _DATA: Final = ord("d")
+_ALONE: Final = 1 << 20
 _PAIR: Final = _DATA
 """The kind, and the zero byte behind it, as a little-endian number."""
 
 
 def data_messages(octets: Octets) -> tuple[Ints, Ints]:
-    """Starts and ends of the whole data messages at the front, up to the first message of another kind."""
+    """Starts and ends of whole data messages at the front: up to one of another kind, or a very large one alone."""
+    end = _end(octets, 0)
+    if end is None:
+        # Nothing is looked up behind it: it may be large, and come in thousands of pieces.
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    if end >= _ALONE:
+        return np.array([0]), np.array([end])
     places = _look_alikes(octets)
     ends = _ends(octets, places)
     known = (ends - places >= HEADER) & (ends <= len(octets))
@@ -39,20 +46,18 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
             last = breaks[breaks.searchsorted(first)]
             starts.append(places[first : last + 1])
             at = int(ends[last])
-        elif (end := _giant(octets, at)) is not None:
+        elif (end := _end(octets, at)) is not None:
             starts.append(np.array([at]))
             at = end
         else:
             break
-    found = np.concatenate(starts) if starts else places[:0]
-    return found, np.append(found[1:], at)[: len(found)]
+    found = np.concatenate(starts)
+    return found, np.append(found[1:], at)
 
 
 def _look_alikes(octets: Octets) -> Ints:
     """Where the kind is followed by two zero bytes, for a message is seldom a giant: little else looks so."""
     last = len(octets) - HEADER
-    if last < 0:
-        return np.zeros(0, dtype=np.int64)
     # By pairs of bytes, from the first and from the second on: one byte alone is found in every text.
     even, odd = octets[: 2 * (last // 2 + 1)].view("<u2"), octets[1 : 1 + 2 * ((last + 1) // 2)].view("<u2")
     places = np.concatenate((2 * np.flatnonzero(even == _PAIR), 2 * np.flatnonzero(odd == _PAIR) + 1))
@@ -61,12 +66,12 @@ def _look_alikes(octets: Octets) -> Ints:
     return found
 
 
-def _giant(octets: Octets, at: int) -> int | None:
-    """The end of a message of 64 KiB and more; None where none is whole there."""
-    if at + HEADER > len(octets) or octets[at] != _DATA or not octets[at + 1 : at + 3].any():
+def _end(octets: Octets, at: int) -> int | None:
+    """The end of the data message that begins there; None where none is whole."""
+    if at + HEADER > len(octets) or octets[at] != _DATA:
         return None
     end = int(_ends(octets, np.array([at]))[0])
-    return end if end <= len(octets) else None
+    return end if at + HEADER <= end <= len(octets) else None
 
 
 def _ends(octets: Octets, places: Ints) -> Ints:

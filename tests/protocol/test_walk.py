@@ -28,8 +28,13 @@ def walked(data: bytes) -> list[tuple[int, int]]:
 
 
 def looked_up(data: bytes) -> list[tuple[int, int]]:
-    starts, ends = data_messages(np.frombuffer(data, np.uint8))
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+    """In as many calls as it takes."""
+    found: list[tuple[int, int]] = []
+    octets, at = np.frombuffer(data, np.uint8), 0
+    while len((bounds := data_messages(octets[at:]))[0]):
+        found += [(at + start, at + end) for start, end in zip(*(each.tolist() for each in bounds), strict=True)]
+        at = found[-1][1]
+    return found
 
 
 looks_so = st.sampled_from([b"d", b"d\0\0\0", b"\0\0\0\x05", message(b"d", b""), message(b"d", b"d\0\0\0\x04"), b"dd"])
