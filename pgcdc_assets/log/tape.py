@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.frames import XLOG_DATA, FrameBlock
+from pgcdc_assets.protocol.frames import ROW, XLOG_DATA, FrameBlock
 from pgcdc_assets.protocol.messages import Message, Origin
 from pgcdc_assets.protocol.scalar import decode
 
@@ -57,10 +57,11 @@ class Run:
 
     @classmethod
     def of(cls, frames: FrameBlock, first: int) -> Run:
-        """Index XLogData frames; ``first`` is the number of the first one. ProtocolError for anything else."""
+        """Index XLogData frames, or rows read as such; ``first`` numbers the first. ProtocolError for others."""
         raw, offsets, lengths = frames.raw, frames.offsets, frames.lengths
         octets = np.frombuffer(raw, np.uint8)
-        if (lengths <= HEADER).any() or (octets[offsets] != XLOG_DATA).any():
+        begins = octets[offsets]
+        if (lengths <= HEADER).any() or ((begins != XLOG_DATA) & (begins != ROW)).any():
             raise ProtocolError("a replication frame is neither XLogData nor a keepalive")
         return cls(raw, offsets, lengths, octets[offsets + HEADER], np.arange(first, first + len(frames)))
 

@@ -23,11 +23,13 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.scalar import EPOCH
 
-__all__ = ["EPOCH", "KEEPALIVE", "XLOG_DATA", "XLOG_HEADER", "FrameBlock", "Keepalive", "XLogData", "keepalive",
+__all__ = ["EPOCH", "KEEPALIVE", "ROW", "XLOG_DATA", "XLOG_HEADER", "FrameBlock", "Keepalive", "XLogData", "keepalive",
            "keepalive_frame", "status_update", "xlog_data"]  # fmt: skip
 
 XLOG_DATA: Final = ord("w")
 """First byte of a frame that carries a message."""
+ROW: Final = 8
+"""First byte of a row of the SQL functions that is read as such a frame: there stands the length of its LSN."""
 KEEPALIVE: Final = ord("k")
 """First byte of a keepalive."""
 XLOG_HEADER: Final = Struct("!cQQq")

@@ -21,7 +21,7 @@ from psycopg import OperationalError
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import PgcdcError, SourceUnavailable
-from pgcdc_assets.protocol.frames import XLOG_DATA, XLOG_HEADER, FrameBlock, keepalive_frame
+from pgcdc_assets.protocol.frames import XLOG_HEADER, FrameBlock, keepalive_frame
 from pgcdc_assets.source.positions import FLUSH_LSN
 from pgcdc_assets.source.replication import ReplicationConnection, literal, plugin_options
 from pgcdc_assets.source.wire import Frames, SocketReader
@@ -44,7 +44,8 @@ _PREAMBLE: Final = 19
 _TRAILER: Final = 2
 _SHIFT: Final = 5
 """Row of (lsn, 0::int8, data): count of columns (2), then length (4) and value of each. ``lsn`` lies at byte 6 and
-the message at byte 30: five bytes on stands what an XLogData frame has at 1 and at 25."""
+the message at byte 30: from byte 5 on, which is the last of the length of ``lsn`` (protocol.frames.ROW), the row reads
+as an XLogData frame, whose LSN and message stand at 1 and at 25. So nothing is copied."""
 _COMMIT_END: Final = XLOG_HEADER.size + 1 + 1 + 8
 """Of a frame that carries a Commit: where its end_lsn stands."""
 
@@ -181,11 +182,9 @@ class Drain(Frames):
             self._first = False
         kept = lengths > _TRAILER
         offsets, lengths = offsets[kept] + _SHIFT, lengths[kept] - _SHIFT
-        octets = np.frombuffer(rows.raw, np.uint8).copy()
-        octets[offsets] = XLOG_DATA
-        frames = FrameBlock(octets.tobytes(), offsets, lengths)
-        commits = np.flatnonzero(octets[offsets + XLOG_HEADER.size] == ord("C"))
+        kinds = np.frombuffer(rows.raw, np.uint8)[offsets + XLOG_HEADER.size]
+        commits = np.flatnonzero(kinds == ord("C"))
         if len(commits):
             at = int(offsets[commits[-1]]) + _COMMIT_END
-            self.position = Lsn(max(self.position, _U64.unpack_from(frames.raw, at)[0]))
-        return frames
+            self.position = Lsn(max(self.position, _U64.unpack_from(rows.raw, at)[0]))
+        return FrameBlock(rows.raw, offsets, lengths)
