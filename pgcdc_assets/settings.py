@@ -78,6 +78,8 @@ class Settings(BaseSettings):
     batch_bytes: Size = 32 << 20
     batch_seconds: float = Field(default=1, gt=0)
     drain_bytes: Size = 32 << 20
+    replication_connections: bool = True
+    """Where the source takes none (a pooler, a proxy, no walsender free): ordinary sessions do, by polling."""
     idle_seconds: float = Field(default=30, ge=0)
     run_seconds: float = Field(default=1800, gt=0)
     sensor_seconds: int = Field(default=5, ge=1)

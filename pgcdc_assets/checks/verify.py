@@ -113,7 +113,8 @@ def verify(
     chosen = [_known(catalog, name) for name in tables] if tables is not None else [t.name for t in catalog.tables]
     source = conninfo or settings.source or ""
     reports = []
-    with exported_snapshot(source, chosen, on_wait=on_wait) as snapshot:
+    replication = settings.replication_connections
+    with exported_snapshot(source, chosen, on_wait=on_wait, replication=replication) as snapshot:
         # As they are published at C: the saved catalog may be older.
         published = {table.name: table for table in read_tables(snapshot.conn, catalog.publications)}
         via_root = read_published(snapshot.conn, catalog.publications).keys()

@@ -52,7 +52,8 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], beside: Beside) 
     The state ``copying`` is durable before the first row is committed: a crash after a table's commit
     is told from one before it by the mirror's own ``snapshot_lsn``.
     """
-    with exported_snapshot(conninfo, names, on_wait=beside.waiting) as snapshot:
+    replication = work.settings.replication_connections
+    with exported_snapshot(conninfo, names, on_wait=beside.waiting, replication=replication) as snapshot:
         catalog = read_catalog(snapshot.conn, work.identity, work.catalog.publications, work.settings.tables)
         tables = [table for name in names if (table := catalog.table(name)) is not None]
         by_name = {table.name: table for table in tables}

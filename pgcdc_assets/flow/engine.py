@@ -30,9 +30,9 @@ from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source import slots
 from pgcdc_assets.source.catalog import read_catalog
-from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.connection import APPLICATION, connect
 from pgcdc_assets.source.failures import NEW_LAKE
-from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.session import open_source
 
 
 class Engine:
@@ -65,6 +65,7 @@ class Engine:
                 batch_bytes=self._settings.batch_bytes,
                 drain_bytes=self._settings.drain_bytes,
                 batch_seconds=self._settings.batch_seconds,
+                replication=self._settings.replication_connections,
             )
             stream = Stream(receiver, log, conn)
             self._check_level(work, stream.source_position())
@@ -133,7 +134,11 @@ class Engine:
             start = slot.confirmed_flush_lsn
             if start is None:
                 raise SetupNeeded("has no confirmed position", thing=slot.thing)
-            with ReplicationConnection.open(self._conninfo) as stream:
+            with open_source(
+                self._conninfo,
+                replication=self._settings.replication_connections,
+                application_name=f"{APPLICATION}/setup",
+            ) as stream:
                 log.create(identity, start, stream.identify().timeline)
         log.open()
         if log.identity != identity:

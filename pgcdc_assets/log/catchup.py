@@ -1,4 +1,4 @@
-"""Where the frames of a run come from: a backlog through the SQL functions first, then the stream."""
+"""Where the frames of a run come from: a backlog through the SQL functions first, then the stream; or polling."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Protocol
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceNotReady
-from pgcdc_assets.log.start import OPTIONS, Subscription, start_stream
+from pgcdc_assets.log.start import OPTIONS, Subscription, free_slot, start_stream
+from pgcdc_assets.source.commands import literal
 from pgcdc_assets.source.drain import LEAST_BYTES, Drain
-from pgcdc_assets.source.replication import ReplicationConnection, literal
+from pgcdc_assets.source.libpq import LibpqConnection
+from pgcdc_assets.source.polling import Polling
+from pgcdc_assets.source.reading import Frames
+from pgcdc_assets.source.replication import ReplicationConnection
 from pgcdc_assets.source.slots import check_slot, require_slot
-from pgcdc_assets.source.wire import Frames
 
 
 class Stream(Protocol):
@@ -64,30 +67,71 @@ class CatchUp:
             self._stream.end_stream()
 
 
+class Polled:
+    """Frames by the SQL functions alone."""
+
+    def __init__(self, connection: LibpqConnection, polling: Polling) -> None:
+        self._connection = connection
+        self.frames = polling
+
+    def wait(self, timeout: float) -> bool:
+        return self._connection.wait(timeout)
+
+    def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
+        self.frames.flushed(flush)
+        if reply:
+            self.frames.ask()
+
+    def end_stream(self) -> None:
+        self.frames.finish()
+
+
 def begin(
-    asked: Subscription, transform_lsn: Lsn, *, start_lsn: Lsn | None = None, least: int = LEAST_BYTES
-) -> tuple[Stream, Lsn]:
+    asked: Subscription, connection: LibpqConnection, transform_lsn: Lsn, *, start_lsn: Lsn | None = None,
+    least: int = LEAST_BYTES,
+) -> tuple[Stream, Lsn]:  # fmt: skip
     """Frames from ``transform_lsn`` on (or from ``start_lsn`` below it), and the floor of all reports.
 
-    A backlog of ``least`` bytes of WAL is drained, if the slot is free and stands at the log's end. Raises what
-    :func:`start_stream` does.
+    By a replication connection: streamed; but a backlog of ``least`` bytes of WAL is drained, if the slot is free and
+    stands at the log's end. By any other one: polled, from where the slot stands. Raises what :func:`start_stream`
+    does; and SourceNotReady where there is no slot to spare for polling.
     """
-    drain = None if start_lsn is not None else _drain(asked, transform_lsn, least)
+    if not isinstance(connection, ReplicationConnection):
+        return _polled(asked, connection, transform_lsn)
+    drain = None if start_lsn is not None else _drain(asked, connection, transform_lsn, least)
     if drain is None:
-        return asked.stream, start_stream(asked, transform_lsn, start_lsn)
-    return CatchUp(asked.stream, drain, lambda position: start_stream(asked, position)), transform_lsn
+        return connection, start_stream(asked, connection, transform_lsn, start_lsn)
+    return CatchUp(connection, drain, lambda position: start_stream(asked, connection, position)), transform_lsn
 
 
-def _drain(asked: Subscription, at: Lsn, least: int) -> Drain | None:
-    status, stream = require_slot(asked.conn, asked.slot), asked.stream
-    wire = stream.socket()
-    if status.active or status.confirmed_flush_lsn != at or status.wal_lsn - at < least or wire is None:
+def _drain(asked: Subscription, connection: ReplicationConnection, at: Lsn, least: int) -> Drain | None:
+    status = require_slot(asked.conn, asked.slot)
+    if status.active or status.confirmed_flush_lsn != at or status.wal_lsn - at < least:
+        return None
+    if connection.socket() is None:
         return None
     check_slot(status, at)
-    copy = f"pgcdc_drain_{stream.execute('SELECT pg_backend_pid()')[0][0]}"
     try:
-        stream.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(copy)}, true)")
+        copy = _copied(asked, connection, at)
     except SourceNotReady:
         # No slot to spare.
         return None
-    return Drain(stream, wire, asked.slot, copy, at, status.wal_lsn, asked.publications, OPTIONS, least)
+    goal = status.wal_lsn
+    return Drain(connection, asked.slot, copy, at, asked.publications, OPTIONS, goal=goal, least=least)
+
+
+def _polled(asked: Subscription, connection: LibpqConnection, at: Lsn) -> tuple[Stream, Lsn]:
+    check_slot(free_slot(asked), at)
+    copy = _copied(asked, connection, at)
+    floor = require_slot(asked.conn, copy).confirmed_flush_lsn or at
+    polling = Polling(connection, asked.slot, copy, floor, asked.publications, OPTIONS)
+    return Polled(connection, polling), floor
+
+
+def _copied(asked: Subscription, connection: LibpqConnection, at: Lsn) -> str:
+    """A temporary copy of the slot, which stands no further than the log. Raises what ``check_slot`` does."""
+    copy = f"pgcdc_drain_{connection.execute('SELECT pg_backend_pid()')[0][0]}"
+    connection.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(copy)}, true)")
+    # Asked behind the copying: a slot that somebody advanced meanwhile has passed the log, and so may its copy.
+    check_slot(require_slot(asked.conn, asked.slot), at)
+    return copy

@@ -56,10 +56,10 @@ class ReceiverProcess:
 
     def __init__(
         self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float,
-        drain_bytes: int = LEAST_BYTES,
+        drain_bytes: int = LEAST_BYTES, replication: bool = True,
     ) -> None:  # fmt: skip
         self._settings = ReceiverSettings(
-            conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes
+            conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, replication
         )
         self._child: subprocess.Popen[bytes] | None = None
         self._events: queue.SimpleQueue[Event | PgcdcError | None] = queue.SimpleQueue()

@@ -31,7 +31,7 @@ from pgcdc_assets.log.start import Subscription, check_identity
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.connection import APPLICATION, connect
 from pgcdc_assets.source.drain import LEAST_BYTES
-from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.session import open_source
 from pgcdc_assets.source.slots import require_slot
 
 _COLLECT_AFTER = 200_000
@@ -48,6 +48,7 @@ class ReceiverSettings:
     batch_bytes: int
     batch_seconds: float
     drain_bytes: int = LEAST_BYTES
+    replication: bool = True
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -105,13 +106,15 @@ class ReceiverRun:
         identity, timeline, position = log.identity, log.timeline, log.position()
         with (
             connect(settings.conninfo, application_name=f"{APPLICATION}/catalog") as conn,
-            ReplicationConnection.open(settings.conninfo) as stream,
+            open_source(
+                settings.conninfo, replication=settings.replication, application_name=f"{APPLICATION}/receive"
+            ) as stream,
         ):
             source = check_identity(stream, identity, timeline, position)
             overlap = Overlap.of(log, require_slot(conn, identity.slot).confirmed_flush_lsn)
-            asked = Subscription(stream, conn, identity.slot, settings.publications, self._keep_waiting)
+            asked = Subscription(conn, identity.slot, settings.publications, self._keep_waiting)
             start_lsn = overlap.start if overlap else None
-            frames, floor = begin(asked, position, start_lsn=start_lsn, least=settings.drain_bytes)
+            frames, floor = begin(asked, stream, position, start_lsn=start_lsn, least=settings.drain_bytes)
             relations = Relations()
             receiver = Receiver(
                 frames, conn, BatchWriter(log.path, identity, source.timeline, relations), relations,

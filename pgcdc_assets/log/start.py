@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -13,8 +13,11 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotActive
 from pgcdc_assets.source.failures import NEW_LAKE
-from pgcdc_assets.source.replication import ReplicationConnection, SystemIdentity
-from pgcdc_assets.source.slots import check_slot, require_slot
+from pgcdc_assets.source.libpq import LibpqConnection, SystemIdentity
+from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.slots import SlotStatus, check_slot, require_slot
+
+T = TypeVar("T")
 
 SLOT_PATIENCE_SECONDS = 10.0
 """A slot stays active for a moment after its last holder left (0.3 s seen): only then is it somebody else's."""
@@ -23,9 +26,7 @@ OPTIONS = {"messages": "true"}
 """Logical messages (``pg_logical_emit_message``) are part of the stream, and of the log."""
 
 
-def check_identity(
-    stream: ReplicationConnection, log: Identity, log_timeline: int, transform_lsn: Lsn
-) -> SystemIdentity:
+def check_identity(stream: LibpqConnection, log: Identity, log_timeline: int, transform_lsn: Lsn) -> SystemIdentity:
     """That the source is the one whose changes the log holds. Raises IdentityMismatch or LogAhead."""
     source = stream.identify()
     thing = "change log"
@@ -48,7 +49,7 @@ def check_identity(
     return source
 
 
-def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, transform_lsn: Lsn) -> None:
+def _check_timeline(stream: LibpqConnection, now: int, log_timeline: int, transform_lsn: Lsn) -> None:
     """A promoted standby is followed only if the log ends before the fork: what the log holds beyond it,
     the new primary never had, and its own transactions there would be skipped as known."""
     if now == log_timeline:
@@ -70,9 +71,8 @@ def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, 
 
 @dataclass(frozen=True)
 class Subscription:
-    """Whose changes are asked for, and over which connections."""
+    """Whose changes are asked for, and where the catalog is read."""
 
-    stream: ReplicationConnection
     conn: psycopg.Connection[Any]
     slot: str
     publications: Sequence[str]
@@ -80,7 +80,9 @@ class Subscription:
     """Asked while somebody else holds the slot."""
 
 
-def start_stream(asked: Subscription, transform_lsn: Lsn, start_lsn: Lsn | None = None) -> Lsn:
+def start_stream(
+    asked: Subscription, stream: ReplicationConnection, transform_lsn: Lsn, start_lsn: Lsn | None = None
+) -> Lsn:
     """START_REPLICATION at ``transform_lsn``, or below it at ``start_lsn``.
 
     Returns the slot's ``confirmed_flush_lsn``, the floor of all reports.
@@ -89,20 +91,35 @@ def start_stream(asked: Subscription, transform_lsn: Lsn, start_lsn: Lsn | None 
     nobody else confirm. Raises what ``check_slot`` does, or SlotActive where somebody holds
     it for longer than SLOT_PATIENCE_SECONDS.
     """
-    conn, slot = asked.conn, asked.slot
-    check_slot(require_slot(conn, slot), transform_lsn)
+    check_slot(require_slot(asked.conn, asked.slot), transform_lsn)
+    _patiently(asked, lambda: stream.start(asked.slot, start_lsn or transform_lsn, asked.publications, options=OPTIONS))
+    status = require_slot(asked.conn, asked.slot)
+    check_slot(status, transform_lsn)
+    return status.confirmed_flush_lsn or transform_lsn
+
+
+def free_slot(asked: Subscription) -> SlotStatus:
+    """The slot, once nobody holds it. Raises SlotActive as :func:`start_stream` does."""
+
+    def free() -> SlotStatus:
+        status = require_slot(asked.conn, asked.slot)
+        if status.active:
+            raise SlotActive("is held", thing=status.thing)
+        return status
+
+    return _patiently(asked, free)
+
+
+def _patiently(asked: Subscription, attempt: Callable[[], T]) -> T:
+    """Try until the slot is free, for SLOT_PATIENCE_SECONDS; then SlotActive says who holds it."""
     deadline = time.monotonic() + SLOT_PATIENCE_SECONDS
     while True:
         try:
-            asked.stream.start(slot, start_lsn or transform_lsn, asked.publications, options=OPTIONS)
-            break
+            return attempt()
         except SlotActive as held:
             if time.monotonic() > deadline or not asked.keep_waiting():
-                raise _with_holder(conn, slot, held) from None
+                raise _with_holder(asked.conn, asked.slot, held) from None
             time.sleep(_RETRY_SECONDS)
-    status = require_slot(conn, slot)
-    check_slot(status, transform_lsn)
-    return status.confirmed_flush_lsn or transform_lsn
 
 
 def _with_holder(conn: psycopg.Connection[Any], slot: str, held: SlotActive) -> SlotActive:

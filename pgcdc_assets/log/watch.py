@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.source.positions import FLUSH_LSN, INSERT_LSN
+from pgcdc_assets.source.positions import FLUSH_LSN, INSERT_LSN, wal_writer_delay
 
 _POSITIONS = f"SELECT {INSERT_LSN}::text, {FLUSH_LSN}::text"
 
@@ -22,11 +22,7 @@ class SourceClock:
     @cached_property
     def wal_writer_delay(self) -> float:
         """Seconds."""
-        row = self._conn.execute(
-            "SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'wal_writer_delay'"
-        ).fetchone()
-        assert row is not None
-        return float(row[0])
+        return wal_writer_delay(self._conn)
 
     def positions(self) -> tuple[Lsn, Lsn]:
         """Insert and flush position now."""

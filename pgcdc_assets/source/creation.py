@@ -11,14 +11,15 @@ import psycopg
 
 from pgcdc_assets.errors import CopyBlocked, SourceFailed
 from pgcdc_assets.source.holders import Holder, transactions
-from pgcdc_assets.source.replication import CreatedSlot, ReplicationConnection
+from pgcdc_assets.source.libpq import CreatedSlot, LibpqConnection
 
 logger = logging.getLogger(__name__)
 
 LOCK_SECONDS = 600
 """lock_timeout of slot creation, for each transaction that it waits for. A nightly report may take
 minutes; a forgotten session must not hold WAL and dead rows for hours."""
-_TELL_SECONDS = 10
+TELL_SECONDS = 10
+"""How often people hear whom a wait is for."""
 _ATTEMPTS = 3
 _TOO_LARGE = "snapshot too large"
 """'initial slot snapshot too large': more open subtransactions than a snapshot holds. They pass."""
@@ -27,20 +28,21 @@ OnWait = Callable[[list[Holder]], None]
 
 
 def create_slot(
-    walsender: ReplicationConnection, conn: psycopg.Connection[Any], name: str, *, temporary: bool,
+    connection: LibpqConnection, conn: psycopg.Connection[Any], name: str, *, temporary: bool,
     lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None, check: Callable[[], None] | None = None,
 ) -> CreatedSlot:  # fmt: skip
     """A pgoutput slot with its exported snapshot. CopyBlocked names who is in the way when time is up.
 
-    Always with a snapshot: on servers before the minors of August 2024 a slot made without one may
-    start inside a transaction. While the server waits, ``check`` is called every half second (its
-    exception ends the wait), and ``on_wait`` hears every ten seconds whom the server waits for.
+    Always with a snapshot, where the connection can export one: on servers before the minors of August 2024 a
+    slot made without may start inside a transaction (:mod:`pgcdc_assets.source.share` tells why that does no harm
+    where it cannot). While the server waits, ``check`` is called every half second (its exception ends the wait),
+    and ``on_wait`` hears every ten seconds whom the server waits for.
     """
-    walsender.execute(f"SET lock_timeout = {int(lock_seconds * 1000):d}")
-    tell = _Teller(conn, on_wait or _log, check)
+    connection.execute(f"SET lock_timeout = {int(lock_seconds * 1000):d}")
+    tell = _Teller(conn, on_wait or log_waiting, check)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return walsender.create_slot(name, temporary=temporary, export=True, waiting=tell)
+            return connection.create_slot(name, temporary=temporary, export=True, waiting=tell)
         except CopyBlocked:
             names = ", ".join(str(holder) for holder in transactions(conn)) or "a transaction that has just ended"
             raise CopyBlocked(
@@ -66,10 +68,10 @@ class _Teller:
     def __call__(self) -> None:
         if self._check is not None:
             self._check()
-        if time.monotonic() - self._last >= _TELL_SECONDS:
+        if time.monotonic() - self._last >= TELL_SECONDS:
             self._last = time.monotonic()
             self._on_wait(transactions(self._conn))
 
 
-def _log(holders: list[Holder]) -> None:
-    logger.warning("slot creation waits for: %s", ", ".join(str(holder) for holder in holders) or "nobody named")
+def log_waiting(holders: list[Holder]) -> None:
+    logger.warning("the source keeps us waiting: %s", ", ".join(str(holder) for holder in holders) or "nobody named")

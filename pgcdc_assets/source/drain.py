@@ -1,4 +1,4 @@
-"""A backlog through the SQL functions: the frames that a stream would bring, many to a send.
+"""WAL through the SQL functions: the frames that a stream would bring, many to a send.
 
 The walsender sends message by message, and that is its limit. ``pg_logical_slot_get_binary_changes``
 decodes the same WAL with the same plugin and hands all of it to COPY, which fills the socket. It is
@@ -7,10 +7,14 @@ stays where the log is durable: ``pg_replication_slot_advance`` moves it there.
 
 Each call collects its range on the server (in memory up to ``work_mem``, then in a file) before the
 first row comes, and begins to read at the oldest transaction that is open: see :attr:`Drain.over`.
+
+A backlog is drained this way before the stream takes over; where the source takes no replication
+connections, all of it comes so (:mod:`pgcdc_assets.source.polling`).
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from struct import Struct
@@ -22,9 +26,10 @@ from psycopg import OperationalError
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import PgcdcError, SourceUnavailable
 from pgcdc_assets.protocol.frames import XLOG_HEADER, FrameBlock, keepalive_frame
+from pgcdc_assets.source.commands import literal, plugin_options
+from pgcdc_assets.source.libpq import LibpqConnection
 from pgcdc_assets.source.positions import FLUSH_LSN
-from pgcdc_assets.source.replication import ReplicationConnection, literal, plugin_options
-from pgcdc_assets.source.wire import Frames, SocketReader
+from pgcdc_assets.source.reading import Frames, RowReader
 
 SMALLEST_RANGE: Final = 256 << 20
 LARGEST_RANGE: Final = 512 << 20
@@ -60,25 +65,21 @@ _WHERE: Final = (
 _U64: Final = Struct("!Q")
 
 
-class Drain(Frames):
-    """From ``position`` on, until :attr:`over`. The connection runs nothing else meanwhile.
+class Ranges(Frames):
+    """From ``position`` on, one range of WAL after the other. The connection runs nothing else meanwhile.
 
-    ``position``: where the slot stood when it was copied, or the end of the log above it.
+    ``copy`` is a temporary copy of ``slot``, and ``position`` where it stands.
     """
 
     def __init__(
-        self, connection: ReplicationConnection, wire: SocketReader, slot: str, copy: str, position: Lsn, goal: Lsn,
-        publications: Sequence[str], options: Mapping[str, str], least: int,
+        self, connection: LibpqConnection, slot: str, copy: str, position: Lsn, publications: Sequence[str],
+        options: Mapping[str, str],
     ) -> None:  # fmt: skip
         self.position = position
         """A boundary: all that commits below it has been taken."""
-        self.over = False
-        """So little is left that the stream brings it sooner; or a transaction is open for so long that each
-        call would decode the same WAL again."""
         self._connection = connection
-        self._wire = wire
+        self._wire: RowReader = connection.rows()
         self._slot, self._copy = slot, copy
-        self._goal, self._least = goal, least
         told = plugin_options(publications, options)
         self._options = ", ".join(literal(part) for option in told.items() for part in option)
         self._advanced = self._flushed = position
@@ -91,9 +92,9 @@ class Drain(Frames):
         return self._wire.held
 
     def pull(self) -> bool:
-        if self._upto is None and not self.over:
+        if self._upto is None:
             self._next_range()
-        return not self.over and self._wire.pull()
+        return self._upto is not None and self._wire.pull()
 
     def take(self) -> FrameBlock:
         """Rows as XLogData frames; behind those of a range a keepalive, whose position is a boundary."""
@@ -110,7 +111,7 @@ class Drain(Frames):
         self._flushed = max(self._flushed, lsn)
 
     def finish(self) -> None:
-        """End before it is over: the range under way is cancelled, and the slot advanced to what is durable."""
+        """End, wherever it stands: the range under way is cancelled, and the slot advanced to what is durable."""
         with suppress(PgcdcError, OperationalError):
             # A slot that stays behind the log is no harm: what comes again is known.
             if self._upto is not None:
@@ -118,23 +119,15 @@ class Drain(Frames):
                 self._let_go()
             self._advance(1)
 
-    def end(self) -> None:
-        """When it is over: drop the copy, which would hold WAL for as long as the connection lives."""
-        self._advance(1)
-        self._connection.execute(f"SELECT pg_drop_replication_slot({literal(self._copy)})")
-
     # Ranges -------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _next_range(self) -> None:
-        self._advance(RELEASE_BYTES)
-        flushed, restart = self._where()
-        behind = flushed - self.position
-        again = self.position - restart
-        little = behind <= 0 or (behind < self._least and self.position >= self._goal)
-        if little or again > _MOST_AGAIN * LARGEST_RANGE:
-            self.over = True
-            return
-        size = min(max(SMALLEST_RANGE, again // 2), LARGEST_RANGE)
+        """No range is under way: begin the next one, if there shall be one now."""
+
+    def _begin(self, restart: Lsn, flushed: Lsn) -> None:
+        """The next range, towards ``flushed``; as large as what is read again for it makes worth while."""
+        size = min(max(SMALLEST_RANGE, (self.position - restart) // 2), LARGEST_RANGE)
         self._upto, self._first = Lsn(min(self.position + size, flushed)), True
         upto, slot = literal(str(self._upto)), literal(self._copy)
         self._wire.command(_RANGE.format(slot=slot, upto=upto, options=self._options))
@@ -142,6 +135,9 @@ class Drain(Frames):
     def _ended(self) -> FrameBlock:
         assert self._upto is not None
         self.position, self._upto = max(self.position, self._upto), None
+        return self._boundary()
+
+    def _boundary(self) -> FrameBlock:
         return FrameBlock.of([keepalive_frame(self.position)])
 
     def _advance(self, least: int) -> None:
@@ -188,3 +184,33 @@ class Drain(Frames):
             at = int(offsets[commits[-1]]) + _COMMIT_END
             self.position = Lsn(max(self.position, _U64.unpack_from(rows.raw, at)[0]))
         return FrameBlock(rows.raw, offsets, lengths)
+
+
+class Drain(Ranges):
+    """A backlog, until :attr:`over`."""
+
+    def __init__(
+        self, connection: LibpqConnection, slot: str, copy: str, position: Lsn, publications: Sequence[str],
+        options: Mapping[str, str], *, goal: Lsn, least: int,
+    ) -> None:  # fmt: skip
+        super().__init__(connection, slot, copy, position, publications, options)
+        self.over = False
+        """So little is left that the stream brings it sooner; or a transaction is open for so long that each
+        call would decode the same WAL again."""
+        self._goal, self._least = goal, least
+
+    def end(self) -> None:
+        """When it is over: drop the copy, which would hold WAL for as long as the connection lives."""
+        self._advance(1)
+        self._connection.execute(f"SELECT pg_drop_replication_slot({literal(self._copy)})")
+
+    def _next_range(self) -> None:
+        if self.over:
+            return
+        self._advance(RELEASE_BYTES)
+        flushed, restart = self._where()
+        behind = flushed - self.position
+        little = behind <= 0 or (behind < self._least and self.position >= self._goal)
+        self.over = little or self.position - restart > _MOST_AGAIN * LARGEST_RANGE
+        if not self.over:
+            self._begin(restart, flushed)

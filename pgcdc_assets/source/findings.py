@@ -17,7 +17,7 @@ OLDEST_VERSION = 140000
 _MINORS_THAT_LOSE = {14: 18, 15: 13, 16: 9, 17: 5}
 """From these minors on (May 2025), ALTER PUBLICATION beside an open writer loses none of its later changes."""
 _PLACES = 2
-"""Slots and walsenders a run needs: the stream's, and for a while a copy's."""
+"""Slots and walsenders a run needs: the stream's, and for a while a copy's (of a slot, where it polls)."""
 _NAMES_SHOWN = 10
 
 _SERVER = """
@@ -47,9 +47,12 @@ UNION ALL
 SELECT 'large objects', count(*)::text FROM pg_catalog.pg_largeobject_metadata HAVING count(*) > 0
 ORDER BY 1, 2
 """
+_TO_LOCK = "UPDATE, DELETE, TRUNCATE"
+"""Any of these lets a role take the SHARE lock of a copy without replication connections; MAINTAIN does from 17 on."""
+_MAINTAIN_SINCE = 170000
 _TABLE_RIGHTS = """
 SELECT c.oid::regclass::text, has_table_privilege(c.oid, 'SELECT'), pg_has_role(c.relowner, 'USAGE'),
-       row_security_active(c.oid)
+       row_security_active(c.oid), has_table_privilege(c.oid, %s)
 FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s) ORDER BY 1
 """
 
@@ -67,15 +70,15 @@ class Finding:
         return f"{self.thing}: {self.what}" + (f"; {self.do}" if self.do else "")
 
 
-def server_findings(conn: psycopg.Connection[Any], slot: str) -> list[Finding]:
-    """The server's settings and free places."""
+def server_findings(conn: psycopg.Connection[Any], slot: str, *, replication: bool = True) -> list[Finding]:
+    """The server's settings and free places; ``replication``: by replication connections."""
     row = conn.execute(_SERVER, [slot]).fetchone()
     assert row is not None
     recovering, wal_level, standbys, keep, idle, slots, senders, has_slot = row
     return [
         *_version(conn.info.server_version),
         *_settings(recovering, wal_level, standbys),
-        *_places(slots, senders, has_slot),
+        *_places(slots, senders if replication else _PLACES, has_slot),
         *_bounds(keep, idle),
     ]
 
@@ -114,7 +117,7 @@ def _places(slots: int, senders: int, has_slot: bool) -> Iterator[Finding]:
                       "raise max_replication_slots and restart it, or drop a slot nobody reads")  # fmt: skip
     if senders < needed:
         yield Finding("error", "source", f"has {max(senders, 0)} free walsenders, and {needed} are needed",
-                      "raise max_wal_senders and restart it")  # fmt: skip
+                      "raise max_wal_senders and restart it, or set `replication_connections: false`")  # fmt: skip
 
 
 def _bounds(keep: str, idle: str | None) -> Iterator[Finding]:
@@ -128,25 +131,33 @@ def _bounds(keep: str, idle: str | None) -> Iterator[Finding]:
                       "set idle_replication_slot_timeout above the longest pause between two runs")  # fmt: skip
 
 
-def rights_findings(conn: psycopg.Connection[Any], tables: Sequence[int], *, own_publication: bool) -> list[Finding]:
+def rights_findings(
+    conn: psycopg.Connection[Any], tables: Sequence[int], *, own_publication: bool, replication: bool = True
+) -> list[Finding]:
     """Rights of our role on the server and on these tables (roots and leaves)."""
     row = conn.execute(_RIGHTS, [_REPLICATION_ROLES]).fetchone()
     assert row is not None
-    replication, create, superuser, bypass, role = row
+    may_replicate, create, superuser, bypass, role = row
     found: list[Finding] = []
-    if not replication:
+    if not may_replicate:
         found.append(Finding("error", f"role {role}", "may not replicate", f'ALTER ROLE "{role}" REPLICATION'))
     if own_publication and not create:
         found.append(Finding("error", f"role {role}", "may not make a publication",
                              f'GRANT CREATE ON DATABASE ... TO "{role}"'))  # fmt: skip
-    rows = [] if superuser else list(conn.execute(_TABLE_RIGHTS, [list(tables)]))
-    unread = [name for name, select, _, _ in rows if not select]
-    foreign = [name for name, _, owner, _ in rows if not owner]
-    hidden = [name for name, _, _, security in rows if security and not bypass]
+    to_lock = _TO_LOCK + (", MAINTAIN" if conn.info.server_version >= _MAINTAIN_SINCE else "")
+    rows = [] if superuser else list(conn.execute(_TABLE_RIGHTS, [to_lock, list(tables)]))
+    unread = [name for name, select, *_ in rows if not select]
+    foreign = [name for name, _, owner, *_ in rows if not owner]
+    hidden = [name for name, *_, security, _ in rows if security and not bypass]
+    unlockable = [] if replication else [name for name, *_, lock in rows if not lock]
     if unread:
         found.append(
             Finding("error", named(unread), f"may not be read by role {role}", f'GRANT SELECT ... TO "{role}"')
         )
+    if unlockable:
+        found.append(Finding("error", named(unlockable), f"may not be locked by role {role}, as a copy without "
+                             "replication connections does for a moment",
+                             f'GRANT TRUNCATE ... TO "{role}" (or MAINTAIN, from PostgreSQL 17 on)'))  # fmt: skip
     if own_publication and foreign:
         found.append(Finding("error", named(foreign), f"not owned by role {role}, so it cannot publish them",
                              "run this as their owner, or exclude them in the setting `tables`"))  # fmt: skip

@@ -20,17 +20,24 @@ SELECT p.transaction::text::int8, age(p.transaction), NULL, p.gid, p.database::t
 FROM pg_catalog.pg_prepared_xacts p
 ORDER BY 2 DESC
 """
-# Those who hold the strongest lock on a table, or stand in line for it: a reader waits behind both.
-# A prepared transaction has no pid in pg_locks: its virtual transaction is -1/<xid>.
+# Those who hold one of these locks on a table or its partitions, or stand in line for it: who waits, waits behind both.
+# A prepared transaction has no pid in pg_locks, where its lock on its own xid tells which one it is.
 _LOCKING = """
 SELECT DISTINCT coalesce(a.backend_xid, x.transaction)::text::int8, 0, l.pid, x.gid, d.datname::text,
        a.application_name, clock_timestamp() - coalesce(a.xact_start, x.prepared)
 FROM pg_catalog.pg_locks l
 JOIN pg_catalog.pg_database d ON d.oid = l.database AND d.datname = current_database()
 LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
-LEFT JOIN pg_catalog.pg_prepared_xacts x ON l.pid IS NULL AND l.virtualtransaction = '-1/' || x.transaction::text
-WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' AND l.relation = ANY(%s)
+LEFT JOIN pg_catalog.pg_locks own ON l.pid IS NULL AND own.pid IS NULL AND own.locktype = 'transactionid'
+  AND own.virtualtransaction = l.virtualtransaction
+LEFT JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = own.transactionid
+WHERE l.locktype = 'relation' AND l.mode = ANY(%s)
+  AND l.relation IN (SELECT coalesce(t.relid, o) FROM unnest(%s::oid[]) AS o
+                     LEFT JOIN pg_catalog.pg_partition_tree(o) AS t ON true)
 """
+_AGAINST_SHARE = [
+    "RowExclusiveLock", "ShareUpdateExclusiveLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock",
+]  # fmt: skip
 _WAITING_FOR = """
 SELECT a.pid FROM pg_catalog.pg_stat_activity a
 WHERE a.wait_event_type = 'Lock' AND a.backend_xid IS NOT NULL AND %s = ANY(pg_catalog.pg_blocking_pids(a.pid))
@@ -62,8 +69,13 @@ def transactions(conn: psycopg.Connection[Any]) -> list[Holder]:
 
 
 def lockers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Holder]:
-    """Who holds ACCESS EXCLUSIVE on one of these tables, or waits for it."""
-    return [_holder(row) for row in conn.execute(_LOCKING, [list(tables)])]
+    """Who holds ACCESS EXCLUSIVE on one of these tables, or waits for it: a reader waits behind both."""
+    return [_holder(row) for row in conn.execute(_LOCKING, [["AccessExclusiveLock"], list(tables)])]
+
+
+def writers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Holder]:
+    """Who holds a lock on one of these tables that keeps SHARE waiting, or waits for such a one."""
+    return [_holder(row) for row in conn.execute(_LOCKING, [_AGAINST_SHARE, list(tables)])]
 
 
 def waiting_for(conn: psycopg.Connection[Any], pid: int) -> list[int]:

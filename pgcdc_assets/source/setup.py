@@ -27,7 +27,7 @@ from pgcdc_assets.source.foreign import foreign_findings
 from pgcdc_assets.source.patterns import TablePatterns
 from pgcdc_assets.source.publications import Publication, inserts_name, made_by_us, read_publication, write_ours
 from pgcdc_assets.source.published import read_published
-from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.session import open_source
 from pgcdc_assets.source.slots import check_slot, identity, slot_status
 from pgcdc_assets.source.wanted import Wanted, wanted_tables
 
@@ -55,8 +55,10 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings) -> list[Find
         tables = list(read_published(conn, [settings.publication]))
         content = foreign_findings(conn, settings.publication, TablePatterns.parse(settings.tables))
     found = [
-        *server_findings(conn, settings.slot),
-        *rights_findings(conn, _with_storage(conn, tables), own_publication=own),
+        *server_findings(conn, settings.slot, replication=settings.replication_connections),
+        *rights_findings(
+            conn, _with_storage(conn, tables), own_publication=own, replication=settings.replication_connections
+        ),
         *content,
         *not_replicated(conn),
     ]
@@ -131,8 +133,10 @@ def _make_slot(
     if status is not None:
         check_slot(status, None)
         return []
-    with ReplicationConnection.open(conninfo, application_name=f"{APPLICATION}/setup") as walsender:
-        create_slot(walsender, conn, settings.slot, temporary=False, lock_seconds=lock_seconds, on_wait=on_wait)
+    with open_source(
+        conninfo, replication=settings.replication_connections, application_name=f"{APPLICATION}/setup"
+    ) as connection:
+        create_slot(connection, conn, settings.slot, temporary=False, lock_seconds=lock_seconds, on_wait=on_wait)
     passed(FaultPoint.SLOT_MADE)
     made = [f"slot {settings.slot}"]
     if not _ours(conn, settings):

@@ -1,16 +1,18 @@
 """A snapshot with an exact LSN, held for as long as a copy takes.
 
-Only a slot's snapshot has one. So a temporary slot is made, its snapshot imported into a transaction
-of our own, exported again from there, and the slot dropped. Then, before the first read, the gate.
+A slot's snapshot has one. So a temporary slot is made, its snapshot imported into a transaction of our
+own, exported again from there, and the slot dropped. Then, before the first read, the gate. Without
+replication connections a lock gives it: :mod:`pgcdc_assets.source.share`.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import psycopg
 from psycopg import sql
@@ -20,20 +22,22 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked, SourceUnavailable, UnknownTable
+from pgcdc_assets.source import share
 from pgcdc_assets.source.connection import APPLICATION, SourceConnection, connect
-from pgcdc_assets.source.creation import LOCK_SECONDS, OnWait, create_slot
+from pgcdc_assets.source.creation import LOCK_SECONDS, TELL_SECONDS, OnWait, create_slot, log_waiting
 from pgcdc_assets.source.failures import of_exception
-from pgcdc_assets.source.holders import lockers, waiting_for
+from pgcdc_assets.source.holders import Holder, lockers, waiting_for, writers
 from pgcdc_assets.source.replication import ReplicationConnection
 
 _GATE_SECONDS = 60
 """The gap between commit record and commit status is one of microseconds; a minute means another fault."""
 _GATE_POLL_SECONDS = 0.002
+_LONG = timedelta(seconds=0.5)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Exactly the transactions with ``commit_lsn`` < ``consistent_point``.
+    """Exactly the transactions with ``commit_lsn`` < ``consistent_point``, of the tables that it was asked for.
 
     ``name``: for SET TRANSACTION SNAPSHOT in tasks, while the ``with`` block lasts, on this server and
     database. ``conn`` is the holding transaction itself, for reading the catalog under the snapshot.
@@ -49,37 +53,37 @@ class Snapshot:
 
 
 class _GiveWay(Exception):
-    """Somebody whom the slot's creation waits for waits for our locks."""
+    """Somebody for whom we wait waits for us, or may soon. ``holders``: who they are, where that is known."""
+
+    def __init__(self, why: str, holders: Sequence[Holder] = ()) -> None:
+        self.why = why
+        self.holders = list(holders)
 
 
 @contextmanager
 def exported_snapshot(
     conninfo: str, tables: Sequence[Table | TableName], *, lock_seconds: float = LOCK_SECONDS,
-    on_wait: OnWait | None = None,
+    on_wait: OnWait | None = None, replication: bool = True,
 ) -> Iterator[Snapshot]:  # fmt: skip
     """A snapshot of these tables, which nobody can truncate or rewrite until the block ends.
 
-    Waits for every open transaction of the cluster; ``lock_seconds`` bounds each wait, and CopyBlocked
-    names who is in the way. ``on_wait`` hears of it meanwhile (a log line by default).
+    Waits for every open transaction of the cluster; without ``replication`` connections for a moment in which no
+    transaction has written these tables. ``lock_seconds`` bounds each wait, and CopyBlocked names who is in the way.
+    ``on_wait`` hears of it meanwhile (a log line by default).
     """
     names = [table.name if isinstance(table, Table) else table for table in tables]
-    deadline = time.monotonic() + lock_seconds
+    told = on_wait or log_waiting
+
+    def take() -> Lsn:
+        if replication:
+            return _take(conninfo, holder, observer, names, lock_seconds, told)
+        return _take_by_lock(holder, observer, names, lock_seconds)
+
     with (
         connect(conninfo, application_name=f"{APPLICATION}/copy", row_security=False) as holder,
         connect(conninfo, application_name=f"{APPLICATION}/watch") as observer,
     ):
-        while True:
-            try:
-                point = _take(conninfo, holder, observer, names, lock_seconds, on_wait)
-                break
-            except _GiveWay:
-                holder.execute("ROLLBACK")
-                if time.monotonic() > deadline:
-                    raise CopyBlocked(
-                        "transactions that change these tables' definition left no gap", thing="snapshot",
-                        do="run again when they are through",
-                    ) from None  # fmt: skip
-                time.sleep(1)
+        point = _patiently(take, holder, lock_seconds, told)
         name = _scalar(holder, "SELECT pg_export_snapshot()")
         _gate(holder, observer)
         passed(FaultPoint.SNAPSHOT_EXPORTED)
@@ -89,9 +93,44 @@ def exported_snapshot(
         holder.execute("ROLLBACK")
 
 
+def _patiently(take: Callable[[], Lsn], holder: SourceConnection, lock_seconds: float, told: OnWait) -> Lsn:
+    """Again after each time that we gave way, which lets go of all locks."""
+    deadline = time.monotonic() + lock_seconds
+    tell_at = time.monotonic() + TELL_SECONDS
+    while True:
+        try:
+            return take()
+        except _GiveWay as way:
+            holder.execute("ROLLBACK")
+            now = time.monotonic()
+            if now > deadline:
+                raise CopyBlocked(way.why, thing="snapshot", do="run again when they are through") from None
+            if now > tell_at:
+                tell_at = now + TELL_SECONDS
+                told(way.holders)
+            time.sleep(1)
+
+
+def _take_by_lock(
+    holder: SourceConnection, observer: SourceConnection, names: Sequence[TableName], lock_seconds: float
+) -> Lsn:
+    """Locks and snapshot. Afterwards ``holder`` stands in a transaction under the snapshot."""
+    holder.execute(share.BEGIN)
+    oids = _lock(holder, observer, names, lock_seconds)
+    try:
+        if any(writer.age and writer.age > _LONG for writer in writers(observer, oids)):
+            # It would not end in time, and hold up those behind us for nothing.
+            raise share.Written
+        return share.still_point(holder, observer, names)
+    except share.Written:
+        found = writers(observer, oids)
+        who = ", ".join(str(writer) for writer in found) or "transactions that have just ended"
+        raise _GiveWay(f"no moment was found in which nobody writes these tables, last for {who}", found) from None
+
+
 def _take(
     conninfo: str, holder: SourceConnection, observer: SourceConnection, names: Sequence[TableName],
-    lock_seconds: float, on_wait: OnWait | None,
+    lock_seconds: float, on_wait: OnWait,
 ) -> Lsn:  # fmt: skip
     """Locks, temporary slot, import. Afterwards ``holder`` stands in a transaction under the snapshot.
 
@@ -104,7 +143,7 @@ def _take(
 
     def check() -> None:
         if waiting_for(observer, pid):
-            raise _GiveWay
+            raise _GiveWay("transactions that change these tables' definition left no gap")
 
     slot = f"pgcdc_copy_{secrets.token_hex(6)}"
     with ReplicationConnection.open(conninfo, application_name=f"{APPLICATION}/copy") as walsender:
@@ -120,10 +159,10 @@ def _take(
 
 def _lock(
     holder: SourceConnection, observer: SourceConnection, names: Sequence[TableName], lock_seconds: float
-) -> None:
-    """ACCESS SHARE, partitions included. LOCK takes no snapshot, so one can still be imported after it."""
+) -> list[int]:
+    """ACCESS SHARE, partitions included; the tables' oids. LOCK takes no snapshot, so one can still be had after it."""
     if not names:
-        return
+        return []
     known = observer.execute(
         "SELECT n.nspname::text, c.relname::text, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "JOIN unnest(%s::text[], %s::text[]) AS w (s, t) ON n.nspname = w.s AND c.relname = w.t",
@@ -145,6 +184,7 @@ def _lock(
         ) from None  # fmt: skip
     except psycopg.Error as error:
         raise of_exception(error).typed("source") from None
+    return list(oids.values())
 
 
 def _gate(holder: SourceConnection, observer: SourceConnection) -> None:

@@ -3,23 +3,23 @@
 libpq hands out one message a call: a copy, an allocation and a return into the interpreter for each,
 which at 300,000 messages a second fill a core. Where the connection is plain (no TLS, no GSSAPI
 encryption) we read its socket ourselves, from the command that starts the stream on: one ``recv``
-for thousands of messages, found by :mod:`pgcdc_assets.protocol.walk`. Elsewhere libpq's own calls serve.
+for thousands of messages, found by :mod:`pgcdc_assets.protocol.walk`. Elsewhere libpq's own calls serve:
+:mod:`pgcdc_assets.source.reading`.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from abc import ABC, abstractmethod
 from struct import Struct
 
 import numpy as np
-from psycopg import OperationalError, pq
 
 from pgcdc_assets.errors import PgcdcError, ProtocolError, SourceUnavailable
 from pgcdc_assets.protocol.frames import FrameBlock
 from pgcdc_assets.protocol.walk import HEADER, data_messages
-from pgcdc_assets.source.failures import ServerError, first_line, result_error
+from pgcdc_assets.source.failures import ServerError, first_line
+from pgcdc_assets.source.reading import FrameReader
 
 _LENGTH = Struct("!I")
 _ROOM = 2 << 20
@@ -27,118 +27,6 @@ _ROOM = 2 << 20
 _KINDS = frozenset(bytes([letter]) for letter in b"dcHWZCENSA")
 _ASIDE = frozenset([b"N", b"S", b"A"])
 """Notices, parameters and notifications: they may come at any time, and mean nothing to a stream."""
-_FRAMES = 8192
-"""libpq's messages that are taken in one go."""
-
-
-class Frames(ABC):
-    """Frames as they come. Nothing here waits."""
-
-    @property
-    @abstractmethod
-    def held(self) -> int:
-        """Bytes read and not yet taken."""
-
-    @abstractmethod
-    def pull(self) -> bool:
-        """Read what has arrived; whether there was something. SourceUnavailable where the connection is gone."""
-
-    @abstractmethod
-    def take(self) -> FrameBlock:
-        """The whole frames that have been read. Raises why the stream ended, once all before has been taken."""
-
-
-class FrameReader(Frames):
-    """The reading side of a stream that has begun, and the little that is sent meanwhile."""
-
-    @abstractmethod
-    def send(self, frame: bytes) -> None:
-        """A frame to the server."""
-
-    @abstractmethod
-    def finish(self) -> bool:
-        """Say that no more frames follow, once; whether the server has ended its side too."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of what is the reader's own. The connection is closed by whoever opened it."""
-
-
-class LibpqReader(FrameReader):
-    """By libpq, whatever the transport."""
-
-    held = 0
-
-    def __init__(self, pgconn: pq.abc.PGconn, endpoint: str) -> None:
-        self._pgconn = pgconn
-        self._endpoint = endpoint
-        self._frames: list[memoryview] = []
-        self._ended = self._finished = False
-
-    def pull(self) -> bool:
-        before = self.held
-        try:
-            self._read()
-        except OperationalError as error:
-            raise SourceUnavailable(first_line(str(error)), thing=self._endpoint) from None
-        if self._ended and not self.held:
-            raise self._error()
-        return self.held > before
-
-    def take(self) -> FrameBlock:
-        frames = FrameBlock.of(self._frames)
-        self._frames, self.held = [], 0
-        return frames
-
-    def send(self, frame: bytes) -> None:
-        try:
-            self._pgconn.put_copy_data(frame)
-            self._pgconn.flush()
-        except OperationalError as error:
-            raise SourceUnavailable(first_line(str(error)), thing=self._endpoint) from None
-
-    def finish(self) -> bool:
-        try:
-            if not self._finished:
-                self._finished = True
-                self._pgconn.put_copy_end()
-                self._pgconn.flush()
-            self._pgconn.consume_input()
-            while (size := self._pgconn.get_copy_data(1)[0]) > 0:
-                pass
-            while size < 0 and self._pgconn.get_result() is not None:
-                pass
-        except OperationalError:
-            return True
-        return size < 0
-
-    def close(self) -> None:
-        self._frames = []
-
-    def _read(self) -> None:
-        get, append, consumed = self._pgconn.get_copy_data, self._frames.append, False
-        for _ in range(0 if self._ended else _FRAMES):
-            size, data = get(1)
-            if size > 0:
-                append(data)
-                self.held += size
-            elif size < 0:
-                self._ended = True
-                return
-            elif consumed:
-                return
-            else:
-                self._pgconn.consume_input()
-                consumed = True
-
-    def _error(self) -> PgcdcError:
-        try:
-            result = self._pgconn.get_result()
-        except OperationalError as error:
-            return SourceUnavailable(first_line(str(error)), thing=self._endpoint)
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            return result_error(result, self._pgconn).typed(self._endpoint)
-        return SourceUnavailable("the server ended the stream", thing=self._endpoint)
 
 
 class SocketReader(FrameReader):

@@ -44,6 +44,8 @@ from tests.journal import Journal, published
 
 SECONDS = 200.0
 """For any one run."""
+WAYS: Sequence[dict[str, Any]] = ({}, {"drain_bytes": 1}, {"replication_connections": False})
+"""To receive."""
 
 
 @dataclass
@@ -80,7 +82,7 @@ class Project:
         sizes: dict[str, Any] = {}
         if doing is not None:
             sizes = {"batch_bytes": doing.batch_bytes, "range_bytes": 10_000}
-            sizes |= {"drain_bytes": 1} if doing.pick % 2 else {}
+            sizes |= WAYS[doing.pick % len(WAYS)]
         self.written = self.insert_position()
         names = [TableName(spec.schema, spec.name) for spec in anew]
         report = self.engine(**sizes).sync(Bounds(**bounds), copy_anew=names)

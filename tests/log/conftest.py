@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class Source:
     database: Database
     conn: psycopg.Connection[Any]
     folder: Path
+    replication: bool = True
+    """Whether receivers take replication connections."""
     running: list[ReceiverProcess] = field(default_factory=list)
 
     def run(self, *statements: str) -> Lsn:
@@ -79,6 +81,7 @@ class Source:
         receiver = ReceiverProcess(
             conninfo or self.database.conninfo, Layout(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
+            replication=self.replication,
         )  # fmt: skip
         self.running.append(receiver)
         receiver.start()
@@ -146,6 +149,6 @@ def rows(log: ChangeLog, where: str = "kind IN ('I','U','D','T','M','C')") -> li
     return list(pa.table(table).to_pylist())
 
 
-def content(log: ChangeLog) -> list[tuple[Any, ...]]:
-    """What must not depend on how the stream was cut: all of a row but its batch."""
-    return [tuple(value for key, value in row.items() if key != "batch_end") for row in rows(log)]
+def content(log: ChangeLog, *, but: Sequence[str] = ()) -> list[tuple[Any, ...]]:
+    """What must not depend on how the stream was cut: all of a row ``but`` these columns and its batch."""
+    return [tuple(value for key, value in row.items() if key not in ("batch_end", *but)) for row in rows(log)]

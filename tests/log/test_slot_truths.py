@@ -87,12 +87,15 @@ def test_slot_ahead_advanced_by_someone(source: Source) -> None:
     assert str(source.confirmed(log)) in told
 
 
-@pytest.mark.parametrize("gone_on", [False, True])
-def test_log_ahead_of_a_restored_backup(own: EmbeddedServer, source: Source, tmp_path: Path, gone_on: bool) -> None:
+@pytest.mark.parametrize(("gone_on", "replication"), [(False, True), (True, True), (True, False)])
+def test_log_ahead_of_a_restored_backup(
+    own: EmbeddedServer, source: Source, tmp_path: Path, gone_on: bool, replication: bool
+) -> None:
     """An older copy of the data directory is put back: the log holds what this source does not know.
 
     Once it has written past the log's end, positions no longer show it; its transactions do.
     """
+    source.replication = replication
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.conn.close()
@@ -119,11 +122,13 @@ def test_log_ahead_of_a_restored_backup(own: EmbeddedServer, source: Source, tmp
     assert "teardown --lake" in told
 
 
-def test_a_restored_source_is_noticed_where_the_log_held_nothing_of_it(source: Source) -> None:
+@pytest.mark.parametrize("replication", [True, False])
+def test_a_restored_source_is_noticed_where_the_log_held_nothing_of_it(source: Source, replication: bool) -> None:
     """The log moved over foreign WAL alone; below its position it must not meet a transaction that it does not hold.
 
     Here the slot is set back, and the log claims a position past a transaction that it never received.
     """
+    source.replication = replication
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
     other = ChangeLog(Layout(source.folder / "other"))

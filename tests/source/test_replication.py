@@ -11,7 +11,8 @@ import pytest
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import CopyBlocked, SlotActive, SlotMissing, SourceFailed, SourceNotReady, SourceUnavailable
-from pgcdc_assets.source.replication import ReplicationConnection, identifier, literal
+from pgcdc_assets.source.commands import identifier, literal
+from pgcdc_assets.source.replication import ReplicationConnection
 from tests.fix_postgres import Database
 
 

@@ -19,6 +19,9 @@ from tests.fix_postgres import Database, fresh_database
 
 T = TableName("public", "t")
 
+either_way = pytest.mark.parametrize("replication", [True, False], ids=["slot", "lock"])
+"""Where the exact LSN comes from."""
+
 
 def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
@@ -45,11 +48,12 @@ def publish(conn: psycopg.Connection, columns: str = "i int PRIMARY KEY, x text"
     conn.execute(f"CREATE TABLE t ({columns}); CREATE PUBLICATION p FOR TABLE t".encode())
 
 
-def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database) -> None:
+@either_way
+def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database, replication: bool) -> None:
     with database.connect() as conn:
         publish(conn)
         conn.execute("INSERT INTO t SELECT i, 'old' FROM generate_series(1, 1000) AS i")
-        with exported_snapshot(database.conninfo, [T]) as snapshot:
+        with exported_snapshot(database.conninfo, [T], replication=replication) as snapshot:
             conn.execute("INSERT INTO t VALUES (1001, 'new'); UPDATE t SET x = 'changed' WHERE i = 1")
             assert scalar(conn, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
             lines = copied(database, snapshot, T)
@@ -60,7 +64,8 @@ def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database) -> None
         wait_for(lambda: scalar(conn, held + " AND pid <> pg_backend_pid()") == 0)
 
 
-def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database) -> None:
+@either_way
+def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database, replication: bool) -> None:
     """Under concurrent writers: rows in the snapshot are those committed before it, by commit LSN."""
     stop = threading.Event()
     slot = f"s_{secrets.token_hex(5)}"
@@ -80,7 +85,7 @@ def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database) ->
             writer.start()
         try:
             wait_for(lambda: int(str(scalar(conn, "SELECT count(*) FROM t"))) > 100)
-            with exported_snapshot(database.conninfo, [T]) as snapshot:
+            with exported_snapshot(database.conninfo, [T], replication=replication) as snapshot:
                 point = snapshot.consistent_point
                 rows = {int(line.split(b",")[0].strip(b'"')) for line in copied(database, snapshot, T)}
         finally:
@@ -110,14 +115,15 @@ def _streamed(conn: psycopg.Connection, slot: str, point: int) -> tuple[set[int]
     return found
 
 
-def test_waiting_is_told_bounded_and_names_who_is_in_the_way(database: Database) -> None:
+@either_way
+def test_waiting_is_told_bounded_and_names_who_is_in_the_way(database: Database, replication: bool) -> None:
     gid = f"g_{secrets.token_hex(4)}"
     with database.connect() as conn, database.connect(application_name="the writer") as writer:
         publish(conn)
         writer.execute("BEGIN; INSERT INTO t VALUES (1)")
         with (
             pytest.raises(CopyBlocked, match="the writer") as caught,
-            exported_snapshot(database.conninfo, [T], lock_seconds=0.8),
+            exported_snapshot(database.conninfo, [T], lock_seconds=0.8, replication=replication),
         ):
             pass
         assert str(writer.info.backend_pid) in caught.value.what
@@ -125,7 +131,10 @@ def test_waiting_is_told_bounded_and_names_who_is_in_the_way(database: Database)
         writer.execute("ROLLBACK")
         conn.execute("BEGIN; INSERT INTO t VALUES (2)")
         conn.execute(f"PREPARE TRANSACTION '{gid}'".encode())
-        with pytest.raises(CopyBlocked, match=gid), exported_snapshot(database.conninfo, [T], lock_seconds=0.8):
+        with (
+            pytest.raises(CopyBlocked, match=gid),
+            exported_snapshot(database.conninfo, [T], lock_seconds=0.8, replication=replication),
+        ):
             pass
         conn.execute(f"COMMIT PREPARED '{gid}'".encode())
         left = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
@@ -144,11 +153,12 @@ def test_a_locked_table_is_named_with_its_locker(database: Database) -> None:
         assert "public.t" in str(caught.value)
 
 
-def test_nobody_can_truncate_or_rewrite_under_the_snapshot(database: Database) -> None:
+@either_way
+def test_nobody_can_truncate_or_rewrite_under_the_snapshot(database: Database, replication: bool) -> None:
     with database.connect() as conn:
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1)")
-        with exported_snapshot(database.conninfo, [T]) as snapshot:
+        with exported_snapshot(database.conninfo, [T], replication=replication) as snapshot:
             conn.execute("SET lock_timeout = 100")
             for ddl in ("TRUNCATE t", "ALTER TABLE t ALTER i TYPE bigint", "ALTER TABLE t ADD COLUMN n int DEFAULT 5",
                         "VACUUM FULL t", "DROP TABLE t"):  # fmt: skip
@@ -213,7 +223,8 @@ def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: 
             assert b"".join(copy_blocks(database.conninfo, snapshot.name, piece, 1 << 16)) == b'"1","x"\n'
 
 
-def test_the_exporter_outlives_the_timeouts_of_idle_sessions(database: Database) -> None:
+@either_way
+def test_the_exporter_outlives_the_timeouts_of_idle_sessions(database: Database, replication: bool) -> None:
     """The source ends sessions that are idle, in a transaction or out of one; ours sits so while a copy lasts."""
     names = ["idle_in_transaction_session_timeout", "idle_session_timeout", "statement_timeout"]
     with database.connect() as conn:
@@ -227,7 +238,7 @@ def test_the_exporter_outlives_the_timeouts_of_idle_sessions(database: Database)
     with database.connect(autocommit=False) as careless:
         careless.execute("SELECT 1")
         wait_for(lambda: _ended(careless))
-    with exported_snapshot(database.conninfo, [T]) as snapshot:
+    with exported_snapshot(database.conninfo, [T], replication=replication) as snapshot:
         time.sleep(1.2)
         snapshot.check()
         assert len(copied(database, snapshot, T)) == 1

@@ -51,9 +51,10 @@ class Received:
         """One run up to where the source stands now."""
         row = self.journal.conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
+        turn = len(self.boundaries)
         receiver = ReceiverProcess(
-            self.database.conninfo, Layout(self.log.path.parent.parent), self.publications,
-            batch_bytes=1 << 20, batch_seconds=0.2, drain_bytes=LEAST_BYTES if len(self.boundaries) % 2 else 1,
+            self.database.conninfo, Layout(self.log.path.parent.parent), self.publications, batch_bytes=1 << 20,
+            batch_seconds=0.2, drain_bytes=LEAST_BYTES if turn % 2 else 1, replication=turn % 3 != 2,
         )  # fmt: skip
         receiver.start()
         try:
