@@ -34,6 +34,7 @@ _EACH = 20
 """Rows of a transaction: half updates, half inserts."""
 _BETWEEN = 0.5
 """Seconds between two marks, on average."""
+MARK = "INSERT INTO history (tid) VALUES (-1)"
 WARM_UP = 20.0
 """The first turns compile their statements; marks are made after them."""
 
@@ -56,8 +57,7 @@ class Latency:
     def two_tables(self, seconds: float) -> None:
         """1,000 rows a second over two tables: updates of one, inserts into the other."""
         with database(self.server, "latency", ("accounts", "history")) as conninfo:
-            self._measure("commit → visible, 2 tables", conninfo, lambda stop: steady(conninfo, stop), seconds,
-                          "INSERT INTO history (tid) VALUES (-1)")  # fmt: skip
+            self._measure("commit → visible, 2 tables", conninfo, lambda stop: steady(conninfo, stop), seconds, MARK)
 
     def whole_shop(self, seconds: float) -> None:
         """All tables of the sample shop under its own traffic of 200 transactions, some 1,000 rows, a second."""
@@ -76,7 +76,7 @@ class Latency:
                           "INSERT INTO events (kind, payload) VALUES ('mark', '{}')")  # fmt: skip
 
     def _measure(
-        self, what: str, conninfo: str, load: Callable[[threading.Event], None], seconds: float, mark: str
+        self, what: str, conninfo: str, load: Callable[[threading.Event], None], seconds: float, statement: str
     ) -> None:
         name = conninfo.rsplit("=", 1)[-1]
         with project(self.folder / name, conninfo, f"{name}_main") as settings:
@@ -84,10 +84,16 @@ class Latency:
             ours.sync(Bounds())
             ends = Bounds(follow=True)
             with usage(self.server) as used, beside(load), _following(ours, ends):
-                time.sleep(WARM_UP)
-                marks = list(random_marks(conninfo, mark, seconds))
-                published(settings, marks[-1].lsn)
+                marks = warm_marks(settings, conninfo, statement, seconds)
             self.record.add(told(what, settings, marks, seconds, used))
+
+
+def warm_marks(settings: Settings, conninfo: str, statement: str, seconds: float) -> list[Mark]:
+    """Marks made for so many seconds, after the first turns; all of them are published."""
+    time.sleep(WARM_UP)
+    marks = list(random_marks(conninfo, statement, seconds))
+    published(settings, marks[-1].lsn)
+    return marks
 
 
 def told(what: str, settings: Settings, marks: list[Mark], seconds: float, used: Usage) -> Run:
@@ -147,10 +153,20 @@ def mark(conninfo: str, statement: str) -> Mark:
 def published(settings: Settings, lsn: Lsn) -> None:
     """Wait until readers see all up to ``lsn``."""
     points = ConsistentPoints(settings.layout)
+
+    def seen() -> bool:
+        newest = points.newest()
+        return newest is not None and newest.replay_lsn >= lsn
+
+    waited(seen, f"nothing was published at or above {lsn}")
+
+
+def waited(for_: Callable[[], bool], otherwise: str) -> None:
+    """TimeoutError, in these words, after two minutes."""
     deadline = time.monotonic() + 120
-    while (newest := points.newest()) is None or newest.replay_lsn < lsn:
+    while not for_():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing was published at or above {lsn}")
+            raise TimeoutError(otherwise)
         time.sleep(0.2)
 
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import latency
-from bench.latency import Mark, beside, mark, published, random_marks, steady, told
+from bench.latency import MARK, Mark, beside, mark, published, steady, told, waited, warm_marks
 from bench.project import project
 from bench.record import Record
 from bench.source import database, flushed
@@ -25,7 +24,6 @@ from pgcdc_assets.settings import Settings
 FROM_IDLE = 5
 """Marks that each wait for a run to be started: some 20 s each."""
 _IDLE_SECONDS = 3.0
-_MARK = "INSERT INTO history (tid) VALUES (-1)"
 
 
 def by_sensor(server: EmbeddedServer, folder: Path, record: Record, seconds: float, from_idle: int = FROM_IDLE) -> None:
@@ -37,9 +35,7 @@ def by_sensor(server: EmbeddedServer, folder: Path, record: Record, seconds: flo
     ):
         published(settings, flushed(conninfo))
         with usage(server) as used, beside(lambda stop: steady(conninfo, stop)):
-            time.sleep(latency.WARM_UP)
-            marks = list(random_marks(conninfo, _MARK, seconds))
-            published(settings, marks[-1].lsn)
+            marks = warm_marks(settings, conninfo, MARK, seconds)
         record.add(told("commit → visible, 2 tables, by the sensor", settings, marks, seconds, used))
         started = time.monotonic()
         with usage(server) as used:
@@ -50,10 +46,10 @@ def by_sensor(server: EmbeddedServer, folder: Path, record: Record, seconds: flo
 def _one_by_one(conninfo: str, settings: Settings, count: int) -> Iterator[Mark]:
     chance = random.Random(3)
     for _ in range(count):
-        _wait_until_idle(settings)
+        waited(lambda: lock.holder(settings.layout) is None, "the run does not end")
         # Somewhere between two looks of the sensor.
         time.sleep(chance.uniform(0, settings.sensor_seconds))
-        made = mark(conninfo, _MARK)
+        made = mark(conninfo, MARK)
         published(settings, made.lsn)
         yield made
 
@@ -71,11 +67,3 @@ def _served(settings: Settings) -> Iterator[None]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(120)
-
-
-def _wait_until_idle(settings: Settings) -> None:
-    deadline = time.monotonic() + 120
-    while lock.holder(settings.layout) is not None:
-        if time.monotonic() > deadline:
-            raise TimeoutError("the run does not end")
-        time.sleep(0.2)

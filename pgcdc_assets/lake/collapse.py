@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.lake.feed import (
     COMMIT_LSN,
@@ -29,7 +30,7 @@ from pgcdc_assets.lake.feed import (
     UNCHANGED,
     FeedColumn,
 )
-from pgcdc_assets.lake.neteffect import Bools, Ints, Net, connected, net_effect
+from pgcdc_assets.lake.neteffect import Net, connected, net_effect
 
 UPSERT, REMOVE = "U", "D"
 """What a row of the merge source asks for (column ``_pgcdc_op``)."""

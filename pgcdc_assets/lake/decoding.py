@@ -12,16 +12,14 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.catalog import Column, Table
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lake.feed import DELETE, INSERT, POSTIMAGE, PREIMAGE
 from pgcdc_assets.protocol.columnar import Images, images
 from pgcdc_assets.protocol.shape import Shape
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 Kind = Literal["I", "U", "D"]
 
 

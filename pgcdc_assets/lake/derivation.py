@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.lake.decoding import Change, Ints, Kind, Route, Unfollowable, changes, unchanged_lists
+from pgcdc_assets.lake.decoding import Change, Kind, Route, Unfollowable, changes, unchanged_lists
 from pgcdc_assets.lake.feed import (
     COMMIT_LSN,
     COMMIT_TS,

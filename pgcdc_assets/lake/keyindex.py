@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.lake.collapse import raw_texts
 from pgcdc_assets.lake.feed import RAW, FeedColumn
-from pgcdc_assets.lake.neteffect import Ints
 
 
 class KeyIndex:

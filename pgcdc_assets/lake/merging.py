@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
+from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.lake.collapse import MASK, ORIGIN, PRESENT, UPSERT, key_numbers, map_keys, raw_maps, raw_texts
 from pgcdc_assets.lake.feed import HASH, LEAF, OP, RAW, FeedColumn
 from pgcdc_assets.lake.keyindex import KeyIndex
 from pgcdc_assets.lake.multiset import COUNT, NetRows
-from pgcdc_assets.lake.neteffect import Bools, Ints
 from pgcdc_assets.lake.targets import RowGroup, Target, Wanted, wanted
 
 LACKS = "the mirror lacks a row that the source changed"

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.lake.collapse import key_numbers
 from pgcdc_assets.lake.feed import (
     COMMIT_LSN,
@@ -28,7 +29,6 @@ from pgcdc_assets.lake.feed import (
     ROW,
     FeedColumn,
 )
-from pgcdc_assets.lake.neteffect import Ints
 
 COUNT = "_pgcdc_count"
 """In the rows to take away: how many copies of this row the target loses."""

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.lake.feed import DELETE, INSERT, OPS, PREIMAGE
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 _INSERT, _PREIMAGE, _DELETE = OPS.index(INSERT), OPS.index(PREIMAGE), OPS.index(DELETE)
 

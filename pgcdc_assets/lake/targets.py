@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pgcdc_assets.core.arrays import Bools
 from pgcdc_assets.lake.deltalog import Added
-from pgcdc_assets.lake.neteffect import Bools
 from pgcdc_assets.lake.vectors import kept, read_vector
 
 Wanted = Mapping[str, NDArray[Any]]

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.frames import ROW, XLOG_DATA, FrameBlock
 from pgcdc_assets.protocol.messages import Message, Origin
 from pgcdc_assets.protocol.scalar import decode
 
-Ints = NDArray[np.int64]
 Records = NDArray[Any]
 
 HEADER = 25

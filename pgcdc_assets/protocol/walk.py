@@ -11,15 +11,14 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Octets = NDArray[np.uint8]
+from pgcdc_assets.core.arrays import Ints, Octets
 
 HEADER: Final = 5
 """Bytes of kind and length."""
 _DATA: Final = ord("d")
 _ALONE: Final = 1 << 20
+"""A message of this many bytes is handed on by itself."""
 _PAIR: Final = _DATA
 """The kind, and the zero byte behind it, as a little-endian number."""
 

@@ -117,7 +117,12 @@ class SocketReader(FrameReader):
 
     def _whole(self) -> bool:
         """Whether the next message has come to its end."""
-        return self.held >= HEADER and 1 + _LENGTH.unpack_from(self._buffer, 1)[0] <= self.held
+        return self.held >= HEADER and self._end() <= self.held
+
+    def _end(self) -> int:
+        """Where the next message ends, whose header has come."""
+        length: int = _LENGTH.unpack_from(self._buffer, 1)[0]
+        return 1 + length
 
     def _next(self, *, data: bool = False) -> bytes | None:
         """The kind of the next message that is not data (or of any), dropped from the buffer; None if it is not there.
@@ -125,7 +130,7 @@ class SocketReader(FrameReader):
         What means nothing to a stream is passed over; an error is raised.
         """
         while self.held >= HEADER:
-            kind, end = bytes(self._buffer[:1]), 1 + _LENGTH.unpack_from(self._buffer, 1)[0]
+            kind, end = bytes(self._buffer[:1]), self._end()
             if kind not in _KINDS or end < HEADER:
                 raise ProtocolError(f"{kind!r} begins no message of the server", thing=self._endpoint)
             if end > self.held or (kind == b"d" and not data):

@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.errors import ProtocolError, SlotMissing, SourceUnavailable
 from pgcdc_assets.source.wire import SocketReader
+from tests.protocol.test_walk import message
 
 ENDED = pack("!cI", b"c", 4)
-
-
-def message(kind: bytes, body: bytes) -> bytes:
-    return kind + pack("!I", len(body) + 4) + body
 
 
 @pytest.fixture
