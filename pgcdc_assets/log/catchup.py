@@ -117,14 +117,14 @@ def _drain(asked: Subscription, connection: ReplicationConnection, at: Lsn, leas
         # No slot to spare.
         return None
     goal = status.wal_lsn
-    return Drain(connection, asked.slot, copy, at, asked.publications, OPTIONS, goal=goal, least=least)
+    return Drain(connection, asked.conn, asked.slot, copy, at, asked.publications, OPTIONS, goal=goal, least=least)
 
 
 def _polled(asked: Subscription, connection: LibpqConnection, at: Lsn) -> tuple[Stream, Lsn]:
     check_slot(free_slot(asked), at)
     copy = _copied(asked, connection, at)
     floor = require_slot(asked.conn, copy).confirmed_flush_lsn or at
-    polling = Polling(connection, asked.slot, copy, floor, asked.publications, OPTIONS)
+    polling = Polling(connection, asked.conn, asked.slot, copy, floor, asked.publications, OPTIONS)
     return Polled(connection, polling), floor
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import psycopg
@@ -10,6 +11,7 @@ from psycopg.abc import Params, PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgcdc_assets.errors import SettingsError, SourceUnavailable
+from pgcdc_assets.source.commands import literal
 from pgcdc_assets.source.failures import of_exception, of_refusal
 
 RV = TypeVar("RV")
@@ -102,10 +104,16 @@ def connect(
     except psycopg.OperationalError as error:
         raise of_refusal(without_secret(str(error), conninfo)).typed(redacted(conninfo)) from None
     conn.endpoint = redacted(conninfo)
-    if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
-        # Unknown before 17, where naming it at start-up would refuse the connection.
-        conn.execute("SELECT set_config('transaction_timeout', '0', false)")
+    conn.execute(session_settings(conn.info.server_version, extra).encode())
     return conn
+
+
+def session_settings(server_version: int, more: Mapping[str, str]) -> str:
+    """A statement that sets all of them again: a pooler may drop the start-up option string."""
+    # transaction_timeout is unknown before 17, where naming it at start-up would refuse the connection.
+    late = {"transaction_timeout": "0"} if server_version >= _TRANSACTION_TIMEOUT_SINCE else {}
+    calls = [f"set_config('{name}', {literal(value)}, false)" for name, value in {**_SESSION, **more, **late}.items()]
+    return f"SELECT {', '.join(calls)}"
 
 
 def parsed(conninfo: str) -> dict[str, Any]:

@@ -14,19 +14,22 @@ connections, all of it comes so (:mod:`pgcdc_assets.source.polling`).
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import psycopg
 from psycopg import OperationalError
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.errors import PgcdcError, SourceUnavailable
+from pgcdc_assets.errors import PgcdcError, SlotActive, SourceUnavailable
 from pgcdc_assets.protocol.frames import XLOG_HEADER, FrameBlock, keepalive_frame
 from pgcdc_assets.source.commands import literal, plugin_options
+from pgcdc_assets.source.failures import of_exception
 from pgcdc_assets.source.libpq import LibpqConnection
 from pgcdc_assets.source.positions import FLUSH_LSN
 from pgcdc_assets.source.reading import Frames, RowReader
@@ -62,22 +65,30 @@ _WHERE: Final = (
     f"SELECT {FLUSH_LSN}::text, restart_lsn::text FROM pg_catalog.pg_replication_slots"  # noqa: S608
     " WHERE slot_name = {slot}"
 )
+_ADVANCE: Final = """
+SELECT pg_replication_slot_advance(w.slot, w.lsn) FROM (SELECT %s::name AS slot, %s::pg_lsn AS lsn) AS w
+WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
+                  WHERE s.slot_name = w.slot AND s.confirmed_flush_lsn > w.lsn)
+"""
+_HELD_SECONDS: Final = 30.0
 _U64: Final = Struct("!Q")
 
 
 class Ranges(Frames):
     """From ``position`` on, one range of WAL after the other. The connection runs nothing else meanwhile.
 
-    ``copy`` is a temporary copy of ``slot``, and ``position`` where it stands.
+    ``copy`` is a temporary copy of ``slot``, and ``position`` where it stands. Any error drops a session's temporary
+    slots: what may fail runs ``beside`` it.
     """
 
     def __init__(
-        self, connection: LibpqConnection, slot: str, copy: str, position: Lsn, publications: Sequence[str],
-        options: Mapping[str, str],
+        self, connection: LibpqConnection, beside: psycopg.Connection[Any], slot: str, copy: str, position: Lsn,
+        publications: Sequence[str], options: Mapping[str, str],
     ) -> None:  # fmt: skip
         self.position = position
         """A boundary: all that commits below it has been taken."""
         self._connection = connection
+        self._beside = beside
         self._wire: RowReader = connection.rows()
         self._slot, self._copy = slot, copy
         told = plugin_options(publications, options)
@@ -86,6 +97,8 @@ class Ranges(Frames):
         self._upto: Lsn | None = None
         """End of the range that is under way."""
         self._first = True
+        self._refused_at: float | None = None
+        """Since when somebody else has held the slot."""
 
     @property
     def held(self) -> int:
@@ -141,11 +154,20 @@ class Ranges(Frames):
         return FrameBlock.of([keepalive_frame(self.position)])
 
     def _advance(self, least: int) -> None:
-        if self._flushed - self._advanced >= least:
-            self._connection.execute(
-                f"SELECT pg_replication_slot_advance({literal(self._slot)}, {literal(str(self._flushed))})"
-            )
-            self._advanced = self._flushed
+        """Let go of what is durable, if it is so much. A slot that somebody has advanced further stays there."""
+        if self._flushed - self._advanced < least:
+            return
+        try:
+            self._beside.execute(_ADVANCE, [self._slot, str(self._flushed)])
+        except psycopg.Error as error:
+            typed = of_exception(error).typed(f"slot {self._slot}")
+            # Somebody looks into it, as monitoring may. Whoever stays holds the source's WAL.
+            held = time.monotonic() - (self._refused_at or time.monotonic())
+            if not isinstance(typed, SlotActive) or held > _HELD_SECONDS:
+                raise typed from None
+            self._refused_at = self._refused_at or time.monotonic()
+            return
+        self._advanced, self._refused_at = self._flushed, None
 
     def _where(self) -> tuple[Lsn, Lsn]:
         """The source's flush position, and where the next call begins to read."""
@@ -190,10 +212,10 @@ class Drain(Ranges):
     """A backlog, until :attr:`over`."""
 
     def __init__(
-        self, connection: LibpqConnection, slot: str, copy: str, position: Lsn, publications: Sequence[str],
-        options: Mapping[str, str], *, goal: Lsn, least: int,
+        self, connection: LibpqConnection, beside: psycopg.Connection[Any], slot: str, copy: str, position: Lsn,
+        publications: Sequence[str], options: Mapping[str, str], *, goal: Lsn, least: int,
     ) -> None:  # fmt: skip
-        super().__init__(connection, slot, copy, position, publications, options)
+        super().__init__(connection, beside, slot, copy, position, publications, options)
         self.over = False
         """So little is left that the stream brings it sooner; or a transaction is open for so long that each
         call would decode the same WAL again."""

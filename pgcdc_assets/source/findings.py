@@ -52,7 +52,7 @@ _TO_LOCK = "UPDATE, DELETE, TRUNCATE"
 _MAINTAIN_SINCE = 170000
 _TABLE_RIGHTS = """
 SELECT c.oid::regclass::text, has_table_privilege(c.oid, 'SELECT'), pg_has_role(c.relowner, 'USAGE'),
-       row_security_active(c.oid), has_table_privilege(c.oid, %s)
+       row_security_active(c.oid), c.relispartition OR has_table_privilege(c.oid, %s)
 FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s) ORDER BY 1
 """
 

@@ -19,14 +19,13 @@ from psycopg import OperationalError, pq
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceUnavailable
-from pgcdc_assets.source.connection import APPLICATION, redacted, source_conninfo, without_secret
+from pgcdc_assets.source.connection import APPLICATION, redacted, session_settings, source_conninfo, without_secret
 from pgcdc_assets.source.failures import ServerError, first_line, of_refusal, result_error
 from pgcdc_assets.source.reading import LibpqRows, RowReader
 from pgcdc_assets.source.wire import SocketReader
 
 POLL_SECONDS = 0.5
 """How long a command waits at a time, so that signals and ``waiting`` get their turn."""
-_TRANSACTION_TIMEOUT_SINCE = 170000
 _ENCRYPTED = "SELECT coalesce((SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()), false)"
 _HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
@@ -89,8 +88,7 @@ class LibpqConnection(ABC):
             pgconn.finish()
             raise of_refusal(message).typed(endpoint)
         connection = cls(pgconn, endpoint)
-        if pgconn.server_version >= _TRANSACTION_TIMEOUT_SINCE:
-            connection.execute("SET transaction_timeout = 0")
+        connection.execute(session_settings(pgconn.server_version, settings))
         return connection
 
     # What the two kinds do each in their way ---------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
+
+import psycopg
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.protocol.frames import FrameBlock
@@ -13,6 +15,8 @@ from pgcdc_assets.source.libpq import LibpqConnection
 
 POLL_SECONDS: Final = 0.3
 """Between two looks at a source that has written nothing, and between two calls once all is read."""
+SLOWEST_AGAIN: Final = 16 << 20
+"""Bytes of WAL a second, where an open transaction makes a call decode them again."""
 ADVANCE_SECONDS: Final = 10.0
 """The slot moves this often at least: to advance decodes again what lies between (see RELEASE_BYTES)."""
 
@@ -22,13 +26,15 @@ class Polling(Ranges):
     was comes a rest of its own length: a transaction open for hours costs the source half a core at most."""
 
     def __init__(
-        self, connection: LibpqConnection, slot: str, copy: str, position: Lsn, publications: Sequence[str],
-        options: Mapping[str, str],
+        self, connection: LibpqConnection, beside: psycopg.Connection[Any], slot: str, copy: str, position: Lsn,
+        publications: Sequence[str], options: Mapping[str, str],
     ) -> None:  # fmt: skip
-        super().__init__(connection, slot, copy, position, publications, options)
+        super().__init__(connection, beside, slot, copy, position, publications, options)
         self._asked = False
         self._answered = False
         self._began = self._rested = self._due = 0.0
+        self._again = 0
+        """Bytes of WAL that it reads again."""
         self._end = position
         """The source's flush position when the range under way began."""
         self._advance_due = time.monotonic() + ADVANCE_SECONDS
@@ -49,15 +55,18 @@ class Polling(Ranges):
 
     def _next_range(self) -> None:
         now = time.monotonic()
-        if now < (self._rested if self._asked else self._due):
+        due = now >= (self._rested if self._asked else self._due)
+        # What comes unasked between two calls is the end of the connection: the next command says so.
+        if not due and not self._connection.wait(0):
             return
         late = now >= self._advance_due
-        self._advance(1 if late else RELEASE_BYTES)
+        # Though nothing has moved: one that is not touched counts as forgotten (idle_replication_slot_timeout).
+        self._advance(0 if late else RELEASE_BYTES)
         if late:
             self._advance_due = now + ADVANCE_SECONDS
         self._end, restart = self._where()
         if self._end > self.position:
-            self._began = now
+            self._began, self._again = now, self.position - restart
             self._begin(restart, self._end)
         else:
             self._due = now + POLL_SECONDS
@@ -67,6 +76,8 @@ class Polling(Ranges):
     def _ended(self) -> FrameBlock:
         boundary, now = super()._ended(), time.monotonic()
         behind = self.position < self._end
-        self._rested = now if behind else now + (now - self._began)
+        # A call may also have waited, for us or for the source to write the rest of a record.
+        work = min(now - self._began, self._again / SLOWEST_AGAIN)
+        self._rested = now if behind else now + work
         self._due = now if behind else max(self._rested, now + POLL_SECONDS)
         return boundary

@@ -15,13 +15,14 @@ from pgcdc_assets.source.libpq import CreatedSlot, LibpqConnection, SystemIdenti
 from pgcdc_assets.source.positions import FLUSH_LSN
 from pgcdc_assets.source.replication import ReplicationConnection
 
-# The name of a WAL file begins with its timeline; a standby has none under way, but its last restart point.
+# The name of a WAL file begins with its timeline; a standby writes none, and has its last restart point's or, past a
+# switch, the one that it recovers to.
 _IDENTIFY = f"""
-SELECT system_identifier::text,
-       CASE WHEN pg_is_in_recovery() THEN to_hex((SELECT timeline_id FROM pg_control_checkpoint()))
+SELECT s.system_identifier::text,
+       CASE WHEN pg_is_in_recovery() THEN to_hex(greatest(c.timeline_id, r.min_recovery_end_timeline))
             ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END,
        {FLUSH_LSN}::text, current_database()::text
-FROM pg_control_system()
+FROM pg_control_system() AS s, pg_control_checkpoint() AS c, pg_control_recovery() AS r
 """  # noqa: S608  (put together of our own constants)
 
 

@@ -8,6 +8,14 @@ exact for these tables, though not for others.
 For the same reason a slot may be older than its decoder's first whole transaction (as on servers before the
 minors of August 2024, where it was made without a snapshot): what was under way then and wrote one of these
 tables has ended below the copy's position, and is left out of what the log brings to them.
+
+Nobody on the source may suffer by it:
+
+- the locks come and go in one message to the server, whatever becomes of us meanwhile;
+- we wait for one table's lock alone, with no other lock in hand, and then take all others at once or none.
+  So nobody waits for us while we wait, but behind us in line, where PostgreSQL lets him pass rather than end him
+  for a deadlock;
+- a writer that comes meanwhile waits half a second at most, and only where those before him were seen to be brief.
 """
 
 from __future__ import annotations
@@ -24,53 +32,69 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import SourceNotReady, SourceUnavailable
 from pgcdc_assets.source.connection import SourceConnection
 from pgcdc_assets.source.failures import of_exception
-from pgcdc_assets.source.positions import flush_lsn, record_end, wal_writer_delay
+from pgcdc_assets.source.holders import writing
+from pgcdc_assets.source.positions import RECORD_END, flush_lsn, wal_writer_delay
 
-BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE"
-"""A transaction that may only read may not lock so; it is made such a one once it has."""
-
-# A writer that comes while we wait stands behind us in line. Half of deadlock_timeout is the longest that this may
-# last: whoever waits for us in turn looks for a deadlock only after all of it, and then we have given way.
-_BRIEFLY = "SELECT (setting::int / 2)::text FROM pg_catalog.pg_settings WHERE name = 'deadlock_timeout'"
+WAIT_SECONDS = 0.5
+"""So long a writer waits behind us at most, and so long may the transactions last that we wait for."""
 _POLL_SECONDS = 0.02
 _PATIENCE_SECONDS = 10.0
 """With a disk that is busy."""
 
+_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE; SAVEPOINT still; SET LOCAL lock_timeout = {wait};"
+"""A transaction that may only read may not lock so; ours is made such a one once it has."""
+_LOCK = "LOCK TABLE ONLY {first} IN SHARE MODE; LOCK TABLE {all} IN SHARE MODE NOWAIT;"
+"""ONLY: a table's partitions would be locked one by one, and waited for with those before in hand."""
+_LET_GO = "; ROLLBACK TO SAVEPOINT still; RELEASE SAVEPOINT still;"
+_KEEP = "LOCK TABLE {all} IN ACCESS SHARE MODE NOWAIT;"
+_END = "SET TRANSACTION READ ONLY"
+
 
 class Written(Exception):
-    """Somebody has written these tables and not committed yet."""
+    """Somebody writes these tables, and has not committed yet."""
 
 
-def still_point(holder: SourceConnection, observer: SourceConnection, names: Sequence[TableName]) -> Lsn:
-    """Where the snapshot stands that ``holder``'s transaction has from here on; it has taken none before.
+def still_point(holder: SourceConnection, observer: SourceConnection, tables: dict[TableName, int]) -> Lsn:
+    """Begin ``holder``'s transaction; where its snapshot stands, in which nobody can truncate or rewrite ``tables``.
 
-    Raises Written: then roll the transaction back, so that nobody waits for us, and try again later.
-    SourceNotReady where this role, or this server, cannot lock so.
+    ``tables``: name and oid of each. Raises Written, and SourceNotReady where this role or this server
+    cannot lock so; then roll the transaction back.
     """
-    briefly = observer.execute(_BRIEFLY).fetchone()
-    assert briefly is not None
-    holder.execute("SAVEPOINT still")
-    holder.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(briefly[0]))
-    listed = sql.SQL(", ").join(sql.Identifier(name.schema, name.name) for name in names)
+    before = writing(observer, list(tables.values()))
+    if before:
+        time.sleep(WAIT_SECONDS)
+        if before.keys() & writing(observer, list(tables.values())).keys():
+            raise Written
+    # The one table that we can wait for: the one with most writers.
+    busy = sorted(tables, key=lambda name: -sum(tables[name] in written for written in before.values()))
     try:
-        if names:
-            holder.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(listed))
-    except psycopg.errors.QueryCanceled:
+        point = _locked(holder, busy)
+    except psycopg.errors.LockNotAvailable:
         raise Written from None
-    except psycopg.errors.ReadOnlySqlTransaction:
+    except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.FeatureNotSupported):
         raise SourceNotReady(
             "is a standby, where no table can be locked for a moment, as a copy without a replication connection "
             "needs it", thing=holder.endpoint, do="copy from its primary, or set `replication_connections: true`",
         ) from None  # fmt: skip
     except psycopg.Error as error:
         raise of_exception(error).typed("source") from None
-    point = record_end(holder)
-    # The locks go with what is rolled back; the snapshot is the whole transaction's.
-    holder.execute("ROLLBACK TO SAVEPOINT still")
-    holder.execute("RELEASE SAVEPOINT still")
-    holder.execute("SET TRANSACTION READ ONLY")
     _until_flushed(observer, point)
     return point
+
+
+def _locked(holder: SourceConnection, names: Sequence[TableName]) -> Lsn:
+    """One message, so that the locks go whether or not we are still there."""
+    listed = [sql.Identifier(name.schema, name.name) for name in names]
+    text = [_BEGIN, _LOCK, RECORD_END, _LET_GO, _KEEP, _END] if names else [_BEGIN, RECORD_END, _LET_GO, _END]
+    message = sql.SQL("".join(text)).format(
+        wait=int(WAIT_SECONDS * 1000), first=sql.SQL("").join(listed[:1]), all=sql.SQL(", ").join(listed)
+    )
+    results = holder.execute(message)
+    while results.description is None and results.nextset():
+        pass
+    row = results.fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
 
 
 def _until_flushed(observer: SourceConnection, point: Lsn) -> None:

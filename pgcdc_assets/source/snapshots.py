@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 
 import psycopg
 from psycopg import sql
@@ -32,7 +31,6 @@ from pgcdc_assets.source.replication import ReplicationConnection
 _GATE_SECONDS = 60
 """The gap between commit record and commit status is one of microseconds; a minute means another fault."""
 _GATE_POLL_SECONDS = 0.002
-_LONG = timedelta(seconds=0.5)
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def exported_snapshot(
     def take() -> Lsn:
         if replication:
             return _take(conninfo, holder, observer, names, lock_seconds, told)
-        return _take_by_lock(holder, observer, names, lock_seconds)
+        return _take_by_lock(holder, observer, names)
 
     with (
         connect(conninfo, application_name=f"{APPLICATION}/copy", row_security=False) as holder,
@@ -111,19 +109,13 @@ def _patiently(take: Callable[[], Lsn], holder: SourceConnection, lock_seconds: 
             time.sleep(1)
 
 
-def _take_by_lock(
-    holder: SourceConnection, observer: SourceConnection, names: Sequence[TableName], lock_seconds: float
-) -> Lsn:
+def _take_by_lock(holder: SourceConnection, observer: SourceConnection, names: Sequence[TableName]) -> Lsn:
     """Locks and snapshot. Afterwards ``holder`` stands in a transaction under the snapshot."""
-    holder.execute(share.BEGIN)
-    oids = _lock(holder, observer, names, lock_seconds)
+    tables = _oids(observer, names)
     try:
-        if any(writer.age and writer.age > _LONG for writer in writers(observer, oids)):
-            # It would not end in time, and hold up those behind us for nothing.
-            raise share.Written
-        return share.still_point(holder, observer, names)
+        return share.still_point(holder, observer, tables)
     except share.Written:
-        found = writers(observer, oids)
+        found = writers(observer, list(tables.values()))
         who = ", ".join(str(writer) for writer in found) or "transactions that have just ended"
         raise _GiveWay(f"no moment was found in which nobody writes these tables, last for {who}", found) from None
 
@@ -159,19 +151,11 @@ def _take(
 
 def _lock(
     holder: SourceConnection, observer: SourceConnection, names: Sequence[TableName], lock_seconds: float
-) -> list[int]:
-    """ACCESS SHARE, partitions included; the tables' oids. LOCK takes no snapshot, so one can still be had after it."""
+) -> None:
+    """ACCESS SHARE, partitions included. LOCK takes no snapshot, so one can still be imported after it."""
     if not names:
-        return []
-    known = observer.execute(
-        "SELECT n.nspname::text, c.relname::text, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "JOIN unnest(%s::text[], %s::text[]) AS w (s, t) ON n.nspname = w.s AND c.relname = w.t",
-        [[name.schema for name in names], [name.name for name in names]],
-    )
-    oids = {TableName(schema, table): oid for schema, table, oid in known}
-    for name in names:
-        if name not in oids:
-            raise UnknownTable("does not exist on the source", thing=f"table {name}")
+        return
+    oids = _oids(observer, names)
     holder.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(int(lock_seconds * 1000)))
     listed = sql.SQL(", ").join(sql.Identifier(name.schema, name.name) for name in names)
     try:
@@ -184,7 +168,20 @@ def _lock(
         ) from None  # fmt: skip
     except psycopg.Error as error:
         raise of_exception(error).typed("source") from None
-    return list(oids.values())
+
+
+def _oids(observer: SourceConnection, names: Sequence[TableName]) -> dict[TableName, int]:
+    """UnknownTable for one that does not exist."""
+    known = observer.execute(
+        "SELECT n.nspname::text, c.relname::text, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "JOIN unnest(%s::text[], %s::text[]) AS w (s, t) ON n.nspname = w.s AND c.relname = w.t",
+        [[name.schema for name in names], [name.name for name in names]],
+    )
+    oids = {TableName(schema, table): oid for schema, table, oid in known}
+    for name in names:
+        if name not in oids:
+            raise UnknownTable("does not exist on the source", thing=f"table {name}")
+    return oids
 
 
 def _gate(holder: SourceConnection, observer: SourceConnection) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from pgcdc_assets.log.receiver import Limits, Receiver
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.start import Subscription, check_identity
 from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.connection import SourceConnection, connect
 from pgcdc_assets.source.drain import LEAST_BYTES
 from pgcdc_assets.source.libpq import LibpqConnection
 from pgcdc_assets.source.replication import ReplicationConnection
@@ -23,27 +22,27 @@ from tests.log.conftest import PUBLICATION, Source
 Confirmation = Callable[[Lsn], None]
 
 
-class Advances(LibpqConnection):
-    """Says to where it advances the slot before it does."""
+class Watched(ReplicationConnection):
+    """Says what it confirms before it does."""
 
     confirming: Confirmation
-
-    def execute(self, command: str, *, waiting: Callable[[], None] | None = None) -> list[tuple[str | None, ...]]:
-        if advanced := re.search(r"pg_replication_slot_advance\(.*'([0-9A-F]+/[0-9A-F]+)'", command):
-            self.confirming(Lsn.parse(advanced[1]))
-        return super().execute(command, waiting=waiting)
-
-
-class Watched(Advances, ReplicationConnection):
-    """Says what it confirms before it does."""
 
     def send_status(self, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn, *, reply: bool = False) -> None:
         self.confirming(flush_lsn)
         super().send_status(write_lsn, flush_lsn, apply_lsn, reply=reply)
 
 
-class WatchedSession(Advances, SqlConnection):
-    """The same without replication connections."""
+def watched(conn: SourceConnection, confirming: Confirmation) -> SourceConnection:
+    """Says to where it advances a slot before it does."""
+    execute = conn.execute
+
+    def telling(query: Any, params: Any = None, **more: Any) -> Any:
+        if "pg_replication_slot_advance" in str(query):
+            confirming(Lsn.parse(params[1]))
+        return execute(query, params, **more)
+
+    conn.execute = telling  # type: ignore[method-assign]
+    return conn
 
 
 def receive_inside(
@@ -56,9 +55,11 @@ def receive_inside(
     log.open()
     identity, timeline, position = log.identity, log.timeline, log.position()
     conninfo = source.database.conninfo
-    kind: type[Advances] = Watched if replication else WatchedSession
-    with connect(conninfo) as conn, kind.open(conninfo, options=options) as stream:
-        stream.confirming = confirming
+    kind: type[LibpqConnection] = Watched if replication else SqlConnection
+    with connect(conninfo) as plain, kind.open(conninfo, options=options) as stream:
+        conn = watched(plain, confirming)
+        if isinstance(stream, Watched):
+            stream.confirming = confirming
         found = check_identity(stream, identity, timeline, position)
         asked = Subscription(conn, identity.slot, [PUBLICATION])
         frames, floor = begin(asked, stream, position, least=drain_bytes)

@@ -14,7 +14,7 @@ from pgcdc_assets.errors import SlotActive, SlotAhead, SourceFailed, SourceNotRe
 from pgcdc_assets.log import catchup, start
 from pgcdc_assets.log.receiver import Receiver
 from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.source import polling
+from pgcdc_assets.source import drain, polling
 from pgcdc_assets.source.connection import connect
 from pgcdc_assets.source.libpq import LibpqConnection
 from pgcdc_assets.source.replication import ReplicationConnection
@@ -174,7 +174,7 @@ def test_a_transaction_open_for_long_lets_the_source_rest(source: Source, monkey
 
         receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, orders=write)
         other.execute("COMMIT")
-    for (first, last), (following, _) in pairwise(calls):
+    for (first, last), (following, _) in pairwise(calls[1:]):
         assert following - last >= (last - first) * 0.9
     end = source.lsn()
     polled(source, log, end)
@@ -229,6 +229,72 @@ def test_an_error_of_the_server_comes_as_what_it_means(source: Source, monkeypat
     log = source.log("polled")
     with pytest.raises(SourceFailed, match="proto_version=99"):
         polled(source, log, source.run("INSERT INTO a VALUES (1, 'x')"))
+
+
+def test_a_slot_that_has_nothing_to_follow_is_touched(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 18 on a slot that nobody takes for long is invalidated."""
+    monkeypatch.setattr(polling, "ADVANCE_SECONDS", 0.05)
+    monkeypatch.setattr(polling, "POLL_SECONDS", 0.01)
+    log = source.log("polled")
+    advanced: list[Lsn] = []
+    deadline = time.monotonic() + 10
+
+    def stop(receiver: Receiver) -> None:
+        if len(advanced) >= 5 or time.monotonic() > deadline:
+            receiver.stop()
+
+    receive_inside(source, log, Lsn(1 << 60), advanced.append, replication=False, orders=stop)
+    assert len(advanced) >= 5 > len(set(advanced))
+
+
+def test_who_looks_into_the_slot_does_not_end_the_run(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But who stays does."""
+    monkeypatch.setattr(polling, "ADVANCE_SECONDS", 0.02)
+    monkeypatch.setattr(polling, "POLL_SECONDS", 0.01)
+    log = source.log("polled")
+    refused: list[Lsn] = []
+    with ReplicationConnection.open(source.database.conninfo) as other:
+
+        def look(receiver: Receiver) -> None:
+            if not refused:
+                other.start(log.identity.slot, log.start, [PUBLICATION])
+                refused.append(log.start)
+            elif len(refused) < 5:
+                refused.append(source.run("INSERT INTO b VALUES ((SELECT count(*) FROM b), 1)"))
+            elif len(refused) == 5:
+                other.end_stream()
+                refused.append(log.start)
+                receiver.until(source.run("INSERT INTO a VALUES (1, 'x')"))
+
+        end = receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, orders=look)
+        assert source.confirmed(log) == end
+    monkeypatch.setattr(drain, "_HELD_SECONDS", 0.1)
+    with ReplicationConnection.open(source.database.conninfo) as other:
+
+        def stay(receiver: Receiver) -> None:
+            if len(refused) == 6:
+                other.start(log.identity.slot, end, [PUBLICATION])
+                refused.append(end)
+
+        with pytest.raises(SlotActive):
+            receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, orders=stay)
+
+
+def test_a_lost_connection_is_told_though_it_rests(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polling, "POLL_SECONDS", 60.0)
+    log, ended = source.log("polled"), [0]
+
+    def end(receiver: Receiver) -> None:
+        ended[0] += 1
+        if ended[0] == 10:
+            source.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
+                       " AND application_name = 'pgcdc_assets/receive'")  # fmt: skip
+
+    began = time.monotonic()
+    with pytest.raises(SourceUnavailable):
+        receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, orders=end)
+    assert time.monotonic() - began < 20
+    assert ended[0] < 100, "it does not spin"
 
 
 @pytest.mark.usefixtures("transport")

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import IdentityMismatch, SlotMissing
+from pgcdc_assets.errors import IdentityMismatch, SlotMissing, SourceNotReady
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.session import SqlConnection
 from pgcdc_assets.source.slots import check_slot, require_slot
+from pgcdc_assets.source.snapshots import exported_snapshot
 from tests.fix_postgres import TEST_SETTINGS, Database
 from tests.log.conftest import Source, content, eventually, until_event
-from tests.servers import new_server
+from tests.servers import VERSIONS, new_server
 
 SYNCHRONISED_SINCE = 17
 """Failover slots, and pg_sync_replication_slots()."""
@@ -81,6 +84,8 @@ def test_a_promoted_standby_goes_on_where_the_slot_was_synchronised(tmp_path: Pa
                     _refuses_before_promotion(promoted, slot)
                 promoted.conn.execute("SELECT pg_promote(true, 60)")
                 end = promoted.run("INSERT INTO a VALUES (2, 'y')")
+                # The newest reads the history of timelines by SQL.
+                promoted.replication = version != VERSIONS[-1]
                 if synchronised:
                     promoted.receive(log, end)
                     assert len(content(log)) == 4
@@ -117,3 +122,10 @@ def _refuses_before_promotion(standby: Source, slot: str) -> None:
         check_slot(require_slot(standby.conn, slot), None)
     with ReplicationConnection.open(standby.database.conninfo) as walsender:
         assert walsender.identify().timeline == 1
+    with SqlConnection.open(standby.database.conninfo) as session:
+        assert session.identify().timeline == 1
+    with (
+        pytest.raises(SourceNotReady, match="is a standby, where no table can be locked"),
+        exported_snapshot(standby.database.conninfo, [TableName("public", "a")], replication=False),
+    ):
+        pass

@@ -8,9 +8,11 @@ import psycopg
 import pytest
 
 from pgcdc_assets.errors import CopyBlocked, PgcdcError, SettingsError, SlotLost, SourceNotReady, SourceUnavailable
+from pgcdc_assets.source import connection
 from pgcdc_assets.source.connection import connect, parsed, redacted, source_conninfo, without_secret
 from pgcdc_assets.source.failures import ServerError, of_refusal
 from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.session import SqlConnection
 from tests.fix_postgres import Database
 
 SECRET = "s3cr'et w0rd"
@@ -28,6 +30,18 @@ def test_values_have_one_text_form_whatever_the_defaults(database: Database) -> 
         assert conn.autocommit
     with ReplicationConnection.open(database.conninfo) as walsender:
         assert walsender.execute(query) == [row]
+
+
+def test_a_pooler_may_drop_the_start_up_options(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PgBouncer does, where it is told to ignore what it does not know."""
+    monkeypatch.setattr(connection, "session_options", lambda **more: "")
+    shown = "SELECT current_setting('DateStyle'), current_setting('TimeZone'), current_setting('search_path')"
+    told = ("ISO, DMY", "UTC", "pg_catalog")
+    with connect(database.conninfo, row_security=False) as conn:
+        assert conn.execute(shown.encode()).fetchone() == told
+        assert conn.execute("SHOW row_security").fetchone() == ("off",)
+    with SqlConnection.open(database.conninfo) as session:
+        assert session.execute(shown) == [told]
 
 
 def test_timeouts_of_roles_and_databases_do_not_reach_us(database: Database) -> None:
