@@ -289,7 +289,7 @@ def _kill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
 
     def steps() -> None:
         try:
-            wait_for(lambda: _streaming(at), what="the stream")
+            wait_for(lambda: _receiving(at), what="the receiver")
             for step in beside:
                 at.workload.take(step)
             for child in psutil.Process().children(recursive=True):
@@ -304,12 +304,14 @@ def _kill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
         _beside(lambda: at.sync(doing, follow=True, stop=stop), steps)
     except ReceiverDied:
         event("receiver died")
-    wait_for(lambda: not _streaming(at), what="the end of the stream")
+    wait_for(lambda: not _receiving(at), what="the receiver's end")
 
 
-def _streaming(at: Project) -> bool:
-    query = "SELECT active_pid IS NOT NULL FROM pg_replication_slots WHERE slot_name = %s"
-    return at.workload.conn.execute(query, (at.settings.slot,)).fetchone() == (True,)
+def _receiving(at: Project) -> bool:
+    """From the slot itself, or from a temporary copy of it: a run that polls never holds the slot for long."""
+    query = "SELECT count(active_pid) > 0 FROM pg_replication_slots WHERE database = %s AND slot_name ~ %s"
+    given = (at.workload.database.name, f"^({at.settings.slot}|pgcdc_drain_.*)$")
+    return at.workload.conn.execute(query, given).fetchone() == (True,)
 
 
 def _while_running(at: Project, run: Callable[[], Any], steps: Sequence[Step], *, finish: bool = False) -> None:
