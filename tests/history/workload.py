@@ -25,8 +25,8 @@ SET lock_timeout = '20ms'; SET DateStyle = ISO; SET IntervalStyle = postgres; SE
 SET extra_float_digits = 1; SET bytea_output = hex
 """
 _REFUSED = (errors.IntegrityError, errors.LockNotAvailable, errors.DeadlockDetected, errors.ObjectInUse,
-            errors.FeatureNotSupported)  # fmt: skip
-"""A constraint; a lock; a truncate of a table that another refers to, or with pending events."""
+            errors.FeatureNotSupported, errors.ProgramLimitExceeded)  # fmt: skip
+"""A constraint; a lock; a truncate of a table that another refers to, or with pending events; a key too long to index."""
 
 Act = Callable[[], None]
 
