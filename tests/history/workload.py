@@ -26,7 +26,8 @@ SET extra_float_digits = 1; SET bytea_output = hex
 """
 _REFUSED = (errors.IntegrityError, errors.LockNotAvailable, errors.DeadlockDetected, errors.ObjectInUse,
             errors.FeatureNotSupported, errors.ProgramLimitExceeded)  # fmt: skip
-"""A constraint; a lock; a truncate of a table that another refers to, or with pending events; a key too long to index."""
+"""A constraint; a lock; a truncate of a table that another refers to, or with pending events; a key too long for its
+index."""
 
 Act = Callable[[], None]
 
