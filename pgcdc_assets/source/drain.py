@@ -162,10 +162,9 @@ class Ranges(Frames):
         except psycopg.Error as error:
             typed = of_exception(error).typed(f"slot {self._slot}")
             # Somebody looks into it, as monitoring may. Whoever stays holds the source's WAL.
-            held = time.monotonic() - (self._refused_at or time.monotonic())
-            if not isinstance(typed, SlotActive) or held > _HELD_SECONDS:
-                raise typed from None
             self._refused_at = self._refused_at or time.monotonic()
+            if not isinstance(typed, SlotActive) or time.monotonic() - self._refused_at > _HELD_SECONDS:
+                raise typed from None
             return
         self._advanced, self._refused_at = self._flushed, None
 

@@ -97,9 +97,16 @@ class LibpqConnection(ABC):
     def identify(self) -> SystemIdentity:
         """Which server this is, and where its WAL stands."""
 
-    @abstractmethod
     def timeline_history(self, timeline: int) -> tuple[TimelineSwitch, ...]:
         """The switches that led to ``timeline``, oldest first; none for the first timeline."""
+        if timeline == 1:
+            return ()
+        matches = [_HISTORY_LINE.match(line) for line in self._history(timeline).splitlines()]
+        return tuple(TimelineSwitch(int(match[1]), Lsn.parse(match[2])) for match in matches if match)
+
+    @abstractmethod
+    def _history(self, timeline: int) -> str:
+        """The text of a timeline's history file."""
 
     @abstractmethod
     def create_slot(
@@ -202,12 +209,6 @@ class LibpqConnection(ABC):
                 self.pgconn.consume_input()
             elif waiting is not None:
                 waiting()
-
-
-def switches(history: str) -> tuple[TimelineSwitch, ...]:
-    """From the text of a timeline's history file."""
-    matches = [_HISTORY_LINE.match(line) for line in history.splitlines()]
-    return tuple(TimelineSwitch(int(match[1]), Lsn.parse(match[2])) for match in matches if match)
 
 
 def _text(value: bytes | None) -> str | None:

@@ -22,8 +22,6 @@ from pgcdc_assets.source.libpq import (
     CreatedSlot,
     LibpqConnection,
     SystemIdentity,
-    TimelineSwitch,
-    switches,
 )
 from pgcdc_assets.source.reading import FrameReader, LibpqReader
 
@@ -46,10 +44,8 @@ class ReplicationConnection(LibpqConnection):
             raise ProtocolError("IDENTIFY_SYSTEM left a field empty", thing=self.endpoint)
         return SystemIdentity(system, int(timeline), Lsn.parse(flushed), database)
 
-    def timeline_history(self, timeline: int) -> tuple[TimelineSwitch, ...]:
-        if timeline == 1:
-            return ()
-        return switches(self.execute(f"TIMELINE_HISTORY {timeline:d}")[0][1] or "")
+    def _history(self, timeline: int) -> str:
+        return self.execute(f"TIMELINE_HISTORY {timeline:d}")[0][1] or ""
 
     def create_slot(
         self, name: str, *, temporary: bool = False, export: bool = False, waiting: Callable[[], None] | None = None

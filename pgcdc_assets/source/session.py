@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError, SourceNotReady
 from pgcdc_assets.source.commands import literal
-from pgcdc_assets.source.libpq import CreatedSlot, LibpqConnection, SystemIdentity, TimelineSwitch, switches
+from pgcdc_assets.source.libpq import CreatedSlot, LibpqConnection, SystemIdentity
 from pgcdc_assets.source.positions import FLUSH_LSN
 from pgcdc_assets.source.replication import ReplicationConnection
 
@@ -35,12 +35,10 @@ class SqlConnection(LibpqConnection):
             raise ProtocolError("does not say which server it is", thing=self.endpoint)
         return SystemIdentity(system, int(timeline, 16), Lsn.parse(flushed), database)
 
-    def timeline_history(self, timeline: int) -> tuple[TimelineSwitch, ...]:
+    def _history(self, timeline: int) -> str:
         """SourceNotReady where this role may not read the server's files."""
-        if timeline == 1:
-            return ()
         try:
-            return switches(self.execute(f"SELECT pg_read_file('pg_wal/{timeline:08X}.history')")[0][0] or "")
+            return self.execute(f"SELECT pg_read_file('pg_wal/{timeline:08X}.history')")[0][0] or ""
         except SourceNotReady as refused:
             raise SourceNotReady(
                 f"does not tell where timeline {timeline} began: {refused.what}", thing=self.endpoint,
