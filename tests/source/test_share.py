@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -19,7 +20,7 @@ from pgcdc_assets.source.connection import SourceConnection, connect
 from pgcdc_assets.source.positions import RECORD_END, flush_lsn
 from pgcdc_assets.source.snapshots import exported_snapshot
 from tests.fix_postgres import Database
-from tests.source.test_snapshots import T, copied, publish, scalar
+from tests.source.test_snapshots import T, copied, publish, scalar, wait_for
 
 
 def taken(database: Database, *, lock_seconds: float = 20) -> list[int]:
@@ -27,32 +28,27 @@ def taken(database: Database, *, lock_seconds: float = 20) -> list[int]:
         return [len(copied(database, snapshot, T)), int(snapshot.consistent_point)]
 
 
-def inserts_beside(conn: psycopg.Connection, taker: threading.Thread) -> list[float]:
-    """Insert row after row until it ends; the seconds that each took."""
-    waits: list[float] = []
-    while taker.is_alive():
-        began = time.monotonic()
-        conn.execute("INSERT INTO t VALUES (%s)", [10 + len(waits)])
-        waits.append(time.monotonic() - began)
-    return waits
+def test_a_writer_that_stays_open_is_in_nobody_s_way_but_ours(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No lock is asked for, behind which other writers would stand in line."""
+    asked: list[Sequence[TableName]] = []
+    locked = share._locked
 
+    def noted(holder: SourceConnection, names: Sequence[TableName]) -> Lsn:
+        asked.append(names)
+        return locked(holder, names)
 
-def test_writers_wait_for_a_moment_only(database: Database) -> None:
-    """One that has written and stays open keeps the copy waiting, and nobody else: no lock is asked for."""
-
-    def blocked() -> None:
-        with pytest.raises(CopyBlocked):
-            taken(database, lock_seconds=2.5)
-
+    monkeypatch.setattr(share, "_locked", noted)
     with database.connect() as conn, database.connect() as open_writer:
         publish(conn)
         open_writer.execute("BEGIN; INSERT INTO t VALUES (1)")
-        time.sleep(0.6)
-        taker = threading.Thread(target=blocked)
-        taker.start()
-        waits = inserts_beside(conn, taker)
-        assert len(waits) > 10
-        assert max(waits) < 0.4
+        with pytest.raises(CopyBlocked):
+            taken(database, lock_seconds=1.5)
+        assert not asked
+        open_writer.execute("COMMIT")
+        taken(database)
+        assert asked
 
 
 def test_the_snapshot_is_had_between_two_writers(database: Database) -> None:
@@ -70,32 +66,42 @@ def test_the_snapshot_is_had_between_two_writers(database: Database) -> None:
 
 
 @pytest.mark.parametrize("order", [("t", "u"), ("u", "t")])
-def test_no_writer_of_the_source_becomes_the_victim_of_a_deadlock(database: Database, order: Sequence[str]) -> None:
-    """One has written ``u`` and waits for the other's row, soon for long; the other goes on to write ``t``."""
+def test_no_writer_of_the_source_becomes_the_victim_of_a_deadlock(
+    database: Database, order: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has written ``u`` and waits for the other's row; the other goes on to write ``t``.
+
+    We would wait for longer than it takes PostgreSQL to look for deadlocks, and it would end one of us three.
+    """
+    monkeypatch.setattr(share, "WAIT_SECONDS", 3)
     names = [TableName("public", name) for name in order]
-    with database.connect() as conn, database.connect() as one, database.connect() as other:
+    with (
+        ThreadPoolExecutor() as threads,
+        database.connect() as conn,
+        database.connect() as one,
+        connect(database.conninfo) as holder,
+        database.connect() as other,
+    ):
         publish(conn)
         conn.execute("CREATE TABLE u (i int); CREATE TABLE r (i int); INSERT INTO r VALUES (1)")
         one.execute("BEGIN; INSERT INTO u VALUES (1)")
         other.execute("BEGIN; UPDATE r SET i = 2")
-        waiting = threading.Thread(target=lambda: one.execute("UPDATE r SET i = 3"))
-        waiting.start()
-        time.sleep(0.75)
-        with connect(database.conninfo) as holder:
-            locking = threading.Thread(target=lambda: _refused(holder, names))
-            locking.start()
-            time.sleep(0.1)
-            began = time.monotonic()
-            other.execute("INSERT INTO t VALUES (1)")
-            assert time.monotonic() - began < 0.3
-            time.sleep(0.6)
-            assert waiting.is_alive(), "nobody ended it"
-            other.execute("COMMIT")
-            waiting.join(10)
-            locking.join(10)
+        waiting = threads.submit(one.execute, "UPDATE r SET i = 3")
+        wait_for(lambda: waits_for_lock(conn, one))
+        locking = threads.submit(_refused, holder, names)
+        wait_for(lambda: locking.done() or waits_for_lock(conn, holder))
+        other.execute("INSERT INTO t VALUES (1)")
+        locking.result(20)
+        assert not waiting.done(), "nobody ended it"
+        other.execute("COMMIT")
+        waiting.result(20)
         assert one.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
         one.execute("COMMIT")
         assert conn.execute("SELECT i FROM r").fetchall() == [(3,)]
+
+
+def waits_for_lock(conn: psycopg.Connection, waiter: psycopg.Connection) -> bool:
+    return bool(scalar(conn, f"SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = {waiter.info.backend_pid}"))
 
 
 def test_a_writer_that_has_just_come_is_not_passed_over(database: Database) -> None:
@@ -112,29 +118,29 @@ def _refused(holder: SourceConnection, names: Sequence[TableName]) -> None:
 
 
 def test_we_may_fall_asleep_at_any_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between any two messages to the server: no lock that a writer waits for is held then."""
+    """Between any two messages to the server: no lock that a writer waits for is held or asked for then."""
     execute = SourceConnection.execute
-
-    def slowly(conn: SourceConnection, *given: Any, **more: Any) -> Any:
-        time.sleep(0.4)
-        result = execute(conn, *given, **more)
-        time.sleep(0.4)
-        return result
+    held: list[list[str]] = []
 
     with database.connect() as conn:
         publish(conn)
-        monkeypatch.setattr(SourceConnection, "execute", slowly)
-        done: list[int] = []
 
-        def take() -> None:
-            with exported_snapshot(database.conninfo, [T], replication=False) as snapshot:
-                done.append(int(snapshot.consistent_point))
+        def watched(source: SourceConnection, *given: Any, **more: Any) -> Any:
+            held.append(locks())
+            result = execute(source, *given, **more)
+            held.append(locks())
+            return result
 
-        taker = threading.Thread(target=take)
-        taker.start()
-        waits = inserts_beside(conn, taker)
-        assert done
-        assert max(waits) < 0.4
+        def locks() -> list[str]:
+            """Of ours: who cleans up or analyses a table has other modes."""
+            found = conn.execute("SELECT mode FROM pg_locks WHERE relation = 't'::regclass").fetchall()
+            return [mode for (mode,) in found if mode in ("ShareLock", "AccessShareLock")]
+
+        monkeypatch.setattr(SourceConnection, "execute", watched)
+        with exported_snapshot(database.conninfo, [T], replication=False):
+            pass
+        assert ["AccessShareLock"] in held, "that of the copy, in whose way only a TRUNCATE or the like stands"
+        assert not any("ShareLock" in modes for modes in held)
 
 
 def test_two_tables_that_are_always_written_are_copied(database: Database) -> None:
