@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +30,9 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.slots import identity
 
 FLOOR = "pg_recvlogical to nothing"
+CROWDED = "pg_recvlogical, a core busy"
+"""The floor beside a process that does nothing but run: what is left of it for whoever works on what it receives."""
+SLOTS = ("floor", "crowded", "stream", "drain", "native")
 NEVER = 1 << 60
 SECONDS = 900
 
@@ -48,12 +53,13 @@ class Streams:
             project(self.folder / name, conninfo, f"{name}_main") as settings,
         ):
             engine(settings, self.spark).sync(Bounds())
-            slots = {kind: make_slot(conninfo, f"{name}_{kind}") for kind in ("floor", "stream", "drain", "native")}
+            slots = {kind: make_slot(conninfo, f"{name}_{kind}") for kind in SLOTS}
             with self._subscriber(workload, name) as subscriber:
                 rows = workload.load(self.server, conninfo, self.record.scale)
                 end = flushed(conninfo)
                 ways = [
                     lambda: self._floor(workload, conninfo, slots["floor"], end, rows),
+                    lambda: self._crowded(workload, conninfo, slots["crowded"], end, rows),
                     lambda: self._receive(workload, conninfo, slots["stream"], end, rows, NEVER),
                     lambda: self._receive(workload, conninfo, slots["drain"], end, rows, 1),
                     lambda: self._end_to_end(workload, settings, end, rows),
@@ -62,14 +68,22 @@ class Streams:
                 for step in range(len(ways)):
                     ways[(step + number) % len(ways)]()
 
-    def _floor(self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int) -> None:
+    def _crowded(self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int) -> None:
+        other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            self._floor(workload, conninfo, slot, end, rows, CROWDED)
+        finally:
+            other.kill()
+            other.wait()
+
+    def _floor(self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int, what: str = FLOOR) -> None:
         with usage(self.server) as used:
             seconds = program(
                 self.server, "pg_recvlogical", "-d", conninfo, "-S", slot, "--start", "--no-loop", f"--endpos={end}",
                 "-f", "/dev/null", "-o", "proto_version=1", "-o", "messages=true",
                 "-o", f"publication_names={PUBLICATION}",
             )  # fmt: skip
-        self.record.add(Run(workload.name, FLOOR, seconds, rows, 0, used.cpu, used.peak))
+        self.record.add(Run(workload.name, what, seconds, rows, 0, used.cpu, used.peak))
 
     def _receive(self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int, drain_bytes: int) -> None:
         """Into a log of its own. Clocked from the ``started`` event (the stream is asked for) to the last commit."""
