@@ -31,7 +31,7 @@ from pgcdc_assets.protocol.frames import XLOG_HEADER, FrameBlock, keepalive_fram
 from pgcdc_assets.source.commands import literal, plugin_options
 from pgcdc_assets.source.failures import of_exception
 from pgcdc_assets.source.libpq import LibpqConnection
-from pgcdc_assets.source.positions import FLUSH_LSN
+from pgcdc_assets.source.positions import FLUSH_LSN, WITHIN
 from pgcdc_assets.source.reading import Frames, RowReader
 
 SMALLEST_RANGE: Final = 256 << 20
@@ -42,6 +42,10 @@ before is read again, at an eighth of the cost, what is still open at its whole 
 of what is read again at least. A transaction comes whole with the range in which it commits."""
 LEAST_BYTES: Final = 32 << 20
 """What is no backlog: the stream brings less WAL than this as soon, for a slot is copied first."""
+UNSURE_BYTES: Final = 1 << 20
+"""In front of a flush position inside a record: how far back that record begins at most. The function that decodes
+would wait for its end, with all that it has collected: for seconds, if the source has come to rest. A larger record
+(of a message, as a rule) is waited for."""
 RELEASE_BYTES: Final = 256 << 20
 """WAL that may be durable in the log while the slot still holds it: to advance reads it once more."""
 
@@ -62,8 +66,8 @@ _RANGE: Final = (
     " TO STDOUT (FORMAT binary)"
 )
 _WHERE: Final = (
-    f"SELECT {FLUSH_LSN}::text, restart_lsn::text FROM pg_catalog.pg_replication_slots"  # noqa: S608
-    " WHERE slot_name = {slot}"
+    f"SELECT {FLUSH_LSN}::text, {WITHIN}::text, restart_lsn::text"  # noqa: S608
+    " FROM pg_catalog.pg_replication_slots WHERE slot_name = {slot}"
 )
 _ADVANCE: Final = """
 SELECT pg_replication_slot_advance(w.slot, w.lsn) FROM (SELECT %s::name AS slot, %s::pg_lsn AS lsn) AS w
@@ -138,10 +142,10 @@ class Ranges(Frames):
     def _next_range(self) -> None:
         """No range is under way: begin the next one, if there shall be one now."""
 
-    def _begin(self, restart: Lsn, flushed: Lsn) -> None:
-        """The next range, towards ``flushed``; as large as what is read again for it makes worth while."""
+    def _begin(self, restart: Lsn, end: Lsn) -> None:
+        """The next range, towards ``end``; as large as what is read again for it makes worth while."""
         size = min(max(SMALLEST_RANGE, (self.position - restart) // 2), LARGEST_RANGE)
-        self._upto, self._first = Lsn(min(self.position + size, flushed)), True
+        self._upto, self._first = Lsn(min(self.position + size, end)), True
         upto, slot = literal(str(self._upto)), literal(self._copy)
         self._wire.command(_RANGE.format(slot=slot, upto=upto, options=self._options))
 
@@ -168,10 +172,12 @@ class Ranges(Frames):
             return
         self._advanced, self._refused_at = self._flushed, None
 
-    def _where(self) -> tuple[Lsn, Lsn]:
-        """The source's flush position, and where the next call begins to read."""
-        flushed, restart = self._connection.execute(_WHERE.format(slot=literal(self._copy)))[0]
-        return Lsn.parse(flushed or ""), Lsn.parse(restart or "")
+    def _where(self) -> tuple[Lsn, Lsn, Lsn]:
+        """The source's flush position, the end of its whole records below, and where the next call begins to read."""
+        told, within, restart = self._connection.execute(_WHERE.format(slot=literal(self._copy)))[0]
+        flushed = Lsn.parse(told or "")
+        whole = Lsn(max(0, flushed - UNSURE_BYTES)) if within == "true" else flushed
+        return flushed, whole, Lsn.parse(restart or "")
 
     def _let_go(self) -> None:
         """Read and drop until the server is ready for a command."""
@@ -229,9 +235,9 @@ class Drain(Ranges):
         if self.over:
             return
         self._advance(RELEASE_BYTES)
-        flushed, restart = self._where()
-        behind = flushed - self.position
+        _, whole, restart = self._where()
+        behind = whole - self.position
         little = behind <= 0 or (behind < self._least and self.position >= self._goal)
         self.over = little or self.position - restart > _MOST_AGAIN * LARGEST_RANGE
         if not self.over:
-            self._begin(restart, flushed)
+            self._begin(restart, whole)

@@ -36,7 +36,7 @@ class Polling(Ranges):
         self._again = 0
         """Bytes of WAL that it reads again."""
         self._end = position
-        """The source's flush position when the range under way began."""
+        """What the source had to give when the range under way began."""
         self._advance_due = time.monotonic() + ADVANCE_SECONDS
 
     @property
@@ -64,7 +64,9 @@ class Polling(Ranges):
         self._advance(0 if late else RELEASE_BYTES)
         if late:
             self._advance_due = now + ADVANCE_SECONDS
-        self._end, restart = self._where()
+        flushed, whole, restart = self._where()
+        # Of what is durable nothing is left out for good: the rest of a record is waited for when all else is here.
+        self._end = whole if whole > self.position else flushed
         if self._end > self.position:
             self._began, self._again = now, self.position - restart
             self._begin(restart, self._end)

@@ -15,7 +15,11 @@ INSERT_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn(
 """SQL: the end of what has been written, flushed or not. May stand behind a page header that no record follows."""
 
 FLUSH_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)"
-"""SQL: the end of what is durable. May stand inside a record."""
+"""SQL: the end of what is durable. May stand inside a record, but then at the end of a page (:data:`WITHIN`)."""
+
+WITHIN: Final = f"({FLUSH_LSN} < {INSERT_LSN} AND ({FLUSH_LSN} - '0/0') % current_setting('wal_block_size')::int8 = 0)"
+"""SQL: whether the flush position may stand inside a record. A commit flushes to a record's end; only what is written
+ahead of any commit is flushed by whole pages (XLogBackgroundFlush), and may stay so until somebody commits."""
 
 _SHORT_HEADER: Final = 24
 _LONG_HEADER: Final = 40

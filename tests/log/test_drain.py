@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psycopg
 import pytest
 
 from pgcdc_assets.core.layout import Layout
@@ -13,8 +15,9 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.log.receiver import Receiver
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source import drain
+from pgcdc_assets.source.positions import FLUSH_LSN, INSERT_LSN, WITHIN, flush_lsn
 from pgcdc_assets.source.wire import SocketReader
-from tests.log.conftest import Source, content, rows
+from tests.log.conftest import Source, content, eventually, rows
 from tests.log.inside import receive_inside
 
 LARGE = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 300) g)"
@@ -190,6 +193,39 @@ def test_a_transaction_open_for_long_is_streamed(
     source.receive(streamed, end)
     assert commands[-1].startswith("START_REPLICATION")
     assert content(log) == content(streamed)
+
+
+def test_what_is_whole_comes_though_a_record_behind_it_is_not(
+    source: Source, commands: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page was flushed ahead of a commit, in the middle of a record, and the source has come to rest."""
+    monkeypatch.setattr(drain, "UNSURE_BYTES", 64 << 10)
+    for attempt in range(3):
+        commands.clear()
+        log = source.log(f"drained_{attempt}")
+        source.run(f"INSERT INTO b SELECT g, g FROM generate_series({attempt}0000, {attempt}9000) g")
+        end = source.lsn()
+        with source.database.connect() as other:
+            other.execute("BEGIN")
+
+            def written_ahead(writer: psycopg.Connection = other) -> bool:
+                query = f"SELECT {INSERT_LSN} - {FLUSH_LSN}, {WITHIN}"
+                ((unflushed, within),) = source.conn.execute(query.encode()).fetchall()
+                if not unflushed:
+                    writer.execute("INSERT INTO foreign_table SELECT g, 'x' FROM generate_series(1, 3000) g")
+                return bool(within and unflushed < 8192)
+
+            eventually(written_ahead)
+            within = flush_lsn(source.conn)
+            drained(source, log, end)
+            rested = flush_lsn(source.conn) == within
+        asked = [re.findall(r"'([0-9A-F]+/[0-9A-F]+)'", command) for command in commands]
+        assert log.position() == end
+        # The server writes its list of running transactions every 15 s, and with it the rest of the record.
+        if rested:
+            assert 0 < max(Lsn.parse(upto) for (upto,) in asked) <= within - drain.UNSURE_BYTES
+            return
+    raise AssertionError("it waited for the source to write each time")
 
 
 def test_no_slot_to_spare(source: Source, commands: list[str]) -> None:
