@@ -9,7 +9,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceNotReady
 from pgcdc_assets.log.start import OPTIONS, Subscription, free_slot, start_stream
 from pgcdc_assets.source.commands import literal
-from pgcdc_assets.source.drain import LEAST_BYTES, Drain
+from pgcdc_assets.source.drain import LEAST_BYTES, Drain, SlotCopy
 from pgcdc_assets.source.libpq import LibpqConnection
 from pgcdc_assets.source.polling import Polling
 from pgcdc_assets.source.reading import Frames
@@ -116,22 +116,20 @@ def _drain(asked: Subscription, connection: ReplicationConnection, at: Lsn, leas
     except SourceNotReady:
         # No slot to spare.
         return None
-    goal = status.wal_lsn
-    return Drain(connection, asked.conn, asked.slot, copy, at, asked.publications, OPTIONS, goal=goal, least=least)
+    return Drain(copy, asked.conn, goal=status.wal_lsn, least=least)
 
 
 def _polled(asked: Subscription, connection: LibpqConnection, at: Lsn) -> tuple[Stream, Lsn]:
     check_slot(free_slot(asked), at)
     copy = _copied(asked, connection, at)
-    floor = require_slot(asked.conn, copy).confirmed_flush_lsn or at
-    polling = Polling(connection, asked.conn, asked.slot, copy, floor, asked.publications, OPTIONS)
-    return Polled(connection, polling), floor
+    return Polled(connection, Polling(copy, asked.conn)), copy.position
 
 
-def _copied(asked: Subscription, connection: LibpqConnection, at: Lsn) -> str:
-    """A temporary copy of the slot, which stands no further than the log. Raises what ``check_slot`` does."""
-    copy = f"pgcdc_drain_{connection.execute('SELECT pg_backend_pid()')[0][0]}"
-    connection.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(copy)}, true)")
+def _copied(asked: Subscription, connection: LibpqConnection, at: Lsn) -> SlotCopy:
+    """A copy of the slot, which stands no further than the log. Raises what ``check_slot`` does."""
+    name = f"pgcdc_drain_{connection.execute('SELECT pg_backend_pid()')[0][0]}"
+    connection.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(name)}, true)")
     # Asked behind the copying: a slot that somebody advanced meanwhile has passed the log, and so may its copy.
     check_slot(require_slot(asked.conn, asked.slot), at)
-    return copy
+    position = require_slot(asked.conn, name).confirmed_flush_lsn or at
+    return SlotCopy(connection, asked.slot, name, position, asked.publications, OPTIONS)

@@ -18,6 +18,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final
 
@@ -78,26 +79,34 @@ _HELD_SECONDS: Final = 30.0
 _U64: Final = Struct("!Q")
 
 
-class Ranges(Frames):
-    """From ``position`` on, one range of WAL after the other. The connection runs nothing else meanwhile.
+@dataclass(frozen=True)
+class SlotCopy:
+    """A temporary copy of ``slot`` that its connection holds, where it stands, and what the plugin is told."""
 
-    ``copy`` is a temporary copy of ``slot``, and ``position`` where it stands. Any error drops a session's temporary
-    slots: what may fail runs ``beside`` it.
+    connection: LibpqConnection
+    slot: str
+    name: str
+    position: Lsn
+    publications: Sequence[str]
+    options: Mapping[str, str]
+
+
+class Ranges(Frames):
+    """From where the copy stands on, one range of WAL after the other. Its connection runs nothing else meanwhile.
+
+    Any error drops a session's temporary slots: what may fail runs ``beside`` it.
     """
 
-    def __init__(
-        self, connection: LibpqConnection, beside: psycopg.Connection[Any], slot: str, copy: str, position: Lsn,
-        publications: Sequence[str], options: Mapping[str, str],
-    ) -> None:  # fmt: skip
-        self.position = position
+    def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any]) -> None:
+        self.position = copy.position
         """A boundary: all that commits below it has been taken."""
-        self._connection = connection
+        self._connection = copy.connection
         self._beside = beside
-        self._wire: RowReader = connection.rows()
-        self._slot, self._copy = slot, copy
-        told = plugin_options(publications, options)
+        self._wire: RowReader = copy.connection.rows()
+        self._slot, self._copy = copy.slot, copy.name
+        told = plugin_options(copy.publications, copy.options)
         self._options = ", ".join(literal(part) for option in told.items() for part in option)
-        self._advanced = self._flushed = position
+        self._advanced = self._flushed = copy.position
         self._upto: Lsn | None = None
         """End of the range that is under way."""
         self._first = True
@@ -216,11 +225,8 @@ class Ranges(Frames):
 class Drain(Ranges):
     """A backlog, until :attr:`over`."""
 
-    def __init__(
-        self, connection: LibpqConnection, beside: psycopg.Connection[Any], slot: str, copy: str, position: Lsn,
-        publications: Sequence[str], options: Mapping[str, str], *, goal: Lsn, least: int,
-    ) -> None:  # fmt: skip
-        super().__init__(connection, beside, slot, copy, position, publications, options)
+    def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any], *, goal: Lsn, least: int) -> None:
+        super().__init__(copy, beside)
         self.over = False
         """So little is left that the stream brings it sooner; or a transaction is open for so long that each
         call would decode the same WAL again."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
 
-from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.protocol.frames import FrameBlock
-from pgcdc_assets.source.drain import RELEASE_BYTES, Ranges
-from pgcdc_assets.source.libpq import LibpqConnection
+from pgcdc_assets.source.drain import RELEASE_BYTES, Ranges, SlotCopy
 
 POLL_SECONDS: Final = 0.3
 """Between two looks at a source that has written nothing, and between two calls once all is read."""
@@ -25,17 +22,14 @@ class Polling(Ranges):
     """Calls as the source writes. Each reads from the oldest open transaction on, so behind one that brought all there
     was comes a rest of its own length: a transaction open for hours costs the source half a core at most."""
 
-    def __init__(
-        self, connection: LibpqConnection, beside: psycopg.Connection[Any], slot: str, copy: str, position: Lsn,
-        publications: Sequence[str], options: Mapping[str, str],
-    ) -> None:  # fmt: skip
-        super().__init__(connection, beside, slot, copy, position, publications, options)
+    def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any]) -> None:
+        super().__init__(copy, beside)
         self._asked = False
         self._answered = False
         self._began = self._rested = self._due = 0.0
         self._again = 0
         """Bytes of WAL that it reads again."""
-        self._end = position
+        self._end = copy.position
         """What the source had to give when the range under way began."""
         self._advance_due = time.monotonic() + ADVANCE_SECONDS
 
