@@ -69,12 +69,11 @@ class Streams:
                     ways[(step + number) % len(ways)]()
 
     def _crowded(self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int) -> None:
-        other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        try:
-            self._floor(workload, conninfo, slot, end, rows, CROWDED)
-        finally:
-            other.kill()
-            other.wait()
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+            try:
+                self._floor(workload, conninfo, slot, end, rows, CROWDED)
+            finally:
+                busy.kill()
 
     def _floor(self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int, what: str = FLOOR) -> None:
         with usage(self.server) as used:
