@@ -104,6 +104,7 @@ def sync_json(report: SyncReport) -> dict[str, Any]:
         "turns": report.turns,
         "transactions": report.transactions,
         "rows": report.rows,
+        "stream_aborts": report.stream_aborts,
         "seconds": round(report.seconds, 3),
         "set_aside": [{"name": str(table), "reason": reason} for table, reason in report.set_aside],
     }

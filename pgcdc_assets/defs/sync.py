@@ -129,6 +129,7 @@ def of_sync(report: "SyncReport") -> metadata.Metadata:
         "turns": report.turns,
         "transactions": report.transactions,
         "rows": report.rows,
+        "stream_aborts": report.stream_aborts,
         "seconds": report.seconds,
         "tables_set_aside": len(report.set_aside),
     }

@@ -61,5 +61,7 @@ class SyncReport:
     turns: int
     transactions: int
     rows: int
+    stream_aborts: int
+    """Stream Aborts that were passed over: rollbacks that PostgreSQL 18 tells of, of transactions never sent."""
     seconds: float
     set_aside: list[tuple[TableName, str]]

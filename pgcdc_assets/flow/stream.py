@@ -28,6 +28,8 @@ class Stream:
         """Every transaction with ``commit_lsn`` below this is in the log: its position, or a mark above it."""
         self.arrived = False
         """The goal set by :meth:`until` is reached; the receiver has ended or is about to."""
+        self.stream_aborts = 0
+        """Stream Aborts that were passed over: rollbacks that PostgreSQL 18 tells of, of transactions never sent."""
 
     def start(self) -> None:
         self._receiver.start()
@@ -51,6 +53,7 @@ class Stream:
         if event.name == "arrived":
             self.arrived = True
         self.complete_to = max(self.complete_to, event.lsn)
+        self.stream_aborts = max(self.stream_aborts, event.stream_aborts)
 
     def wait(self, seconds: float) -> None:
         """Sleep until the receiver says something, at most this long."""

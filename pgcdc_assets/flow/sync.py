@@ -321,6 +321,7 @@ class Sync:
             turns=self._turns,
             transactions=self._transactions,
             rows=self._rows,
+            stream_aborts=self._stream.stream_aborts,
             seconds=time.monotonic() - self._started,
             set_aside=[(entry.table.name, entry.reason or "") for entry in progress.set_aside()],
         )

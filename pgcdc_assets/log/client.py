@@ -49,6 +49,8 @@ class Event:
     transactions: int = 0
     rows: int = 0
     bytes: int = 0
+    stream_aborts: int = 0
+    """Of a batch or position: how many the run has passed over so far (PostgreSQL 18)."""
 
 
 class ReceiverProcess:
@@ -197,7 +199,6 @@ def _parsed(line: bytes) -> Event | PgcdcError:
         assert isinstance(error, PgcdcError)
         return error
     if name == "batch":
-        return Event(
-            name, Lsn(fields["end"]), Lsn(fields["start"]), fields["transactions"], fields["rows"], fields["bytes"]
-        )
-    return Event(name, Lsn(fields["lsn"]))
+        counts = {count: fields[count] for count in ("transactions", "rows", "bytes", "stream_aborts")}
+        return Event(name, Lsn(fields["end"]), Lsn(fields["start"]), **counts)
+    return Event(name, Lsn(fields["lsn"]), stream_aborts=fields.get("stream_aborts", 0))

@@ -50,6 +50,8 @@ class Intake:
         self.transaction: OpenTransaction | None = None
         self.goal: Endpos | None = None
         self.sequence = 0
+        self.stream_aborts = 0
+        """Stream Aborts that were passed over: PostgreSQL 18 sends them of transactions that it never sends."""
 
     def sent(self, wal_end: int) -> None:
         """All that commits below it has been sent."""
@@ -66,6 +68,7 @@ class Intake:
     def take(self, run: Run) -> Taken:
         """Take in the frames of whole and open transactions between ``transform_lsn`` and the goal."""
         self.sequence += len(run)
+        self.stream_aborts += len(run.at("A"))
         before = self.transaction
         after = transaction_after(run, before)
         loose = self._control(run)

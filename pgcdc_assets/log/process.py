@@ -147,10 +147,11 @@ class ReceiverRun:
 
 def tell(report: Report) -> None:
     match report:
-        case Landed(batch) if batch.rows:
-            _emit("batch", **{name: int(value) for name, value in asdict(batch).items()})
-        case Landed(batch):
-            _emit("position", lsn=int(batch.end))
+        case Landed(batch, stream_aborts) if batch.rows:
+            counts = {name: int(value) for name, value in asdict(batch).items()}
+            _emit("batch", **counts, stream_aborts=stream_aborts)
+        case Landed(batch, stream_aborts):
+            _emit("position", lsn=int(batch.end), stream_aborts=stream_aborts)
         case Complete(lsn):
             _emit("complete", lsn=int(lsn))
         case Arrived(lsn):

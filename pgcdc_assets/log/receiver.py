@@ -68,6 +68,8 @@ class Landed:
     """A commit is durable and confirmed."""
 
     batch: Committed
+    stream_aborts: int
+    """Of the whole run so far: see :attr:`Intake.stream_aborts`."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +291,7 @@ class Receiver:
             self._progress.durable(committed.end)
             self._send_status()
             passed(FaultPoint.BATCH_CONFIRMED)
-            self._report(Landed(committed))
+            self._report(Landed(committed, self._intake.stream_aborts))
 
     # Ends and marks ---------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ HEADER = 25
 
 _BEGIN = np.dtype([("kind", "u1"), ("final_lsn", ">i8"), ("commit_ts", ">i8"), ("xid", ">u4")])
 _COMMIT = np.dtype([("kind", "u1"), ("flags", "u1"), ("commit_lsn", ">i8"), ("end_lsn", ">i8"), ("commit_ts", ">i8")])
+_STREAM_ABORT = np.dtype([("kind", "u1"), ("xid", ">u4"), ("subxid", ">u4")])
 POSTGRES_EPOCH_US = 946_684_800_000_000
 """2000-01-01 UTC in microseconds since 1970."""
 
@@ -40,7 +41,7 @@ def _kinds(letters: bytes) -> NDArray[np.bool_]:
 IS_ROW = _kinds(b"IUD")
 IS_CHANGE = _kinds(b"IUDTM")
 """What ``tx_ordinal`` counts."""
-IS_CONTROL = ~_kinds(b"IUDBC")
+IS_CONTROL = ~_kinds(b"IUDBCA")
 """Few, and read one by one."""
 
 
@@ -185,14 +186,18 @@ def origin_in(run: Run) -> str | None:
 
 
 def _check_nesting(run: Run, begins: Ints, commits: Ints, before: OpenTransaction | None) -> None:
-    """Begin and Commit take turns, and rows stand between them: anything else is no pgoutput stream."""
+    """Begin and Commit take turns, rows stand between them, and Stream Abort does not: anything else is no pgoutput
+    stream."""
+    aborts = run.at("A")
     _check_lengths(run, begins, _BEGIN)
     _check_lengths(run, commits, _COMMIT)
+    _check_lengths(run, aborts, _STREAM_ABORT)
     steps = np.zeros(len(run), dtype=np.int64)
     steps[begins], steps[commits] = 1, -1
     depth = np.cumsum(steps) + (before is not None)
-    outside = IS_ROW[run.kinds] & (depth != 1)
-    wrong = np.flatnonzero((depth < 0) | (depth > 1) | outside)
+    misplaced = IS_ROW[run.kinds] & (depth != 1)
+    misplaced[aborts] = depth[aborts] != 0
+    wrong = np.flatnonzero((depth < 0) | (depth > 1) | misplaced)
     if len(wrong):
         first = int(wrong[0])
         raise ProtocolError(f"message {chr(run.kinds[first])} stands outside of its place", lsn=run.lsn(first))

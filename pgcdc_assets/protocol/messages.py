@@ -122,4 +122,18 @@ class LogicalMessage:
     content: bytes
 
 
-Message = Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | LogicalMessage
+@dataclass(frozen=True, slots=True)
+class StreamAbort:
+    """The rollback of a streamed transaction, or of one of its subtransactions.
+
+    PostgreSQL 18 sends it to protocol version 1 too, between transactions: once per subtransaction of a transaction
+    that outgrew ``logical_decoding_work_mem`` and was rolled back. Nothing of that transaction is ever sent.
+    """
+
+    xid: int
+    subxid: int
+
+
+Message = (
+    Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | LogicalMessage | StreamAbort
+)

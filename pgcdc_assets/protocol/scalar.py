@@ -12,6 +12,7 @@ Byte layouts (integers are big-endian, strings end in NUL), after "Logical Repli
     D  u32 relation, 'K' tuple | 'O' tuple
     T  u32 n, u8 flags (1 cascade, 2 restart identity), n x u32 relation
     M  u8 flags (1 transactional), i64 lsn, string prefix, u32 n, n bytes
+    A  u32 xid, u32 subxid
 
     tuple   u16 n, n x ('n' | 'u' | 't' u32 length, text | 'b' u32 length, binary)
 """
@@ -37,6 +38,7 @@ from pgcdc_assets.protocol.messages import (
     Origin,
     Relation,
     RelationColumn,
+    StreamAbort,
     Truncate,
     TupleData,
     Type,
@@ -56,6 +58,7 @@ _U32 = Struct("!I")
 _TYPE_OF_COLUMN = Struct("!Ii")
 _TRUNCATE = Struct("!IB")
 _MESSAGE = Struct("!BQ")
+_STREAM_ABORT = Struct("!II")
 
 
 def decode(payload: bytes, lsn: Lsn = ZERO) -> Message:
@@ -217,7 +220,11 @@ def _message(reader: _Reader) -> LogicalMessage:
     return LogicalMessage(bool(flags), Lsn(lsn), prefix, reader.take(reader.number(_U32)))
 
 
+def _stream_abort(reader: _Reader) -> StreamAbort:
+    return StreamAbort(*reader.fields(_STREAM_ABORT))
+
+
 _READERS: Final[dict[bytes, Callable[[_Reader], Message]]] = {
     b"B": _begin, b"C": _commit, b"O": _origin, b"R": _relation, b"Y": _type,
-    b"I": _insert, b"U": _update, b"D": _delete, b"T": _truncate, b"M": _message,
+    b"I": _insert, b"U": _update, b"D": _delete, b"T": _truncate, b"M": _message, b"A": _stream_abort,
 }  # fmt: skip

@@ -48,7 +48,7 @@ class RecordingEngine:
         if script.error is not None:
             raise script.error
         end = script.ranges[-1].span.end if script.ranges else ZERO
-        return SyncReport(ZERO, end, end, script.copies, len(script.ranges), 0, 0, 0.5, [])
+        return SyncReport(ZERO, end, end, script.copies, len(script.ranges), 0, 0, 0, 0.5, [])
 
     def check_range(self, span: LsnRange) -> RangeReport:
         self._script.asked.append(("check", span))

@@ -138,6 +138,20 @@ def test_foreign_changes_alone_start_nothing(
     assert look(instance, settings, Cursor.parse(result.cursor)).run_requests
 
 
+@pytest.mark.usefixtures("level")
+def test_a_rollback_that_the_server_tells_of_starts_nothing(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
+    """Stream Abort, which PostgreSQL 18 sends of a large transaction with savepoints, is no published change."""
+    conn.execute(f"ALTER DATABASE {conn.info.dbname} SET logical_decoding_work_mem = '64kB'".encode())
+    for statement in (
+        "BEGIN", "SAVEPOINT s", "INSERT INTO public.t VALUES (0)", "RELEASE s",
+        "INSERT INTO public.t SELECT generate_series(1, 2000)", "ROLLBACK", "INSERT INTO public.unpublished VALUES (2)",
+    ):  # fmt: skip
+        conn.execute(statement.encode())
+    assert "nothing published" in why(look(instance, settings, Cursor(Lsn(1), since=time.time() - 3600)))
+
+
 def test_the_look_consumes_nothing(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any], level: Lsn
 ) -> None:

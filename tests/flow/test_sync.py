@@ -122,6 +122,23 @@ def test_copy_then_changes_then_nothing(rig: Rig) -> None:
     assert (DeltaTable(rig.lake / "public/t").version(), len(ConsistentPoints(rig.settings.layout).all())) == before
 
 
+def test_rollbacks_that_the_server_tells_of_are_passed_over(rig: Rig) -> None:
+    """PostgreSQL 18 sends Stream Abort after the rollback of a large transaction with savepoints."""
+    rig.conn.execute(f"ALTER DATABASE {rig.conn.info.dbname} SET logical_decoding_work_mem = '64kB'".encode())
+    rig.setup()
+    rig.sync()
+    for number, end in enumerate(("ROLLBACK", "COMMIT", "ROLLBACK"), 1):
+        for statement in (
+            "BEGIN", "SAVEPOINT s", f"UPDATE u SET b = {number}", "RELEASE s",
+            f"UPDATE t SET big = repeat('{number}', 10000)", "SAVEPOINT z", "DELETE FROM t", "ROLLBACK TO z", end,
+        ):  # fmt: skip
+            rig.conn.execute(statement.encode())
+    report = rig.sync()
+    assert (report.transactions, report.rows) == (1, 100)
+    assert (report.stream_aborts > 0) == (rig.conn.info.server_version >= 180000)
+    rig.assert_equal()
+
+
 def test_ranges_are_contiguous_and_cover_every_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """As each is closed, the small files of the feeds that changed become one."""
     monkeypatch.setattr(feedtable, "FEWEST_MERGED", 2)

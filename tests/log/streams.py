@@ -50,6 +50,10 @@ def origin(name: str) -> bytes:
     return b"O" + struct.pack(">Q", 0) + name.encode() + b"\0"
 
 
+def stream_abort(xid: int, subxid: int) -> bytes:
+    return b"A" + struct.pack(">II", xid, subxid)
+
+
 def relation(relation_id: int, name: str, column: str = "c") -> bytes:
     head = b"R" + struct.pack(">I", relation_id) + b"public\0" + name.encode() + b"\0d\0\1"
     return head + b"\1" + column.encode() + b"\0" + struct.pack(">Ii", 25, -1)
@@ -78,9 +82,12 @@ _CHANGES = st.one_of(
     st.tuples(st.just("R"), st.integers(1, 4), st.sampled_from(["c", "d"])),
 )
 TRANSACTIONS = st.lists(
-    st.tuples(st.lists(_CHANGES, max_size=8), st.sampled_from([None, "elsewhere"]), st.booleans()), max_size=6
+    st.tuples(
+        st.lists(_CHANGES, max_size=8), st.sampled_from([None, "elsewhere"]), st.booleans(), st.sampled_from([0, 1, 3])
+    ),
+    max_size=6,
 )
-"""(changes, origin, whether a loose message stands in front)."""
+"""(changes, origin, whether a loose message stands in front, how many Stream Aborts stand behind)."""
 
 
 def build(transactions: list[Any], relations: Relations) -> Stream:
@@ -88,7 +95,7 @@ def build(transactions: list[Any], relations: Relations) -> Stream:
     stream, schema, lsn = Stream(), {}, 1000
     for relation_id in range(1, 5):
         schema[relation_id] = describe(relations, relation(relation_id, f"t{relation_id}"), 0)
-    for number, (changes, name, loose) in enumerate(transactions):
+    for number, (changes, name, loose, aborts) in enumerate(transactions):
         if loose:
             lsn += 100
             payload = message(lsn, b"loose", transactional=False)
@@ -97,6 +104,7 @@ def build(transactions: list[Any], relations: Relations) -> Stream:
             stream.ends.append(len(stream.frames))
         lsn = _transaction(stream, schema, relations, changes, name, number, lsn + 100)
         stream.ends.append(len(stream.frames))
+        stream.frames += [frame(stream_abort(900 + number, 910 + each), lsn + 1) for each in range(aborts)]
     return stream
 
 

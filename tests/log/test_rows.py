@@ -21,7 +21,7 @@ from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import Rows, rows_of, tally_of
 from pgcdc_assets.log.segment import LOG_SCHEMA, check_content, clustered, seal, table_of, write_segment
 from pgcdc_assets.log.tape import OpenTransaction, joined, transaction_after
-from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame, insert, origin, run_of
+from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame, insert, origin, run_of, stream_abort
 
 
 def _rows_in_parts(stream: Stream, cuts: list[int], relations: Relations) -> list[Rows]:
@@ -121,6 +121,7 @@ def test_a_file_of_another_make_is_not_sealed(tmp_path: Path) -> None:
         [begin(10, 1), begin(20, 2)],
         [commit(10, 20)],
         [begin(10, 1), commit(10, 20), insert(1, b"after")],
+        [begin(10, 1), stream_abort(2, 3), commit(10, 20)],
     ],
 )
 def test_frames_out_of_place_are_refused(payloads: list[bytes]) -> None:
@@ -128,11 +129,30 @@ def test_frames_out_of_place_are_refused(payloads: list[bytes]) -> None:
         transaction_after(run_of([frame(payload) for payload in payloads], 0), None)
 
 
-@pytest.mark.parametrize("payload", [begin(1, 1)[:-1], commit(1, 2) + b"x"])
-def test_wrong_lengths_are_refused(payload: bytes) -> None:
-    run = run_of([frame(begin(1, 1)), frame(payload)][-1 if payload[:1] == b"B" else 0 :], 0)
-    with pytest.raises(ProtocolError):
-        transaction_after(run, None)
+@pytest.mark.parametrize(
+    "payloads",
+    [
+        [begin(1, 1)[:-1]],
+        [begin(1, 1), commit(1, 2) + b"x"],
+        [stream_abort(1, 2)[:-1]],
+        [stream_abort(1, 2) + bytes(16)],
+    ],
+)
+def test_wrong_lengths_are_refused(payloads: list[bytes]) -> None:
+    with pytest.raises(ProtocolError, match="wrong length"):
+        transaction_after(run_of([frame(payload) for payload in payloads], 0), None)
+
+
+def test_stream_aborts_leave_nothing_behind() -> None:
+    """PostgreSQL 18 sends them between transactions: alone, and in front of one that is still open."""
+    pending, alone = Pending(), run_of([frame(stream_abort(7, 8))] * 3, 0)
+    pending.receive(alone, 0, transaction_after(alone, None), 1.0)
+    assert pending.since is None
+    assert pending.in_memory == 0
+    opened = run_of([frame(stream_abort(7, 8)), frame(begin(10, 1)), frame(insert(1, b"x"))], 3)
+    found = transaction_after(opened, None)
+    assert found is not None
+    assert (found.xid, found.ordinal) == (1, 1)
 
 
 def test_rows_of_an_undescribed_relation_are_refused() -> None:

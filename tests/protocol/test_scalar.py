@@ -19,6 +19,7 @@ from pgcdc_assets.protocol.messages import (
     Origin,
     Relation,
     RelationColumn,
+    StreamAbort,
     Truncate,
     Type,
     Update,
@@ -60,6 +61,7 @@ EXAMPLES: list[tuple[bytes, Message]] = [
     (b"T" + pack("!IBI", 1, 2, 7), Truncate((7,), False, True)),
     (b"M\1" + pack("!Q", 16) + b"p\0" + pack("!I", 3) + b"a\0\xff", LogicalMessage(True, Lsn(16), "p", b"a\0\xff")),
     (b"M\0" + pack("!Q", 16) + b"\0" + pack("!I", 0), LogicalMessage(False, Lsn(16), "", b"")),
+    (b"A" + pack("!II", 700, 4_000_000_000), StreamAbort(700, 4_000_000_000)),
 ]  # fmt: skip
 
 
@@ -84,6 +86,7 @@ def test_every_truncation_and_every_surplus_is_refused(payload: bytes) -> None:
     [
         (b"", "empty"),
         (b"S\0\0\0\1\1", "kind 'S': its kind is unknown"),
+        (b"A" + bytes(24), "16 bytes follow its end"),
         (b"\xff", "unknown to protocol version 1"),
         (b"C\1" + bytes(24), "unknown flags 0x1"),
         (b"M\2" + bytes(8) + b"\0" + bytes(4), "unknown flags 0x2"),
