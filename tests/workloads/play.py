@@ -1,0 +1,224 @@
+"""An application's life beside a lake that follows it: traffic, migrations, nightly jobs, and a look after each."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import psycopg
+from psycopg import errors
+
+from pgcdc_assets.checks.status import status
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.flow.sync import Bounds
+from tests.end_to_end.command import Project
+from tests.fix_postgres import Database
+from tests.flow.test_sync import Rig
+from tests.workloads.application import Application, Migration
+from tests.workloads.look import BEAT, Look, beat, look, violations
+from tests.workloads.traffic import Traffic
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+"""``range_seconds`` of the runs: how often the catalog is looked at, at the least."""
+SETTLE_SECONDS = 120.0
+LOCK_TRIES = 60
+"""Of a migration, a second each, as the tools for migrations without downtime do."""
+
+
+class Follower(Protocol):
+    """The project, used in process or by its commands."""
+
+    @property
+    def lake(self) -> Path: ...
+
+    def setup(self) -> None: ...
+
+    def following(self) -> AbstractContextManager[Callable[[], str | None]]:
+        """Follow meanwhile; what it gives says why following ended, if it has."""
+
+    def snapshot(self, tables: Sequence[str]) -> None:
+        """Copy tables anew, and catch up."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def unequal(self) -> list[str]:
+        """Tables that `verify` finds unequal."""
+
+
+@dataclass
+class InProcess:
+    rig: Rig
+
+    @property
+    def lake(self) -> Path:
+        return self.rig.lake
+
+    def setup(self) -> None:
+        self.rig.setup()
+
+    @contextmanager
+    def following(self) -> Iterator[Callable[[], str | None]]:
+        stop, ended = threading.Event(), list[str]()
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                self.rig.engine("follow").sync(Bounds(follow=True, stop=stop))
+            except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
+                failures.append(error)
+                ended.append(repr(error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield lambda: ended[0] if ended else None
+        finally:
+            stop.set()
+            thread.join(SETTLE_SECONDS)
+            assert not thread.is_alive(), "follow did not end"
+        if failures:
+            raise failures[0]
+
+    def snapshot(self, tables: Sequence[str]) -> None:
+        names = [TableName(*table.split(".", 1)) for table in tables]
+        self.rig.engine().sync(Bounds(), copy_anew=names)
+
+    def status(self) -> dict[str, Any]:
+        return status(self.rig.settings).to_json()
+
+    def unequal(self) -> list[str]:
+        from tests.versions.test_whole_path import _verified
+
+        return [str(report.table) for report in _verified(self.rig).tables if not report.equal]
+
+
+@dataclass
+class ByCommand:
+    project: Project
+
+    @property
+    def lake(self) -> Path:
+        return self.project.lake
+
+    def setup(self) -> None:
+        self.project.run("setup")
+
+    @contextmanager
+    def following(self) -> Iterator[Callable[[], str | None]]:
+        with self.project.running("follow") as follow:
+            yield lambda: None if follow.poll() is None else self.project.log("follow")
+            follow.terminate()
+            assert follow.wait(SETTLE_SECONDS) == 0, self.project.log("follow")
+
+    def snapshot(self, tables: Sequence[str]) -> None:
+        self.project.run(*(("snapshot", *tables) if tables else ("sync",)))
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.project.run("status", "--json", expect=None).json
+        return found
+
+    def unequal(self) -> list[str]:
+        report = self.project.run("verify", "--json", expect=None).json
+        return [table["name"] for table in report["tables"] if _differs(table)]
+
+
+def _differs(table: dict[str, Any]) -> bool:
+    return bool(table["missing"] or table["extra"] or table["different"])
+
+
+@dataclass
+class Play:
+    """One application on a database of its own. ``told`` is what was said of tables on the way, by migration."""
+
+    application: Application
+    database: Database
+    conn: psycopg.Connection[Any]
+    follower: Follower
+    traffic: Traffic
+    told: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    @contextmanager
+    def begun(
+        cls, application: Application, database: Database, follower: Follower, *, seed: int = 1, sessions: int = 3
+    ) -> Iterator[Play]:
+        with database.connect() as conn:
+            for statements in (BEAT, application.model):
+                conn.execute(statements.encode())
+            traffic = Traffic(database, application, seed, sessions)
+            with contextlib.closing(traffic):
+                yield cls(application, database, conn, follower, traffic)
+
+    def chapter(self, migrations: Sequence[Migration], requests: int) -> None:
+        """Follow while the application lives and migrates; then mend what was set aside, and all are equal."""
+        with self.follower.following() as ended:
+            with self.traffic.burst(requests):
+                """The copies of the first chapter are made beside it."""
+            self.settle(ended, "traffic")
+            for migration in migrations:
+                with self.traffic.burst(requests):
+                    self._migrate(migration)
+                self.settle(ended, migration.name)
+            self.traffic.one(self.application.nightly)
+            self.settle(ended, "nightly")
+        self.mend()
+
+    def settle(self, ended: Callable[[], str | None], name: str) -> None:
+        """Wait until every table is equal at a consistent point, or is said not to be."""
+        beat(self.conn)
+        started = time.monotonic()
+        deadline = started + SETTLE_SECONDS
+        while True:
+            found = self._look()
+            if found.settled:
+                seconds = time.monotonic() - started
+                _log.info("%s, %s: settled in %.1f s, told %s", self.application.name, name, seconds, found.told)
+                self.told[name] = found.told
+                return
+            assert ended() is None, f"following ended: {ended()}"
+            assert time.monotonic() < deadline, f"after {name}: {found}"
+            time.sleep(0.1)
+
+    def mend(self) -> None:
+        """What a user does about it: `pgcdc setup` for what is new, `pgcdc snapshot` for what was set aside."""
+        self.follower.setup()
+        beat(self.conn)
+        aside = [entry["name"] for entry in self.follower.status()["tables"] if entry["state"] == "set_aside"]
+        self.follower.snapshot(aside)
+        found = self._look()
+        assert found.settled, found
+        inserts_only = {table for table, said in found.told.items() if "updates and deletes are not seen" in said}
+        assert found.told.keys() == inserts_only, found.told
+        assert set(self.follower.unequal()) <= inserts_only
+        asked, wrong = violations(self.follower.lake, self.application.invariants)
+        assert asked > 0
+        assert not wrong, wrong[:5]
+
+    def _look(self) -> Look:
+        return look(self.conn, self.follower.lake, self.follower.status())
+
+    def _migrate(self, migration: Migration) -> None:
+        with self.database.connect(options="-c lock_timeout=1s") as conn:
+            for step in migration.steps:
+                _patiently(conn, step)
+        if migration.setup:
+            self.follower.setup()
+
+
+def _patiently(conn: psycopg.Connection[Any], step: str) -> None:
+    for _ in range(LOCK_TRIES):
+        try:
+            conn.execute(step.encode())
+            return
+        except (errors.LockNotAvailable, errors.DeadlockDetected):
+            continue
+    raise AssertionError(f"no lock within {LOCK_TRIES} tries of a second: {step}")

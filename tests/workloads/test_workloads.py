@@ -1,0 +1,76 @@
+"""Three applications, each followed through traffic, migrations and nightly jobs.
+
+At each look every table of the source is equal to its mirror, or its state says that it is not; at every consistent
+point the lake keeps what the application keeps true of its tables together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.settings import Settings
+from tests.end_to_end.command import Project
+from tests.fix_postgres import Database
+from tests.flow.test_sync import Rig
+from tests.workloads.application import Application
+from tests.workloads.clinic import CLINIC
+from tests.workloads.forum import FORUM
+from tests.workloads.hub import HUB
+from tests.workloads.play import LOOK_SECONDS, ByCommand, InProcess, Play
+
+APPLICATIONS = [pytest.param(application, id=application.name) for application in (FORUM, CLINIC, HUB)]
+
+
+@pytest.fixture
+def in_process(
+    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[InProcess]:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(
+        source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.2, range_seconds=LOOK_SECONDS
+    )
+    with database.connect() as conn:
+        yield InProcess(Rig(settings, conn, lambda: spark, Silent()))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("application", APPLICATIONS)
+def test_an_application_is_followed(application: Application, database: Database, in_process: InProcess) -> None:
+    with Play.begun(application, database, in_process) as play:
+        in_process.setup()
+        play.chapter([migration for migration in application.migrations if not migration.long], requests=12)
+
+
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("application", APPLICATIONS)
+def test_an_application_is_followed_for_long(
+    application: Application, seed: int, database: Database, in_process: InProcess
+) -> None:
+    """All migrations, in chapters; every kind of request is served."""
+    with Play.begun(application, database, in_process, seed=seed, sessions=4) as play:
+        in_process.setup()
+        for first in range(0, len(application.migrations), 4):
+            play.chapter(application.migrations[first : first + 4], requests=60)
+        assert play.traffic.done.keys() >= {request.__name__ for request in application.requests} - {"rejected"}
+
+
+@pytest.mark.process
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("application", APPLICATIONS)
+def test_an_application_is_followed_by_the_commands(
+    application: Application, database: Database, tmp_path: Path
+) -> None:
+    names = {"PGCDC_SOURCE": database.conninfo, "PGCDC_SLOT": f"s_{database.name}"[:60]}
+    follower = ByCommand(Project(tmp_path, {**names, "PGCDC_RANGE_SECONDS": str(LOOK_SECONDS)}))
+    with Play.begun(application, database, follower) as play:
+        follower.setup()
+        play.chapter(application.migrations, requests=30)
