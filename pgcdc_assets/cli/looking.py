@@ -90,7 +90,7 @@ def verified(
         raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
 
     def told(report: TableReport) -> None:
-        said = "equal" if report.equal else "NOT equal"
+        said = "equal" if report.equal else "not known to be equal" if report.explained else "NOT equal"
         progress.note(f"verify: {report.table}: {said}, {report.source_rows:,} rows")
 
     with hold.placed(settings.layout) as request:

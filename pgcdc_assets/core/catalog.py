@@ -57,6 +57,20 @@ class Leaf:
     oid: int
     name: TableName
     relfilenode: int
+    toast: int = 0
+    """pg_class.reltoastrelid, as of :attr:`Table.toast`."""
+    attached: str = ""
+    """``parent:xmin`` of its row in pg_inherits and of those above it: ATTACH PARTITION writes a new one."""
+
+
+@dataclass(frozen=True)
+class Composite:
+    """A composite type (or a table's row type) that values of a table's columns are made of."""
+
+    oid: int
+    name: str
+    attributes: str
+    """``attnum:type`` of each attribute that is not dropped."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +102,22 @@ class Table:
     pages: int = 0
     rows: int = 0
     """Estimates (relpages, reltuples), to size the pieces of a copy."""
+    toast: int = 0
+    """pg_class.reltoastrelid, 0 where there is none. With another relfilenode: ALTER TABLE that rewrites (SET
+    UNLOGGED and SET LOGGED do) makes a new one; TRUNCATE, VACUUM FULL and CLUSTER keep it."""
     publication_rows: str = ""
     """``oid:xmin`` of the publications' own catalog rows that publish it: another text means that it was
     taken out, or changed, meanwhile."""
+    schema_rows: str = ""
+    """``oid:xmin`` of the pg_depend rows that tie it and its leaves to their schemas, where a publication of a schema
+    publishes it: SET SCHEMA writes a new one, GRANT and OWNER TO do not."""
     column_rows: str = ""
-    """``attnum:xmin`` of pg_attribute: with another relfilenode, another text means a rewrite by ALTER TABLE."""
+    """``attnum:xmin`` of pg_attribute, of columns that are not published too: with another relfilenode, another text
+    means a rewrite by ALTER TABLE."""
     enum_labels: tuple[tuple[int, str], ...] = ()
     """oid and label of each value of its columns' enums: ALTER TYPE ... RENAME VALUE changes rows without a word."""
+    composites: tuple[Composite, ...] = ()
+    """What its columns' values are made of, in any depth: ADD ATTRIBUTE and DROP ATTRIBUTE change rows likewise."""
 
     @property
     def mirror(self) -> TableName:
@@ -110,6 +133,12 @@ class Table:
         by_attnum = {column.attnum: column for column in self.columns}
         return tuple(by_attnum[attnum] for attnum in self.key)
 
+    @property
+    def highest_attnum(self) -> int:
+        """No column up to this one is new, published or not: PostgreSQL never gives an attnum out twice."""
+        marked = (int(mark.split(":")[0]) for mark in self.column_rows.split())
+        return max((*marked, *(column.attnum for column in self.columns)), default=0)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -123,6 +152,7 @@ class Table:
                 "key": tuple(data["key"]),
                 "identity_key": tuple(data["identity_key"]),
                 "enum_labels": tuple((oid, label) for oid, label in data.get("enum_labels", ())),
+                "composites": tuple(Composite(**composite) for composite in data.get("composites", ())),
                 "leaves": tuple(Leaf(**{**leaf, "name": TableName(**leaf["name"])}) for leaf in data["leaves"]),
                 "root": TableName(**data["root"]) if data["root"] else None,
             }
@@ -131,8 +161,9 @@ class Table:
     def without_volatile(self) -> Self:
         """The facts that decide how rows are decoded and applied: no storage numbers, no estimates."""
         return replace(
-            self, relfilenode=0, leaves=(), pages=0, rows=0, publication_rows="", column_rows="", enum_labels=()
-        )
+            self, relfilenode=0, toast=0, leaves=(), pages=0, rows=0, publication_rows="", schema_rows="",
+            column_rows="", enum_labels=(), composites=(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def _known(table: Table, shape: Shape, column: ShapeColumn) -> Column | None:
 def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: RelationFacts | None) -> Table | Refusal:
     relation = facts.table if facts else None
     columns = {column.name: column for column in relation.columns} if relation else {}
-    newest = max((column.attnum for column in table.columns), default=0)
+    newest = table.highest_attnum
     appeared: list[Column] = []
     for column in new:
         fact = columns.get(column.name)

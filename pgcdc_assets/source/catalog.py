@@ -16,12 +16,13 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.keys import Index, RowIdentity, followable, mirror_key
 from pgcdc_assets.source.patterns import TablePatterns
-from pgcdc_assets.source.pgtypes import Labels, PgTypes, enums_of, read_labels
-from pgcdc_assets.source.published import GENERATED_SINCE, PublicationRows, Published, read_published
+from pgcdc_assets.source.pgtypes import PgTypes
+from pgcdc_assets.source.published import GENERATED_SINCE, PublicationRows, Published, read_places, read_published
+from pgcdc_assets.source.typeparts import TypeParts
 
 _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
-       pg_catalog.pg_relation_filenode(c.oid), greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
+       pg_catalog.pg_relation_filenode(c.oid), c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
        CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid)::oid END
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY(%s)
@@ -52,6 +53,16 @@ WITH RECURSIVE tree (root, oid) AS (
 )
 SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid WHERE c.relkind <> 'p'
 """
+# Up from each leaf: a branch with partitions of its own may be detached and attached too.
+_ATTACHED = """
+WITH RECURSIVE chain (leaf, parent, level, mark) AS (
+  SELECT inhrelid, inhparent, 1, inhparent::text || ':' || xmin::text
+  FROM pg_catalog.pg_inherits WHERE inhrelid = ANY(%s)
+  UNION ALL SELECT chain.leaf, i.inhparent, chain.level + 1, i.inhparent::text || ':' || i.xmin::text
+    FROM chain JOIN pg_catalog.pg_inherits i ON i.inhrelid = chain.parent
+)
+SELECT leaf, string_agg(mark, ' ' ORDER BY level) FROM chain GROUP BY leaf
+"""
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,7 @@ class Relation:
     kind: Literal["r", "p"]
     replica_identity: ReplicaIdentity
     relfilenode: int
+    toast: int
     pages: int
     rows: int
     root: int | None
@@ -75,8 +87,8 @@ class Relation:
         return self.kind == "p"
 
     @property
-    def enums(self) -> set[int]:
-        return {enum for column in self.columns for enum in enums_of(column.type)}
+    def types(self) -> set[int]:
+        return {column.type.oid for column in self.columns}
 
     def attnums(self, names: Iterable[str]) -> tuple[int, ...]:
         by_name = {column.name: column.attnum for column in self.columns}
@@ -99,10 +111,10 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
         indexes[oid].append(Index(tuple(names), primary, identity, usable))
     return {
         oid: Relation(
-            oid, TableName(schema, name), kind, replident, filenode or 0, pages, rows, root,
+            oid, TableName(schema, name), kind, replident, filenode or 0, toast, pages, rows, root,
             tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]), " ".join(marks[oid]),
         )
-        for oid, schema, name, kind, replident, filenode, pages, rows, root in heads
+        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root in heads
     }  # fmt: skip
 
 
@@ -128,8 +140,12 @@ def read_tables(
         more = (roots | {leaf for group in leaves.values() for leaf in group}) - relations.keys()
         relations |= read_relations(conn, more)
         rows = PublicationRows.read(conn, publications)
-        labels = read_labels(conn, (enum for relation in relations.values() for enum in relation.enums))
-    tables = _Assembly(conn.info.server_version, published, relations, leaves, rows, labels).tables()
+        places = read_places(conn, relations) if rows.schemas else {}
+        partitions = [oid for oid, relation in relations.items() if relation.root and not relation.partitioned]
+        attached = dict(conn.execute(_ATTACHED, [partitions]).fetchall()) if partitions else {}
+        parts = TypeParts.read(conn, {oid for relation in relations.values() for oid in relation.types})
+    assembly = _Assembly(conn.info.server_version, published, relations, leaves, rows, places, attached, parts)
+    tables = assembly.tables()
     wanted = TablePatterns.parse(patterns)
     return tuple(table for table in tables if wanted.match(table.name))
 
@@ -188,7 +204,9 @@ class _Assembly:
     relations: Mapping[int, Relation]
     leaves: Mapping[int, tuple[int, ...]]
     rows: PublicationRows | None = None
-    labels: Labels = field(default_factory=dict)
+    places: Mapping[int, str] = field(default_factory=dict)
+    attached: Mapping[int, str] = field(default_factory=dict)
+    parts: TypeParts = field(default_factory=TypeParts)
 
     def tables(self) -> list[Table]:
         made: dict[TableName, Table] = {}
@@ -250,22 +268,32 @@ class _Assembly:
             identity_key=relation.attnums(relation.identity.carried),
             relfilenode=relation.relfilenode,
             partitioned=relation.partitioned,
-            leaves=tuple(Leaf(leaf.oid, leaf.name, leaf.relfilenode) for leaf in sorted(storage, key=lambda r: r.name)),
+            leaves=tuple(self._leaf(leaf) for leaf in sorted(storage, key=lambda r: r.name)),
             row_filter=entry.row_filter if entry else None,
             updates_seen=seen,
             pages=relation.pages + sum(leaf.pages for leaf in storage),
             rows=relation.rows if not storage else sum(leaf.rows for leaf in storage),
-            publication_rows=self._rows(relation, storage),
+            toast=relation.toast,
+            publication_rows=self._rows(relation, storage)[0],
+            schema_rows=self._rows(relation, storage)[1],
             column_rows=relation.column_rows,
-            enum_labels=tuple(value for enum in sorted(relation.enums) for value in self.labels.get(enum, ())),
+            enum_labels=self.parts.labels(relation.types),
+            composites=self.parts.composites(relation.types),
         )
 
-    def _rows(self, relation: Relation, storage: Sequence[Relation]) -> str:
+    def _leaf(self, leaf: Relation) -> Leaf:
+        return Leaf(leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""))
+
+    def _rows(self, relation: Relation, storage: Sequence[Relation]) -> tuple[str, str]:
+        """The marks ``publication_rows`` and ``schema_rows``."""
         if self.rows is None:
-            return ""
+            return "", ""
         members = {relation.oid: relation, **{leaf.oid: leaf for leaf in storage}}
         names = {name for oid in members if oid in self.published for name in self.published[oid].publications}
-        return self.rows.text(names, sorted(members), sorted({member.name.schema for member in members.values()}))
+        schemas = sorted({member.name.schema for member in members.values()})
+        marks = [f"{oid}:{self.places[oid]}" for oid in sorted(members) if oid in self.places]
+        by_schema = any((name, schema) in self.rows.schemas for name in names for schema in schemas)
+        return self.rows.text(names, sorted(members), schemas), " ".join(marks) if by_schema else ""
 
     def _columns(self, relation: Relation, entry: Published | None) -> tuple[Column, ...]:
         listed = entry.columns if entry else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,28 +18,6 @@ SELECT t.oid, t.typname::text, t.typtype::text, t.typdelim::text,
 FROM pg_catalog.pg_type t LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem
 WHERE t.oid = ANY(%s)
 """
-
-
-Labels = Mapping[int, tuple[tuple[int, str], ...]]
-"""Oid and label of each value, by enum."""
-
-
-def enums_of(type_: PgType) -> Iterable[int]:
-    """The enums that values of a type are made of: itself, or under a domain or an array. Not those in composites."""
-    if type_.family == "e":
-        yield type_.oid
-    for inner in (type_.base, type_.element):
-        if inner is not None:
-            yield from enums_of(inner)
-
-
-def read_labels(conn: psycopg.Connection[Any], enums: Iterable[int]) -> Labels:
-    """The values of these enums, in the order of their oids."""
-    wanted, found = sorted(set(enums)), defaultdict[int, list[tuple[int, str]]](list)
-    query = "SELECT enumtypid, oid, enumlabel::text FROM pg_catalog.pg_enum WHERE enumtypid = ANY(%s) ORDER BY oid"
-    for enum, oid, label in conn.execute(query, [wanted]) if wanted else ():
-        found[enum].append((oid, label))
-    return {enum: tuple(labels) for enum, labels in found.items()}
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,19 @@ FROM pg_catalog.pg_publication_namespace s JOIN pg_catalog.pg_publication p ON p
 JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid
 WHERE p.pubname = ANY(%(names)s)
 """
+_PLACES = """
+SELECT objid, xmin::text FROM pg_catalog.pg_depend
+WHERE classid = 'pg_catalog.pg_class'::regclass AND objid = ANY(%s) AND objsubid = 0
+  AND refclassid = 'pg_catalog.pg_namespace'::regclass AND deptype = 'n'
+"""
+
+
+def read_places(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, str]:
+    """xmin of the row in pg_depend that ties each relation to its schema: SET SCHEMA alone writes a new one.
+
+    Only a publication of a schema loses a table by that, and regains it when the table comes back.
+    """
+    return dict(conn.execute(_PLACES, [sorted(set(oids))]).fetchall())
 
 
 @dataclass(frozen=True)

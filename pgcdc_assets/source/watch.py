@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from pgcdc_assets.core.catalog import Catalog, Column, Table
+from pgcdc_assets.core.catalog import Catalog, Column, PgType, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog import read_catalog
 
@@ -38,6 +38,7 @@ class Kind(StrEnum):
     PARTITIONS = "partitions"
     REWRITTEN = "rewritten"
     LABELS = "labels"
+    TYPES = "types"
     COLUMNS = "columns"
     KEY = "key"
 
@@ -80,7 +81,7 @@ def table_changes(before: Table, now: Table | None) -> list[Change]:
     if before.oid != now.oid:
         return [Change(name, Kind.RECREATED, Action.COPY, "was dropped and made anew")]
     return [*_publication(before, now), *_partitions(before, now), *_storage(before, now), *_labels(before, now),
-            *_columns(before, now), *_key(before, now)]  # fmt: skip
+            *_composites(before, now), *_columns(before, now), *_key(before, now)]  # fmt: skip
 
 
 def _publication(before: Table, now: Table) -> Iterator[Change]:
@@ -89,25 +90,48 @@ def _publication(before: Table, now: Table) -> Iterator[Change]:
         yield Change(before.name, Kind.REPUBLISHED, Action.COPY, what)
     elif before.row_filter != now.row_filter:
         yield Change(before.name, Kind.REPUBLISHED, Action.COPY, "its publication's row filter changed")
+    elif before.schema_rows and now.schema_rows and before.schema_rows != now.schema_rows:
+        what = "was in another schema meanwhile, which its publication does not publish: changes may be missing"
+        yield Change(before.name, Kind.REPUBLISHED, Action.COPY, what)
 
 
 def _partitions(before: Table, now: Table) -> Iterator[Change]:
     """ATTACH brings rows and DETACH takes some, without a word in the stream."""
-    old, new = ({leaf.oid: leaf.name for leaf in table.leaves} for table in (before, now))
+    old, new = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
     for oid in sorted(old.keys() ^ new.keys()):
-        what = f"lost partition {old[oid]}" if oid in old else f"has a new partition {new[oid]}"
+        what = f"lost partition {old[oid].name}" if oid in old else f"has a new partition {new[oid].name}"
         yield Change(before.name, Kind.PARTITIONS, Action.COPY, what)
+    for oid in sorted(old.keys() & new.keys()):
+        was, is_ = old[oid].attached, new[oid].attached
+        if was and is_ and was != is_:
+            what = f"partition {new[oid].name} was detached, and attached again: changes may be missing"
+            yield Change(before.name, Kind.PARTITIONS, Action.COPY, what)
 
 
 def _storage(before: Table, now: Table) -> Iterator[Change]:
     """TRUNCATE, VACUUM FULL and CLUSTER give new files too, but leave pg_attribute alone, and follow the stream."""
     if _new_files(before, now) and _altered_columns(before, now):
         yield Change(before.name, Kind.REWRITTEN, Action.SET_ASIDE, "its rows were rewritten by ALTER TABLE")
+    elif _new_toast(before, now) and not list(_columns(before, now)):
+        what = "was rewritten by ALTER TABLE, as SET UNLOGGED and SET LOGGED do: changes may be missing"
+        yield Change(before.name, Kind.REWRITTEN, Action.COPY, what)
 
 
 def _new_files(before: Table, now: Table) -> bool:
-    old, new = ({leaf.oid: leaf.relfilenode for leaf in table.leaves} for table in (before, now))
-    return before.relfilenode != now.relfilenode or any(old[oid] != new[oid] for oid in old.keys() & new.keys())
+    old, new = _files(before), _files(now)
+    return any(old[oid] != new[oid] for oid in old.keys() & new.keys())
+
+
+def _new_toast(before: Table, now: Table) -> bool:
+    """Whether some files are new, and their TOAST table too, which TRUNCATE, VACUUM FULL and CLUSTER keep."""
+    old, new = ({table.oid: table.toast, **{leaf.oid: leaf.toast for leaf in table.leaves}} for table in (before, now))
+    files, newer = _files(before), _files(now)
+    return any(old[oid] not in (0, new[oid]) and files[oid] != newer[oid] for oid in old.keys() & new.keys())
+
+
+def _files(table: Table) -> dict[int, int]:
+    """The relfilenode of the table and of its leaves."""
+    return {table.oid: table.relfilenode, **{leaf.oid: leaf.relfilenode for leaf in table.leaves}}
 
 
 def _altered_columns(before: Table, now: Table) -> bool:
@@ -124,6 +148,14 @@ def _labels(before: Table, now: Table) -> Iterator[Change]:
             yield Change(before.name, Kind.LABELS, Action.COPY, what)
 
 
+def _composites(before: Table, now: Table) -> Iterator[Change]:
+    old = {composite.oid: composite for composite in before.composites}
+    for composite in now.composites:
+        if composite.oid in old and old[composite.oid].attributes != composite.attributes:
+            what = f"type {composite.name!r} has other attributes now, in older rows too"
+            yield Change(before.name, Kind.TYPES, Action.COPY, what)
+
+
 def _columns(before: Table, now: Table) -> Iterator[Change]:
     old, new = ({column.attnum: column for column in table.columns} for table in (before, now))
     for attnum in sorted(old.keys() | new.keys()):
@@ -134,13 +166,18 @@ def _columns(before: Table, now: Table) -> Iterator[Change]:
             yield _column_change(before, f'column "{was.name}" was dropped or is not published any more')
         elif was is not None and is_ is not None and was.name != is_.name:
             yield _column_change(before, f'column "{was.name}" was renamed to "{is_.name}"')
-        elif was is not None and is_ is not None and was.type != is_.type:
+        elif was is not None and is_ is not None and _changed(was.type, is_.type):
             yield _column_change(before, f'the type of column "{was.name}" changed')
+
+
+def _changed(was: PgType, is_: PgType) -> bool:
+    """A type that was renamed is the same one."""
+    return (was.oid, was.typmod) != (is_.oid, is_.typmod)
 
 
 def _added(before: Table, now: Table, column: Column) -> Change:
     """Followed exactly only where every older row has NULL in it."""
-    if column.attnum <= max((known.attnum for known in before.columns), default=0):
+    if column.attnum <= before.highest_attnum:
         return _column_change(before, f'column "{column.name}", which was there before, is published now')
     if column.missing is not None or column.not_null or column.generated:
         return _column_change(before, f'column "{column.name}" came with a value in older rows')

@@ -316,6 +316,30 @@ def test_what_happens_after_the_snapshot_is_not_seen(lake: Lake) -> None:
     assert verify(settings, lake.catalog(), None, reach).ok
 
 
+@pytest.mark.parametrize(
+    ("rows", "ok", "said"),
+    [
+        ([(1, "a"), (2, "b")], True, "not seen"),
+        ([(1, "a"), (2, "b"), (3, "deleted")], True, "could not be told"),
+        ([(1, "before its update"), (2, "b"), (3, "deleted")], True, "could not be told"),
+        ([(1, "a")], False, "no delete explains"),
+        ([(1, "before its update")], False, "no delete explains"),
+    ],
+)
+def test_what_an_inserts_only_table_cannot_know(
+    lake: Lake, rows: list[tuple[int, str]], ok: bool, said: str
+) -> None:  # fmt: skip
+    """Its deletes and updates leave rows too many, each at most one too few: a mirror with fewer rows has lost some."""
+    lake.script(
+        "CREATE TABLE t (id int, note text); INSERT INTO t VALUES (1, 'a'), (2, 'b');"
+        "ALTER PUBLICATION p SET (publish = 'insert')",
+    )
+    lake.write("t", NOTE_SCHEMA, _notes(*rows))
+    report = lake.verify()
+    assert report.ok is ok
+    assert said in (report.tables[0].reason or "")
+
+
 def test_deleted_rows_of_a_deletion_vector_are_not_there(lake: Lake) -> None:
     """A mirror of an older version is read at that version."""
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")

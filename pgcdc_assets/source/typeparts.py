@@ -1,0 +1,94 @@
+"""What the values of a type are made of, in any depth: enums, composites, and types whose text is a name.
+
+The text of such a value can change without a row being written: ALTER TYPE ... RENAME VALUE, ADD ATTRIBUTE, DROP
+ATTRIBUTE (ALTER TABLE ... ADD COLUMN, where a table is used as a row type), or the renaming of an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from pgcdc_assets.core.catalog import Composite
+
+NAMING_TYPES = frozenset(
+    {"aclitem", "regclass", "regcollation", "regconfig", "regdatabase", "regdictionary", "regnamespace", "regoper",
+     "regoperator", "regproc", "regprocedure", "regrole", "regtype"}
+)  # fmt: skip
+"""A value is the OID of an object, its text the object's name: a rename changes it, and leaves no trace here."""
+
+_INNER = """
+SELECT t.typbasetype AS oid
+UNION ALL SELECT t.typelem
+UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
+  WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+"""
+_PARTS = f"""
+WITH RECURSIVE parts (oid) AS (
+  SELECT unnest(%s::oid[])
+  UNION SELECT inner_.oid FROM parts JOIN pg_catalog.pg_type t ON t.oid = parts.oid
+    CROSS JOIN LATERAL ({_INNER}) AS inner_ WHERE inner_.oid <> 0
+)
+SELECT t.oid, t.typname::text, t.typtype::text, ARRAY({_INNER}),
+       ARRAY(SELECT e.oid::text || ' ' || e.enumlabel FROM pg_catalog.pg_enum e
+             WHERE t.typtype = 'e' AND e.enumtypid = t.oid ORDER BY e.oid),
+       (SELECT string_agg(a.attnum::text || ':' || a.atttypid::text, ' ' ORDER BY a.attnum)
+        FROM pg_catalog.pg_attribute a
+        WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)
+FROM parts JOIN pg_catalog.pg_type t ON t.oid = parts.oid
+"""  # noqa: S608 (texts of our own)
+
+
+@dataclass(frozen=True)
+class _Part:
+    oid: int
+    name: str
+    family: str
+    inner: tuple[int, ...]
+    labels: tuple[tuple[int, str], ...] = ()
+    attributes: str = ""
+
+
+@dataclass(frozen=True)
+class TypeParts:
+    """The types that some columns need, with all that is inside of them."""
+
+    parts: Mapping[int, _Part] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, conn: psycopg.Connection[Any], oids: Iterable[int]) -> TypeParts:
+        """One query, however many and however deep."""
+        found = {}
+        for oid, name, family, inner, labels, attributes in conn.execute(_PARTS, [sorted(set(oids))]):
+            values = tuple((int(number), label) for number, _, label in (text.partition(" ") for text in labels))
+            inside = tuple(part for part in inner if part)
+            found[oid] = _Part(oid, name, family, inside, values, attributes or "")
+        return cls(found)
+
+    def labels(self, types: Iterable[int]) -> tuple[tuple[int, str], ...]:
+        """Oid and label of each value of the enums in these types."""
+        return tuple(value for part in self._within(types) for value in part.labels)
+
+    def composites(self, types: Iterable[int]) -> tuple[Composite, ...]:
+        return tuple(
+            Composite(part.oid, part.name, part.attributes) for part in self._within(types) if part.family == "c"
+        )
+
+    def naming(self, types: Iterable[int]) -> list[str]:
+        """The types in these whose text is the name of an object."""
+        return [part.name for part in self._within(types) if part.name in NAMING_TYPES and part.family == "b"]
+
+    def _within(self, types: Iterable[int]) -> list[_Part]:
+        """These types and all inside of them, by oid."""
+        found: dict[int, _Part] = {}
+        waiting = list(types)
+        while waiting:
+            part = self.parts.get(waiting.pop())
+            if part is not None and part.oid not in found:
+                found[part.oid] = part
+                waiting += part.inner
+        return [found[oid] for oid in sorted(found)]
