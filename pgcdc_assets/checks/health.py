@@ -272,6 +272,8 @@ def _tables(facts: Facts) -> Iterator[Problem]:
                 f"table {table.name}", f"was set aside{where}: {table.reason or 'no reason given'}",
                 f"run `pgcdc snapshot {table.name}`",
             )  # fmt: skip
+        elif table.state is TableState.WAITING and table.reason:
+            yield _warning(f"table {table.name}", f"could not be copied: {table.reason}", "the next sync tries again")
     if facts.source is None:
         return
     for table in facts.tables:

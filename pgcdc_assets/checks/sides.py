@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,9 +17,11 @@ from pyarrow import csv
 from pgcdc_assets.checks.rendering import Rendering, quoted, rendering, with_raw
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import LakeError
+from pgcdc_assets.errors import LakeError, ProtocolError
 from pgcdc_assets.lake.feed import LEAF, RAW
-from pgcdc_assets.source.pieces import Piece, copy_blocks
+from pgcdc_assets.source.connection import APPLICATION, connect
+from pgcdc_assets.source.copies import copy_blocks
+from pgcdc_assets.source.pieces import Piece, pieces
 
 _BLOCK_BYTES = 8 << 20
 """Of CSV at a time: large enough for Arrow's reader, a small part of a process's memory."""
@@ -31,13 +34,22 @@ _UNPACKED = 8
 """Rows may be this much larger in memory than in Parquet's files."""
 
 
+_PIECE_BYTES = 64 << 20
+"""On the source's disk: what is read anew where somebody wanted the table meanwhile."""
+_MOST_ENTRIES: Final = 1664
+"""Of a SELECT (MaxTupleAttributeNumber): a table may have 1,600 columns."""
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Rows as one array of comparable text a column, and (where asked for) as people read them."""
+    """Rows as one array of comparable text a column; columns of the key (where asked for) as people read them.
+
+    ``shown`` is by place, and lacks those whose text has to do.
+    """
 
     rows: int
     texts: list[pa.Array]
-    shown: list[pa.Array]
+    shown: dict[int, pa.Array]
 
 
 @contextmanager
@@ -51,8 +63,12 @@ def readable(name: TableName) -> Iterator[None]:
         ) from error
 
 
+Part = Callable[[], Iterator[Batch]]
+
+
 class Side(Protocol):
-    def batches(self, *, shown: bool) -> Iterator[Batch]: ...
+    def parts(self, *, shown: bool) -> Iterator[Part]:
+        """Readings of some of the rows each, one after the other; for :func:`pgcdc_assets.source.copies.read_whole`."""
 
 
 @dataclass(frozen=True)
@@ -89,32 +105,29 @@ class SourceSide:
     snapshot: str
     comparison: Comparison
 
-    def batches(self, *, shown: bool) -> Iterator[Batch]:
-        table = self.comparison.table
-        for leaf in [leaf.name for leaf in table.leaves] if table.partitioned else [None]:
-            yield from self._rows_of(leaf, shown=shown)
+    def parts(self, *, shown: bool) -> Iterator[Part]:
+        """CopyOutdated and CopyBlocked where the table cannot be read as the snapshot shows it."""
+        with connect(self.conninfo, application_name=f"{APPLICATION}/verify") as conn:
+            cut = pieces(conn, self.comparison.table, _PIECE_BYTES)
+        for piece in cut:
+            yield partial(self._rows_of, piece, shown)
 
-    def _rows_of(self, leaf: TableName | None, *, shown: bool) -> Iterator[Batch]:
+    def _rows_of(self, piece: Piece, shown: bool) -> Iterator[Batch]:
         renderings = self.comparison.renderings
         expressions = [column.source for column in renderings]
-        if shown:
-            expressions += [column.shown for column in renderings]
-        piece = Piece(table=self.comparison.table, leaf=leaf, sql=self._copy(leaf, expressions), rows_estimate=0)
-        for block in copy_blocks(self.conninfo, self.snapshot, piece, _BLOCK_BYTES):
-            columns = _parsed(block, max(1, len(expressions)))
-            texts, values = columns[: len(renderings)], columns[len(renderings) : len(expressions)]
-            if self.comparison.leaves:
-                leaves = pa.repeat(pa.scalar(str(leaf), pa.large_string()), len(columns[0]))
-                texts, values = [*texts, leaves], [*values, *([leaves] if shown else [])]
-            yield Batch(len(columns[0]), texts, values)
-
-    def _copy(self, leaf: TableName | None, expressions: Sequence[str]) -> str:
-        name = leaf or self.comparison.table.name
+        places = [place for place in self.comparison.key if shown and place < len(renderings)]
+        if len(expressions) + len(places) > _MOST_ENTRIES:
+            places = []
+        expressions += [renderings[place].shown for place in places]
         # A table may have no columns; its rows still count.
-        chosen = ", ".join(expressions) or "''"
-        where = f" WHERE ({self.comparison.table.row_filter})" if self.comparison.table.row_filter else ""
-        query = f"SELECT {chosen} FROM ONLY {quoted(name.schema)}.{quoted(name.name)}{where}"  # noqa: S608 (quoted)
-        return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
+        chosen = replace(piece, columns=", ".join(expressions) or "''")
+        for block in copy_blocks(self.conninfo, self.snapshot, chosen, _BLOCK_BYTES):
+            columns = _parsed(block, max(1, len(expressions)), self.comparison.table.name)
+            texts = columns[: len(renderings)]
+            values = dict(zip(places, columns[len(renderings) :], strict=False))
+            if self.comparison.leaves:
+                texts.append(pa.repeat(pa.scalar(str(piece.leaf), pa.large_string()), len(columns[0])))
+            yield Batch(len(columns[0]), texts, values)
 
 
 @dataclass(frozen=True)
@@ -124,8 +137,12 @@ class MirrorSide:
     mirror: DeltaTable
     comparison: Comparison
 
-    def batches(self, *, shown: bool) -> Iterator[Batch]:
+    def parts(self, *, shown: bool) -> Iterator[Part]:
         """LakeError where its files are gone or damaged."""
+        for batch in self._batches(shown):
+            yield partial(iter, (batch,))
+
+    def _batches(self, shown: bool) -> Iterator[Batch]:
         batches = self._read()
         while True:
             with readable(self.comparison.table.name):
@@ -139,7 +156,8 @@ class MirrorSide:
                 for column, value in zip(self.comparison.renderings, values, strict=True)
             ]
             leaves = [batch.column(batch.num_columns - 1)] if self.comparison.leaves else []
-            yield Batch(batch.num_rows, [*texts, *leaves], [*values, *leaves] if shown else [])
+            places = [place for place in self.comparison.key if shown and place < len(values)]
+            yield Batch(batch.num_rows, [*texts, *leaves], {place: values[place] for place in places})
 
     def _read(self) -> Iterator[pa.RecordBatch]:
         expressions = [quoted(RAW), *(column.mirror for column in self.comparison.renderings)]
@@ -155,16 +173,20 @@ class MirrorSide:
         return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, size * _UNPACKED // rows)))
 
 
-def _parsed(block: bytes, columns: int) -> list[pa.Array]:
+def _parsed(block: bytes, columns: int, table: TableName) -> list[pa.Array]:
     names = [f"c{place}" for place in range(columns)]
-    table = csv.read_csv(
-        pa.BufferReader(block),
-        read_options=csv.ReadOptions(column_names=names, block_size=len(block) + 1),
-        # A row of one NULL is an empty line.
-        parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
-        convert_options=csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.large_string()),
-            null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False,
-        ),
-    )  # fmt: skip
-    return [table.column(name).combine_chunks() for name in names]
+    try:
+        parsed = csv.read_csv(
+            pa.BufferReader(block),
+            read_options=csv.ReadOptions(column_names=names, block_size=len(block) + 1),
+            # A row of one NULL is an empty line.
+            parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+            convert_options=csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.large_string()),
+                null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False,
+            ),
+        )  # fmt: skip
+    except pa.ArrowInvalid:
+        # Arrow's message quotes the row.
+        raise ProtocolError("sent rows that are no CSV in UTF-8", thing=f"table {table}") from None
+    return [parsed.column(name).combine_chunks() for name in names]

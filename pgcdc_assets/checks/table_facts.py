@@ -42,7 +42,9 @@ def _behind(mirror: Mirror, table: Table, row: StateRow, points: ConsistentPoint
     """A table that stands by itself: its own Delta commits say where."""
     copied = mirror.snapshot_lsn
     if row.state is TableState.COPYING and (copied is None or copied < row.lsn):
-        return TableFacts(table.name, TableState.COPYING, updates_seen=table.updates_seen)
+        # With a reason: the last copy could not read it, and it waits for the next.
+        state = TableState.WAITING if row.reason else TableState.COPYING
+        return TableFacts(table.name, state, reason=row.reason, updates_seen=table.updates_seen)
     replay_lsn = mirror.effective_replay_lsn(points)
     if row.state is TableState.SET_ASIDE:
         return TableFacts(table.name, row.state, replay_lsn, row.reason, row.lsn, table.updates_seen)

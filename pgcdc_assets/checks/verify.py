@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,15 +21,16 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from pgcdc_assets.checks.digest import Differences, DigestStore, Seed, compare
-from pgcdc_assets.checks.sides import Comparison, MirrorSide, Side, SourceSide, readable
+from pgcdc_assets.checks.sides import Comparison, MirrorSide, Part, Side, SourceSide, readable
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError, SourceUnavailable, UnknownTable
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.copies import read_whole
 from pgcdc_assets.source.creation import OnWait
 from pgcdc_assets.source.published import read_published
+from pgcdc_assets.source.shown import shown_tables
 from pgcdc_assets.source.snapshots import Snapshot, exported_snapshot
 
 EXAMPLES = 10
@@ -127,33 +129,38 @@ def verify(
     replication = settings.replication_connections
     with exported_snapshot(source, chosen, on_wait=on_wait, replication=replication) as snapshot:
         # As they are published at C: the saved catalog may be older.
-        published = {table.name: table for table in read_tables(snapshot.conn, catalog.publications)}
-        via_root = read_published(snapshot.conn, catalog.publications).keys()
+        shown, outdated = shown_tables(snapshot, chosen, catalog.publications)
+        with snapshot.reading() as conn:
+            via_root = read_published(conn, catalog.publications).keys()
         point = reach(snapshot.consistent_point)
         if point.replay_lsn != snapshot.consistent_point:
             raise LakeError(f"the mirrors stand at {point.replay_lsn}", lsn=snapshot.consistent_point)
         for name in chosen:
-            report = _reported(name, published.get(name), point.tables.get(name), settings, source, snapshot, via_root)
+            table: Table | CopyOutdated = outdated.get(name) or shown[name]
+            report = _reported(name, table, point.tables.get(name), settings, source, snapshot, via_root)
             on_table(report)
             reports.append(report)
         return VerifyReport(snapshot.consistent_point, tuple(reports))
 
 
 def _reported(
-    name: TableName, table: Table | None, version: int | None, settings: Settings, source: str, snapshot: Snapshot,
-    via_root: Container[int],
+    name: TableName, table: Table | CopyOutdated, version: int | None, settings: Settings, source: str,
+    snapshot: Snapshot, via_root: Container[int],
 ) -> TableReport:  # fmt: skip
-    """The comparison, or why there can be none."""
-    if table is None or version is None:
-        reason = "is not published any more" if table is None else "is not at this point: see `pgcdc status`"
-        return TableReport(name, compared=False, reason=reason)
+    """The comparison, or why there can be none: no table's trouble keeps the others from their report."""
     try:
+        if isinstance(table, CopyOutdated):
+            raise table
+        if version is None:
+            return TableReport(name, compared=False, reason="is not at this point: see `pgcdc status`")
         with readable(name):
             mirror = DeltaTable(str(settings.layout.mirror(name)), version=version)
             schema = pa.schema(mirror.schema().to_arrow())
         comparison = Comparison.of(table, schema, via_root=table.oid in via_root)
         return compare_sides(SourceSide(source, snapshot.name, comparison), MirrorSide(mirror, comparison))
-    except LakeError as error:
+    except SourceUnavailable:
+        raise
+    except PgcdcError as error:
         return TableReport(name, compared=False, reason=str(error))
 
 
@@ -197,17 +204,27 @@ def _of_inserts_only(report: TableReport) -> str | None:
 
 
 def _digest(side: Side, key: list[int], seed: Seed, store: DigestStore) -> None:
-    for batch in side.batches(shown=False):
+    for part in side.parts(shown=False):
+        for keys, rows in read_whole(partial(_digests, part, key, seed)):
+            store.add(keys, rows)
+
+
+def _digests(part: Part, key: list[int], seed: Seed) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of the keys and of the rows: 16 bytes a row, so they can wait for the part's end."""
+    found = []
+    for batch in part():
         digests = [seed.of_texts(text) for text in batch.texts]
-        store.add(seed.of_rows([digests[place] for place in key], batch.rows), seed.of_rows(digests, batch.rows))
+        keys = seed.of_rows([digests[place] for place in key], batch.rows)
+        found.append((keys, seed.of_rows(digests, batch.rows)))
+    return found
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """A row of interest: its texts by column, and as people read it."""
+    """A row of interest: its texts by column, and its key as people read it, by place."""
 
     texts: list[str | None]
-    shown: list[str | None]
+    shown: dict[int, str | None]
 
 
 def _examples(source: SourceSide, mirror: MirrorSide, seed: Seed, found: Differences) -> list[Example]:
@@ -233,19 +250,26 @@ def _examples(source: SourceSide, mirror: MirrorSide, seed: Seed, found: Differe
 def _sampled(side: Side, key: list[int], seed: Seed, wanted: np.ndarray) -> dict[int, _Sample]:
     """The first row of each wanted key digest."""
     samples: dict[int, _Sample] = {}
-    for batch in side.batches(shown=True):
+    for part in side.parts(shown=True):
+        for digest, sample in read_whole(partial(_samples, part, key, seed, wanted)):
+            samples.setdefault(digest, sample)
+    return samples
+
+
+def _samples(part: Part, key: list[int], seed: Seed, wanted: np.ndarray) -> list[tuple[int, _Sample]]:
+    found: dict[int, _Sample] = {}
+    for batch in part():
         keys = seed.of_rows([seed.of_texts(batch.texts[place]) for place in key], batch.rows)
         for at in np.flatnonzero(np.isin(keys, wanted)):
             row = int(at)
             texts = [text[row].as_py() for text in batch.texts]
-            # A value that did not fit the mirror's column is shown as its text.
-            shown = [_readable(value[row].as_py(), text) for value, text in zip(batch.shown, texts, strict=True)]
-            samples.setdefault(int(keys[row]), _Sample(texts, shown))
-    return samples
+            values = {place: array[row].as_py() for place, array in batch.shown.items()}
+            shown = {place: _readable(values.get(place), texts[place]) for place in key}
+            found.setdefault(int(keys[row]), _Sample(texts, shown))
+    return list(found.items())
 
 
 def _readable(value: object, text: str | None) -> str | None:
-    if value is None:
-        return text
-    text = "\\x" + value.hex() if isinstance(value, bytes) else str(value)
-    return text if len(text) <= _SHOWN_LENGTH else text[: _SHOWN_LENGTH - 1] + "…"
+    """``text`` stands for a value that did not fit the mirror's column, or that was not asked for."""
+    shown = text if value is None else "\\x" + value.hex() if isinstance(value, bytes) else str(value)
+    return shown if shown is None or len(shown) <= _SHOWN_LENGTH else shown[: _SHOWN_LENGTH - 1] + "…"

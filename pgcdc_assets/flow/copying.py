@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake.copy import CopyReport, copy_tables
-from pgcdc_assets.source.catalog import read_catalog
+from pgcdc_assets.lake.copy import CopyReport, Failures, copy_tables
 from pgcdc_assets.source.holders import Holder
+from pgcdc_assets.source.shown import shown_tables
 from pgcdc_assets.source.snapshots import exported_snapshot
 
 
@@ -46,26 +46,25 @@ class Beside:
         self.notes.put(f"waits for {', '.join(str(holder) for holder in holders) or 'a transaction on the source'}")
 
 
-def copy(work: Work, conninfo: str, names: Sequence[TableName], beside: Beside) -> None:
-    """Copy the tables under one exported snapshot. Runs in a thread of its own, beside the turns.
+def copy(work: Work, conninfo: str, names: Sequence[TableName], beside: Beside) -> Failures:
+    """Copy the tables under one exported snapshot; which ones were not copied, and why.
 
-    The state ``copying`` is durable before the first row is committed: a crash after a table's commit
-    is told from one before it by the mirror's own ``snapshot_lsn``.
+    Runs in a thread of its own, beside the turns. The state ``copying`` is durable before the first row is
+    committed: a crash after a table's commit is told from one before it by the mirror's own ``snapshot_lsn``.
     """
     replication = work.settings.replication_connections
     with exported_snapshot(conninfo, names, on_wait=beside.waiting, replication=replication) as snapshot:
-        catalog = read_catalog(snapshot.conn, work.identity, work.catalog.publications, work.settings.tables)
-        tables = [table for name in names if (table := catalog.table(name)) is not None]
-        by_name = {table.name: table for table in tables}
-        work.progress.copying(tables, snapshot.consistent_point)
+        shown, outdated = shown_tables(snapshot, names, work.catalog.publications)
+        work.progress.copying(shown.values(), snapshot.consistent_point)
         session = work.session()
         beside.go_on()
-        copy_tables(
+        failed = copy_tables(
             session,
             conninfo,
-            tables,
+            [table for name, table in shown.items() if name not in outdated],
             work.layout,
             work.identity,
             snapshot,
-            lambda report: beside.landed.put(Copied(by_name[report.table], report)),
+            lambda report: beside.landed.put(Copied(shown[report.table], report)),
         )
+        return {**outdated, **failed}

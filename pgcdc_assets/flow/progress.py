@@ -113,6 +113,13 @@ class Progress:
         for table in copied:
             self._tables[table.name] = TableProgress(table, TableState.COPYING, consistent_point)
 
+    def not_copied(self, name: TableName, reason: str) -> None:
+        """The copy could not read the table: it waits for another one, and ``reason`` says for whom."""
+        entry = self._tables.get(name)
+        if entry is not None and entry.state is TableState.COPYING:
+            self._set(entry.table, TableState.COPYING, entry.replay_lsn, reason)
+            self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason)
+
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
         self._set(table, TableState.CATCHING_UP, consistent_point)
         self._tables[table.name] = TableProgress(table, TableState.CATCHING_UP, consistent_point, version)

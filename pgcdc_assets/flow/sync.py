@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import PgcdcError, UnknownTable
+from pgcdc_assets.errors import CopyBlocked, CopyOutdated, PgcdcError
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.closing import closed_range, merge_files
 from pgcdc_assets.flow.copying import Beside, Copied, copy
@@ -22,6 +23,7 @@ from pgcdc_assets.flow.stream import Stream
 from pgcdc_assets.flow.turn import Turn, take_turn
 from pgcdc_assets.flow.watching import watch
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.copy import Failures
 from pgcdc_assets.lake.session import cancel_jobs
 from pgcdc_assets.log.table import BatchSummary
 from pgcdc_assets.settings import CATALOG_FILE
@@ -31,6 +33,8 @@ WAIT_SECONDS = 0.2
 GATHERED_BYTES = 64 << 20
 """Of messages: what a turn is worth while a bounded run still receives. Many small turns cost more than a large one,
 and take the cores from the receiver."""
+COPY_ROUNDS = 3
+"""Snapshots that a table's copy is tried under one after the other, where somebody alters it meanwhile."""
 LATE_SHARE = 2
 """Turns' worth that a late copy takes at a time: more than the others, so that it gains on them in a backlog too."""
 
@@ -60,7 +64,9 @@ class Sync:
         self._bounds = bounds
         self._beside = Beside()
         self._asked: Sequence[TableName] = ()
-        self._copies: Future[None] | None = None
+        self._copies: Future[Failures] | None = None
+        self._rounds: Counter[TableName] = Counter()
+        """How often a table was to be copied since the last look at the catalog, and could not be read."""
         self._failure: PgcdcError | None = None
         """Of a copy: raised when the other tables have caught up."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
@@ -117,13 +123,17 @@ class Sync:
 
     def _watch(self) -> None:
         """Look at the catalog, save it, and begin the copies that it, or an earlier run, asks for."""
+        self._rounds.clear()
+        self._look()
+        self._begin_copies()
+
+    def _look(self) -> None:
         work = self._work
         live = self._stream.source_tables(work.catalog, work.settings.tables)
         watch(work, live)
         if live != work.catalog.tables:
             work.catalog = replace(work.catalog, tables=live)
             work.catalog.save(CATALOG_FILE)
-        self._begin_copies()
         self._watched = time.monotonic()
 
     # Copies -----------------------------------------------------------------------------------
@@ -143,24 +153,45 @@ class Sync:
         moved = self._take_landed()
         if ended is not None:
             self._copies = None
-            self._heed(ended)
-            # Those that were found to need a copy meanwhile.
-            self._begin_copies(but=self._asked)
+            again = self._heed(ended)
+            if again:
+                self._look()
+            # Those that were found to need a copy meanwhile, too.
+            self._begin_copies(but=set(self._asked) - again)
             if self._copies is None:
                 self._aim()
         return moved
 
-    def _heed(self, ended: Future[None]) -> None:
-        """A table that cannot be copied keeps no other from catching up; the run fails after that."""
+    def _heed(self, ended: Future[Failures]) -> set[TableName]:
+        """Which tables to try again at once. One that cannot be copied keeps no other from catching up.
+
+        Somebody altered or locked those; a run that follows tries them again and again, with rests. Any other run
+        fails in the end, as with any other failure.
+        """
         try:
-            ended.result()
-        except UnknownTable as error:
-            # Dropped since it was asked for. The watch lets go of it, and begins again with the others.
-            self._work.observer.progress("snapshot", str(error))
-            self._watch()
+            failures = ended.result()
         except PgcdcError as error:
-            self._failure = error
-            self._work.observer.progress("snapshot", f"failed: {error}")
+            self._fail(error)
+            return set()
+        again: set[TableName] = set()
+        for name, failure in failures.items():
+            if not isinstance(failure, CopyOutdated | CopyBlocked):
+                self._fail(failure)
+                continue
+            self._rounds[name] += 1
+            self._work.progress.not_copied(name, failure.what)
+            if self._rounds[name] < COPY_ROUNDS:
+                self._work.observer.progress("snapshot", f"again, for {failure.thing} {failure.what}")
+                again.add(name)
+            elif self._bounds.follow:
+                self._work.observer.progress("snapshot", f"left for later: {failure.thing} {failure.what}")
+            elif name in self._work.progress:
+                self._fail(failure)
+        return again
+
+    def _fail(self, error: PgcdcError) -> None:
+        self._failure = self._failure or error
+        self._work.observer.progress("snapshot", f"failed: {error}")
 
     def _take_landed(self) -> bool:
         moved = False

@@ -23,7 +23,7 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import LakeError, PgcdcError
+from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
 from pgcdc_assets.lake.blocks import BlockReader
 from pgcdc_assets.lake.deltacommit import commit_files
 from pgcdc_assets.lake.files import DataFile, FileReport
@@ -37,11 +37,14 @@ from pgcdc_assets.lake.mirrors import (
     sql_path,
 )
 from pgcdc_assets.lake.tasks import run_tasks
-from pgcdc_assets.source.pieces import Piece, copy_blocks, pieces
+from pgcdc_assets.source.connection import APPLICATION, connect
+from pgcdc_assets.source.copies import Interrupted, copy_blocks, read_whole
+from pgcdc_assets.source.pieces import Piece, pieces
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pgcdc_assets.source.connection import SourceConnection
     from pgcdc_assets.source.snapshots import Snapshot
 
 BLOCK_BYTES: Final = 8 << 20
@@ -110,23 +113,24 @@ class _Written:
 def copy_tables(
     session: SparkSession, conninfo: str, tables: Sequence[Table], layout: Layout, identity: Identity,
     snapshot: Snapshot, on_table: Callable[[CopyReport], None],
-) -> None:  # fmt: skip
+) -> Failures:  # fmt: skip
     """Copy the tables as the snapshot shows them; ``on_table`` hears of each after its commit, in this thread.
 
-    A table that fails does not keep the others from their commits; the first failure is raised when all
-    are through. Raises IdentityMismatch where a mirror's folder holds somebody else's table.
+    A table that fails does not keep the others from their commits; returns which ones failed and why: CopyOutdated
+    and CopyBlocked where somebody altered a table meanwhile, IdentityMismatch where a mirror's folder holds somebody
+    else's table.
     """
     copier = _Copier(session, conninfo, layout, identity, snapshot)
-    failures: list[PgcdcError] = []
-    for reports, failed in _in_parallel(copier.copy, copier.jobs(tables)):
-        failures += failed
+    jobs, failures = copier.jobs(tables)
+    for reports, failed in _in_parallel(copier.copy, jobs):
+        failures |= failed
         for report in reports:
             on_table(report)
-    if failures:
-        raise failures[0]
+    return failures
 
 
-_Outcome = tuple[list[CopyReport], list[PgcdcError]]
+Failures = dict[TableName, PgcdcError]
+_Outcome = tuple[list[CopyReport], Failures]
 
 
 def _in_parallel(copy: Callable[[list[_Task]], _Outcome], jobs: Sequence[list[_Task]]) -> Iterator[_Outcome]:
@@ -158,31 +162,32 @@ class _Copier:
 
     # Planning -------------------------------------------------------------------------------------
 
-    def jobs(self, tables: Sequence[Table]) -> list[list[_Task]]:
+    def jobs(self, tables: Sequence[Table]) -> tuple[list[list[_Task]], Failures]:
         """Spark jobs, the largest tables first: each large table is one, small ones share theirs."""
         from pgcdc_assets.lake.session import cores
 
-        cut = self._cut(tables)
+        with connect(self._conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
+            cut, failures = self._cut(conn, tables)
         sizes = {name: sum(piece.bytes_estimate for piece in found) for name, found in cut.items()}
-        ordered = sorted(tables, key=lambda table: -sizes[table.name])
+        ordered = sorted((table for table in tables if table.name in cut), key=lambda table: -sizes[table.name])
         large = [table for table in ordered if len(cut[table.name]) > 1]
         jobs = [[self._task([(table, (piece,))]) for piece in cut[table.name]] for table in large]
         small = [(table, tuple(cut[table.name])) for table in ordered if len(cut[table.name]) <= 1]
         shares = [self._task(part) for part in _packed(small, sizes)]
         width = PIECES_PER_CORE * cores(self._session)
-        return jobs + [shares[at : at + width] for at in range(0, len(shares), width)]
+        return jobs + [shares[at : at + width] for at in range(0, len(shares), width)], failures
 
-    def _cut(self, tables: Sequence[Table]) -> dict[TableName, list[Piece]]:
+    def _cut(self, conn: SourceConnection, tables: Sequence[Table]) -> tuple[dict[TableName, list[Piece]], Failures]:
         from pgcdc_assets.lake.session import cores
 
-        conn = self._snapshot.conn
-        whole = {table.name: pieces(conn, table, LARGEST_PIECE) for table in tables}
+        whole, failures = _pieces(conn, tables, LARGEST_PIECE)
         total = sum(piece.bytes_estimate for found in whole.values() for piece in found)
         size = max(SMALLEST_PIECE, min(LARGEST_PIECE, total // (PIECES_PER_CORE * cores(self._session))))
         if size == LARGEST_PIECE:
-            return whole
-        again = [table for table in tables if any(piece.bytes_estimate > size for piece in whole[table.name])]
-        return whole | {table.name: pieces(conn, table, size) for table in again}
+            return whole, failures
+        larger = {name for name, found in whole.items() if any(piece.bytes_estimate > size for piece in found)}
+        smaller, more = _pieces(conn, [table for table in tables if table.name in larger], size)
+        return {name: found for name, found in (whole | smaller).items() if name not in more}, failures | more
 
     def _task(self, parts: Sequence[_Part]) -> _Task:
         return _Task(self._conninfo, self._snapshot.name, tuple(parts))
@@ -201,21 +206,21 @@ class _Copier:
                 version = self._commit(target, files)
                 passed(FaultPoint.COPY_COMMITTED)
             except PgcdcError as error:
-                failures.append(error)
+                failures[name] = error
                 continue
             rows, size = sum(file.rows for file in files), sum(file.size for file in files)
             point, seconds = self._snapshot.consistent_point, time.monotonic() - started
             reports.append(CopyReport(name, point, rows, size, len(files), seconds, version))
         return reports, failures
 
-    def _targets(self, tables: dict[TableName, Table]) -> tuple[dict[TableName, _Target], list[PgcdcError]]:
+    def _targets(self, tables: dict[TableName, Table]) -> tuple[dict[TableName, _Target], Failures]:
         targets: dict[TableName, _Target] = {}
-        failures: list[PgcdcError] = []
+        failures: Failures = {}
         for name, table in tables.items():
             try:
                 targets[name] = self._target(table)
             except PgcdcError as error:
-                failures.append(error)
+                failures[name] = error
         return targets, failures
 
     def _target(self, table: Table) -> _Target:
@@ -269,6 +274,20 @@ def replace_mirror(
         raise LakeError("did not take the copy", thing=f"mirror {mirror.name}", lsn=point)
 
 
+def _pieces(
+    conn: SourceConnection, tables: Sequence[Table], size: int
+) -> tuple[dict[TableName, list[Piece]], Failures]:
+    """Of each table, or that it is gone."""
+    found: dict[TableName, list[Piece]] = {}
+    gone: Failures = {}
+    for table in tables:
+        try:
+            found[table.name] = pieces(conn, table, size)
+        except CopyOutdated as error:
+            gone[table.name] = error
+    return found, gone
+
+
 def _packed(small: Sequence[_Part], sizes: dict[TableName, int]) -> Iterator[list[_Part]]:
     """Small tables in shares of about one piece's size, and no more than a task should connect for."""
     share: list[_Part] = []
@@ -309,14 +328,23 @@ def _copy_parts(task: _Task) -> list[_Written]:
 
 
 def _copy_part(task: _Task, target: _Target, cut: Sequence[Piece]) -> _Written:
-    reader = target.reader
     try:
-        with DataFile(target.folder, target.schema) as file:
-            for piece in cut:
-                for block in copy_blocks(task.conninfo, task.snapshot, piece, BLOCK_BYTES):
-                    file.write(reader.columns(block, piece.leaf))
-            report = file.finish()
+        report = read_whole(lambda: _file(task, target, cut))
         passed(FaultPoint.PIECE_COPIED)
         return _Written(target.table.name, report)
     except PgcdcError as error:
         return _Written(target.table.name, error=error)
+
+
+def _file(task: _Task, target: _Target, cut: Sequence[Piece]) -> FileReport | None:
+    """Of one reading. The file of a reading that was interrupted goes: the next one begins its own."""
+    reader = target.reader
+    with DataFile(target.folder, target.schema) as file:
+        try:
+            for piece in cut:
+                for block in copy_blocks(task.conninfo, task.snapshot, piece, BLOCK_BYTES):
+                    file.write(reader.columns(block, piece.leaf))
+        except Interrupted:
+            file.path.unlink(missing_ok=True)
+            raise
+        return file.finish()

@@ -29,17 +29,16 @@ OnWait = Callable[[list[Holder]], None]
 
 def create_slot(
     connection: LibpqConnection, conn: psycopg.Connection[Any], name: str, *, temporary: bool,
-    lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None, check: Callable[[], None] | None = None,
+    lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
 ) -> CreatedSlot:  # fmt: skip
     """A pgoutput slot with its exported snapshot. CopyBlocked names who is in the way when time is up.
 
     Always with a snapshot, where the connection can export one: on servers before the minors of August 2024 a
     slot made without may start inside a transaction (:mod:`pgcdc_assets.source.share` tells why that does no harm
-    where it cannot). While the server waits, ``check`` is called every half second (its exception ends the wait),
-    and ``on_wait`` hears every ten seconds whom the server waits for.
+    where it cannot). While the server waits, ``on_wait`` hears every ten seconds whom it waits for.
     """
     connection.execute(f"SET lock_timeout = {int(lock_seconds * 1000):d}")
-    tell = _Teller(conn, on_wait or log_waiting, check)
+    tell = _Teller(conn, on_wait or log_waiting)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return connection.create_slot(name, temporary=temporary, export=True, waiting=tell)
@@ -59,15 +58,12 @@ def create_slot(
 class _Teller:
     """Called every half second while the server waits; asks and tells less often."""
 
-    def __init__(self, conn: psycopg.Connection[Any], on_wait: OnWait, check: Callable[[], None] | None) -> None:
+    def __init__(self, conn: psycopg.Connection[Any], on_wait: OnWait) -> None:
         self._conn = conn
         self._on_wait = on_wait
-        self._check = check
         self._last = time.monotonic()
 
     def __call__(self) -> None:
-        if self._check is not None:
-            self._check()
         if time.monotonic() - self._last >= TELL_SECONDS:
             self._last = time.monotonic()
             self._on_wait(transactions(self._conn))

@@ -47,10 +47,6 @@ WHERE l.locktype = 'relation' AND l.mode = ANY(%s) AND l.granted GROUP BY 1
 _AGAINST_SHARE = [
     "RowExclusiveLock", "ShareUpdateExclusiveLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock",
 ]  # fmt: skip
-_WAITING_FOR = """
-SELECT a.pid FROM pg_catalog.pg_stat_activity a
-WHERE a.wait_event_type = 'Lock' AND a.backend_xid IS NOT NULL AND %s = ANY(pg_catalog.pg_blocking_pids(a.pid))
-"""
 
 
 @dataclass(frozen=True)
@@ -90,11 +86,6 @@ def writers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Holder
 def writing(conn: psycopg.Connection[Any], tables: Sequence[int]) -> dict[str, list[int]]:
     """The same by virtual transaction, and which of the tables each has locked. No right is needed to see it."""
     return dict(conn.execute(_WRITING, [list(tables), _AGAINST_SHARE]).fetchall())
-
-
-def waiting_for(conn: psycopg.Connection[Any], pid: int) -> list[int]:
-    """Pids of transactions with an xid that wait for a lock of the session ``pid``."""
-    return [waiter for (waiter,) in conn.execute(_WAITING_FOR, [pid])]
 
 
 def _holder(row: tuple[Any, ...]) -> Holder:

@@ -21,7 +21,8 @@ Nobody on the source may suffer by it:
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -46,7 +47,8 @@ _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE; SAVEPOINT still; SET
 _LOCK = "LOCK TABLE ONLY {first} IN SHARE MODE; LOCK TABLE {all} IN SHARE MODE NOWAIT;"
 """ONLY: a table's partitions would be locked one by one, and waited for with those before in hand."""
 _LET_GO = "; ROLLBACK TO SAVEPOINT still; RELEASE SAVEPOINT still;"
-_KEEP = "LOCK TABLE {all} IN ACCESS SHARE MODE NOWAIT;"
+_LOCKED = "; SELECT ARRAY[{names}]::regclass[]::oid[]"
+"""What the names stood for: tables may have changed them since."""
 _END = "SET TRANSACTION READ ONLY"
 
 
@@ -55,7 +57,7 @@ class Written(Exception):
 
 
 def still_point(holder: SourceConnection, observer: SourceConnection, tables: dict[TableName, int]) -> Lsn:
-    """Begin ``holder``'s transaction; where its snapshot stands, in which nobody can truncate or rewrite ``tables``.
+    """Begin ``holder``'s transaction, which keeps no lock; where its snapshot stands for ``tables``.
 
     ``tables``: name and oid of each. Raises Written, and SourceNotReady where this role or this server
     cannot lock so; then roll the transaction back.
@@ -68,8 +70,8 @@ def still_point(holder: SourceConnection, observer: SourceConnection, tables: di
     # The one table that we can wait for: the one with most writers.
     busy = sorted(tables, key=lambda name: -sum(tables[name] in written for written in before.values()))
     try:
-        point = _locked(holder, busy)
-    except psycopg.errors.LockNotAvailable:
+        point, locked = _locked(holder, busy)
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         raise Written from None
     except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.FeatureNotSupported):
         raise SourceNotReady(
@@ -78,23 +80,34 @@ def still_point(holder: SourceConnection, observer: SourceConnection, tables: di
         ) from None  # fmt: skip
     except psycopg.Error as error:
         raise of_exception(error).typed("source") from None
+    if locked != [tables[name] for name in busy]:
+        raise Written
     _until_flushed(observer, point)
     return point
 
 
-def _locked(holder: SourceConnection, names: Sequence[TableName]) -> Lsn:
-    """One message, so that the locks go whether or not we are still there."""
+def _locked(holder: SourceConnection, names: Sequence[TableName]) -> tuple[Lsn, list[int]]:
+    """Where the snapshot stands, and the oids of what was locked. One message, so that the locks go whether or not
+    we are still there."""
     listed = [sql.Identifier(name.schema, name.name) for name in names]
-    text = [_BEGIN, _LOCK, RECORD_END, _LET_GO, _KEEP, _END] if names else [_BEGIN, RECORD_END, _LET_GO, _END]
+    literals = [sql.Literal(one.as_string(None)) for one in listed]
+    text = [_BEGIN, _LOCK if names else "", RECORD_END, _LOCKED, _LET_GO, _END]
     message = sql.SQL("".join(text)).format(
-        wait=int(WAIT_SECONDS * 1000), first=sql.SQL("").join(listed[:1]), all=sql.SQL(", ").join(listed)
-    )
+        wait=int(WAIT_SECONDS * 1000), first=sql.SQL("").join(listed[:1]), all=sql.SQL(", ").join(listed),
+        names=sql.SQL(", ").join(literals),
+    )  # fmt: skip
     results = holder.execute(message)
-    while results.description is None and results.nextset():
-        pass
-    row = results.fetchone()
-    assert row is not None
-    return Lsn.parse(row[0])
+    (point,), (oids,) = [row for _ in _described(results) for row in results]
+    return Lsn.parse(point), oids
+
+
+def _described(results: psycopg.Cursor[Any]) -> Iterator[None]:
+    """Stands at each result that has rows."""
+    more: bool | None = True
+    while more:
+        if results.description is not None:
+            yield
+        more = results.nextset()
 
 
 def _until_flushed(observer: SourceConnection, point: Lsn) -> None:

@@ -17,6 +17,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.source import copies
+from pgcdc_assets.source.connection import connect
 from pgcdc_assets.source.snapshots import exported_snapshot
 from tests.checks import mirrors
 from tests.checks.lakes import Lake, Point, Row
@@ -382,7 +384,8 @@ def test_a_table_that_left_the_publication_is_not_equal(lake: Lake) -> None:
     settings = Settings(source=lake.conninfo, lake=lake.root)
     report = verify(settings, catalog, None, lambda lsn: Point(lsn, {TableName("public", "t"): 0}))
     assert not report.ok
-    assert report.tables[0].reason == "is not published any more"
+    assert report.tables[0].reason is not None
+    assert "is not published any more" in report.tables[0].reason
 
 
 def test_columns_are_those_of_the_snapshot(lake: Lake) -> None:
@@ -420,3 +423,56 @@ def test_the_json_form(lake: Lake) -> None:
             }
         ],
     }  # fmt: skip
+
+
+# What is not compared, and why -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("columns", "key"), [(1599, "PRIMARY KEY"), (1599, "")])
+def test_a_table_as_wide_as_can_be_is_compared_and_its_differences_named(lake: Lake, columns: int, key: str) -> None:
+    """Each column twice is more than a SELECT of PostgreSQL takes."""
+    lake.script(f"CREATE TABLE t (id int {key}, {', '.join(f'c{n} int' for n in range(columns))})")
+    lake.script("INSERT INTO t (id, c7) VALUES (1, 70), (2, 71)")
+    names = [f"c{n}" for n in range(columns)]
+    schema = mirrors.mirror_schema(id=pa.int32(), **dict.fromkeys(names, pa.int32()))
+    empty = dict.fromkeys(names, None)
+    lake.write("t", schema, [{"id": 1, **empty, "c7": 70}, {"id": 2, **empty, "c7": 9}])
+    report = lake.only()
+    assert (report.source_rows, report.mirror_rows) == (2, 2)
+    if key:
+        assert report.examples == (Example("different", {"id": "2"}, ("c7",)),)
+    else:
+        assert (report.missing, report.extra) == (1, 1)
+        assert {(example.kind, example.key["c7"]) for example in report.examples} == {("missing", "71"), ("extra", "9")}
+
+
+@pytest.mark.parametrize(
+    ("ddl", "why"),
+    [
+        ("ALTER TABLE t ALTER note TYPE varchar(5)", "was truncated, rewritten, altered or dropped"),
+        ("DROP TABLE t", "relations are gone"),
+        ("BEGIN; LOCK TABLE t", "is locked by pid"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_named_and_the_others_are_compared(
+    lake: Lake, ddl: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "PATIENCE_SECONDS", 0.3)
+    lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE u (id int PRIMARY KEY, note text)")
+    lake.script("INSERT INTO t VALUES (1, 'a'); INSERT INTO u VALUES (1, 'a')")
+    for name in ("t", "u"):
+        lake.write(name, NOTE_SCHEMA, _notes((1, "a")))
+    catalog, settings = lake.catalog(), Settings(source=lake.conninfo, lake=lake.root)
+    versions = {TableName("public", name): 0 for name in ("t", "u")}
+    with connect(lake.conninfo, options={"search_path": "public"}) as migrating:
+
+        def reached(lsn: Lsn) -> Point:
+            """The snapshot is taken, and nothing has been read."""
+            migrating.execute(ddl.encode())
+            return Point(lsn, versions)
+
+        altered, other = verify(settings, catalog, None, reached).tables
+    assert (altered.compared, other.equal) == (False, True)
+    assert altered.reason is not None
+    assert why in altered.reason
+    assert "run again" in altered.reason

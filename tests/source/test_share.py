@@ -35,7 +35,7 @@ def test_a_writer_that_stays_open_is_in_nobody_s_way_but_ours(
     asked: list[Sequence[TableName]] = []
     locked = share._locked
 
-    def noted(holder: SourceConnection, names: Sequence[TableName]) -> Lsn:
+    def noted(holder: SourceConnection, names: Sequence[TableName]) -> tuple[Lsn, list[int]]:
         asked.append(names)
         return locked(holder, names)
 
@@ -118,7 +118,7 @@ def _refused(holder: SourceConnection, names: Sequence[TableName]) -> None:
 
 
 def test_we_may_fall_asleep_at_any_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between any two messages to the server: no lock that a writer waits for is held or asked for then."""
+    """Between any two messages to the server: no lock on the table is held or asked for then."""
     execute = SourceConnection.execute
     held: list[list[str]] = []
 
@@ -140,8 +140,8 @@ def test_we_may_fall_asleep_at_any_time(database: Database, monkeypatch: pytest.
         monkeypatch.setattr(SourceConnection, "execute", watched)
         with exported_snapshot(database.conninfo, [T], replication=False):
             pass
-        assert ["AccessShareLock"] in held, "that of the copy, in whose way only a TRUNCATE or the like stands"
-        assert {mode for modes in held for mode in modes} == {"AccessShareLock"}
+        assert held
+        assert not [modes for modes in held if modes]
 
 
 def test_two_tables_that_are_always_written_are_copied(database: Database) -> None:

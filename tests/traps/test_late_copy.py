@@ -16,7 +16,7 @@ from pgcdc_assets.flow import copying
 from pgcdc_assets.flow import sync as sync_module
 from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.flow.turn import take_turn
-from pgcdc_assets.lake.copy import copy_tables
+from pgcdc_assets.lake.copy import Failures, copy_tables
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.log.table import ChangeLog
 from tests.end_to_end.command import wait_for
@@ -35,9 +35,9 @@ def test_a_late_copy_meets_the_others_and_holds_none_up(
     turns: list[tuple[set[str], Lsn]] = []
     gate = threading.Event()
 
-    def late(*args: Any) -> None:
+    def late(*args: Any) -> Failures:
         assert gate.wait(200)
-        copy_tables(*args)
+        return copy_tables(*args)
 
     def told(work: Any, upto: Lsn, tables: Any = None) -> Any:
         turns.append(({entry.table.name.name for entry in tables or work.progress.followed()}, upto))
@@ -75,7 +75,9 @@ def test_a_late_copy_meets_the_others_and_holds_none_up(
     assert lows == sorted(lows), "what had been applied to t was asked for again"
 
 
-_SNAPSHOTS = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'pgcdc_assets/copy' AND backend_xmin IS NOT NULL"
+_SNAPSHOTS = (
+    "SELECT 1 FROM pg_stat_activity WHERE application_name = 'pgcdc_assets/snapshot' AND backend_xmin IS NOT NULL"
+)
 
 
 def _newest(points: ConsistentPoints, tables: set[TableName]) -> Lsn:

@@ -1,0 +1,152 @@
+"""Whoever wants a table that we read gets it: no lock of ours is in anybody's way, nor in our own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import CopyBlocked, CopyOutdated
+from pgcdc_assets.source import copies
+from pgcdc_assets.source.copies import copy_blocks, read_whole
+from pgcdc_assets.source.pieces import Piece
+from pgcdc_assets.source.snapshots import Snapshot, exported_snapshot
+from tests.fix_postgres import Database
+from tests.source.test_snapshots import T, copied, cut, either_way, publish, read, scalar, wait_for
+
+ROWS = 200_000
+
+
+@contextmanager
+def snapshot_of_many_rows(database: Database) -> Iterator[tuple[psycopg.Connection, Snapshot, Piece]]:
+    with database.connect() as conn:
+        publish(conn)
+        conn.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, %s) AS i", [ROWS])
+        with exported_snapshot(database.conninfo, [T]) as snapshot:
+            (piece,) = cut(snapshot)
+            yield conn, snapshot, piece
+
+
+@either_way
+def test_ddl_between_snapshot_and_copy_blocks_nobody(database: Database, replication: bool) -> None:
+    """The holder's lock, the ALTER behind it, the COPY behind that, and everybody else behind both: for ever."""
+    with database.connect() as conn, database.connect() as migrating, database.connect() as application:
+        publish(conn)
+        conn.execute("INSERT INTO t VALUES (1, 'x')")
+        with exported_snapshot(database.conninfo, [T], replication=replication) as snapshot:
+            altering = threading.Thread(target=lambda: migrating.execute("ALTER TABLE t ADD COLUMN n int"))
+            altering.start()
+            assert copied(database, snapshot, T) == [b'"1","x"']
+            application.execute("SET lock_timeout = '1s'")
+            application.execute("SELECT * FROM t")
+            altering.join(1)
+            assert not altering.is_alive()
+
+
+def test_a_copy_waits_for_a_locked_table_with_nothing_in_hand_and_keeps_nobody_waiting(database: Database) -> None:
+    rows: list[bytes] = []
+    with snapshot_of_many_rows(database) as (conn, snapshot, piece), database.connect() as locker:
+        locker.execute("BEGIN; LOCK TABLE t")
+        reader = threading.Thread(target=lambda: rows.extend(read(database, snapshot, piece)))
+        reader.start()
+        for _ in range(20):
+            asked = "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND pid <> {}"
+            assert scalar(conn, asked.format(locker.info.backend_pid)) == 0
+            time.sleep(0.02)
+        locker.execute("COMMIT")
+        reader.join(20)
+        assert b"".join(rows).count(b"\n") == ROWS
+
+
+@pytest.mark.parametrize("reader_rests", [False, True], ids=["cancelled", "terminated"])
+def test_who_wants_the_table_gets_it_while_a_copy_reads(database: Database, reader_rests: bool) -> None:
+    """A server that waits for us to take its rows heeds no cancel request."""
+    waits: list[float] = []
+    going_on = threading.Event()
+
+    def taken() -> int:
+        rows = 0
+        for block in copy_blocks(database.conninfo, snapshot.name, piece, 1 << 12):
+            rows += block.count(b"\n")
+            if not waits:
+                reading.set()
+                if reader_rests:
+                    going_on.wait(20)
+                else:
+                    time.sleep(0.01)
+        return rows
+
+    reading = threading.Event()
+    counts: list[int] = []
+    with snapshot_of_many_rows(database) as (_, snapshot, piece), database.connect() as migrating:
+        reader = threading.Thread(target=lambda: counts.append(read_whole(taken)))
+        reader.start()
+        assert reading.wait(20)
+        started = time.monotonic()
+        migrating.execute("SET lock_timeout = '10s'")
+        migrating.execute("ALTER TABLE t ADD COLUMN n int")
+        waits.append(time.monotonic() - started)
+        going_on.set()
+        reader.join(60)
+        assert counts == [ROWS], "read again from its beginning, and whole"
+    assert waits[0] < 1
+
+
+def test_a_storm_does_not_hold_a_copy_up_for_ever(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody wants the table each time that it is read."""
+    monkeypatch.setattr(copies, "READINGS", 3)
+    begun = threading.Semaphore(0)
+
+    def taken() -> None:
+        for place, _ in enumerate(copy_blocks(database.conninfo, snapshot.name, piece, 1 << 12)):
+            if place == 0:
+                begun.release()
+            time.sleep(0.01)
+
+    def alter() -> None:
+        with database.connect() as migrating:
+            for _ in range(3):
+                assert begun.acquire(timeout=20)
+                migrating.execute("BEGIN; LOCK TABLE t; COMMIT")
+
+    with snapshot_of_many_rows(database) as (_, snapshot, piece):
+        altering = threading.Thread(target=alter)
+        altering.start()
+        with pytest.raises(CopyBlocked, match=r"table public\.t: others wanted it each of the 3 times"):
+            read_whole(taken)
+        altering.join()
+
+
+def test_a_rewrite_in_the_middle_of_a_copy_is_noticed(database: Database) -> None:
+    with snapshot_of_many_rows(database) as (conn, snapshot, piece):
+        blocks = copy_blocks(database.conninfo, snapshot.name, piece, 1 << 12)
+        next(blocks)
+        conn.execute("TRUNCATE t")
+        with pytest.raises(copies.Interrupted):
+            list(blocks)
+        with pytest.raises(CopyOutdated, match="truncated"):
+            read(database, snapshot, piece)
+
+
+def test_an_index_that_is_rebuilt_is_not_waited_for_with_the_table_in_hand(database: Database) -> None:
+    with snapshot_of_many_rows(database) as (conn, snapshot, piece), database.connect() as owner:
+        owner.execute("BEGIN; REINDEX INDEX t_pkey")
+        with pytest.raises(copies.Interrupted):
+            list(copy_blocks(database.conninfo, snapshot.name, piece, 1 << 20))
+        wait_for(lambda: not scalar(conn, "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND "
+                                          "mode = 'AccessShareLock'"))  # fmt: skip
+        owner.execute("COMMIT")
+        assert b"".join(read(database, snapshot, piece)).count(b"\n") == ROWS
+
+
+def test_tables_that_nobody_has_looked_at_are_cut_while_they_are_locked(database: Database) -> None:
+    """Their size is the planner's then."""
+    with snapshot_of_many_rows(database) as (conn, snapshot, _), database.connect() as locker:
+        conn.execute("ANALYZE t")
+        locker.execute("BEGIN; LOCK TABLE t")
+        assert len(cut(snapshot, TableName("public", "t"), 1 << 20)) > 10
