@@ -31,7 +31,7 @@ READING: Final = f"{APPLICATION}/copy"
 """application_name of the sessions that read pieces, and of no others: they may be interrupted at any time."""
 READINGS: Final = 6
 """How often one piece is begun. Who alters a table alters it a few times; a storm must not hold a run up for ever."""
-PATIENCE_SECONDS: Final = 20.0
+PATIENCE_SECONDS: Final = 10.0
 """How long one of them waits for the table to be free. It keeps a core of Spark's idle meanwhile."""
 _PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
 """Seconds between two requests for the lock, the last one from then on."""
@@ -94,7 +94,7 @@ def read_whole(read: Callable[[], T]) -> T:
 def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: int) -> Iterator[bytes]:
     """The piece's CSV under the snapshot, in blocks of whole rows of at least ``block_bytes`` (the last less).
 
-    Runs anywhere with a way to the source, within :func:`read_whole`: raises Interrupted where somebody wanted the table.
+    Runs anywhere with a way to the source, within :func:`read_whole`: raises Interrupted if somebody wants the table.
     CopyOutdated if it is not any more what the snapshot shows, CopyBlocked if it is locked for long, SourceNotReady
     where row-level security would have hidden rows.
     """

@@ -76,9 +76,9 @@ def test_a_copy_outlasts_the_time_of_its_run(rig: Rig, monkeypatch: pytest.Monke
     rig.setup()
     real = copying.copy
 
-    def slow(*args: Any) -> None:
+    def slow(*args: Any) -> Any:
         time.sleep(1)
-        real(*args)
+        return real(*args)
 
     monkeypatch.setattr(sync_module, "copy", slow)
     report = rig.sync(follow=True, max_seconds=0.1)

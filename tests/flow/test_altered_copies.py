@@ -1,0 +1,75 @@
+"""Tables that somebody alters or locks while they are copied: theirs alone is the trouble, and not for long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pgcdc_assets.checks.table_facts import read_tables
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import CopyBlocked
+from pgcdc_assets.flow import copying
+from pgcdc_assets.flow import sync as sync_module
+from pgcdc_assets.lake.copy import copy_tables
+from pgcdc_assets.settings import CATALOG_FILE
+from tests.flow.test_sync import Rig, T, U, rig
+
+__all__ = ["rig"]
+
+pytestmark = pytest.mark.spark
+
+
+def after_the_snapshot(patch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> list[int]:
+    """One step a round, after its snapshot and before the first row is read; the numbers of tables of each round."""
+    left, rounds = list(steps), []
+
+    def meanwhile(session: Any, conninfo: str, tables: Any, *more: Any) -> Any:
+        rounds.append(len(tables))
+        if left:
+            left.pop(0)()
+        return copy_tables(session, conninfo, tables, *more)
+
+    patch.setattr(copying, "copy_tables", meanwhile)
+    return rounds
+
+
+def test_an_altered_table_is_copied_again_by_the_same_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.setup()
+    rounds = after_the_snapshot(
+        monkeypatch,
+        lambda: rig.conn.execute("TRUNCATE u; ALTER TABLE u ADD COLUMN more int DEFAULT 5"),
+        lambda: rig.conn.execute("ALTER TABLE u ALTER more TYPE bigint"),
+    )
+    report = rig.sync()
+    assert rounds == [2, 1, 1]
+    assert sorted(copy.table for copy in report.copied) == [T, U]
+    rig.assert_equal()
+
+
+def test_a_table_dropped_meanwhile_is_let_go_of(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.setup()
+    after_the_snapshot(monkeypatch, lambda: rig.conn.execute("DROP TABLE u"))
+    assert [copy.table for copy in rig.sync().copied] == [T]
+    rig.assert_equal("public.t")
+
+
+def test_a_locked_table_waits_for_the_next_run_and_says_for_whom(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.setup()
+    monkeypatch.setattr(sync_module, "COPY_ROUNDS", 1)
+    pid = rig.conn.info.backend_pid
+    after_the_snapshot(monkeypatch, lambda: rig.conn.execute("BEGIN; LOCK TABLE u"))
+    with pytest.raises(CopyBlocked, match=f"public.u: cannot be read, for it is locked by pid {pid}"):
+        rig.sync()
+    catalog = Catalog.load(CATALOG_FILE)
+    assert catalog is not None
+    t, u = read_tables(rig.settings.layout, catalog)
+    assert (t.state, u.state) == (TableState.STREAMING, TableState.WAITING)
+    assert u.reason is not None
+    assert f"pid {pid}" in u.reason
+    rig.conn.execute("COMMIT")
+    rig.assert_equal("public.t")
+    rig.sync()
+    rig.assert_equal()
