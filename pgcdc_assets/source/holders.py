@@ -78,6 +78,11 @@ def lockers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Holder
     return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), ["AccessExclusiveLock"]])]
 
 
+def alterers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Holder]:
+    """Who holds a lock on one of these tables as DDL, VACUUM and index builds do, or waits for it."""
+    return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), [*_AGAINST_SHARE[1:], "ShareLock"]])]
+
+
 def writers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Holder]:
     """Who holds a lock on one of these tables that keeps SHARE waiting, or waits for such a one."""
     return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), _AGAINST_SHARE])]

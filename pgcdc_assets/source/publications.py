@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,22 +13,26 @@ import psycopg
 from psycopg import sql
 
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import SourceFailed
+from pgcdc_assets.errors import CopyBlocked
+from pgcdc_assets.source.holders import alterers
 from pgcdc_assets.source.published import GENERATED_SINCE
-from pgcdc_assets.source.wanted import Wanted, wanted_tables
+from pgcdc_assets.source.wanted import wanted_tables
 
 _MARK = re.compile(r"Made by pgcdc_assets for slot (\w+)(, with the slot)?")
-_LOCK_SECONDS = 30
-"""Adding a table waits for DDL, VACUUM or an index build on it (SHARE UPDATE EXCLUSIVE), not for writers."""
-_ATTEMPTS = 3
+_LOCK_SECONDS = 2
+"""For one table at a time. Adding it waits for DDL, VACUUM or an index build on it (SHARE UPDATE EXCLUSIVE), not for
+writers; with nothing else in hand, so who waits behind us waits for those alone. An autovacuum gives way to one who
+waits for longer than deadlock_timeout, a second by default."""
+_PATIENCE_SECONDS = 30
+"""Without a table that could be listed."""
 
 _LISTED = """
-SELECT n.nspname::text, c.relname::text
+SELECT r.prrelid, n.nspname::text, c.relname::text, p.pubname::text
 FROM pg_catalog.pg_publication_rel r
 JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
 JOIN pg_catalog.pg_class c ON c.oid = r.prrelid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE p.pubname = %s
+WHERE p.pubname = ANY(%s)
 """
 
 
@@ -74,51 +80,98 @@ def write_ours(
 ) -> list[str]:
     """Make our pair of publications, or bring their tables up to date; says what it made or changed.
 
-    In one transaction, and checked once more at its end: while it adds a table it holds a lock that
-    keeps DDL off, so a key dropped meanwhile cannot leave an unpublishable table behind.
+    Table by table, each in a transaction of its own that is looked at once more at its end: while it adds a table it
+    holds a lock that keeps DDL off, so a key dropped meanwhile cannot leave an unpublishable table behind. All in one
+    transaction, the locks on the first tables would keep everybody waiting who comes behind that DDL.
     """
-    for _ in range(_ATTEMPTS):
+    pair = _Pair(name, inserts_name(name), patterns)
+    done = [f"publication {made}" for made in _make(conn, pair, slot, with_slot=with_slot)]
+    changed: set[str] = set()
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while misplaced := pair.misplaced(conn):
+        settled = [relation for relation in misplaced if _settle(conn, pair, relation)]
+        changed |= {publication for relation in settled for publication in relation.listed ^ relation.wanted}
+        if settled:
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+        elif time.monotonic() > deadline:
+            raise _blocked(conn, misplaced[0])
+    return done + [f"tables of publication {one}" for one in sorted(changed) if f"publication {one}" not in done]
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """One relation, and which of our publications list it and should."""
+
+    oid: int
+    table: int
+    """Oid of the table whose storage it is."""
+    name: TableName
+    listed: frozenset[str]
+    wanted: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Our publications: ``name`` of tables followed in full, ``inserts`` of those without usable identity."""
+
+    name: str
+    inserts: str
+    patterns: Sequence[str]
+
+    def misplaced(self, conn: psycopg.Connection[Any], only: int | None = None) -> list[_Listing]:
+        """The relations that are not listed as they should be; ``only`` those of one table."""
+        plan = wanted_tables(conn, self.patterns, only)
+        wanted = {
+            relation.oid: (item.oid, relation.name, frozenset({self.name if item.follows_updates else self.inserts}))
+            for item in plan for relation in item.relations
+        }  # fmt: skip
+        listed: dict[int, frozenset[str]] = defaultdict(frozenset)
+        names: dict[int, TableName] = {}
+        for oid, schema, name, publication in conn.execute(_LISTED, [[self.name, self.inserts]]):
+            listed[oid] |= {publication}
+            names[oid] = TableName(schema, name)
+        every = [_Listing(oid, table, name, listed[oid], places) for oid, (table, name, places) in wanted.items()]
+        every += [_Listing(oid, oid, names[oid], places, frozenset()) for oid, places in listed.items()
+                  if places and oid not in wanted and only in (None, oid)]  # fmt: skip
+        return sorted((one for one in every if one.listed != one.wanted), key=lambda one: one.name)
+
+
+def _make(conn: psycopg.Connection[Any], pair: _Pair, slot: str, *, with_slot: bool) -> list[str]:
+    """Both at once, and empty: START_REPLICATION fails on WAL older than any of them."""
+    operations = {pair.name: "insert, update, delete, truncate", pair.inserts: "insert, truncate"}
+    with conn.transaction():
+        lacking = [name for name in operations if read_publication(conn, name) is None]
+        for name in lacking:
+            Publication(name, slot, with_slot).create(conn, operations[name])
+    return lacking
+
+
+def _settle(conn: psycopg.Connection[Any], pair: _Pair, relation: _Listing) -> bool:
+    """List one relation where it belongs; False where it is locked, or changed meanwhile."""
+    try:
         with conn.transaction() as scope:
             conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(_LOCK_SECONDS * 1000)])
-            plan = wanted_tables(conn, patterns)
-            done = _write(conn, name, Publication(name, slot, with_slot), "insert, update, delete, truncate", plan)
-            insert_only = Publication(inserts_name(name), slot, with_slot)
-            done += _write(conn, insert_only.name, insert_only, "insert, truncate", plan)
-            if _same(plan, wanted_tables(conn, patterns)):
-                return done
-            raise psycopg.Rollback(scope)
-    raise SourceFailed("tables change their keys while they are being published", thing=f"publication {name}",
-                       do="run again")  # fmt: skip
+            for verb, publications in (
+                ("DROP", relation.listed - relation.wanted), ("ADD", relation.wanted - relation.listed)
+            ):  # fmt: skip
+                for publication in publications:
+                    conn.execute(_alter(publication, verb, relation.name))
+            if any(one.oid == relation.oid for one in pair.misplaced(conn, relation.table)):
+                raise psycopg.Rollback(scope)
+            return True
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.UndefinedObject):
+        pass
+    return False
 
 
-def _same(one: Sequence[Wanted], other: Sequence[Wanted]) -> bool:
-    return [(item.table, _names([item]), item.reason) for item in one] == [
-        (item.table, _names([item]), item.reason) for item in other
-    ]
+def _blocked(conn: psycopg.Connection[Any], relation: _Listing) -> CopyBlocked:
+    who = ", ".join(str(one) for one in alterers(conn, [relation.oid])) or "somebody who has just left"
+    return CopyBlocked(f"cannot be published, for it is altered or locked by {who}", thing=f"table {relation.name}",
+                       do="run again when that transaction has ended")  # fmt: skip
 
 
-def _write(
-    conn: psycopg.Connection[Any], name: str, publication: Publication, operations: str, plan: Sequence[Wanted]
-) -> list[str]:
-    target = _names(item for item in plan if item.follows_updates == ("update" in operations))
-    done: list[str] = []
-    if read_publication(conn, name) is None:
-        publication.create(conn, operations)
-        done.append(f"publication {name}")
-    listed = {TableName(*row) for row in conn.execute(_LISTED, [name])}
-    for verb, tables in (("DROP", listed - target), ("ADD", target - listed)):
-        if tables:
-            conn.execute(_alter(name, verb, sorted(tables)))
-            if not done:
-                done.append(f"tables of publication {name}")
-    return done
-
-
-def _alter(name: str, verb: str, tables: Sequence[TableName]) -> sql.Composed:
+def _alter(publication: str, verb: str, table: TableName) -> sql.Composed:
     """ONLY: an inheritance parent would bring its children, whose identities nobody has looked at."""
-    listed = sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(t.schema, t.name)) for t in tables)
-    return sql.SQL("ALTER PUBLICATION {} {} TABLE {}").format(sql.Identifier(name), sql.SQL(verb), listed)
-
-
-def _names(plan: Iterable[Wanted]) -> set[TableName]:
-    return {relation.name for item in plan for relation in item.relations}
+    return sql.SQL("ALTER PUBLICATION {} {} TABLE ONLY {}").format(
+        sql.Identifier(publication), sql.SQL(verb), sql.Identifier(table.schema, table.name)
+    )

@@ -23,6 +23,7 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
   AND pg_catalog.pg_relation_is_publishable(c.oid)
   AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+  AND (%(only)s::oid IS NULL OR c.oid = %(only)s)
 """
 
 
@@ -30,6 +31,7 @@ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartitio
 class Wanted:
     """Relations to name in a publication. ``reason``: why updates are not seen, for the insert-only one."""
 
+    oid: int
     table: TableName
     relations: tuple[Relation, ...]
     reason: str | None = None
@@ -39,10 +41,14 @@ class Wanted:
         return self.reason is None
 
 
-def wanted_tables(conn: psycopg.Connection[Any], patterns: Sequence[str]) -> list[Wanted]:
-    """All tables that the patterns mean, by name, each with what a publication of ours should list for it."""
+def wanted_tables(conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None) -> list[Wanted]:
+    """All tables that the patterns mean, by name, each with what a publication of ours should list for it.
+
+    ``only``: the table of this oid.
+    """
     chosen = TablePatterns.parse(patterns)
-    names = [(oid, TableName(schema, name), owned) for oid, schema, name, owned in conn.execute(_USER_TABLES)]
+    found = conn.execute(_USER_TABLES, {"only": only})
+    names = [(oid, TableName(schema, name), owned) for oid, schema, name, owned in found]
     oids = [oid for oid, name, owned in names if (chosen.names(name) if owned else chosen.match(name))]
     relations = read_relations(conn, oids)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])
@@ -57,17 +63,17 @@ def wanted_tables(conn: psycopg.Connection[Any], patterns: Sequence[str]) -> lis
 
 def _wanted(relation: Relation, leaves: Sequence[Relation], version: int) -> Wanted:
     if not relation.partitioned:
-        return Wanted(relation.name, (relation,), _unfollowed(relation, [relation], version))
+        return Wanted(relation.oid, relation.name, (relation,), _unfollowed(relation, [relation], version))
     stored = [leaf for leaf in leaves if leaf.kind == "r"]
     reason = _unfollowed(relation, stored, version)
     if reason:
-        return Wanted(relation.name, (relation,), reason)
+        return Wanted(relation.oid, relation.name, (relation,), reason)
     key = mirror_key(relation.identity, [leaf.identity for leaf in stored], _published(relation, version))
     if key and key == relation.identity.primary:
-        return Wanted(relation.name, (relation,))
+        return Wanted(relation.oid, relation.name, (relation,))
     # A partition made later is published with its root. Only a primary key gives it an identity at
     # once; without one, its updates would fail on the source. So these leaves are named one by one.
-    return Wanted(relation.name, tuple(stored))
+    return Wanted(relation.oid, relation.name, tuple(stored))
 
 
 def _unfollowed(relation: Relation, senders: Sequence[Relation], version: int) -> str | None:
