@@ -167,6 +167,12 @@ class LakeError(PgcdcError):
     """A mirror, feed or point in the lake is not what it must be."""
 
 
+class CommitLost(LakeError):
+    """Another writer took the commit's number first; nothing was committed, and looking again may help."""
+
+    retryable = True
+
+
 class MergeMismatch(LakeError):
     """A commit reported other counts than were to change."""
 

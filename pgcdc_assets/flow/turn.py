@@ -12,8 +12,9 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import TableTurn
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake.apply import Applied, apply_tables
+from pgcdc_assets.lake.apply import apply_tables
 from pgcdc_assets.lake.changes import Followed, transform
+from pgcdc_assets.lake.tablework import Applied
 
 
 @dataclass(frozen=True)
@@ -28,35 +29,53 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = No
     """Bring the tables (all followed ones) that stand below ``upto`` to it.
 
     ``upto`` must be a boundary up to which the log is complete. Tables without changes move without a
-    commit. A table that cannot be followed is set aside; the others go on.
+    commit. A table that cannot be followed is set aside; the others go on. One whose commits another writer
+    came before stays below ``upto``, for the next turn.
     """
     behind = [entry for entry in (tables or work.progress.followed()) if entry.replay_lsn < upto]
     names = _changed(work, behind, upto) if behind else set()
     changed = [entry for entry in behind if entry.table.name in names]
-    done, seconds = _derive_and_apply(work, changed, upto) if changed else ([], {})
+    done, outrun, seconds = _derive_and_apply(work, changed, upto) if changed else ([], set(), {})
     for entry in behind:
-        if work.progress[entry.table.name].state.readable:
+        if entry.table.name not in outrun and work.progress[entry.table.name].state.readable:
             work.progress.moved(entry.table.name, upto)
     return Turn(upto, done, seconds)
 
 
 def _derive_and_apply(
     work: Work, changed: Sequence[TableProgress], upto: Lsn
-) -> tuple[list[TableTurn], dict[str, float]]:
+) -> tuple[list[TableTurn], set[TableName], dict[str, float]]:
     span = LsnRange(min(entry.replay_lsn for entry in changed), upto)
     started = time.monotonic()
     followed = [Followed(entry.table, entry.replay_lsn) for entry in changed]
     parts = transform(work.session(), work.log, span, followed)
     derived = time.monotonic()
-    applied = apply_tables(work.session(), work.layout, work.identity, list(parts.values()), upto)
+    known = {entry.table.name: entry.table for entry in changed}
+    applied = apply_tables(work.session(), work.layout, work.identity, list(parts.values()), upto, known)
     seconds = {"transform": derived - started, "apply": time.monotonic() - derived}
+    outrun = {result.table.name for result in applied if result.outrun}
+    applied = [result for result in applied if not result.outrun]
     done = [record(work, result, parts[result.table.name].counts, seconds["transform"]) for result in applied]
+    for result in applied:
+        _tell_of_foreign_columns(work, result)
     reasons = {name: part.set_aside for name, part in parts.items() if part.set_aside is not None}
     reasons |= {result.table.name: result.set_aside for result in applied if result.set_aside is not None}
     for name, (lsn, reason) in reasons.items():
         work.progress.put_aside(name, lsn, reason)
         work.observer.progress("apply", f"{name} is set aside: {reason}", lsn=str(lsn))
-    return done, seconds
+    return done, outrun, seconds
+
+
+def _tell_of_foreign_columns(work: Work, result: Applied) -> None:
+    """Once a run for each table."""
+    name = result.table.name
+    if result.foreign and name not in work.foreign_told:
+        work.foreign_told.add(name)
+        columns = ", ".join(result.foreign)
+        work.observer.progress(
+            "apply", f"the mirror of {name} has columns that are not the table's: {columns}; rows that come or change "
+            "have NULL there",
+        )  # fmt: skip
 
 
 def _changed(work: Work, behind: Sequence[TableProgress], upto: Lsn) -> set[TableName]:
@@ -72,7 +91,8 @@ def _changed(work: Work, behind: Sequence[TableProgress], upto: Lsn) -> set[Tabl
 
 def record(work: Work, result: Applied, changes: Mapping[str, int], seconds: float = 0.0) -> TableTurn:
     """Note where a table stands now; what was done to it, ``changes`` of its feed derived in ``seconds``."""
-    work.progress.moved(result.table.name, result.replay_lsn, result.version, result.table)
+    version = result.version if result.version >= 0 else None
+    work.progress.moved(result.table.name, result.replay_lsn, version, result.table)
     return TableTurn(
         table=result.table.name,
         replay_lsn=result.replay_lsn,

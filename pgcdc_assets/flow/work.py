@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.progress import Progress
 from pgcdc_assets.log.table import ChangeLog
@@ -27,6 +28,8 @@ class Work:
     """Called once, and late, so that a run without changes never starts it."""
     spark: SparkSession | None = None
     """None while nothing has needed it."""
+    foreign_told: set[TableName] = field(default_factory=set)
+    """Tables of whose mirrors' foreign columns this run has told."""
     _starting: threading.Lock = field(default_factory=threading.Lock)
 
     def session(self) -> SparkSession:

@@ -20,6 +20,7 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.lake.collapse import after_truncates, collapse, collapse_touched
+from pgcdc_assets.lake.failures import of_one_table
 from pgcdc_assets.lake.feed import COMMIT_LSN, XID, feed_columns, feed_schema
 from pgcdc_assets.lake.files import DataFile, FileReport
 from pgcdc_assets.lake.merging import Merged, Write, merge_keyed, merge_multiset
@@ -59,11 +60,11 @@ class Effect:
     updated: int = 0
     deleted: int = 0
     mismatch: MergeMismatch | None = None
-    """The changes contradict each other or the mirror: nothing was written."""
+    """The changes contradict each other or the mirror, or either cannot be read: nothing of the unit counts."""
 
 
 def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
-    """Do several units, one after the other. A contradiction is the unit's own affair."""
+    """Do several units, one after the other. A contradiction or a file that cannot be read is the unit's own."""
     effects = [_effect(unit) for unit in units]
     passed(FaultPoint.COLLAPSED)
     return effects
@@ -73,9 +74,14 @@ def _effect(unit: Collapsing) -> Effect:
     with DataFile(unit.target.folder, unit.target.schema) as file:
         try:
             merged = _merged(unit, lambda rows: _write(file, unit.target, rows))
+            report = file.finish()
         except MergeMismatch as error:
             return Effect(mismatch=error)
-        return Effect(file.finish(), merged.gone, merged.inserted, merged.updated, merged.deleted)
+        except Exception as error:
+            if (failure := of_one_table(error)) is None:
+                raise
+            return Effect(mismatch=MergeMismatch(failure))
+        return Effect(report, merged.gone, merged.inserted, merged.updated, merged.deleted)
 
 
 def _merged(unit: Collapsing, write: Write) -> Merged:

@@ -8,12 +8,14 @@ are deleted and still there, are for ``pgcdc maintain``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.lake.deltalog import Added
+from pgcdc_assets.lake.failures import of_one_table
 from pgcdc_assets.lake.files import DataFile, FileReport
 from pgcdc_assets.lake.targets import Target
 
@@ -28,6 +30,24 @@ def small_files(live: Sequence[Added]) -> tuple[Added, ...]:
     """Those to make one; none where there are few."""
     small = tuple(file for file in live if file.size < SMALL_BYTES and file.rows is not None)
     return small if len(small) > MOST_SMALL else ()
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What became of a mirror's small files; ``failure`` in words, where one of them could not be read."""
+
+    report: FileReport | None = None
+    failure: str | None = None
+
+
+def compact_mirror(target: Target) -> Compacted:
+    """Write one mirror's small files to one. A file that cannot be read is that mirror's own affair."""
+    try:
+        return Compacted(compact_file(target))
+    except Exception as error:
+        if (failure := of_one_table(error)) is None:
+            raise
+        return Compacted(failure=failure)
 
 
 def compact_file(target: Target) -> FileReport | None:

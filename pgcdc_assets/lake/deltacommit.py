@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from pyroaring import BitMap64
 
 from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
-from pgcdc_assets.errors import LakeError
+from pgcdc_assets.errors import CommitLost, LakeError
 from pgcdc_assets.lake.deltalog import Action, Added, DeltaVersion
 from pgcdc_assets.lake.files import FileReport, check_files
 from pgcdc_assets.lake.vectors import Descriptor, read_vector, write_vectors
@@ -231,8 +231,8 @@ def _link(log: Path, version: int, text: str) -> None:
     try:
         os.link(staged, log / commit_name(version))
     except FileExistsError:
-        raise LakeError("another writer committed at the same time", thing=str(log.parent),
-                        do="let one process write to the lake") from None  # fmt: skip
+        raise CommitLost("another writer committed at the same time", thing=str(log.parent),
+                         do="let one process write to the lake") from None  # fmt: skip
     finally:
         with suppress(FileNotFoundError):
             staged.unlink()

@@ -2,7 +2,7 @@
 
 A feed never needs column mapping: the names that Delta refuses are percent-encoded, all others stand
 verbatim. Where no name of a table had to be encoded, a feed file that holds inserts alone can be read
-as a file of the mirror too (readers take columns by name and ignore the rest).
+as a file of the mirror too (readers take columns by name and ignore our own).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -70,11 +69,6 @@ class FeedColumn:
 def feed_columns(table: Table) -> tuple[FeedColumn, ...]:
     """The value columns of a table's feed, in attnum order."""
     return tuple(FeedColumn.of(column, table) for column in table.columns)
-
-
-def verbatim(columns: Sequence[FeedColumn]) -> bool:
-    """Whether feed and mirror call every column alike."""
-    return all(column.name == column.source for column in columns)
 
 
 def feed_schema(table: Table) -> pa.Schema:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from deltalake import Schema
 
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.lake.failures import unreadable
 
 OWN_PREFIX: Final = "_pgcdc_"
 INDEXED_COLUMNS: Final = 32
@@ -168,21 +169,33 @@ def _stated(value: Any) -> Any:
 
 def check_files(path: Path, files: Sequence[FileReport], schema: Schema) -> None:
     """Each file is there, is as large as reported, and has the table's columns with exactly their types."""
-    expected = {_physical(field): str(field.type) for field in schema.fields}
     for file in files:
         data = path / file.path
         try:
             size = data.stat().st_size
-            footer = pq.read_metadata(data)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise LakeError(f"cannot be read: {type(error).__name__}", thing=str(data)) from None
+        except OSError as error:
+            raise unreadable(data, error) from None
+        footer = read_footer(data)
         if (size, footer.num_rows) != (file.size, file.rows):
             raise LakeError("is not the file that its task reported", thing=str(data))
-        found = {field.name: str(field.type) for field in Schema.from_arrow(footer.schema.to_arrow_schema()).fields}
-        odd = [name for name in expected if found.get(name) != expected[name]]
-        odd += [name for name in found if name not in expected and not name.startswith(OWN_PREFIX)]
-        if odd:
-            raise LakeError(f"has other columns than its table: {', '.join(sorted(odd))}", thing=str(data))
+        if odd := odd_columns(footer.schema.to_arrow_schema(), schema):
+            raise LakeError(f"has other columns than its table: {', '.join(odd)}", thing=str(data))
+
+
+def odd_columns(file: pa.Schema, table: Schema) -> list[str]:
+    """The columns in which a file and a table differ by name or type; own columns may be more in the file."""
+    expected = {_physical(field): str(field.type) for field in table.fields}
+    found = {field.name: str(field.type) for field in Schema.from_arrow(file).fields}
+    odd = [name for name in expected if found.get(name) != expected[name]]
+    return sorted(odd + [name for name in found if name not in expected and not name.startswith(OWN_PREFIX)])
+
+
+def read_footer(path: Path) -> pq.FileMetaData:
+    """LakeError, which names the file, where it cannot be read."""
+    try:
+        return pq.read_metadata(path)
+    except (OSError, pa.ArrowException) as error:
+        raise unreadable(path, error) from None
 
 
 def _physical(field: Any) -> str:

@@ -199,6 +199,11 @@ class Mirror:
         return self.delta is not None
 
     @property
+    def mapped(self) -> bool:
+        """Whether its files name columns otherwise than the table does."""
+        return self.delta is not None and self.delta.configuration.get("delta.columnMapping.mode", "none") != "none"
+
+    @property
     def version(self) -> int:
         """-1 where there is none."""
         return -1 if self.delta is None else self.delta.number

@@ -18,13 +18,14 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import NotRepairable
-from pgcdc_assets.lake.apply import Applied, Counts, collapsed, merged, total
+from pgcdc_assets.lake.apply import collapsed
 from pgcdc_assets.lake.changes import Followed, transform
 from pgcdc_assets.lake.collapsing import Collapsing, Effect
 from pgcdc_assets.lake.deltacommit import commit_files
 from pgcdc_assets.lake.merging import LACKS
 from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.lake.pending import Pending
+from pgcdc_assets.lake.tablework import Applied, Counts, merged, total
 from pgcdc_assets.log.table import ChangeLog
 
 

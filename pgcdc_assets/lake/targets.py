@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Bools
 from pgcdc_assets.lake.deltalog import Added
+from pgcdc_assets.lake.failures import unreadable
 from pgcdc_assets.lake.vectors import kept, read_vector
 
 Wanted = Mapping[str, NDArray[Any]]
@@ -53,7 +54,7 @@ class Target:
         return None if None in bounds else bounds
 
     def _groups(self, added: Added, wanted: Wanted) -> Iterator[RowGroup]:
-        with pq.ParquetFile(self.folder / added.path) as file:
+        with _opened(self.folder / added.path) as file:
             vector = added.action.get("deletionVector")
             alive = kept(file.metadata.num_rows, None if vector is None else read_vector(self.folder, vector))
             start = 0
@@ -84,7 +85,10 @@ class RowGroup:
         fields = [self._target.field(name) for name in names]
         leaves = _leaves(self._file.schema_arrow)
         places = sorted(place for field in fields for place in leaves.get(field.name, ()))
-        found = self._file.reader.read_row_group(self._number, column_indices=places, use_threads=False)
+        try:
+            found = self._file.reader.read_row_group(self._number, column_indices=places, use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise unreadable(self._target.folder / self.path, error) from None
         columns = [
             found[field.name].cast(field.type) if field.name in leaves else pa.nulls(self.rows, field.type)
             for field in fields
@@ -95,6 +99,13 @@ class RowGroup:
         place = _leaves(self._file.schema_arrow).get(self._target.field(name).name, ())
         facts = self._facts.column(place[0]).statistics if len(place) == 1 else None
         return (facts.min, facts.max) if facts is not None and facts.has_min_max else None
+
+
+def _opened(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise unreadable(path, error) from None
 
 
 def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> Wanted:

@@ -17,11 +17,11 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.lake import files
-from pgcdc_assets.lake.apply import Applied, Work, merged
 from pgcdc_assets.lake.collapsing import Effect, collapse_units
 from pgcdc_assets.lake.feed import FeedPart
 from pgcdc_assets.lake.mirrors import IDENTITY, Mirror, MirrorSchema
 from pgcdc_assets.lake.pending import Pending
+from pgcdc_assets.lake.tablework import Applied, Work, merged
 from tests.delta import commit, live_files, opened
 from tests.oracle import Rows, mirror_rows
 

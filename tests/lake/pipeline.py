@@ -20,10 +20,11 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.lake.apply import Applied, apply_tables
+from pgcdc_assets.lake.apply import apply_tables
 from pgcdc_assets.lake.changes import Followed, transform
 from pgcdc_assets.lake.feed import FeedPart
 from pgcdc_assets.lake.mirrors import IDENTITY, Mirror, MirrorSchema, create_mirror
+from pgcdc_assets.lake.tablework import Applied
 from pgcdc_assets.log.client import ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.catalog import read_tables

@@ -12,8 +12,8 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import NotRepairable
-from pgcdc_assets.lake.apply import Applied
 from pgcdc_assets.lake.repair import repair_table
+from pgcdc_assets.lake.tablework import Applied
 from tests.fix_postgres import Database
 from tests.lake.pipeline import Pipeline
 

@@ -1,0 +1,105 @@
+"""Whose failure an error is: one table's, which is set aside in words, or everybody's, which ends the run.
+
+A table's own is what its files, its commits, its values and its statements alone can cause. Everybody's is
+what the next table would meet as well: a full disk, a dead JVM, a lost source, a damaged change log, a
+fault of this program. Imported by Spark's workers: no Delta.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from pgcdc_assets.errors import (
+    CommitLost,
+    IdentityMismatch,
+    LakeError,
+    MachineError,
+    PgcdcError,
+    ProtocolError,
+    SourceFailed,
+)
+
+_OF_A_TABLE: Final = (LakeError, ProtocolError, IdentityMismatch, SourceFailed)
+"""SourceFailed: the source refuses a statement about one table (it cannot convert a value of it, for one)."""
+_OF_THE_MACHINE: Final = frozenset({
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+})  # fmt: skip
+_BY_RUST: Final = re.compile(r"\(os error (\d+)\)")
+"""delta-rs tells the system's number in its text alone."""
+
+
+def of_one_table(error: BaseException) -> str | None:
+    """What happened, where the error is one table's own; None where it is everybody's.
+
+    Texts of Arrow, Spark and Python are left out: they may quote values.
+    """
+    if isinstance(error, PgcdcError):
+        return _named(error) if isinstance(error, _OF_A_TABLE) else None
+    if isinstance(error, MemoryError):
+        return "the memory was not enough for it"
+    if isinstance(error, OSError):
+        return None if _of_the_machine(error) else _system(error)
+    if isinstance(error, (pa.ArrowException, ValueError)):
+        return f"cannot be read: {type(error).__name__}"
+    return _by_spark(error)
+
+
+def lost_race(error: BaseException) -> bool:
+    """Whether another writer's commit came first, so that looking again may help."""
+    if isinstance(error, CommitLost):
+        return True
+    told = _by_spark(error)
+    return told is not None and "CONCURRENT" in told
+
+
+def unreadable(path: Path, error: Exception) -> PgcdcError:
+    """The error of a file that is not there or is damaged, in words, with its name."""
+    if isinstance(error, OSError):
+        if (refused := of_the_machine(error)) is not None:
+            return refused
+        if error.errno is not None:
+            return LakeError(f"cannot be read: {os.strerror(error.errno)}", thing=str(path))
+    return LakeError(f"cannot be read: {type(error).__name__}", thing=str(path))
+
+
+def of_the_machine(error: OSError) -> MachineError | None:
+    """In words what the system refuses to every table alike; None for what it refuses to one."""
+    return MachineError(_system(error), thing="lake") if _of_the_machine(error) else None
+
+
+def _by_spark(error: BaseException) -> str | None:
+    """What Spark's driver says to one statement. A failed task is none: what failed there has come as a value."""
+    # Imported where it is asked for: the receiver, which reads files as well, has no Spark.
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException, PythonException
+
+    if isinstance(error, PySparkException) and not isinstance(error, PythonException):
+        return f"Spark refuses: {error.getCondition() or type(error).__name__}"
+    if isinstance(error, Py4JJavaError):
+        return f"Spark refuses: {error.java_exception.getClass().getSimpleName()}"
+    return None
+
+
+def _of_the_machine(error: OSError) -> bool:
+    return isinstance(error, (ConnectionError, TimeoutError)) or _number(error) in _OF_THE_MACHINE
+
+
+def _number(error: OSError) -> int | None:
+    told = None if error.errno is not None else _BY_RUST.search(str(error))
+    return int(told[1]) if told else error.errno
+
+
+def _named(error: PgcdcError) -> str:
+    return f"{error.thing}: {error.what}" if error.thing else error.what
+
+
+def _system(error: OSError) -> str:
+    number = _number(error)
+    said = "cannot be read" if number is None else os.strerror(number)
+    return f"{error.filename}: {said}" if error.filename else said
