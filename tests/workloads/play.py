@@ -16,9 +16,15 @@ import psycopg
 from psycopg import errors
 
 from pgcdc_assets.checks.status import status
+from pgcdc_assets.checks.verify import verify
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.flow import hold, lock
 from pgcdc_assets.flow.sync import Bounds
-from tests.end_to_end.command import Project
+from pgcdc_assets.lake.points import ConsistentPoints, Point
+from pgcdc_assets.settings import CATALOG_FILE
+from tests.end_to_end.command import Project, wait_for
 from tests.fix_postgres import Database
 from tests.flow.test_sync import Rig
 from tests.workloads.application import Application, Migration
@@ -51,7 +57,7 @@ class Follower(Protocol):
     def status(self) -> dict[str, Any]: ...
 
     def unequal(self) -> list[str]:
-        """Tables that `verify` finds unequal."""
+        """Tables that `verify` compares and finds unequal; beside following too."""
 
 
 @dataclass
@@ -96,9 +102,21 @@ class InProcess:
         return status(self.rig.settings).to_json()
 
     def unequal(self) -> list[str]:
-        from tests.versions.test_whole_path import _verified
+        catalog, points = Catalog.load(CATALOG_FILE), ConsistentPoints(self.rig.settings.layout)
+        assert catalog is not None
+        with hold.placed(self.rig.settings.layout) as request:
 
-        return [str(report.table) for report in _verified(self.rig).tables if not report.equal]
+            def reach(lsn: Lsn) -> Point:
+                request.at(lsn)
+                if lock.holder(self.rig.settings.layout) is None:
+                    self.rig.sync(until=lsn)
+                wait_for(lambda: points.has(lsn), what="the point that verify asks for")
+                point = points.at(lsn)
+                assert point is not None
+                return point
+
+            reports = verify(self.rig.settings, catalog, None, reach).tables
+        return [str(report.table) for report in reports if report.missing or report.extra or report.different]
 
 
 @dataclass
@@ -158,8 +176,11 @@ class Play:
             with contextlib.closing(traffic):
                 yield cls(application, database, conn, follower, traffic)
 
-    def chapter(self, migrations: Sequence[Migration], requests: int) -> None:
-        """Follow while the application lives and migrates; then mend what was set aside, and all are equal."""
+    def chapter(self, migrations: Sequence[Migration], requests: int, *, verified: bool = False) -> None:
+        """Follow while the application lives and migrates; then mend what was set aside, and all are equal.
+
+        ``verified``: beside its traffic, `verify` finds no difference that was not told.
+        """
         with self.follower.following() as ended:
             with self.traffic.burst(requests):
                 """The copies of the first chapter are made beside it."""
@@ -170,6 +191,9 @@ class Play:
                 self.settle(ended, migration.name)
             self.traffic.one(self.application.nightly)
             self.settle(ended, "nightly")
+            if verified:
+                with self.traffic.burst(requests):
+                    assert set(self.follower.unequal()) <= self.told["nightly"].keys()
         self.mend()
 
     def settle(self, ended: Callable[[], str | None], name: str) -> None:

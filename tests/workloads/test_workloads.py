@@ -58,7 +58,7 @@ def test_an_application_is_followed_for_long(
     with Play.begun(application, database, in_process, seed=seed, sessions=4) as play:
         in_process.setup()
         for first in range(0, len(application.migrations), 4):
-            play.chapter(application.migrations[first : first + 4], requests=60)
+            play.chapter(application.migrations[first : first + 4], requests=60, verified=True)
         assert play.traffic.done.keys() >= {request.__name__ for request in application.requests} - {"rejected"}
 
 
@@ -73,4 +73,4 @@ def test_an_application_is_followed_by_the_commands(
     follower = ByCommand(Project(tmp_path, {**names, "PGCDC_RANGE_SECONDS": str(LOOK_SECONDS)}))
     with Play.begun(application, database, follower) as play:
         follower.setup()
-        play.chapter(application.migrations, requests=30)
+        play.chapter(application.migrations, requests=30, verified=True)
