@@ -128,7 +128,9 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
 def _rewritten(table: Table, shape: Shape, relation: Table) -> bool:
     """Whether the storage is another than at the copy: a default that is no constant fills it in so."""
     if shape.leaf is None:
-        return table.relfilenode != relation.relfilenode
+        now = {leaf.oid: leaf.relfilenode for leaf in relation.leaves}
+        leaves = any(now.get(leaf.oid, leaf.relfilenode) != leaf.relfilenode for leaf in table.leaves)
+        return leaves or table.relfilenode != relation.relfilenode
     at_copy = next((leaf for leaf in table.leaves if leaf.oid == shape.relation_id), None)
     return at_copy is not None and at_copy.relfilenode != relation.relfilenode
 

@@ -253,7 +253,7 @@ class _Assembly:
         self, relation: Relation, sender: int, identities: Sequence[RowIdentity], storage: Sequence[Relation]
     ) -> Table:
         entry = self.published.get(sender)
-        columns = self._columns(relation, entry)
+        columns = _with_defaults_of(storage, self._columns(relation, entry))
         names = [column.name for column in columns]
         sent = entry is None or (entry.updates and entry.deletes)
         seen = sent and followable(relation.identity, identities, names)
@@ -301,3 +301,9 @@ class _Assembly:
         if self.server_version < GENERATED_SINCE:
             columns = [column for column in columns if not column.generated]
         return tuple(columns)
+
+
+def _with_defaults_of(leaves: Sequence[Relation], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """ADD COLUMN ... DEFAULT notes the value of older rows where these are: at the leaves, not at their root."""
+    noted = {column.name: column.missing for leaf in leaves for column in leaf.columns if column.missing is not None}
+    return tuple(replace(column, missing=noted.get(column.name, column.missing)) for column in columns)

@@ -111,6 +111,15 @@ def test_a_leaf_is_compared_by_name() -> None:
     assert added(root, after) == (Column(5, "c", TEXT),), "an attnum that no other column has"
 
 
+def test_a_leaf_that_was_rewritten_may_hold_values_in_a_new_column() -> None:
+    """The root, whose relation the stream names, has no rows of its own."""
+    root = replace(TABLE, partitioned=True, relfilenode=0, leaves=(Leaf(7, TableName("public", "t_1"), 70),))
+    wider = replace(root, columns=(*TABLE.columns, Column(5, "c", TEXT)))
+    assert isinstance(evolved(root, shape(ID, B, N, NEW), RelationFacts(wider)), Table)
+    rewritten = replace(wider, leaves=(replace(root.leaves[0], relfilenode=71),))
+    assert "rewritten" in reason(evolved(root, shape(ID, B, N, NEW), RelationFacts(rewritten)))
+
+
 def test_versions_of_a_table_add_up() -> None:
     one = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT)))
     two = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT), Column(6, "d", TEXT)))
