@@ -116,6 +116,9 @@ class Table:
     means a rewrite by ALTER TABLE."""
     enum_labels: tuple[tuple[int, str], ...] = ()
     """oid and label of each value of its columns' enums: ALTER TYPE ... RENAME VALUE changes rows without a word."""
+    enum_rows: str = ""
+    """``oid:xmin`` of these values' rows in pg_enum: another text, where the label is the same, means that it was
+    another one meanwhile."""
     composites: tuple[Composite, ...] = ()
     """What its columns' values are made of, in any depth: ADD ATTRIBUTE and DROP ATTRIBUTE change rows likewise."""
 
@@ -162,7 +165,7 @@ class Table:
         """The facts that decide how rows are decoded and applied: no storage numbers, no estimates."""
         return replace(
             self, relfilenode=0, toast=0, leaves=(), pages=0, rows=0, publication_rows="", schema_rows="",
-            column_rows="", enum_labels=(), composites=(),
+            column_rows="", enum_labels=(), enum_rows="", composites=(),
         )  # fmt: skip
 
 

@@ -278,6 +278,7 @@ class _Assembly:
             schema_rows=self._rows(relation, storage)[1],
             column_rows=relation.column_rows,
             enum_labels=self.parts.labels(relation.types),
+            enum_rows=self.parts.label_rows(relation.types),
             composites=self.parts.composites(relation.types),
         )
 

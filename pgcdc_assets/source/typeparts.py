@@ -34,7 +34,7 @@ WITH RECURSIVE parts (oid) AS (
     CROSS JOIN LATERAL ({_INNER}) AS inner_ WHERE inner_.oid <> 0
 )
 SELECT t.oid, t.typname::text, t.typtype::text, ARRAY({_INNER}),
-       ARRAY(SELECT e.oid::text || ' ' || e.enumlabel FROM pg_catalog.pg_enum e
+       ARRAY(SELECT e.oid::text || ' ' || e.xmin::text || ' ' || e.enumlabel FROM pg_catalog.pg_enum e
              WHERE t.typtype = 'e' AND e.enumtypid = t.oid ORDER BY e.oid),
        (SELECT string_agg(a.attnum::text || ':' || a.atttypid::text, ' ' ORDER BY a.attnum)
         FROM pg_catalog.pg_attribute a
@@ -49,7 +49,8 @@ class _Part:
     name: str
     family: str
     inner: tuple[int, ...]
-    labels: tuple[tuple[int, str], ...] = ()
+    labels: tuple[tuple[int, str, str], ...] = ()
+    """oid, xmin and label."""
     attributes: str = ""
 
 
@@ -64,14 +65,18 @@ class TypeParts:
         """One query, however many and however deep."""
         found = {}
         for oid, name, family, inner, labels, attributes in conn.execute(_PARTS, [sorted(set(oids))]):
-            values = tuple((int(number), label) for number, _, label in (text.partition(" ") for text in labels))
+            values = tuple((int(row), xmin, label) for row, xmin, label in (text.split(" ", 2) for text in labels))
             inside = tuple(part for part in inner if part)
             found[oid] = _Part(oid, name, family, inside, values, attributes or "")
         return cls(found)
 
     def labels(self, types: Iterable[int]) -> tuple[tuple[int, str], ...]:
         """Oid and label of each value of the enums in these types."""
-        return tuple(value for part in self._within(types) for value in part.labels)
+        return tuple((oid, label) for part in self._within(types) for oid, _, label in part.labels)
+
+    def label_rows(self, types: Iterable[int]) -> str:
+        """``oid:xmin`` of each value's row in pg_enum."""
+        return " ".join(f"{oid}:{xmin}" for part in self._within(types) for oid, xmin, _ in part.labels)
 
     def composites(self, types: Iterable[int]) -> tuple[Composite, ...]:
         return tuple(

@@ -142,9 +142,13 @@ def _altered_columns(before: Table, now: Table) -> bool:
 
 def _labels(before: Table, now: Table) -> Iterator[Change]:
     old, new = dict(before.enum_labels), dict(now.enum_labels)
+    was, is_ = (dict(mark.split(":") for mark in table.enum_rows.split()) for table in (before, now))
     for oid in sorted(old.keys() & new.keys()):
         if old[oid] != new[oid]:
             what = f"value {old[oid]!r} of an enum is called {new[oid]!r} now, in older rows too"
+            yield Change(before.name, Kind.LABELS, Action.COPY, what)
+        elif was.get(str(oid), is_.get(str(oid))) != is_.get(str(oid)):
+            what = f"value {old[oid]!r} of an enum was called otherwise meanwhile, and rows may hold that"
             yield Change(before.name, Kind.LABELS, Action.COPY, what)
 
 

@@ -200,6 +200,7 @@ MADE_OF = "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TYPE pair AS (a int, m
         ("ALTER TYPE pair DROP ATTRIBUTE a CASCADE", Kind.TYPES),
         ("ALTER TYPE pair DROP ATTRIBUTE a CASCADE; ALTER TYPE pair ADD ATTRIBUTE a int CASCADE", Kind.TYPES),
         ("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'", Kind.LABELS),
+        ("ALTER TYPE mood RENAME VALUE 'sad' TO 'x'; ALTER TYPE mood RENAME VALUE 'x' TO 'sad'", Kind.LABELS),
     ],
 )
 def test_what_values_are_made_of(database: Database, column: str, done: str, kind: Kind) -> None:
