@@ -89,6 +89,8 @@ class Application:
     """The schema, as SQL."""
     requests: Mapping[Request, int]
     """What visitors do, and how often in relation to each other."""
+    rejected: Request
+    """The one of them that always ends in a rollback."""
     nightly: Request
     migrations: tuple[Migration, ...]
     invariants: tuple[Invariant, ...]

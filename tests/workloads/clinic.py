@@ -299,7 +299,7 @@ CLINIC = Application(
         log_in: 5, register: 4, book: 6, reschedule: 4, bill: 6, pay: 5, correct: 3, erase_patient: 2,
         update_or_create: 4, refused: 2, admin: 3, nightly: 1,
     },
-    nightly=nightly, migrations=MIGRATIONS,
+    rejected=refused, nightly=nightly, migrations=MIGRATIONS,
     invariants=(
         Invariant("invoices are the sum of their lines",
                   {"invoice": "public.clinic_invoice", "line": "public.clinic_invoiceline"},

@@ -275,7 +275,7 @@ FORUM = Application(
         sign_up: 3, open_topic: 3, reply: 8, edit_post: 5, delete_post: 3, delete_topic: 1, react: 5, mark_read: 2,
         change_preferences: 4, join_and_leave: 4, view: 5, rejected: 2, imported: 1, nightly: 1,
     },
-    nightly=nightly, migrations=MIGRATIONS,
+    rejected=rejected, nightly=nightly, migrations=MIGRATIONS,
     invariants=(
         Invariant("topics count their posts", {"topics": "public.topics", "posts": "public.posts"},
                   "SELECT t.id FROM topics t LEFT JOIN posts p ON p.topic_id = t.id"

@@ -277,7 +277,7 @@ HUB = Application(
         invite: 4, change_account: 5, leave: 2, create_task: 5, edit_task: 4, delete_task: 2, transfer: 6, call: 6,
         happen: 5, dispatch: 3, enqueue: 4, work: 4, timed_out: 2, batch: 1, nightly: 1,
     },
-    nightly=nightly, migrations=MIGRATIONS,
+    rejected=timed_out, nightly=nightly, migrations=MIGRATIONS,
     invariants=(
         Invariant("wallets are the sum of their entries", {"wallet": "hub.wallet", "entry": "hub.entry"},
                   "SELECT w.tenant_id FROM wallet w LEFT JOIN entry e ON e.tenant_id = w.tenant_id"
