@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg.errors import LockNotAvailable
+from psycopg.errors import InternalError_, LockNotAvailable
 
 from pgcdc_assets.source.unlocked import LISTS_SINCE, read_beside_locks
 
@@ -64,7 +64,8 @@ def read_published(
         with conn.transaction(force_rollback=True):
             conn.execute(_LOCK_TIMEOUT)
             found = conn.execute(query.encode(), wanted).fetchall()
-    except LockNotAvailable:
+    except (LockNotAvailable, InternalError_):
+        # The latter where a table is dropped while the view is read: "could not open relation with OID".
         found = read_beside_locks(conn, publications, oids)
     rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for row in found:

@@ -50,7 +50,7 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings) -> list[Find
     wanted = wanted_tables(conn, settings.tables) if own else []
     if own:
         tables = [relation.oid for item in wanted for relation in item.relations]
-        content = [*_identity_findings(wanted), *_order_findings(conn, settings, publication)]
+        content = [*_identity_findings(wanted), *_key_findings(wanted), *_order_findings(conn, settings, publication)]
     else:
         tables = list(read_published(conn, [settings.publication]))
         content = foreign_findings(conn, settings.publication, TablePatterns.parse(settings.tables))
@@ -181,6 +181,20 @@ def _identity_findings(wanted: Sequence[Wanted]) -> list[Finding]:
             f"give it a primary key, or ALTER TABLE {item.table} REPLICA IDENTITY FULL; then run `pgcdc setup`",
         )
         for item in wanted if item.reason
+    ]  # fmt: skip
+
+
+def _key_findings(wanted: Sequence[Wanted]) -> list[Finding]:
+    """Once for all: nearly every table has a key, and hardly any loses it."""
+    keyed = sum(item.follows_updates for item in wanted)
+    if not keyed:
+        return []
+    return [
+        Finding(
+            "info", "keys", f"{keyed} tables are published for updates: where one loses its key or replica identity, "
+            "PostgreSQL refuses its UPDATE and DELETE",
+            "give it the new one in the same transaction, or ALTER TABLE ... REPLICA IDENTITY FULL before",
+        )
     ]  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import threading
+import time
 from collections.abc import Iterator
 
 import psycopg
@@ -82,6 +84,10 @@ def test_makes_publications_then_the_slot_and_twice_is_fine(
         "keyless": False, "deferred": False, "child": False, "rk": False, "rn": False,
     }  # fmt: skip
     assert about(report.findings, "keyless") == ["no usable replica identity: its updates and deletes are not seen"]
+    assert about(report.findings, "keys") == [
+        "5 tables are published for updates: where one loses its key or replica identity, PostgreSQL refuses its "
+        "UPDATE and DELETE"
+    ]
     assert {finding.thing for finding in report.findings if finding.what.startswith("not replicated")} == {
         "unlogged tables", "materialised views", "sequences",
     }  # fmt: skip
@@ -103,6 +109,43 @@ def test_no_write_on_the_source_fails_because_of_us(
         conn.execute(sql.SQL("UPDATE {} SET {c} = {c}").format(sql.Identifier(table), c=sql.Identifier(column)))
         conn.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table)))
     assert "r2" in published(conn, "Our pub"), "a new partition of a keyed root is followed at once"
+
+
+def test_a_key_that_is_replaced_as_setup_says_fails_no_write(
+    conn: psycopg.Connection, settings: Settings, database: Database
+) -> None:
+    """In one transaction, or with the whole row as the identity meanwhile. Otherwise PostgreSQL refuses: seen here."""
+    conn.execute("CREATE TABLE t (id int PRIMARY KEY, k int NOT NULL); INSERT INTO t VALUES (1, 1)")
+    setup(settings, database.conninfo)
+    conn.execute("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (k)")
+    conn.execute("UPDATE t SET id = 2")
+    conn.execute("ALTER TABLE t REPLICA IDENTITY FULL; ALTER TABLE t DROP CONSTRAINT t_pkey")
+    conn.execute("UPDATE t SET id = 3")
+    conn.execute("ALTER TABLE t REPLICA IDENTITY DEFAULT")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="replica identity"):
+        conn.execute("UPDATE t SET id = 4")
+
+
+def test_setup_waits_for_one_table_with_no_other_locked(
+    conn: psycopg.Connection, settings: Settings, database: Database
+) -> None:
+    """Who alters another one meanwhile has it at once, and those are listed that are free."""
+    conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); "
+                 "CREATE TABLE c (id int PRIMARY KEY)")  # fmt: skip
+    with database.connect() as owner:
+        owner.execute("BEGIN; LOCK TABLE b IN SHARE UPDATE EXCLUSIVE MODE")
+        run = threading.Thread(target=lambda: setup(settings, database.conninfo))
+        run.start()
+        deadline = time.monotonic() + 20
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'b'::regclass"
+        while "c" not in published(conn, settings.publication) or conn.execute(waiting).fetchone() == (0,):
+            assert time.monotonic() < deadline, "the others are listed, and it waits for b again"
+        conn.execute("SET lock_timeout = 100")
+        for table in ("a", "c"):
+            conn.execute(f"ALTER TABLE {table} ADD COLUMN n int".encode())
+        owner.execute("COMMIT")
+        run.join(20)
+    assert published(conn, settings.publication) == {"a", "b", "c"}
 
 
 def test_a_table_that_gains_or_loses_its_key_changes_publication(

@@ -1,0 +1,115 @@
+"""A source whose tables are altered all the time, and an application that measures how long its queries wait."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from tests.fix_postgres import Database
+
+TABLES = [f"t{number}" for number in range(6)]
+ROWS = 20_000
+PAUSE_SECONDS = 0.03
+"""Between two statements of one session, so that the server is not measured but its locks."""
+GIVEN_UP_SECONDS = 30
+"""After so long a query fails, and is counted with this wait: nobody would come by otherwise."""
+
+_CREATE = "CREATE TABLE {0} (id int PRIMARY KEY, v text, n int)"
+_FILL = f"INSERT INTO {{0}} SELECT i, repeat('v', 60), i FROM generate_series(1, {ROWS}) AS i"
+_ALTER = (
+    "ALTER TABLE {0} ADD COLUMN more int DEFAULT 5",
+    "ALTER TABLE {0} DROP COLUMN IF EXISTS more",
+    f"TRUNCATE {{0}}; {_FILL}",
+    f"BEGIN; DROP TABLE {{0}}; {_CREATE}; {_FILL}; COMMIT",
+    "BEGIN; ALTER TABLE {0} RENAME TO {0}_away; COMMIT; ALTER TABLE {0}_away RENAME TO {0}",
+    "ALTER TABLE {0} ALTER n TYPE bigint",
+    "ALTER TABLE {0} ALTER n TYPE int",
+    "BEGIN; LOCK TABLE {0}; SELECT count(*) FROM {0}; COMMIT",
+    "CREATE INDEX ON {0} (n)",
+    "VACUUM {0}",
+)
+_ASK = (
+    "SELECT * FROM {0} ORDER BY id LIMIT 10",
+    "SELECT count(*) FROM {0} WHERE id < 100",
+    "UPDATE {0} SET v = 'w' WHERE id = 7",
+    "DELETE FROM {0} WHERE id = 11",
+)
+# Ours are told by their application_name. Catalogs are not the application's tables.
+_HELD_AND_WAITED_FOR = """
+SELECT a.application_name, a.query, held.relation::regclass::text, held.mode, l.mode
+FROM pg_locks l JOIN pg_stat_activity a USING (pid) JOIN pg_locks held ON held.pid = l.pid AND held.granted
+WHERE NOT l.granted AND a.application_name LIKE 'pgcdc%' AND a.datname = current_database()
+  AND held.locktype = 'relation' AND held.relation >= 16384
+"""
+
+
+@dataclass
+class Storm:
+    """Sessions that alter and ask until it is over. ``longest``: the longest time that a query took."""
+
+    database: Database
+    longest: float = 0
+    queries: int = 0
+    altered: int = 0
+    held: list[Any] = field(default_factory=list)
+    """Sessions of ours that waited for a lock with another one in hand."""
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def blowing(self) -> Iterator[None]:
+        sessions: list[Callable[[], None]] = [self._alter, self._alter, self._ask, self._ask, self._ask, self._look]
+        threads = [threading.Thread(target=session) for session in sessions]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join()
+
+    def _statements(self, templates: tuple[str, ...]) -> Iterator[tuple[psycopg.Connection, str]]:
+        with self.database.connect(
+            options=f"-c lock_timeout={GIVEN_UP_SECONDS}s", prepare_threshold=None
+        ) as conn:  # fmt: skip
+            chance = random.Random()
+            while not self._over.is_set():
+                yield conn, chance.choice(templates).format(chance.choice(TABLES))
+                if not conn.autocommit or conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                    conn.execute("ROLLBACK")
+                time.sleep(PAUSE_SECONDS)
+
+    def _alter(self) -> None:
+        for conn, text in self._statements(_ALTER):
+            for statement in text.split("; "):
+                with suppress(psycopg.Error):
+                    conn.execute(statement.encode())
+                    self.altered += 1
+
+    def _ask(self) -> None:
+        for conn, statement in self._statements(_ASK):
+            started = time.monotonic()
+            # Gone, renamed, or ended as the victim of a deadlock with DDL.
+            with suppress(psycopg.errors.UndefinedTable, psycopg.errors.DeadlockDetected):
+                with suppress(psycopg.errors.LockNotAvailable):
+                    conn.execute(statement.encode())
+                self.longest = max(self.longest, time.monotonic() - started)
+            self.queries += 1
+
+    def _look(self) -> None:
+        with self.database.connect() as conn:
+            while not self._over.wait(0.01):
+                self.held += conn.execute(_HELD_AND_WAITED_FOR).fetchall()
+
+
+def make_tables(conn: psycopg.Connection) -> None:
+    for table in TABLES:
+        for statement in (_CREATE, _FILL):
+            conn.execute(statement.format(table).encode())

@@ -1,0 +1,137 @@
+"""A storm of DDL over all tables, through copies, verifies and setups: the application hardly waits for us."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pgcdc_assets.checks.verify import verify
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.copies import copy_blocks, read_whole
+from pgcdc_assets.source.pieces import Piece, pieces
+from pgcdc_assets.source.setup import setup, teardown
+from pgcdc_assets.source.shown import shown_tables
+from pgcdc_assets.source.snapshots import exported_snapshot
+from tests.checks import mirrors
+from tests.checks.lakes import Lake, Point
+from tests.fix_postgres import Database
+from tests.source.storm import GIVEN_UP_SECONDS, TABLES, Storm, make_tables
+
+NAMES = [TableName("public", table) for table in TABLES]
+BEARABLE_SECONDS = 1.0
+"""So much longer than without us a query may take."""
+STORMS = 3
+"""A busy machine makes single queries slow; a lock that is kept makes them slow each time."""
+
+
+class Ours:
+    """What we do on a source, over and over. ``done``: how often each came to its end, tables one by one."""
+
+    def __init__(self, database: Database, root: Path, *, replication: bool) -> None:
+        self._lake = Lake(database.conninfo, root)
+        self._replication = replication
+        # A moment in which nobody has written any of many tables is rare in a storm.
+        self._names = NAMES if replication else NAMES[:1]
+        self._settings = Settings(
+            source=database.conninfo, lake=root, slot=f"s_{database.name}", publication="ours",
+            replication_connections=replication,
+        )  # fmt: skip
+        self.done: Counter[str] = Counter()
+
+    def until(self, deadline: float) -> None:
+        while time.monotonic() < deadline:
+            for act in (self._copies, self._verifies, self._sets_up):
+                try:
+                    act()
+                except PgcdcError as error:
+                    self.done[f"{act.__name__}: {type(error).__name__}"] += 1
+
+    def _copies(self) -> None:
+        conninfo = self._lake.conninfo
+        with (
+            exported_snapshot(conninfo, self._names, lock_seconds=5, replication=self._replication) as snapshot,
+            ThreadPoolExecutor(2) as readers,
+        ):
+            shown, outdated = shown_tables(snapshot, self._names, ["p"])
+            with snapshot.reading() as conn:
+                cut = {name: pieces(conn, table, 1 << 19) for name, table in shown.items() if name not in outdated}
+
+            def read(piece: Piece) -> None:
+                list(copy_blocks(conninfo, snapshot.name, piece, 1 << 16))
+
+            for future in [readers.submit(self._told, "copied", read, piece) for of in cut.values() for piece in of]:
+                future.result()
+
+    def _told(self, what: str, read: Callable[[Piece], None], piece: Piece) -> None:
+        try:
+            read_whole(lambda: read(piece))
+            self.done[what] += 1
+        except PgcdcError as error:
+            self.done[f"{what}: {type(error).__name__}"] += 1
+
+    def _verifies(self) -> None:
+        versions = dict.fromkeys(NAMES, 0)
+        report = verify(self._settings, self._lake.catalog(), self._names, lambda lsn: Point(lsn, versions))
+        self.done["compared"] += sum(table.compared for table in report.tables)
+
+    def _sets_up(self) -> None:
+        setup(self._settings, self._lake.conninfo, lock_seconds=5)
+        teardown(self._settings, self._lake.conninfo)
+        self.done["set up"] += 1
+
+
+@contextmanager
+def stormy(database: Database, root: Path) -> Iterator[None]:
+    """Tables, a publication of them, and mirrors without rows, for verify to read against."""
+    lake = Lake(database.conninfo, root)
+    with database.connect() as conn:
+        make_tables(conn)
+        conn.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    schema = mirrors.mirror_schema(id=pa.int32(), v=pa.string(), n=pa.int32())
+    for table in TABLES:
+        lake.write(table, schema, [])
+    yield
+
+
+@pytest.mark.parametrize(
+    ("seconds", "replication"),
+    [
+        (4, True),
+        (4, False),
+        pytest.param(60, True, marks=pytest.mark.long),
+        pytest.param(60, False, marks=pytest.mark.long),
+    ],
+)
+def test_the_application_hardly_waits_for_us(
+    database: Database, tmp_path: Path, seconds: int, replication: bool
+) -> None:
+    told: list[str] = []
+    with stormy(database, tmp_path):
+        for _ in range(STORMS):
+            without, beside = Storm(database), Storm(database)
+            with without.blowing():
+                time.sleep(seconds)
+            ours = Ours(database, tmp_path, replication=replication)
+            with beside.blowing():
+                ours.until(time.monotonic() + seconds)
+            assert beside.held == [], "a lock was waited for with another one in hand"
+            assert beside.longest < GIVEN_UP_SECONDS
+            told.append(
+                f"longest of {beside.queries} queries {beside.longest:.2f} s beside us and {beside.altered} changes,"
+                f" of {without.queries} without us {without.longest:.2f} s; {dict(ours.done)}"
+            )
+            print(told[-1])
+            if beside.longest < without.longest + BEARABLE_SECONDS:
+                break
+        else:
+            raise AssertionError(told)
+    assert ours.done["copied"]
