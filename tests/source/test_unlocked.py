@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
 
@@ -94,6 +96,19 @@ def test_an_open_truncate_holds_nobody_up(database: Database, names: list[str]) 
         assert (read_catalog(conn, who, chosen), read_published(conn, chosen)) == free
         assert read_leaves(conn, [root]) == leaves
         assert conn.execute("SHOW lock_timeout").fetchone() == ("0",)
+
+
+@pytest.mark.since(15, "its view opens the tables")
+def test_a_table_dropped_while_the_view_is_read_fails_nobody(database: Database, names: list[str]) -> None:
+    """PostgreSQL's view fails then: could not open relation with OID."""
+    with database.connect() as conn, database.connect() as other, ThreadPoolExecutor() as threads:
+        other.execute("BEGIN; DROP TABLE gone")
+        reading = threads.submit(read_published, conn, ["chosen"])
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %s"
+        while other.execute(waiting, [conn.info.backend_pid]).fetchone() == (0,):
+            assert not reading.done()
+        other.execute("COMMIT")
+        assert len(reading.result(20)) == 2
 
 
 @pytest.mark.since(15, "row filters")
