@@ -63,6 +63,8 @@ class LogFacts:
     identity: Identity
     start: Lsn
     transform_lsn: Lsn
+    published: Lsn | None = None
+    """The newest consistent point; read before the log's position, so that a point above it is above it indeed."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ read is a problem in words, not an error.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -23,6 +24,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.connection import APPLICATION, connect
@@ -111,11 +113,20 @@ def _with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
     try:
         if not log.exists:
             return facts, []
-        return replace(facts, log=LogFacts(log.identity, log.start, log.position())), []
+        published = _published(layout)
+        return replace(facts, log=LogFacts(log.identity, log.start, log.position(), published)), []
     except PgcdcError as error:
         return facts, [_problem(error, "change log")]
     except (DeltaError, OSError) as error:
         return facts, [_unreadable("change log", error)]
+
+
+def _published(layout: Layout) -> Lsn | None:
+    """None too where the points cannot be read: what reads the tables says so."""
+    with suppress(PgcdcError, DeltaError, OSError):
+        newest = ConsistentPoints(layout).newest()
+        return newest.replay_lsn if newest else None
+    return None
 
 
 def _with_lake(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:

@@ -66,6 +66,8 @@ class Engine:
                 drain_bytes=self._settings.drain_bytes,
                 batch_seconds=self._settings.batch_seconds,
                 replication=self._settings.replication_connections,
+                highest=work.progress.highest,
+                published=work.progress.published,
             )
             stream = Stream(receiver, log, conn)
             self._check_level(work, stream.source_position())

@@ -110,7 +110,8 @@ class Maintenance:
         """
         points = self._work.progress.points
         newest = points.newest()
-        if newest is None:
+        # A point above the log (of an earlier version) waits for the sync that brings the log so far.
+        if newest is None or newest.replay_lsn > self._work.log.position():
             return
         now = {mirror.name: mirror.version for mirror in self._level()}
         if any(now[name] != newest.tables[name] for name in now):

@@ -15,7 +15,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.errors import UnknownTable
+from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.lake.mirrors import Mirror, refusal
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.lake.states import StateRow, TableStates
@@ -101,6 +101,14 @@ class Progress:
         newest = self.points.newest()
         return max([newest.replay_lsn if newest else ZERO, *(entry.replay_lsn for entry in self._tables.values())])
 
+    @property
+    def published(self) -> Lsn:
+        """The newest consistent point, where it lists a table that is followed still; ZERO otherwise."""
+        newest = self.points.newest()
+        if newest is None or not any(entry.table.name in newest.tables for entry in self.followed()):
+            return ZERO
+        return newest.replay_lsn
+
     def request_copy(self, tables: Sequence[TableName]) -> None:
         """Have these copied anew by the next copy."""
         for name in tables:
@@ -166,12 +174,21 @@ class Progress:
         with self._writing:
             self.states.set(table, state, lsn, reason)
 
-    def publish(self, lsn: Lsn) -> bool:
+    def publish(self, lsn: Lsn, transform_lsn: Lsn) -> bool:
         """Publish a consistent point of all tables that stand exactly at ``lsn``; whether it lists every followed one.
+
+        No point stands above ``transform_lsn``, the log's recorded position: LakeError for such a one, before anything
+        is written. The log's position is what a source is compared with, so a point above it could be one that a
+        restored or promoted source never had.
 
         No point is made below the newest: a table whose copy took long catches up behind the others, and
         one that was copied just now stands above them; each is listed once it has met them.
         """
+        if lsn > transform_lsn:
+            raise LakeError(
+                f"would stand at {lsn}, above the change log, which is recorded to {transform_lsn}",
+                thing="consistent point", do="nothing was published: run `pgcdc sync`, and report this",
+            )  # fmt: skip
         versions = {entry.table.name: entry.version for entry in self.followed() if entry.replay_lsn == lsn}
         newest = self.points.newest()
         if not versions or (newest is not None and lsn < newest.replay_lsn):

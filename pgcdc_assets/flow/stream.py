@@ -25,7 +25,7 @@ class Stream:
         self._marks: set[Lsn] = set()
         self._reported = Lsn(0)
         self.complete_to = log.position()
-        """Every transaction with ``commit_lsn`` below this is in the log: its position, or a mark above it."""
+        """The log's recorded position, as far as it is known: every transaction with ``commit_lsn`` below is in it."""
         self.arrived = False
         """The goal set by :meth:`until` is reached; the receiver has ended or is about to."""
         self.stream_aborts = 0
@@ -39,8 +39,8 @@ class Stream:
         self._receiver.until(lsn)
 
     def mark(self, lsn: Lsn) -> None:
-        """Say when the log is complete to here (a known boundary), and go on receiving."""
-        if lsn not in self._marks:
+        """Have the log recorded to here, a known boundary, as soon as it is complete so far; go on receiving."""
+        if lsn > self.complete_to and lsn not in self._marks:
             self._marks.add(lsn)
             self._receiver.mark(lsn)
 

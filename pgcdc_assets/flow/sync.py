@@ -85,6 +85,8 @@ class Sync:
     def run(self) -> SyncReport:
         try:
             self._stream.start()
+            # Points that an earlier version published above the log, and copies that died before it came so far.
+            self._stream.mark(self._work.progress.highest)
             self._watch()
             if self._copies is None:
                 self._aim()
@@ -225,8 +227,7 @@ class Sync:
         goes at least to C.
         """
         copied = max((c.report.consistent_point for c in self._copied), default=ZERO)
-        if copied > self._stream.complete_to:
-            self._stream.mark(copied)
+        self._stream.mark(copied)
         if not self._following:
             self._stream.until(max(self._bounds.until or self._stream.source_position(), copied))
 
@@ -246,7 +247,7 @@ class Sync:
         exact = request.lsn if request is not None else None
         if exact is not None and work.progress.points.has(exact):
             exact = None
-        if exact is not None and complete < exact:
+        if exact is not None:
             self._stream.mark(exact)
         behind = any(entry.replay_lsn < complete for entry in work.progress.followed())
         if exact is None and self._gathering(complete):
@@ -265,7 +266,7 @@ class Sync:
         if exact == upto:
             work.progress.reread_versions()
         if turn.tables or exact == upto or self._unpublished:
-            self._unpublished = not work.progress.publish(upto)
+            self._unpublished = not work.progress.publish(upto, work.log.position())
             self._refused_at = upto if self._unpublished else None
         self._stream.report_apply(work.progress.replay_lsn)
         return moved or bool(turn.tables) or (exact == upto and not self._unpublished)

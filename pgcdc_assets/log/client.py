@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from pgcdc_assets import errors
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied
 from pgcdc_assets.log.process import ReceiverSettings
 from pgcdc_assets.source.drain import LEAST_BYTES
@@ -39,7 +39,7 @@ class Event:
     | started | ``transform_lsn``; the slot is held |
     | batch | end of a batch that is durable and confirmed; the counts are its own |
     | position | ``transform_lsn`` moved over WAL without anything for us |
-    | complete | a mark: all that commits below it is durable in the log |
+    | complete | a mark: the log is recorded to it |
     | arrived | the goal is reached, the log stands at ``lsn``; the process ends |
     """
 
@@ -58,11 +58,12 @@ class ReceiverProcess:
 
     def __init__(
         self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float,
-        drain_bytes: int = LEAST_BYTES, replication: bool = True,
+        drain_bytes: int = LEAST_BYTES, replication: bool = True, highest: Lsn = ZERO, published: Lsn = ZERO,
     ) -> None:  # fmt: skip
         self._settings = ReceiverSettings(
-            conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, replication
-        )
+            conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, replication,
+            highest, published,
+        )  # fmt: skip
         self._child: subprocess.Popen[bytes] | None = None
         self._events: queue.SimpleQueue[Event | PgcdcError | None] = queue.SimpleQueue()
         self._early: list[Event | PgcdcError | None] = []
@@ -96,7 +97,7 @@ class ReceiverProcess:
         self._order(until=int(lsn))
 
     def mark(self, lsn: Lsn) -> None:
-        """Say ``complete`` once all that commits below here is durable, and go on."""
+        """Record the log to here (a known boundary), say ``complete``, and go on."""
         self._order(mark=int(lsn))
 
     def report_apply(self, lsn: Lsn) -> None:

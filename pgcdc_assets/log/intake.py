@@ -55,8 +55,8 @@ class Intake:
 
     def sent(self, wal_end: int) -> None:
         """All that commits below it has been sent."""
-        if wal_end > self._transform_lsn:
-            self._overlapped()
+        if self._overlap is not None and wal_end > self._transform_lsn:
+            self._overlap.newest_passed()
         self.passed(wal_end)
 
     def reached(self, lsn: int) -> None:
@@ -73,7 +73,7 @@ class Intake:
         after = transaction_after(run, before)
         loose = self._control(run)
         first = self._first_new(run, before, loose)
-        self._compare(run, first)
+        self._compare(run, before, first)
         end, arrived = self._first_beyond(run, before, loose)
         end = max(first, end)
         self._pass_begins(run)
@@ -84,16 +84,14 @@ class Intake:
             after = None
         return Taken(taken, whole, after, arrived)
 
-    def _compare(self, run: Run, first: int) -> None:
-        """What is skipped must be what the log holds."""
-        if self._overlap is not None:
-            self._overlap.skipped(run, first)
-            if first < len(run):
-                self._overlapped()
-
-    def _overlapped(self) -> None:
-        if self._overlap is not None:
-            self._overlap.passed()
+    def _compare(self, run: Run, before: OpenTransaction | None, first: int) -> None:
+        """What comes must be what the lake holds; ``first`` is the first frame that is new to the log."""
+        if self._overlap is None:
+            return
+        self._overlap.compare(run, before)
+        if first < len(run):
+            self._overlap.newest_passed()
+        if self.seen >= self._overlap.end:
             self._overlap = None
 
     def _control(self, run: Run) -> dict[int, Lsn]:

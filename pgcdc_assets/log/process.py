@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.catchup import begin
@@ -49,6 +49,10 @@ class ReceiverSettings:
     batch_seconds: float
     drain_bytes: int = LEAST_BYTES
     replication: bool = True
+    highest: Lsn = ZERO
+    """The highest position that the lake holds of any table: no source that stands below is its source."""
+    published: Lsn = ZERO
+    """The newest consistent point of followed tables: the source had nothing published between the log's end and it."""
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -56,7 +60,8 @@ class ReceiverSettings:
     @classmethod
     def from_line(cls, line: bytes) -> ReceiverSettings:
         given = json.loads(line)
-        return cls(**{**given, "publications": tuple(given["publications"])})
+        lsns = {name: Lsn(given[name]) for name in ("highest", "published")}
+        return cls(**{**given, **lsns, "publications": tuple(given["publications"])})
 
 
 class Orders:
@@ -110,14 +115,18 @@ class ReceiverRun:
                 settings.conninfo, replication=settings.replication, application_name=f"{APPLICATION}/receive"
             ) as stream,
         ):
-            source = check_identity(stream, identity, timeline, position)
-            overlap = Overlap.of(log, require_slot(conn, identity.slot).confirmed_flush_lsn)
+            source = check_identity(stream, identity, timeline, position, settings.highest)
+            overlap = Overlap.of(log, require_slot(conn, identity.slot).confirmed_flush_lsn, settings.published)
             asked = Subscription(conn, identity.slot, settings.publications, self._keep_waiting)
-            start_lsn = overlap.start if overlap else None
+            start_lsn = overlap.start if overlap and overlap.start < position else None
             frames, floor = begin(asked, stream, position, start_lsn=start_lsn, least=settings.drain_bytes)
             relations = Relations()
+            writer = BatchWriter(log.path, identity, source.timeline, relations)
+            if source.timeline != timeline:
+                # The fork has been checked. What is copied from now on lies beyond it.
+                writer.advance(position)
             receiver = Receiver(
-                frames, conn, BatchWriter(log.path, identity, source.timeline, relations), relations,
+                frames, conn, writer, relations,
                 publications=settings.publications, floor=floor, overlap=overlap and overlap.above(floor),
                 limits=Limits(settings.batch_bytes, settings.batch_seconds),
                 report=tell, orders=self._obey,

@@ -74,7 +74,7 @@ class Landed:
 
 @dataclass(frozen=True)
 class Complete:
-    """Every transaction that commits below the mark is durable in the log."""
+    """The log is recorded to the mark, or beyond: every transaction that commits below it is durable."""
 
     lsn: Lsn
 
@@ -135,7 +135,11 @@ class Receiver:
             self._arrived = True
 
     def mark(self, lsn: Lsn) -> None:
-        """Report once everything that commits below ``lsn`` is durable, and go on."""
+        """Record the log to ``lsn`` once everything that commits below it has come, report that, and go on.
+
+        ``lsn`` must be a boundary, as a slot's consistent point is: never inside a commit record. A mark above the
+        goal is not reached by this run.
+        """
         self._marks.append(lsn)
 
     def applied(self, lsn: Lsn) -> None:
@@ -218,9 +222,10 @@ class Receiver:
         self._orders(self)
         self._collect(0)
         now = time.monotonic()
-        self._marks_reached()
+        self._reach_marks()
         if self._job is None:
             self._cut_if_due(now)
+        self._tell_marks()
         moved = self._intake.boundary > self._progress.write
         if now - self._status_at > (PROGRESS_SECONDS if moved else STATUS_SECONDS):
             self._send_status()
@@ -295,23 +300,26 @@ class Receiver:
 
     # Ends and marks ---------------------------------------------------------------------------------
 
-    def _marks_reached(self) -> None:
-        due = [lsn for lsn in self._marks if max(self._intake.seen, self._intake.boundary) >= lsn]
-        if not due:
-            return
-        if self._pending.since is not None:
-            self._flush_now = True
-        elif self._job is None:
-            self._marks = [lsn for lsn in self._marks if lsn not in due]
-            for lsn in due:
-                self._report(Complete(lsn))
+    def _reach_marks(self) -> None:
+        """The log may stand at a mark as soon as all that commits below it has come: it is recorded at once."""
+        for mark in self._marks:
+            # What lies past the goal has been left out, though it has been seen.
+            if self._intake.seen >= mark and (self._goal is None or self._goal.allows(mark)):
+                self._intake.reached(mark)
+            self._flush_now |= self._intake.boundary >= mark > self._planned
+
+    def _tell_marks(self) -> None:
+        for mark in [mark for mark in self._marks if mark <= self._progress.flush]:
+            self._marks.remove(mark)
+            self._report(Complete(mark))
 
     def _finish(self) -> None:
         """Make durable what is whole, confirm it, and say where we are."""
+        self._reach_marks()
         self._cut()
         self._let_finish()
         self._writer.drop_spill()
-        self._marks_reached()
+        self._tell_marks()
         self._send_status()
         if self._arrived:
             self._report(Arrived(self._progress.flush))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from pgcdc_assets.core.catalog import Identity
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotActive
 from pgcdc_assets.source.failures import NEW_LAKE
 from pgcdc_assets.source.libpq import LibpqConnection, SystemIdentity
@@ -26,8 +26,13 @@ OPTIONS = {"messages": "true"}
 """Logical messages (``pg_logical_emit_message``) are part of the stream, and of the log."""
 
 
-def check_identity(stream: LibpqConnection, log: Identity, log_timeline: int, transform_lsn: Lsn) -> SystemIdentity:
-    """That the source is the one whose changes the log holds. Raises IdentityMismatch or LogAhead."""
+def check_identity(
+    stream: LibpqConnection, log: Identity, log_timeline: int, transform_lsn: Lsn, highest: Lsn = ZERO
+) -> SystemIdentity:
+    """That the source is the one whose changes log and lake hold. Raises IdentityMismatch or LogAhead.
+
+    ``highest``: the highest position of any table of the lake. A table just copied stands above the log.
+    """
     source = stream.identify()
     thing = "change log"
     if source.system_identifier != log.system_identifier:
@@ -40,32 +45,54 @@ def check_identity(stream: LibpqConnection, log: Identity, log_timeline: int, tr
             f"belongs to database {log.database}, but the source is database {source.database}",
             thing=thing, do="set `source` or `lake` to the matching one, or copy into a new lake",
         )  # fmt: skip
-    _check_timeline(stream, source.timeline, log_timeline, transform_lsn)
-    if transform_lsn > source.flush_lsn:
+    stands = Stands(transform_lsn, highest)
+    _check_timeline(stream, source.timeline, log_timeline, stands)
+    if stands.lsn > source.flush_lsn:
         raise LogAhead(
-            f"ends at {transform_lsn}, ahead of the source's WAL at {source.flush_lsn}: "
-            "the source was restored to an earlier time", thing=thing, do=NEW_LAKE,
+            f"{stands}, ahead of the source's WAL at {source.flush_lsn}: "
+            "the source was restored to an earlier time", thing=stands.thing, do=NEW_LAKE,
         )  # fmt: skip
     return source
 
 
-def _check_timeline(stream: LibpqConnection, now: int, log_timeline: int, transform_lsn: Lsn) -> None:
-    """A promoted standby is followed only if the log ends before the fork: what the log holds beyond it,
+@dataclass(frozen=True)
+class Stands:
+    """How far the lake has followed its source, in words for errors."""
+
+    transform_lsn: Lsn
+    highest: Lsn
+
+    @property
+    def lsn(self) -> Lsn:
+        return max(self.transform_lsn, self.highest)
+
+    @property
+    def thing(self) -> str:
+        return "lake" if self.highest > self.transform_lsn else "change log"
+
+    def __str__(self) -> str:
+        if self.highest > self.transform_lsn:
+            return f"stands at {self.highest} (its change log ends at {self.transform_lsn})"
+        return f"ends at {self.transform_lsn}"
+
+
+def _check_timeline(stream: LibpqConnection, now: int, log_timeline: int, stands: Stands) -> None:
+    """A promoted standby is followed only if log and lake end before the fork: what they hold beyond it,
     the new primary never had, and its own transactions there would be skipped as known."""
     if now == log_timeline:
         return
     if now < log_timeline:
         raise IdentityMismatch(
             f"holds timeline {log_timeline}, but the source is on timeline {now}",
-            thing="change log", lsn=transform_lsn, do="set `source` to the current primary",
+            thing="change log", lsn=stands.transform_lsn, do="set `source` to the current primary",
         )  # fmt: skip
     switches = {switch.timeline: switch.switch_lsn for switch in stream.timeline_history(now)}
     fork = switches.get(log_timeline)
-    if fork is None or transform_lsn > fork:
+    if fork is None or stands.lsn > fork:
         left = f"left it at {fork}" if fork is not None else "does not descend from it"
         raise IdentityMismatch(
-            f"ends at {transform_lsn} on timeline {log_timeline}, but the source, on timeline {now}, {left}",
-            thing="change log", do=NEW_LAKE,
+            f"{stands} on timeline {log_timeline}, but the source, on timeline {now}, {left}",
+            thing=stands.thing, do=NEW_LAKE,
         )  # fmt: skip
 
 

@@ -220,6 +220,13 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         f"stands at {Lsn(AT + 1)}, ahead of the source's WAL at {AT}",
         "teardown --lake",
     ),
+    "point above the log": (
+        {"log": LogFacts(SOURCE, Lsn(1), AT, Lsn(AT + 1))},
+        "error",
+        "newest consistent point",
+        f"stands at {Lsn(AT + 1)}, above the change log at {AT}",
+        "pgcdc sync",
+    ),
     "another system": (
         {"log": LogFacts(replace(SOURCE, system_identifier="9"), Lsn(1), AT)},
         "error",

@@ -13,10 +13,14 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow.progress import Progress
 from pgcdc_assets.lake.mirrors import IDENTITY
 from pgcdc_assets.lake.states import TableStates
 from tests.delta import commit
+
+RECORDED = Lsn(30)
+"""How far the change log is recorded."""
 
 
 def _table(oid: int, name: str) -> Table:
@@ -40,15 +44,15 @@ def _listed(progress: Progress) -> set[str]:
 def test_a_point_lists_only_tables_that_stand_at_it(progress: Progress) -> None:
     assert progress.waiting() == [A, B, C]
     progress.copying([A, B, C], Lsn(10))
-    assert not progress.publish(Lsn(10))
+    assert not progress.publish(Lsn(10), RECORDED)
     progress.copied(A, Lsn(10), 1)
     progress.copied(B, Lsn(10), 1)
     progress.moved(A.name, Lsn(20), 2)
-    assert not progress.publish(Lsn(20))
+    assert not progress.publish(Lsn(20), RECORDED)
     # B stands below the point, C is still being copied.
     assert _listed(progress) == {"a"}
     progress.moved(B.name, Lsn(20))
-    assert progress.publish(Lsn(20))
+    assert progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a", "b"}
     assert progress[C.name].state is TableState.COPYING
 
@@ -57,14 +61,14 @@ def test_a_table_that_is_set_aside_is_listed_no_more(progress: Progress) -> None
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 1)
-    assert progress.publish(Lsn(10))
+    assert progress.publish(Lsn(10), RECORDED)
     progress.put_aside(B.name, Lsn(15), "why not")
     for table in (A, C):
         progress.moved(table.name, Lsn(20))
-    assert progress.publish(Lsn(20))
+    assert progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a", "c"}
     progress.request_copy([C.name])
-    assert progress.publish(Lsn(20))
+    assert progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a"}
 
 
@@ -73,13 +77,13 @@ def test_a_point_never_falls_for_a_late_copy(progress: Progress) -> None:
     for table in (A, B):
         progress.copied(table, Lsn(10), 1)
         progress.moved(table.name, Lsn(30))
-    assert progress.publish(Lsn(30))
+    assert progress.publish(Lsn(30), RECORDED)
     progress.copied(C, Lsn(10), 1)
-    assert not progress.publish(Lsn(10))
-    assert not progress.publish(Lsn(30))
+    assert not progress.publish(Lsn(10), RECORDED)
+    assert not progress.publish(Lsn(30), RECORDED)
     assert _listed(progress) == {"a", "b"}
     progress.moved(C.name, Lsn(30))
-    assert progress.publish(Lsn(30))
+    assert progress.publish(Lsn(30), RECORDED)
     assert _listed(progress) == {"a", "b", "c"}
 
 
@@ -100,3 +104,14 @@ def test_a_table_below_the_logs_start_is_copied_anew(tmp_path: Path, began: int,
     TableStates(layout).set(A, TableState.CATCHING_UP, Lsn(10))
     progress = Progress(layout, Catalog(identity, "p", 180000, (A,)), Lsn(began), Lsn(start))
     assert progress[A.name].state is state
+
+
+def test_no_point_stands_above_the_log(progress: Progress) -> None:
+    progress.copying([A, B, C], Lsn(10))
+    for table in (A, B, C):
+        progress.copied(table, Lsn(10), 1)
+        progress.moved(table.name, Lsn(RECORDED + 1))
+    with pytest.raises(LakeError, match=f"at {Lsn(RECORDED + 1)}, above the change log, .* to {RECORDED}"):
+        progress.publish(Lsn(RECORDED + 1), RECORDED)
+    assert progress.points.newest() is None
+    assert progress.publish(Lsn(RECORDED + 1), Lsn(RECORDED + 1))

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.client import Event, ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.drain import LEAST_BYTES
@@ -75,13 +75,13 @@ class Source:
 
     def receiver(
         self, log: ChangeLog, *, batch_seconds: float = 0.2, batch_bytes: int = 32 << 20, conninfo: str | None = None,
-        drain_bytes: int = LEAST_BYTES,
-    ) -> ReceiverProcess:
+        drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO, published: Lsn = ZERO,
+    ) -> ReceiverProcess:  # fmt: skip
         """Started; killed at the end of the test if it still runs."""
         receiver = ReceiverProcess(
             conninfo or self.database.conninfo, Layout(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
-            replication=self.replication,
+            replication=self.replication, highest=highest, published=published,
         )  # fmt: skip
         self.running.append(receiver)
         receiver.start()

@@ -175,6 +175,7 @@ def test_a_mark_says_that_the_log_is_complete(stream: Stream) -> None:
     receiver.mark(later)
     stream.source.run("INSERT INTO foreign_table VALUES (1, 'moves the WAL')")
     assert until_event(receiver, "complete")[-1].lsn == later
+    assert stream.log.position() >= later
     receiver.stop()
     eventually(lambda: not receiver.alive)
 

@@ -9,7 +9,7 @@ import pytest
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import (
     IdentityMismatch,
@@ -28,8 +28,8 @@ from tests.log.conftest import PUBLICATION, Source, content, eventually, until_e
 from tests.servers import new_server
 
 
-def _refused(source: Source, log: ChangeLog, kind: type[PgcdcError]) -> PgcdcError:
-    receiver = source.receiver(log)
+def _refused(source: Source, log: ChangeLog, kind: type[PgcdcError], *, highest: Lsn = ZERO) -> PgcdcError:
+    receiver = source.receiver(log, highest=highest)
     with pytest.raises(kind) as caught:
         until_event(receiver, "started")
     receiver.join(5)
@@ -57,6 +57,8 @@ def test_log_ahead_of_the_source(source: Source) -> None:
     ahead = Lsn(source.lsn() + (1 << 30))
     error = _refused(source, _log_at(source, "ahead", log.identity, ahead), LogAhead)
     assert str(ahead) in str(error)
+    error = _refused(source, log, LogAhead, highest=ahead)
+    assert f"stands at {ahead} (its change log ends at {log.position()})" in str(error)
     assert source.confirmed(log) == log.position()
 
 
@@ -136,10 +138,12 @@ def _owner(path: Path) -> tuple[int, int]:
     return status.st_uid, status.st_gid
 
 
-@pytest.mark.parametrize("beyond_fork", [False, True])
+@pytest.mark.parametrize("beyond_fork", ["nothing", "log", "lake"])
 def test_a_promoted_standby_is_followed_only_before_the_fork(
-    source: Source, database: Database, beyond_fork: bool
+    source: Source, database: Database, beyond_fork: str
 ) -> None:
+    """A lake that stands beyond the fork is refused even where its log ends before it."""
+    stands = ZERO
     server = new_server(source.folder / "primary", database.server.version)
     with server:
         with Database(server, "postgres").connect() as conn:
@@ -149,19 +153,24 @@ def test_a_promoted_standby_is_followed_only_before_the_fork(
             own.receive(log, own.run("INSERT INTO a VALUES (1, 'x')"))
         server.stop()
         copy = _promoted_copy(source, server)
-        if beyond_fork:
+        if beyond_fork != "nothing":
             server.start(survive=False)
             with Database(server, "postgres").connect() as conn:
                 own = Source(Database(server, "postgres"), conn, source.folder / "lake")
-                own.receive(log, own.run("INSERT INTO a SELECT g, 'lost' FROM generate_series(2, 2000) g"))
+                if beyond_fork == "log":
+                    own.receive(log, own.run("INSERT INTO a SELECT g, 'lost' FROM generate_series(2, 2000) g"))
+                else:
+                    stands = own.run("CREATE TABLE foreign_table AS SELECT g FROM generate_series(1, 2000) g")
             server.stop()
     with copy, Database(copy, "postgres").connect() as conn:
         conn.execute("SELECT pg_promote(true, 60)")
         new = Source(Database(copy, "postgres"), conn, source.folder / "lake")
         end = new.run("INSERT INTO a SELECT g, 'new' FROM generate_series(10000, 15000) g")
-        if beyond_fork:
-            error = _refused(new, log, IdentityMismatch)
+        if beyond_fork != "nothing":
+            assert end > stands
+            error = _refused(new, log, IdentityMismatch, highest=stands)
             assert "timeline 2" in str(error)
+            assert str(max(stands, log.position())) in str(error)
         else:
             new.receive(log, end)
             assert log.timeline == 2

@@ -1,0 +1,89 @@
+"""A source set back to an earlier time, which has gone on since past all that the lake knows of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import LogAhead
+from pgcdc_assets.flow import hold
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.log.table import ChangeLog
+from tests.fix_postgres import TEST_SETTINGS, Database, fresh_database
+from tests.flow.test_sync import Rig, rig
+from tests.servers import new_server
+
+__all__ = ["rig"]
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def server(pg_version: int, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """One that may be stopped, under the name of the others' server: the rig's database is made there."""
+    with new_server(tmp_path / "server", pg_version, settings=TEST_SETTINGS) as server:
+        yield server
+
+
+def foreign(server: EmbeddedServer, *, beyond: Lsn | None = None) -> None:
+    """WAL of another database."""
+    with fresh_database(server) as other, other.connect() as conn:
+        conn.execute("CREATE TABLE foreign_table (v text)")
+        while True:
+            conn.execute("INSERT INTO foreign_table SELECT repeat('x', 100) FROM generate_series(1, 5000)")
+            row = conn.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+            assert row is not None
+            if beyond is None or Lsn.parse(row[0]) > beyond:
+                return
+
+
+def put(folder: Path, into: Path) -> None:
+    owner = folder.stat()
+    shutil.copytree(folder, into)
+    for path in (into, *into.rglob("*")):
+        shutil.chown(path, owner.st_uid, owner.st_gid)
+
+
+def test_a_source_restored_between_the_log_and_a_point(
+    rig: Rig, server: EmbeddedServer, database: Database, tmp_path: Path
+) -> None:
+    """Nothing was published on the source between the backup and the point that ``verify`` had made. So nothing but
+    positions tells that what the restored source writes there are other transactions."""
+    rig.setup()
+    rig.sync()
+    rig.conn.execute("UPDATE t SET v = 'before' WHERE id < 10")
+    rig.sync()
+    foreign(server)
+    rig.conn.close()
+    server.stop()
+    backup = tmp_path / "backup"
+    put(server.data, backup)
+    server.start(survive=False)
+    points, log = ConsistentPoints(rig.settings.layout), ChangeLog(rig.settings.layout)
+    with hold.placed(rig.settings.layout) as request, database.connect() as conn:
+        rig.conn = conn
+        foreign(server)
+        at = rig.flush()
+        request.at(at)
+        foreign(server)
+        rig.sync(until=at)
+    assert points.has(at)
+    assert log.position() >= at
+    server.stop()
+    shutil.rmtree(server.data)
+    put(backup, server.data)
+    server.start(survive=False)
+    with database.connect() as conn:
+        rig.conn = conn
+        assert rig.flush() < at
+        for number in range(3):
+            conn.execute("INSERT INTO t VALUES (%s, 'other than those that were lost', NULL)", [1000 + number])
+        foreign(server, beyond=at)
+        conn.execute("INSERT INTO t VALUES (2000, 'past the point', NULL)")
+        with pytest.raises(LogAhead, match=f"stands at {at}.*restored.*at LSN.*teardown --lake"):
+            rig.sync()

@@ -1,0 +1,60 @@
+"""Marks: boundaries at which the log is recorded before anybody publishes a point there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.log.conftest import SECONDS, Source, content, rows, until_event
+
+FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g"
+
+
+@pytest.mark.parametrize("replication", [True, False], ids=["stream", "polling"])
+@pytest.mark.parametrize("goal", [True, False], ids=["goal", "no goal"])
+def test_the_log_stands_at_a_mark_that_keepalives_pass_by(source: Source, replication: bool, goal: bool) -> None:
+    """As at the LSN of a snapshot: nothing published lies around it, and the server is far beyond it already."""
+    source.replication = replication
+    log, before = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
+    mark = source.run(FOREIGN)
+    source.run(FOREIGN)
+    receiver = source.receiver(log)
+    receiver.mark(mark)
+    if goal:
+        receiver.until(mark)
+    until_event(receiver, "complete")
+    # A point may be published now.
+    assert log.position() >= mark > before
+    if goal:
+        receiver.join(SECONDS)
+        assert log.position() == mark == source.confirmed(log)
+    receiver.stop()
+    source.receive(log, source.run("INSERT INTO a VALUES (2, 'y')"))
+    assert len(rows(log, "kind = 'I'")) == 2
+
+
+def test_a_mark_past_the_goal_is_not_reached(source: Source) -> None:
+    """Transactions between the two have been seen, and left to the next run."""
+    log, goal = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
+    mark = source.run("INSERT INTO a VALUES (2, 'between')")
+    end = source.run("INSERT INTO a VALUES (3, 'beyond')")
+    receiver = source.receiver(log)
+    receiver.mark(mark)
+    receiver.until(goal)
+    events = until_event(receiver, "arrived")
+    receiver.join(SECONDS)
+    assert not [event for event in events if event.name == "complete"]
+    assert all(event.lsn <= goal for event in events)
+    assert log.position() <= goal
+    assert len(content(log)) == 2
+    source.receive(log, end)
+    assert len(content(log)) == 6
+
+
+def test_a_mark_inside_of_an_open_batch_closes_it(source: Source) -> None:
+    log, mark = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
+    source.run("INSERT INTO a VALUES (2, 'y')")
+    receiver = source.receiver(log, batch_seconds=3600)
+    receiver.mark(mark)
+    until_event(receiver, "complete")
+    assert log.position() >= mark
+    receiver.stop()
