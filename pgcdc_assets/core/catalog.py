@@ -61,6 +61,8 @@ class Leaf:
     """pg_class.reltoastrelid, as of :attr:`Table.toast`."""
     attached: str = ""
     """``parent:xmin`` of its row in pg_inherits and of those above it: ATTACH PARTITION writes a new one."""
+    unlogged: bool = False
+    """PostgreSQL lets a partition be UNLOGGED, though its root is published: its changes are not in the stream."""
 
 
 @dataclass(frozen=True)

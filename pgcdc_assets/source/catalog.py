@@ -23,7 +23,7 @@ from pgcdc_assets.source.typeparts import TypeParts
 _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
        pg_catalog.pg_relation_filenode(c.oid), c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
-       CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid)::oid END
+       CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid)::oid END, c.relpersistence = 'u'
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY(%s)
 """
@@ -78,6 +78,7 @@ class Relation:
     pages: int
     rows: int
     root: int | None
+    unlogged: bool
     columns: tuple[Column, ...]
     identity: RowIdentity
     column_rows: str
@@ -111,10 +112,10 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
         indexes[oid].append(Index(tuple(names), primary, identity, usable))
     return {
         oid: Relation(
-            oid, TableName(schema, name), kind, replident, filenode or 0, toast, pages, rows, root,
+            oid, TableName(schema, name), kind, replident, filenode or 0, toast, pages, rows, root, unlogged,
             tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]), " ".join(marks[oid]),
         )
-        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root in heads
+        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root, unlogged in heads
     }  # fmt: skip
 
 
@@ -136,7 +137,7 @@ def read_tables(
         relations = read_relations(conn, published)
         roots = {relation.root for relation in relations.values() if relation.root and not relation.partitioned}
         via_root = {oid for oid, relation in relations.items() if relation.partitioned}
-        leaves = read_leaves(conn, via_root)
+        leaves = read_leaves(conn, via_root | roots)
         more = (roots | {leaf for group in leaves.values() for leaf in group}) - relations.keys()
         relations |= read_relations(conn, more)
         rows = PublicationRows.read(conn, publications)
@@ -233,7 +234,9 @@ class _Assembly:
     def root(self, relation: Relation, senders: Sequence[Relation]) -> Table:
         """A partitioned table whose leaves are published as themselves."""
         identities = [sender.identity for sender in senders]
-        return self._table(relation, senders[0].oid, identities, senders)
+        others = (self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations)
+        unlogged = [leaf for leaf in others if leaf.unlogged and leaf.oid not in self.published]
+        return self._table(relation, senders[0].oid, identities, [*senders, *unlogged])
 
     def leaf(self, relation: Relation) -> Table:
         """A leaf by itself, with its root's key by name."""
@@ -283,7 +286,7 @@ class _Assembly:
         )
 
     def _leaf(self, leaf: Relation) -> Leaf:
-        return Leaf(leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""))
+        return Leaf(leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged)
 
     def _rows(self, relation: Relation, storage: Sequence[Relation]) -> tuple[str, str]:
         """The marks ``publication_rows`` and ``schema_rows``."""

@@ -108,6 +108,9 @@ def test_what_the_stream_carries_is_no_change(watched: Watched, harmless: str) -
         ("ALTER PUBLICATION p DROP TABLE r; ALTER PUBLICATION p ADD TABLE r", [("r", Kind.REPUBLISHED, Action.COPY)]),
         ("CREATE TABLE r3 PARTITION OF r FOR VALUES IN (3)", [("r", Kind.PARTITIONS, Action.COPY)]),
         ("ALTER TABLE r DETACH PARTITION r1", [("r", Kind.PARTITIONS, Action.COPY)]),
+        ("ALTER TABLE r1 SET UNLOGGED", [("r", Kind.PARTITIONS, Action.SET_ASIDE)]),
+        ("CREATE UNLOGGED TABLE r3 PARTITION OF r FOR VALUES IN (3)",
+         [("r", Kind.PARTITIONS, Action.COPY), ("r", Kind.PARTITIONS, Action.SET_ASIDE)]),
         ("DROP TABLE r1; CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)",
          [("r", Kind.PARTITIONS, Action.COPY), ("r", Kind.PARTITIONS, Action.COPY)]),
         ("ALTER TABLE r DETACH PARTITION r1; ALTER TABLE r ATTACH PARTITION r1 FOR VALUES IN (1)",
@@ -245,6 +248,21 @@ def test_unlogged_and_logged_again(database: Database, publication: str) -> None
         user.execute("ALTER TABLE t SET UNLOGGED; INSERT INTO t VALUES (1); ALTER TABLE t SET LOGGED")
         (change,) = changes(before, read_tables(conn, ["p"]))
         assert (change.kind, change.action) == (Kind.REWRITTEN, Action.COPY)
+
+
+@pytest.mark.parametrize("via_root", ["false", "true"])
+def test_an_unlogged_partition_that_no_publication_lists(database: Database, via_root: str) -> None:
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY LIST (id)")
+        user.execute("CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")
+        user.execute(f"CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = {via_root})".encode())
+        before = read_tables(conn, ["p"])
+        user.execute("CREATE UNLOGGED TABLE r2 PARTITION OF r FOR VALUES IN (2)")
+        now = read_tables(conn, ["p"])
+        assert {change.action for change in changes(before, now)} == {Action.COPY, Action.SET_ASIDE}
+        (change,) = changes(now, read_tables(conn, ["p"]))
+        assert change.action is Action.SET_ASIDE, "copied anew or not, it cannot be followed"
+        assert "UNLOGGED" in change.what
 
 
 @pytest.mark.since(15, "publications of schemas")
