@@ -16,13 +16,16 @@ LOOK_SECONDS = 0.2
 """How often it is looked who waits. A fifth of a second is what an application behind the waiting one loses by it."""
 _CONNECT_SECONDS = 3
 
-# Those who wait for our snapshot, as CREATE INDEX CONCURRENTLY does, wait for a virtual transaction, not a relation.
-_IN_THE_WAY = """
-SELECT a.pid FROM pg_catalog.pg_stat_activity a
-WHERE a.application_name = %s AND a.datname = current_database() AND a.usename = current_user AND a.pid IN (
-  SELECT unnest(pg_catalog.pg_blocking_pids(w.pid))
-  FROM (SELECT DISTINCT l.pid FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.database
-        WHERE NOT l.granted AND l.locktype = 'relation' AND d.datname = current_database()) w)
+# ACCESS SHARE is in the way of ACCESS EXCLUSIVE alone. Not by pg_blocking_pids, which stops the lock manager for a
+# moment, and knows nothing of a standby's replay. Those who were asked before are terminated.
+_INTERRUPT = """
+SELECT a.pid, CASE WHEN a.pid = ANY(%(asked)s::int[]) THEN pg_catalog.pg_terminate_backend(a.pid)
+                   ELSE pg_catalog.pg_cancel_backend(a.pid) END
+FROM pg_catalog.pg_stat_activity a
+WHERE a.application_name = %(reading)s AND a.datname = current_database() AND a.usename = session_user AND a.pid IN (
+  SELECT held.pid FROM pg_catalog.pg_locks held
+  JOIN pg_catalog.pg_locks wanted ON wanted.database = held.database AND wanted.relation = held.relation
+  WHERE held.granted AND NOT wanted.granted AND wanted.mode = 'AccessExclusiveLock')
 """
 
 
@@ -57,8 +60,4 @@ def interrupt(conn: SourceConnection, asked: set[int]) -> set[int]:
 
     Those who were ``asked`` before are terminated: a backend that waits for us to read its rows heeds nothing else.
     """
-    found = {pid for (pid,) in conn.execute(_IN_THE_WAY, [READING])}
-    for pid in found:
-        end = "pg_terminate_backend" if pid in asked else "pg_cancel_backend"
-        conn.execute(f"SELECT pg_catalog.{end}(%s)".encode(), [pid])
-    return found
+    return {pid for pid, _ in conn.execute(_INTERRUPT, {"asked": sorted(asked), "reading": READING})}

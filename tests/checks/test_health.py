@@ -313,6 +313,13 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "set aside at 0/FF: column a was renamed",
         "pgcdc snapshot public.orders",
     ),
+    "not copied": (
+        _table(TableState.WAITING, reason="cannot be read, for it is locked by pid 7"),
+        "warning",
+        "table public.orders",
+        "could not be copied: cannot be read, for it is locked by pid 7",
+        "the next sync",
+    ),
     "lag": (
         {**_table(TableState.STREAMING, AT - 2 * GIB), "log": LogFacts(SOURCE, Lsn(1), AT)},
         "warning",
