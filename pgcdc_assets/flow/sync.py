@@ -228,6 +228,10 @@ class Sync:
         """
         copied = max((c.report.consistent_point for c in self._copied), default=ZERO)
         self._stream.mark(copied)
+        request = hold.current(self._work.layout)
+        if request is not None and request.lsn is not None:
+            # Before the goal, which may be the same: the receiver ends once it has reached that.
+            self._stream.mark(request.lsn)
         if not self._following:
             self._stream.until(max(self._bounds.until or self._stream.source_position(), copied))
 

@@ -172,6 +172,11 @@ def test_a_promoted_standby_is_followed_only_before_the_fork(
             assert "timeline 2" in str(error)
             assert str(max(stands, log.position())) in str(error)
         else:
+            # Before the first frame: what is copied meanwhile stands beyond the fork, and above the log.
+            receiver = new.receiver(log)
+            until_event(receiver, "started")
+            assert log.timeline == 2
+            receiver.stop()
             new.receive(log, end)
             assert log.timeline == 2
             assert [batch.timeline for batch in log.batches(log.start)] == [1, 2]
