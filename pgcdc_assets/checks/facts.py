@@ -52,6 +52,14 @@ class SourceFacts:
     """The oldest transaction of the whole cluster, open or prepared: it keeps ``restart_lsn`` back."""
     publications: Mapping[str, Publication | None] = field(default_factory=dict)
     """By the names we read; None: it does not exist."""
+    mirrored: frozenset[TableName] = frozenset()
+    """Published tables, by the names that their mirrors have: roots, not leaves."""
+    meant: frozenset[TableName] = frozenset()
+    """Tables that exist and that the setting ``tables`` means."""
+    ours: bool = False
+    """Whether setup made the publication, and keeps its tables as the settings say."""
+    followable: frozenset[TableName] = frozenset()
+    """Of the tables whose updates are not seen: those that have a usable replica identity by now."""
     without_identity: frozenset[TableName] = frozenset()
     """Published tables whose updates and deletes fail on the source, for want of a replica identity."""
 
@@ -91,6 +99,8 @@ class Facts:
     log: LogFacts | None = None
     catalog: Catalog | None = None
     tables: Sequence[TableFacts] = ()
+    left: Mapping[TableName, Lsn] = field(default_factory=dict)
+    """Mirrors of tables that the saved catalog does not have: where each stands."""
 
 
 def span(of: timedelta) -> str:

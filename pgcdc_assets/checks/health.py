@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Literal
 
 from pgcdc_assets.checks.facts import Facts, Publication, SourceFacts, span
-from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.source.connection import APPLICATION
@@ -47,7 +47,8 @@ class Problem:
 
 def problems(facts: Facts) -> list[Problem]:
     """Every rule's findings, errors first."""
-    rules = (_setup, _slot, _slot_use, _wal_held, _positions, _source, _publications, _identities, _tables)
+    rules = (_setup, _slot, _slot_use, _wal_held, _positions, _source, _publications, _unpublished, _left,
+             _identities, _tables)  # fmt: skip
     found = list(chain.from_iterable(rule(facts) for rule in rules))
     return sorted(found, key=lambda problem: problem.severity != "error")
 
@@ -223,11 +224,51 @@ def _publications(facts: Facts) -> Iterator[Problem]:
         names = ", ".join(publication.name for publication in present)
         yield _error(f"publication {names}", "lists no table: changes are lost meanwhile", "run `pgcdc setup`")
     elif present:
-        yield from _missing(catalog, published, present)
+        # Those that are not published at all are told of by _unpublished, if the settings mean them.
+        told = source.meant - source.mirrored
+        yield from _missing([table for table in catalog.tables if table.name not in told], published, present)
 
 
-def _missing(catalog: Catalog, published: frozenset[TableName], present: Sequence[Publication]) -> Iterator[Problem]:
-    for table in catalog.tables:
+def _unpublished(facts: Facts) -> Iterator[Problem]:
+    """Tables that the settings mean and that exist, by what the source publishes now, whatever was saved before."""
+    source = facts.source
+    if source is None or facts.catalog is None or not source.mirrored:
+        return
+    stand = {table.name: table.replay_lsn for table in facts.tables if table.replay_lsn is not None} | dict(facts.left)
+    add = "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew"
+    if not source.ours:
+        add = "add it to the publication, or take it out of the setting `tables`; then run `pgcdc sync`"
+    for name in sorted(source.meant - source.mirrored):
+        if name in stand or facts.catalog.table(name) is not None:
+            where = f", and its mirror stands at {stand[name]}" if name in stand else ""
+            yield _error(
+                f"table {name}", "is not published any more, or is another one under the same name: its changes are "
+                f"lost meanwhile{where}", add,
+            )  # fmt: skip
+        elif source.ours:
+            yield _warning(
+                f"table {name}", "is meant by the setting `tables`, but is not published",
+                "run `pgcdc setup`, or exclude it there",
+            )  # fmt: skip
+
+
+def _left(facts: Facts) -> Iterator[Problem]:
+    """Mirrors that stand still, which a reader cannot see by looking at them."""
+    source = facts.source
+    if source is None:
+        return
+    for name, lsn in sorted(facts.left.items()):
+        if name not in source.meant | source.mirrored:
+            yield _warning(
+                f"mirror {name}", f"stands at {lsn} and is not kept any more: its table was dropped or renamed, or is "
+                "not meant by the setting `tables`", "remove its folder from the lake if nobody reads it",
+            )  # fmt: skip
+
+
+def _missing(
+    tables: Sequence[Table], published: frozenset[TableName], present: Sequence[Publication]
+) -> Iterator[Problem]:
+    for table in tables:
         carried = {table.name, *(leaf.name for leaf in table.leaves)} if table.partitioned else {table.name}
         storage = {leaf.name for leaf in table.leaves} if table.partitioned else {table.name}
         if table.name not in published and storage - published:
@@ -263,7 +304,12 @@ def _identities(facts: Facts) -> Iterator[Problem]:
                 "give it a primary key or REPLICA IDENTITY FULL, or take it out of the publication",
             )  # fmt: skip
     for table in facts.tables:
-        if not table.updates_seen:
+        if not table.updates_seen and facts.source is not None and table.name in facts.source.followable:
+            yield _warning(
+                f"table {table.name}", "has a usable replica identity now, but is published for inserts only: updates "
+                "and deletes are not seen", "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
+            )  # fmt: skip
+        elif not table.updates_seen:
             yield _warning(
                 f"table {table.name}", "has no usable replica identity: updates and deletes are not seen",
                 f"give it a primary key, or ALTER TABLE {table.name} REPLICA IDENTITY FULL; then run `pgcdc setup`",

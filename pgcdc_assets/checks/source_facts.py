@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from pgcdc_assets.checks.facts import Backend, Publication, SourceFacts
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog import read_leaves, read_relations
 from pgcdc_assets.source.connection import SourceConnection
 from pgcdc_assets.source.holders import transactions
 from pgcdc_assets.source.positions import flush_lsn
+from pgcdc_assets.source.publications import made_by_us, read_publication
 from pgcdc_assets.source.published import read_published
 from pgcdc_assets.source.slots import SlotStatus, identity
+from pgcdc_assets.source.wanted import meant_tables, wanted_tables
 
 # In the units that pg_settings names: they differ between versions.
 _SETTINGS = "SELECT name::text, setting, coalesce(unit, '') FROM pg_catalog.pg_settings WHERE name = ANY(%s)"
@@ -25,6 +28,17 @@ _HOLDER = "SELECT pid, application_name::text FROM pg_catalog.pg_stat_activity W
 _PUBLICATIONS = """
 SELECT pubname::text, pubinsert, pubupdate, pubdelete, pubtruncate
 FROM pg_catalog.pg_publication WHERE pubname = ANY(%s)
+"""
+# A partition goes into its root's mirror; one that has partitions and is published via itself has a mirror.
+_MIRRORED = """
+SELECT DISTINCT n.nspname::text, c.relname::text
+FROM pg_catalog.pg_publication_tables t
+JOIN pg_catalog.pg_namespace pn ON pn.nspname = t.schemaname
+JOIN pg_catalog.pg_class p ON p.relnamespace = pn.oid AND p.relname = t.tablename
+JOIN pg_catalog.pg_class c ON c.oid = CASE WHEN p.relispartition AND p.relkind <> 'p'
+  THEN pg_catalog.pg_partition_root(p.oid)::oid ELSE p.oid END
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE t.pubname = ANY(%s)
 """
 
 
@@ -60,6 +74,21 @@ def read_source(conn: SourceConnection, slot: str, status: SlotStatus | None, na
         oldest=next(iter(transactions(conn)), None),
         publications={name: published.get(name) for name in names},
         without_identity=_without_identity(conn, names),
+    )
+
+
+def with_settings(conn: SourceConnection, facts: SourceFacts, settings: Settings, *, limited: bool) -> SourceFacts:
+    """What the settings mean, beside what is published. ``limited``: of some table only inserts are."""
+    publication = read_publication(conn, settings.publication)
+    ours = publication is not None and made_by_us(publication, settings.slot)
+    wanted = wanted_tables(conn, settings.tables) if limited and ours else []
+    rows = conn.execute(_MIRRORED, [list(facts.publications)]).fetchall()
+    return replace(
+        facts,
+        mirrored=frozenset(TableName(schema, name) for schema, name in rows),
+        meant=frozenset(meant_tables(conn, settings.tables)),
+        ours=ours,
+        followable=frozenset(item.table for item in wanted if item.follows_updates),
     )
 
 

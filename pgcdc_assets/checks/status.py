@@ -17,8 +17,8 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.checks.facts import Facts, LogFacts, TableFacts
 from pgcdc_assets.checks.health import Problem, problems
-from pgcdc_assets.checks.source_facts import read_source
-from pgcdc_assets.checks.table_facts import read_tables
+from pgcdc_assets.checks.source_facts import read_source, with_settings
+from pgcdc_assets.checks.table_facts import read_left, read_tables
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
@@ -103,7 +103,9 @@ def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
     with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
         slot = slot_status(conn, settings.slot)
         facts, _ = _with_log(replace(facts, slot=slot), settings.layout)
-        return replace(facts, source=read_source(conn, settings.slot, slot, names))
+        limited = facts.catalog is not None and not all(table.updates_seen for table in facts.catalog.tables)
+        source = read_source(conn, settings.slot, slot, names)
+        return replace(facts, source=with_settings(conn, source, settings, limited=limited))
 
 
 def _with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
@@ -134,7 +136,8 @@ def _with_lake(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
     if facts.catalog is None:
         return facts, unread
     try:
-        return replace(facts, tables=tuple(read_tables(layout, facts.catalog))), unread
+        tables = tuple(read_tables(layout, facts.catalog))
+        return replace(facts, tables=tables, left=read_left(layout, facts.catalog)), unread
     except PgcdcError as error:
         return facts, [*unread, _problem(error, "lake")]
     except (DeltaError, OSError) as error:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pgcdc_assets.checks.facts import TableFacts
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.lake.points import ConsistentPoints, Point
@@ -31,6 +33,14 @@ def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
             yield TableFacts(table.name, TableState.STREAMING, newest.replay_lsn, updates_seen=table.updates_seen)
         else:
             yield _behind(Mirror(layout, catalog.identity, table.name), table, row, points)
+
+
+def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, Lsn]:
+    """Mirrors that nothing follows any more: their tables were dropped, renamed or taken out of the publication."""
+    known = {table.name for table in catalog.tables}
+    left = {name: Mirror(layout, catalog.identity, name) for name in TableStates(layout).all() if name not in known}
+    stand = {name: mirror.replay_lsn or mirror.snapshot_lsn for name, mirror in left.items()}
+    return {name: lsn for name, lsn in stand.items() if lsn is not None}
 
 
 def _readable(row: StateRow, newest: Point) -> bool:

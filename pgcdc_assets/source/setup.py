@@ -28,6 +28,7 @@ from pgcdc_assets.source.patterns import TablePatterns
 from pgcdc_assets.source.publications import Publication, inserts_name, made_by_us, read_publication, write_ours
 from pgcdc_assets.source.published import read_published
 from pgcdc_assets.source.session import open_source
+from pgcdc_assets.source.silent import trace_findings
 from pgcdc_assets.source.slots import check_slot, identity, slot_status
 from pgcdc_assets.source.wanted import Wanted, wanted_tables
 
@@ -60,6 +61,7 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings) -> list[Find
             conn, _with_storage(conn, tables), own_publication=own, replication=settings.replication_connections
         ),
         *content,
+        *trace_findings(conn, _with_storage(conn, tables), own_publication=own),
         *not_replicated(conn),
     ]
     if own and not wanted:

@@ -41,15 +41,22 @@ class Wanted:
         return self.reason is None
 
 
+def meant_tables(
+    conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None
+) -> dict[TableName, int]:
+    """Oids of the tables that exist and that the patterns mean, whether they are published or not."""
+    chosen = TablePatterns.parse(patterns)
+    found = conn.execute(_USER_TABLES, {"only": only})
+    names = [(oid, TableName(schema, name), owned) for oid, schema, name, owned in found]
+    return {name: oid for oid, name, owned in names if (chosen.names(name) if owned else chosen.match(name))}
+
+
 def wanted_tables(conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None) -> list[Wanted]:
     """All tables that the patterns mean, by name, each with what a publication of ours should list for it.
 
     ``only``: the table of this oid.
     """
-    chosen = TablePatterns.parse(patterns)
-    found = conn.execute(_USER_TABLES, {"only": only})
-    names = [(oid, TableName(schema, name), owned) for oid, schema, name, owned in found]
-    oids = [oid for oid, name, owned in names if (chosen.names(name) if owned else chosen.match(name))]
+    oids = list(meant_tables(conn, patterns, only).values())
     relations = read_relations(conn, oids)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])
     storage = read_relations(conn, [leaf for group in leaves.values() for leaf in group])

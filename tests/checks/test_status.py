@@ -8,21 +8,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from psycopg import sql
 
 from pgcdc_assets.checks.facts import TableFacts
 from pgcdc_assets.checks.status import Status, status
-from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.lake.mirrors import IDENTITY, Mirror
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.lake.states import TableStates
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.catalog import read_catalog
 from pgcdc_assets.source.connection import connect
 from pgcdc_assets.source.setup import setup
+from tests.delta import commit
 from tests.fix_postgres import Database
 
 
@@ -189,9 +194,7 @@ def test_an_emptied_publication(project: Project) -> None:
     name = sql.Identifier(project.settings.publication)
     with project.source.connect() as conn:
         conn.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE a").format(name))
-        assert (
-            project.problem("table public.a") == "is not published any more (public.a): its changes are lost meanwhile"
-        )
+        assert "is not published any more" in project.problem("table public.a")
         conn.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE b").format(name))
     both = f"publication {project.settings.publication}, {project.settings.publication}_inserts"
     assert project.problem(both) == "lists no table: changes are lost meanwhile"
@@ -210,6 +213,72 @@ def test_a_table_without_identity_is_told_of(project: Project) -> None:
     project.setup()
     assert project.status().ok
     assert "updates and deletes are not seen" in project.problem("table public.c")
+
+
+def test_a_live_table_whose_mirror_nothing_follows(project: Project) -> None:
+    """Also once a run has saved a catalog without it; until it is followed again."""
+    catalog = project.setup()
+    start = project.log(catalog)
+    for table in catalog.tables:
+        _mirrored(project, table, start)
+    assert project.status().ok
+    with project.source.connect() as conn:
+        # As a deployment swaps tables, and as one that makes them anew does.
+        conn.execute("CREATE TABLE a_new (id int PRIMARY KEY); ALTER TABLE a RENAME TO a_old; "
+                     "ALTER TABLE a_new RENAME TO a; DROP TABLE b; CREATE TABLE b (id int PRIMARY KEY)")  # fmt: skip
+        with connect(project.source.conninfo) as own:
+            read_catalog(own, catalog.identity, catalog.publications).save(CATALOG_FILE)
+        for name in ("a", "b"):
+            found = project.problem(f"table public.{name}")
+            assert "is not published any more, or is another one under the same name" in found
+            assert f"its mirror stands at {start}" in found
+        assert not project.status().ok
+        project.setup()
+        assert not [p for p in project.status().problems if "mirror" in p.what or "not published" in p.what]
+
+        conn.execute("DROP TABLE b; CREATE TABLE c (id int PRIMARY KEY)")
+        with connect(project.source.conninfo) as own:
+            read_catalog(own, catalog.identity, catalog.publications).save(CATALOG_FILE)
+    assert f"stands at {start} and is not kept any more" in project.problem("mirror public.b")
+    assert "is meant by the setting `tables`, but is not published" in project.problem("table public.c")
+    assert project.status().ok
+
+
+def _mirrored(project: Project, table: Table, at: Lsn) -> None:
+    """A mirror without rows that was copied at this LSN."""
+    layout = project.settings.layout
+    path = layout.mirror(table.name)
+    identity = ChangeLog(layout).identity
+    write_deltalake(path, pa.table({"id": pa.array([], pa.int32())}))
+    (first,) = Path(path, "_delta_log").glob("*0.json")
+    # Spark's own property: delta-rs writes none that it does not know.
+    ours = f'"configuration":{{"{IDENTITY}":"{identity.app_id()}"'
+    first.write_text(first.read_text().replace('"configuration":{', ours))
+    mirror = Mirror(layout, identity, table.name)
+    commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: at})
+    TableStates(layout).set(table, TableState.CATCHING_UP, at)
+
+
+def test_a_publication_of_somebody_else_need_not_list_all(project: Project) -> None:
+    with project.source.connect() as conn:
+        conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
+    theirs = replace(project, settings=project.settings.model_copy(update={"publication": "theirs"}))
+    catalog = theirs.setup()
+    assert [table.name for table in catalog.tables] == [A]
+    assert theirs.status().ok
+    assert not [problem for problem in theirs.status().problems if "public.b" in problem.thing]
+
+
+def test_a_key_that_came_asks_for_setup(project: Project) -> None:
+    with project.source.connect() as conn:
+        conn.execute("CREATE TABLE c (x int NOT NULL)")
+        project.setup()
+        conn.execute("ALTER TABLE c ADD PRIMARY KEY (x)")
+    (found,) = [problem for problem in project.status().problems if problem.thing == "table public.c"]
+    assert "has a usable replica identity now" in found.what
+    assert found.do.startswith("run `pgcdc setup`")
+    project.setup()
+    assert not [problem for problem in project.status().problems if problem.thing == "table public.c"]
 
 
 def test_a_slot_of_another_plugin(project: Project) -> None:

@@ -62,6 +62,20 @@ def about(findings: list[Finding], thing: str) -> list[str]:
     return [finding.what for finding in findings if thing in finding.thing]
 
 
+def test_what_changes_without_a_trace_is_told(database: Database, settings: Settings) -> None:
+    with database.connect() as conn:
+        conn.execute("""
+            CREATE TYPE tagged AS (n int, r regclass[]); CREATE TABLE plain (id int PRIMARY KEY);
+            CREATE TABLE named (id int PRIMARY KEY, c regclass, t tagged, o oid);
+            CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY HASH (id);
+            CREATE TABLE parted_1 PARTITION OF parted FOR VALUES WITH (MODULUS 1, REMAINDER 0)""")
+        found = [str(finding) for finding in check_source(conn, settings) if finding.severity == "warning"]
+        (names,) = [text for text in found if "names of objects" in text]
+        assert names.startswith("columns public.named.c, public.named.t: ")
+        (unlogged,) = [text for text in found if "SET UNLOGGED" in text]
+        assert unlogged.startswith("tables public.parted_1: ")
+
+
 def test_makes_publications_then_the_slot_and_twice_is_fine(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
