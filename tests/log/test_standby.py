@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,14 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import IdentityMismatch, SlotMissing, SourceNotReady
 from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.copies import Interrupted, copy_blocks
+from pgcdc_assets.source.pieces import pieces
 from pgcdc_assets.source.replication import ReplicationConnection
 from pgcdc_assets.source.session import SqlConnection
 from pgcdc_assets.source.slots import check_slot, require_slot
 from pgcdc_assets.source.snapshots import exported_snapshot
+from pgcdc_assets.source.waiters import giving_way
 from tests.fix_postgres import TEST_SETTINGS, Database
 from tests.log.conftest import Source, content, eventually, until_event
 from tests.servers import VERSIONS, new_server
@@ -110,6 +115,33 @@ def _synchronise(source: Source, log: ChangeLog, standby: EmbeddedServer) -> Non
             return conn.execute(query, [log.identity.slot]).fetchone() == (True,)
 
         eventually(done)
+
+
+def test_ddl_that_a_standby_replays_does_not_wait_for_a_copy_there(tmp_path: Path) -> None:
+    """It waits for 30 s (max_standby_streaming_delay) where nobody gives way, and the standby's queries behind it."""
+    primary = new_server(tmp_path / "primary", 18, settings=TEST_SETTINGS)
+    with primary, _source(primary, tmp_path / "lake") as source:
+        source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a",
+                   "INSERT INTO a SELECT i, repeat('v', 100) FROM generate_series(1, 100000) AS i",
+                   "SELECT pg_create_physical_replication_slot('standby')")  # fmt: skip
+        source.conn.close()
+        primary.stop()
+        standby = _standby(primary, tmp_path / "standby")
+        primary.start(survive=False)
+        source.conn = source.database.connect()
+        with standby, _source(standby, tmp_path / "lake") as there, giving_way(there.database.conninfo):
+            there.conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            ((name,),) = there.conn.execute("SELECT pg_export_snapshot()").fetchall()
+            with there.database.connect() as conn:
+                (piece,) = pieces(conn, read_tables(conn, ["p"])[0], 1 << 30)
+            reading = copy_blocks(there.database.conninfo, name, piece, 1 << 12)
+            next(reading)
+            started = time.monotonic()
+            source.run("ALTER TABLE a ADD COLUMN more int")
+            eventually(lambda: _replayed(source))
+            assert time.monotonic() - started < 15
+            with pytest.raises(Interrupted):
+                list(reading)
 
 
 def _replayed(source: Source) -> bool:
