@@ -88,13 +88,15 @@ def test_who_wants_the_table_gets_it_while_a_copy_reads(database: Database, read
         reader.start()
         assert reading.wait(20)
         started = time.monotonic()
-        migrating.execute("SET lock_timeout = '10s'")
-        migrating.execute("ALTER TABLE t ADD COLUMN n int")
-        waits.append(time.monotonic() - started)
-        going_on.set()
-        reader.join(60)
+        migrating.execute("SET lock_timeout = '5s'")
+        try:
+            migrating.execute("ALTER TABLE t ADD COLUMN n int")
+        finally:
+            waits.append(time.monotonic() - started)
+            going_on.set()
+            reader.join(60)
         assert counts == [ROWS], "read again from its beginning, and whole"
-    assert waits[0] < 1
+    assert waits[0] < 2, "half a second, and what a busy machine adds"
 
 
 def test_a_storm_does_not_hold_a_copy_up_for_ever(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
