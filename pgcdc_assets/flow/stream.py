@@ -8,11 +8,11 @@ from typing import Any
 
 import psycopg
 
-from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.client import Event, ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.look import Look
 from pgcdc_assets.source.positions import flush_lsn
 
 
@@ -72,9 +72,13 @@ class Stream:
         """The source's flush position now: all that is durable there ends at or before it."""
         return flush_lsn(self._conn)
 
-    def source_tables(self, catalog: Catalog, patterns: Sequence[str]) -> tuple[Table, ...]:
+    def look(self, catalog: Catalog, patterns: Sequence[str]) -> Look:
         """The catalog's tables as the source has them now."""
-        return read_tables(self._conn, catalog.publications, patterns)
+        return Look.now(self._conn, catalog.publications, patterns)
+
+    def stands(self, look: Look) -> bool:
+        """Whether the source's catalog is still as this look saw it."""
+        return look.stands(self._conn)
 
     def stop(self) -> None:
         """End the receiver at a boundary and wait for it."""

@@ -27,6 +27,7 @@ from pgcdc_assets.lake.copy import Failures
 from pgcdc_assets.lake.session import cancel_jobs
 from pgcdc_assets.log.table import BatchSummary
 from pgcdc_assets.settings import CATALOG_FILE
+from pgcdc_assets.source.look import Look
 
 WAIT_SECONDS = 0.2
 """How long the loop sleeps at most when nothing lands; a batch wakes it at once."""
@@ -70,6 +71,8 @@ class Sync:
         self._failure: PgcdcError | None = None
         """Of a copy: raised when the other tables have caught up."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
+        self._seen: Look | None = None
+        """The last whole look at the catalog, which all followed tables have been compared with."""
         self._unpublished = False
         self._refused_at: Lsn | None = None
         """Where the last point could not list every table."""
@@ -131,7 +134,8 @@ class Sync:
 
     def _look(self) -> None:
         work = self._work
-        live = self._stream.source_tables(work.catalog, work.settings.tables)
+        self._seen = self._stream.look(work.catalog, work.settings.tables)
+        live = self._seen.tables
         watch(work, live)
         if live != work.catalog.tables:
             work.catalog = replace(work.catalog, tables=live)
@@ -201,6 +205,9 @@ class Sync:
             self._work.observer.progress("snapshot", self._beside.notes.get())
         while not self._beside.landed.empty():
             copied = self._beside.landed.get()
+            if self._seen is not None and not self._seen.shows(copied.table):
+                # Altered between the last look and its snapshot, or since: no point lists it before another look.
+                self._seen = None
             self._work.progress.copied(copied.table, copied.report.consistent_point, copied.report.version)
             self._work.observer.copied(copied.report)
             self._copied.append(copied)
@@ -270,10 +277,23 @@ class Sync:
         if exact == upto:
             work.progress.reread_versions()
         if turn.tables or exact == upto or self._unpublished:
-            self._unpublished = not work.progress.publish(upto, work.log.position())
+            self._unpublished = not self._publish(upto)
             self._refused_at = upto if self._unpublished else None
         self._stream.report_apply(work.progress.replay_lsn)
         return moved or bool(turn.tables) or (exact == upto and not self._unpublished)
+
+    def _publish(self, upto: Lsn) -> bool:
+        """Publish a point of what the catalog still shows to be right there; whether it lists every followed table.
+
+        The log was complete to ``upto`` before this look, so that DDL which made a table's mirror wrong there has
+        been committed, and is seen: the table is set aside or waits for a copy before the point is made.
+        """
+        if self._seen is None or not self._stream.stands(self._seen):
+            self._look()
+            if not self._stream.arrived:
+                # What is copied after the receiver's end could not catch up: the next run begins with it.
+                self._begin_copies(but=self._rounds)
+        return self._work.progress.publish(upto, self._work.log.position())
 
     def _gathering(self, complete: Lsn) -> bool:
         """Whether the log holds too little for a turn yet, and more is on its way."""

@@ -132,7 +132,7 @@ def read_tables(
     conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str] = ()
 ) -> tuple[Table, ...]:
     """The mirrored tables of these publications, by name: roots and plain tables, leaves behind their roots."""
-    with _at_one_moment(conn):
+    with at_one_moment(conn):
         published = read_published(conn, publications)
         relations = read_relations(conn, published)
         roots = {relation.root for relation in relations.values() if relation.root and not relation.partitioned}
@@ -152,7 +152,7 @@ def read_tables(
 
 
 @contextmanager
-def _at_one_moment(conn: psycopg.Connection[Any]) -> Iterator[None]:
+def at_one_moment(conn: psycopg.Connection[Any]) -> Iterator[None]:
     """One snapshot for all queries: half of an ALTER PUBLICATION would look like a table lost and regained."""
     if conn.info.transaction_status != TransactionStatus.IDLE:
         yield  # The caller's own.

@@ -65,7 +65,7 @@ class Following:
 
 
 @contextmanager
-def _following(rig: Rig) -> Iterator[Following]:
+def following_run(rig: Rig) -> Iterator[Following]:
     following = Following(rig)
     try:
         yield following
@@ -86,7 +86,7 @@ def test_tables_come_and_go_while_a_run_follows(rig: Rig) -> None:
     run("CREATE TABLE p (id int, part int, PRIMARY KEY (id, part)) PARTITION BY LIST (part); "
         "CREATE TABLE p_1 PARTITION OF p FOR VALUES IN (1); INSERT INTO p VALUES (1, 1), (2, 1)")  # fmt: skip
     rig.setup()
-    with _following(rig) as following:
+    with following_run(rig) as following:
         following.listed("p", "t")
 
         # A table added: its rows of before and of after; nothing else is written meanwhile.

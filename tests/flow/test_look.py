@@ -1,0 +1,125 @@
+"""The look at the catalog before each point, on a real source. No Spark: nothing is copied or applied here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.flow.copying import Copied
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.progress import Progress
+from pgcdc_assets.flow.stream import Stream
+from pgcdc_assets.flow.sync import Bounds, Sync
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.copy import CopyReport
+from pgcdc_assets.log.client import ReceiverProcess
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.setup import setup
+from tests.fix_postgres import Database
+
+START = """
+CREATE TABLE quiet (id int PRIMARY KEY); CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TYPE pair AS (a int, b text);
+CREATE TABLE t (id int, d int, m mood, p pair, v text, PRIMARY KEY (id, d)) PARTITION BY LIST (d);
+CREATE TABLE t_1 PARTITION OF t FOR VALUES IN (1);
+"""
+QUIET, T = TableName("public", "quiet"), TableName("public", "t")
+
+
+@dataclass
+class Run:
+    """A run whose receiver has ended: both tables are copied, and stand where the log does."""
+
+    sync: Sync
+    work: Work
+    user: psycopg.Connection[Any]
+
+    def listed(self) -> set[TableName]:
+        """Of a point made now."""
+        self.sync._publish(self.work.log.position())
+        newest = self.work.progress.points.newest()
+        assert newest is not None
+        return set(newest.tables)
+
+    def copied(self) -> None:
+        for table in self.work.catalog.tables:
+            at = self.work.log.position()
+            self.work.progress.copying([table], at)
+            self.work.progress.copied(table, at, 1)
+
+    def land(self, table: Table) -> None:
+        """A copy whose snapshot showed the table so."""
+        at = self.work.log.position()
+        self.sync._beside.landed.put(Copied(table, CopyReport(table.name, at, 0, 0, 0, 0.0, 1)))
+        self.sync._take_landed()
+
+
+@pytest.fixture
+def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.chdir(tmp_path)
+    slot = f"s_{database.name}"
+    settings = Settings(source=database.conninfo, lake=tmp_path / "lake", slot=slot, publication=slot)
+    with database.connect() as user, connect(database.conninfo) as conn:
+        user.execute(START)
+        catalog = setup(settings, database.conninfo).catalog
+        log = ChangeLog(settings.layout)
+        log.create(catalog.identity, Lsn(5), 1)
+        progress = Progress(settings.layout, catalog, log.began, log.start)
+        work = Work(settings, catalog, log, progress, Silent(), _no_spark)
+        receiver = ReceiverProcess(
+            database.conninfo, settings.layout, catalog.publications, batch_bytes=1, batch_seconds=1
+        )
+        stream = Stream(receiver, log, conn)
+        stream.arrived = True
+        made = Run(Sync(work, database.conninfo, stream, Bounds()), work, user)
+        made.copied()
+        yield made
+
+
+def _no_spark() -> Any:
+    raise AssertionError("nothing here needs Spark")
+
+
+@pytest.mark.parametrize(
+    ("done", "state"),
+    [
+        ("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'", TableState.WAITING),
+        ("ALTER TYPE pair ADD ATTRIBUTE c int CASCADE", TableState.WAITING),
+        ("ALTER TABLE t DETACH PARTITION t_1; ALTER TABLE t ATTACH PARTITION t_1 FOR VALUES IN (1)",
+         TableState.WAITING),
+        ("ALTER TABLE t_1 SET UNLOGGED; ALTER TABLE t_1 SET LOGGED", TableState.WAITING),
+        ("CREATE TABLE t_2 PARTITION OF t FOR VALUES IN (2)", TableState.WAITING),
+        ("ALTER TABLE t ADD n int DEFAULT 5", TableState.SET_ASIDE),
+        ("ALTER TABLE t RENAME v TO w", TableState.SET_ASIDE),
+    ],
+)  # fmt: skip
+def test_no_point_lists_what_ddl_has_made_wrong(run: Run, done: str, state: TableState) -> None:
+    assert run.listed() == {QUIET, T}
+    for statement in done.split("; "):
+        run.user.execute(statement.encode())
+    assert run.listed() == {QUIET}
+    assert run.work.progress[T].state is state
+
+
+def test_a_copy_is_listed_only_after_a_look_that_shows_it_so(run: Run) -> None:
+    """What came after its snapshot, and before the last look that it was not there for."""
+    at_the_snapshot = run.work.progress[T].table
+    assert run.listed() == {QUIET, T}
+    run.user.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'")
+    assert run.listed() == {QUIET}
+    run.land(at_the_snapshot)
+    assert run.listed() == {QUIET}
+    assert run.work.progress[T].state is TableState.WAITING
+    (as_it_is,) = (table for table in run.work.catalog.tables if table.name == T)
+    run.land(as_it_is)
+    assert run.listed() == {QUIET, T}

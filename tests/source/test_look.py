@@ -1,0 +1,61 @@
+"""The fingerprint of the catalog: another one after all that a watch might see, the same after what it need not."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.look import Look
+from tests.fix_postgres import Database
+
+START = """
+CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TYPE pair AS (a int, m mood); CREATE SCHEMA s;
+CREATE TABLE t (id int PRIMARY KEY, x text, n int, p pair[], g int GENERATED ALWAYS AS (1) STORED);
+CREATE TABLE r (id int, d int, PRIMARY KEY (id, d)) PARTITION BY LIST (d);
+CREATE TABLE branch PARTITION OF r FOR VALUES IN (1, 2) PARTITION BY LIST (d);
+CREATE TABLE r1 PARTITION OF branch FOR VALUES IN (1);
+CREATE TABLE empty PARTITION OF r FOR VALUES IN (3, 4) PARTITION BY LIST (d);
+CREATE TABLE other (id int); CREATE PUBLICATION p FOR TABLE t, r
+"""
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        "ALTER TABLE t ADD y int", "ALTER TABLE t DROP n", "ALTER TABLE t RENAME n TO m",
+        "ALTER TABLE t RENAME n TO m; ALTER TABLE t RENAME m TO n", "ALTER TABLE t RENAME TO u",
+        "ALTER TABLE t RENAME TO u; ALTER TABLE u RENAME TO t", "ALTER TABLE t SET SCHEMA s",
+        "ALTER TABLE t SET SCHEMA s; ALTER TABLE s.t SET SCHEMA public", "ALTER TABLE t ALTER g DROP EXPRESSION",
+        "ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t REPLICA IDENTITY FULL",
+        "ALTER TABLE t ALTER n TYPE int8",
+        "ALTER TABLE r DETACH PARTITION branch", "ALTER TABLE branch DETACH PARTITION r1",
+        "ALTER TABLE r DETACH PARTITION branch; ALTER TABLE r ATTACH PARTITION branch FOR VALUES IN (1, 2)",
+        "CREATE TABLE r3 PARTITION OF empty FOR VALUES IN (3)", "TRUNCATE r1", "VACUUM FULL t",
+        "ALTER TABLE r1 SET UNLOGGED; ALTER TABLE r1 SET LOGGED", "ALTER TYPE mood RENAME VALUE 'sad' TO 'down'",
+        "ALTER TYPE pair ADD ATTRIBUTE c int", "ALTER TYPE pair DROP ATTRIBUTE a", "DROP TABLE t",
+        "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY)", "ALTER SCHEMA public RENAME TO open",
+        "ALTER PUBLICATION p DROP TABLE t", "ALTER PUBLICATION p DROP TABLE t; ALTER PUBLICATION p ADD TABLE t",
+        "ALTER PUBLICATION p SET (publish = 'insert')", "ALTER PUBLICATION p ADD TABLE other",
+    ],
+)  # fmt: skip
+def test_it_does_not_stand(database: Database, done: str) -> None:
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute(START)
+        look = Look.now(conn, ["p"], [])
+        assert [table.name.name for table in look.tables] == ["r", "t"]
+        assert look.stands(conn)
+        for statement in done.split(";"):
+            user.execute(statement.encode())
+        assert not look.stands(conn)
+
+
+def test_it_stands_whatever_else_is_done(database: Database) -> None:
+    """Rows, statistics, other tables and temporary ones: no reason to read all facts again."""
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute(START)
+        look = Look.now(conn, ["p"], [])
+        user.execute("INSERT INTO t VALUES (1, 'x', 1); INSERT INTO r VALUES (1, 1); DELETE FROM t")
+        for other in ("ANALYZE", "VACUUM t", "CREATE TEMP TABLE mine (id int)", "CREATE TABLE new (id int)",
+                      "ALTER TABLE other ADD y int", "DROP TABLE other", "CREATE VIEW v AS SELECT 1"):  # fmt: skip
+            user.execute(other.encode())
+        assert look.stands(conn)

@@ -1,0 +1,91 @@
+"""DDL that lands between two turns of a run: no point lists a table that it has made wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.lake.points import ConsistentPoints, Point
+from pgcdc_assets.lake.states import TableStates
+from tests.end_to_end.command import wait_for
+from tests.flow.test_sync import Rig
+from tests.oracle import assert_equal
+from tests.traps.scenario import empty_rig
+from tests.traps.test_publications import following_run
+
+pytestmark = pytest.mark.spark
+
+START = """
+CREATE TABLE quiet (id int PRIMARY KEY);
+CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TABLE labelled (id int PRIMARY KEY, m mood);
+INSERT INTO labelled VALUES (1, 'sad');
+CREATE TYPE pair AS (a int, b text); CREATE TABLE composed (id int PRIMARY KEY, p pair);
+INSERT INTO composed VALUES (1, (1, 'x'));
+CREATE TABLE parted (id int, d int, v text, PRIMARY KEY (id, d)) PARTITION BY LIST (d);
+CREATE TABLE parted_1 PARTITION OF parted FOR VALUES IN (1); INSERT INTO parted VALUES (1, 1, 'x');
+CREATE TABLE defaulted (id int PRIMARY KEY); INSERT INTO defaulted VALUES (1);
+"""
+
+DONE = (
+    ("labelled", "ALTER TYPE mood RENAME VALUE 'sad' TO 'down'"),
+    ("composed", "ALTER TYPE pair ADD ATTRIBUTE c int CASCADE"),
+    ("composed", "ALTER TYPE pair DROP ATTRIBUTE b CASCADE"),
+    ("parted", "ALTER TABLE parted DETACH PARTITION parted_1; INSERT INTO parted_1 VALUES (2, 1, 'away'); "
+               "ALTER TABLE parted ATTACH PARTITION parted_1 FOR VALUES IN (1)"),
+    ("parted", "ALTER TABLE parted_1 SET UNLOGGED; INSERT INTO parted VALUES (3, 1, 'unlogged'); "
+               "ALTER TABLE parted_1 SET LOGGED"),
+    ("parted", "CREATE TABLE parted_2 (LIKE parted INCLUDING ALL); INSERT INTO parted_2 VALUES (4, 2, 'older'); "
+               "ALTER TABLE parted ATTACH PARTITION parted_2 FOR VALUES IN (2)"),
+    ("parted", "ALTER TABLE parted DETACH PARTITION parted_1"),
+)  # fmt: skip
+"""What is done to a table, after which it is copied anew."""
+
+
+@pytest.fixture
+def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
+    # No other look than those that go before points.
+    with empty_rig(server, spark, tmp_path / "project", range_seconds=3600) as made:
+        yield made
+
+
+@pytest.mark.timeout(600)
+def test_no_point_lists_what_ddl_has_made_wrong(rig: Rig) -> None:
+    rig.conn.execute(START)
+    tables = ("composed", "defaulted", "labelled", "parted", "quiet")
+    rig.setup()
+    points = ConsistentPoints(rig.settings.layout)
+    with following_run(rig) as run:
+        run.listed(*tables)
+        for number, (table, sql) in enumerate(DONE):
+            for statement in sql.split("; "):
+                rig.conn.execute(statement.encode())
+            since = rig.flush()
+            rig.conn.execute("INSERT INTO quiet VALUES (%s)", [number])
+            wait_for(lambda: any(point.replay_lsn >= since for point in points.all()), what="a point")  # noqa: B023
+            rig.conn.execute("INSERT INTO quiet VALUES (%s)", [-1 - number])
+            run.listed(*tables)
+            for point in points.all():
+                if point.replay_lsn >= since and TableName("public", table) in point.tables:
+                    _right(rig, point, table)
+            assert run.thread.is_alive()
+
+        rig.conn.execute("ALTER TABLE defaulted ADD n int DEFAULT 5")
+        since = rig.flush()
+        rig.conn.execute("INSERT INTO quiet VALUES (1000)")
+        run.listed(*(table for table in tables if table != "defaulted"))
+    state = TableStates(rig.settings.layout).get(TableName("public", "defaulted"))
+    assert state is not None
+    assert state.state is TableState.SET_ASIDE
+    name = TableName("public", "defaulted")
+    assert not [point for point in points.all() if point.replay_lsn >= since and name in point.tables]
+
+
+def _right(rig: Rig, point: Point, table: str) -> None:
+    name = f"public.{table}"
+    assert_equal(rig.conn, rig.lake, name, version={name: point.tables[TableName("public", table)]})
