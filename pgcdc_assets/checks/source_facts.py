@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -14,7 +14,7 @@ from pgcdc_assets.source.connection import SourceConnection
 from pgcdc_assets.source.holders import transactions
 from pgcdc_assets.source.positions import flush_lsn
 from pgcdc_assets.source.publications import made_by_us, read_publication
-from pgcdc_assets.source.published import read_published
+from pgcdc_assets.source.published import Published, read_published
 from pgcdc_assets.source.slots import SlotStatus, identity
 from pgcdc_assets.source.wanted import meant_tables, wanted_tables
 
@@ -32,13 +32,14 @@ FROM pg_catalog.pg_publication WHERE pubname = ANY(%s)
 # A partition goes into its root's mirror; one that has partitions and is published via itself has a mirror.
 _MIRRORED = """
 SELECT DISTINCT n.nspname::text, c.relname::text
-FROM pg_catalog.pg_publication_tables t
-JOIN pg_catalog.pg_namespace pn ON pn.nspname = t.schemaname
-JOIN pg_catalog.pg_class p ON p.relnamespace = pn.oid AND p.relname = t.tablename
-JOIN pg_catalog.pg_class c ON c.oid = CASE WHEN p.relispartition AND p.relkind <> 'p'
+FROM pg_catalog.pg_class p JOIN pg_catalog.pg_class c ON c.oid = CASE WHEN p.relispartition AND p.relkind <> 'p'
   THEN pg_catalog.pg_partition_root(p.oid)::oid ELSE p.oid END
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE t.pubname = ANY(%s)
+WHERE p.oid = ANY(%s)
+"""
+_NAMED = """
+SELECT c.oid, n.nspname::text, c.relname::text
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s)
 """
 
 
@@ -62,7 +63,8 @@ class _Settings:
 def read_source(conn: SourceConnection, slot: str, status: SlotStatus | None, names: Sequence[str]) -> SourceFacts:
     """``names``: the publications that we read. To be called after the log's position was read."""
     settings = _Settings({name: (value, unit) for name, value, unit in conn.execute(_SETTINGS, [_NAMES])})
-    published = _published_tables(conn, names)
+    entries = read_published(conn, names)
+    published = _published_tables(conn, names, entries)
     return SourceFacts(
         identity=identity(conn, slot),
         flush_lsn=flush_lsn(conn),
@@ -73,7 +75,7 @@ def read_source(conn: SourceConnection, slot: str, status: SlotStatus | None, na
         holder=_holder(conn, status),
         oldest=next(iter(transactions(conn)), None),
         publications={name: published.get(name) for name in names},
-        without_identity=_without_identity(conn, names),
+        without_identity=_without_identity(conn, entries),
     )
 
 
@@ -82,7 +84,7 @@ def with_settings(conn: SourceConnection, facts: SourceFacts, settings: Settings
     publication = read_publication(conn, settings.publication)
     ours = publication is not None and made_by_us(publication, settings.slot)
     wanted = wanted_tables(conn, settings.tables) if limited and ours else []
-    rows = conn.execute(_MIRRORED, [list(facts.publications)]).fetchall()
+    rows = conn.execute(_MIRRORED, [list(read_published(conn, list(facts.publications)))]).fetchall()
     return replace(
         facts,
         mirrored=frozenset(TableName(schema, name) for schema, name in rows),
@@ -100,21 +102,19 @@ def _holder(conn: SourceConnection, status: SlotStatus | None) -> Backend | None
     return None if row is None or row[1] is None else Backend(*row)
 
 
-def _published_tables(conn: SourceConnection, names: Sequence[str]) -> dict[str, Publication]:
-    rows = conn.execute(
-        "SELECT pubname::text, schemaname::text, tablename::text FROM pg_catalog.pg_publication_tables"
-        " WHERE pubname = ANY(%s)",
-        [list(names)],
-    ).fetchall()
+def _published_tables(
+    conn: SourceConnection, names: Sequence[str], entries: Mapping[int, Published]
+) -> dict[str, Publication]:
+    named = [(oid, TableName(schema, name)) for oid, schema, name in conn.execute(_NAMED, [list(entries)])]
     return {
-        name: Publication(name, frozenset(TableName(s, t) for pub, s, t in rows if pub == name), *operations)
+        name: Publication(name, frozenset(t for oid, t in named if name in entries[oid].publications), *operations)
         for name, *operations in conn.execute(_PUBLICATIONS, [list(names)])
     }
 
 
-def _without_identity(conn: SourceConnection, names: Sequence[str]) -> frozenset[TableName]:
+def _without_identity(conn: SourceConnection, entries: Mapping[int, Published]) -> frozenset[TableName]:
     """Relations whose updates or deletes PostgreSQL refuses: it asks the leaf, whatever is said of the root."""
-    published = {oid: entry for oid, entry in read_published(conn, names).items() if entry.updates or entry.deletes}
+    published = {oid: entry for oid, entry in entries.items() if entry.updates or entry.deletes}
     relations = read_relations(conn, published)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])
     relations |= read_relations(conn, {leaf for group in leaves.values() for leaf in group} - relations.keys())

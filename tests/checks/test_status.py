@@ -200,6 +200,16 @@ def test_an_emptied_publication(project: Project) -> None:
     assert project.problem(both) == "lists no table: changes are lost meanwhile"
 
 
+def test_a_locked_table_keeps_nobody_waiting(project: Project) -> None:
+    """PostgreSQL's own view of what is published waits for whoever has a table, however long that is."""
+    project.setup()
+    with project.source.connect() as conn, conn.transaction():
+        conn.execute("ALTER TABLE a ADD COLUMN more int")
+        began = time.monotonic()
+        assert project.status().problems == ()
+        assert time.monotonic() - began < 5
+
+
 def test_a_key_dropped_from_a_published_table(project: Project) -> None:
     project.setup()
     with project.source.connect() as conn:
