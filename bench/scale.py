@@ -114,7 +114,7 @@ def _grow_old(layout: Layout, turns: int) -> None:
         assert newest is not None
         assert mirror is not None
         versions = {name: commit_files(mirror, [], "append", {}) for name in newest.tables}
-        points.publish(newest.replay_lsn, versions)
+        points.publish(newest.replay_lsn, versions, newest.positions)
 
 
 def _one_update(turn: int) -> list[str]:

@@ -173,6 +173,15 @@ class CommitLost(LakeError):
     retryable = True
 
 
+class TornLog(LakeError):
+    """A commit or a checkpoint of a Delta log is not whole, as a power cut may leave it."""
+
+    advice = (
+        "the next `pgcdc sync` puts it aside where nothing published rests on it; if it is still there then, "
+        "restore the file, or move the table's folder away and copy it anew with `pgcdc snapshot`"
+    )
+
+
 class MergeMismatch(LakeError):
     """A commit reported other counts than were to change."""
 

@@ -96,6 +96,7 @@ def _readable(work: Work, name: TableName) -> TableProgress:
 
 def _repaired(work: Work, entry: TableProgress, span: LsnRange) -> TableTurn:
     result = repair_table(work.session(), work.log, work.layout, work.identity, entry.table, span, entry.replay_lsn)
+    work.progress.settled({entry.table.name: result.version})
     return record(work, result, {})
 
 

@@ -19,6 +19,7 @@ from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.progress import Progress
+from pgcdc_assets.flow.recovering import put_aside, recover_log_and_feeds
 from pgcdc_assets.flow.reports import RangeReport, SyncReport
 from pgcdc_assets.flow.stream import Stream
 from pgcdc_assets.flow.sync import Bounds, Sync
@@ -56,6 +57,7 @@ class Engine:
         """Copy what is not yet copied, receive, and apply, until ``bounds`` say so."""
         with jvm_death_told(), lake_lock(self._settings.layout, self._command), connect(self._conninfo) as conn:
             catalog = self._live_catalog(conn)
+            self._recover()
             log = self._log(conn, catalog.identity)
             work = self._work(catalog, log)
             receiver = ReceiverProcess(
@@ -104,7 +106,13 @@ class Engine:
         if catalog is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
         with jvm_death_told(), lake_lock(self._settings.layout, self._command):
+            self._recover()
             yield self._work(catalog, ChangeLog(self._settings.layout).open())
+
+    def _recover(self) -> None:
+        for folder, aside in recover_log_and_feeds(self._settings.layout):
+            if aside:
+                self._observer.progress("recover", put_aside(folder, aside))
 
     def _live_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:
         saved = Catalog.load(CATALOG_FILE)
@@ -162,11 +170,14 @@ class Engine:
             )  # fmt: skip
 
     def _work(self, catalog: Catalog, log: ChangeLog) -> Work:
+        progress = Progress(self._settings.layout, catalog, log.began, log.start)
+        for name, aside in progress.recovered.items():
+            self._observer.progress("recover", put_aside(self._settings.layout.mirror(name), aside))
         return Work(
             settings=self._settings,
             catalog=catalog,
             log=log,
-            progress=Progress(self._settings.layout, catalog, log.began, log.start),
+            progress=progress,
             observer=self._observer,
             start_spark=self._session,
         )

@@ -115,7 +115,8 @@ class Maintenance:
             return
         now = {mirror.name: mirror.version for mirror in self._level()}
         if any(now[name] != newest.tables[name] for name in now):
-            points.publish(newest.replay_lsn, {**newest.tables, **now})
+            positions = {**newest.positions, **self._work.progress.settled(now)}
+            points.publish(newest.replay_lsn, {**newest.tables, **now}, positions)
 
     def prune(self) -> None:
         """Take back the promise of points that are older than the retention."""

@@ -7,7 +7,7 @@ copy and turn, so that quiet tables cost nothing per turn.
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
@@ -18,6 +18,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.lake.mirrors import Mirror, refusal
 from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.lake.settlement import Settlement
 from pgcdc_assets.lake.states import StateRow, TableStates
 
 
@@ -45,12 +46,23 @@ class Progress:
         self._writing = threading.Lock()
         """States are set by the run's thread and by that of its copies."""
         self.points = ConsistentPoints(layout)
+        self._settlement = Settlement(layout, self.identity.app_id())
+        self.recovered: dict[TableName, tuple[str, ...]] = {}
+        """Files of mirrors' logs that a power cut left torn, and that were put aside."""
         rows = self.states.all()
+        self.recovered = self._settlement.recover(rows, self.points)
         self._tables = {table.name: self._load(table, rows.get(table.name)) for table in catalog.tables}
 
     def _load(self, table: Table, row: StateRow | None) -> TableProgress:
         if (reason := refusal(table)) is not None:
             return TableProgress(table, TableState.SET_ASIDE, reason=reason)
+        try:
+            return self._standing(table, row)
+        except LakeError as error:
+            # Its mirror cannot be read. The others can.
+            return TableProgress(table, TableState.SET_ASIDE, reason=str(error))
+
+    def _standing(self, table: Table, row: StateRow | None) -> TableProgress:
         mirror = Mirror(self.layout, self.identity, table.name)
         snapshot_lsn = mirror.snapshot_lsn
         if row is None or row.table is None or snapshot_lsn is None or row.table.oid != table.oid:
@@ -129,6 +141,8 @@ class Progress:
             self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason)
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
+        """A copy was committed. It is durable before its state is: a mirror as of before must not pass for it."""
+        self.settled({table.name: version})
         self._set(table, TableState.CATCHING_UP, consistent_point)
         self._tables[table.name] = TableProgress(table, TableState.CATCHING_UP, consistent_point, version)
 
@@ -193,10 +207,14 @@ class Progress:
         newest = self.points.newest()
         if not versions or (newest is not None and lsn < newest.replay_lsn):
             return False
-        self.points.publish(lsn, versions)
+        self.points.publish(lsn, versions, self.settled(versions))
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
         return len(versions) == len(self.followed())
+
+    def settled(self, versions: Mapping[TableName, int]) -> dict[TableName, Lsn]:
+        """Where these versions stand by their own account; they are durable when this returns."""
+        return self._settlement.settle(versions)
 
     def reread_versions(self) -> None:
         """Take the mirrors as they are now, so that a change made from outside is seen by ``verify``."""

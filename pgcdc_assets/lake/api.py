@@ -18,6 +18,8 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.lake.deltalog import DeltaLog
+from pgcdc_assets.lake.mirrors import IDENTITY, own_position
 from pgcdc_assets.lake.points import ConsistentPoints, Point
 
 if TYPE_CHECKING:
@@ -74,16 +76,19 @@ class LakeAt:
         return self._point.tables
 
     def path(self, table: TableName | str) -> Path:
-        """The mirror's folder, for other readers; pass them :attr:`versions` too."""
-        return self._layout.mirror(self._known(table))
+        """The mirror's folder, for other readers; pass them :attr:`versions` too.
+
+        LakeError where the version is not the one that was published.
+        """
+        return self._layout.mirror(self._as_published(table))
 
     def arrow(self, table: TableName | str) -> pa.Table:
         """The mirror's rows, in no order, with its own columns and ours (``_pgcdc_...``).
 
         By DataFusion, which reads deletion vectors and mapped columns; pyarrow's own reader does not.
-        LakeError where the version is gone (older than the mirrors' retention).
+        LakeError where the version is gone (older than the mirrors' retention), or not the one that was published.
         """
-        name = self._known(table)
+        name = self._as_published(table)
         version = self._point.tables[name]
         try:
             delta = DeltaTable(self._layout.mirror(name), version=version)
@@ -95,9 +100,25 @@ class LakeAt:
 
     def spark(self, session: SparkSession, table: TableName | str) -> DataFrame:
         """The same as a data frame of a session that has Delta Lake."""
-        name = self._known(table)
+        name = self._as_published(table)
         reader = session.read.format("delta").option("versionAsOf", self._point.tables[name])
         return reader.load(str(self._layout.mirror(name)))
+
+    def _as_published(self, table: TableName | str) -> TableName:
+        """A table of the point. Points of older lakes do not tell where its version stood; the others are compared."""
+        name = self._known(table)
+        published, version = self._point.positions.get(name), self._point.tables[name]
+        if published is None:
+            return name
+        delta = DeltaLog(self._layout.mirror(name)).at(version)
+        found = own_position(delta.positions, delta.configuration.get(IDENTITY, ""), name)
+        if found != published:
+            raise LakeError(
+                f"version {version} stands at {found}, but the one that was published stood at {published}",
+                thing=f"mirror {name}", lsn=self.lsn,
+                do="take a newer LSN; where the newest is refused too, copy the table anew with `pgcdc snapshot`",
+            )  # fmt: skip
+        return name
 
     def _known(self, table: TableName | str) -> TableName:
         name = TableName.parse(table) if isinstance(table, str) else table

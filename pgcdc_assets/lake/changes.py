@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Table
-from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.layout import DELTA_LOG, Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.lake.decoding import Route
+from pgcdc_assets.lake.deltacommit import settle
 from pgcdc_assets.lake.derivation import Derivation, Derived, Target, derive
 from pgcdc_assets.lake.evolve import Refusal, evolved, together
 from pgcdc_assets.lake.feed import FeedFile, FeedPart
@@ -62,7 +63,11 @@ def transform(
     shapes = _shapes(log, todo)
     wanted = [_Wanted.of(log, entry, shapes.get(entry.table.name, []), past=again) for entry in asked]
     done = _derived(spark, log, layout, [entry for entry in wanted if entry.todo is not None])
-    return {entry.table.name: entry.committed(log, layout, done, span) for entry in wanted}
+    parts = {entry.table.name: entry.committed(log, layout, done, span) for entry in wanted}
+    # A mirror that took a part of a feed must not outlive it.
+    derived = (layout.changes(entry.table.name) for entry in wanted if entry.todo is not None)
+    settle(folder for folder in derived if (folder / DELTA_LOG).is_dir())
+    return parts
 
 
 def _evolved_over(log: ChangeLog, span: LsnRange, tables: Sequence[Followed], again: bool) -> list[Table]:

@@ -1,18 +1,22 @@
 """Commits to the tables of the lake: delta-rs cannot write deletion vectors, and lists a log again and again.
 
-One JSON file in the table's log, as the protocol has it, made whole and then linked under its number: a
-number that another writer took is never taken twice. Checkpoints are made by delta-rs.
+One JSON file in the table's log, as the protocol has it, made whole, fsynced, and then linked under its
+number: a number that another writer took is never taken twice. Checkpoints are made by delta-rs.
+
+Content is durable before it gets a name that counts: data files when their task reports them, deletion
+vectors and commits here. Names are not: :func:`settle` makes them so, for all tables of a turn together.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +25,11 @@ from typing import Final, Literal
 from deltalake import DeltaTable
 from pyroaring import BitMap64
 
+from pgcdc_assets.core.deltafiles import ACTIONS, ENGINE, Action
+from pgcdc_assets.core.durable import sync_file, sync_folder, sync_folders
 from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
 from pgcdc_assets.errors import CommitLost, LakeError
-from pgcdc_assets.lake.deltalog import Action, Added, DeltaVersion
+from pgcdc_assets.lake.deltalog import Added, DeltaVersion
 from pgcdc_assets.lake.files import FileReport, check_files
 from pgcdc_assets.lake.vectors import Descriptor, read_vector, write_vectors
 
@@ -37,6 +43,8 @@ _STALE_SECONDS: Final = 3600
 """Of a commit that waits for its number: whoever wrote it is dead."""
 _CHECKPOINT_EVERY: Final = 10
 """Commits, where a table's property says nothing: Delta's default."""
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
+"""What a file system says that has no hard links: exFAT, some of networks or in user space."""
 
 Mode = Literal["append", "overwrite"]
 
@@ -108,6 +116,7 @@ def _commit(
         *replaced,
         *({"add": _add(report, now, changes=changes)} for report in files),
     ]
+    info[ACTIONS] = len(actions)
     version = table.number + 1
     _link(table.folder / DELTA_LOG, version, "".join(json.dumps(action) + "\n" for action in actions))
     if version % int(table.configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY)) == 0:
@@ -116,9 +125,17 @@ def _commit(
 
 
 def make_checkpoint(folder: Path, version: int) -> None:
-    """Make a checkpoint; what the properties let go of the log, and what killed writers left there, goes then."""
+    """Make a checkpoint; what the properties let go of the log, and what killed writers left there, goes then.
+
+    Not before the checkpoint is durable: a power cut would leave neither. And it is not made before the names of the
+    files that it holds are.
+    """
+    settle([folder])
     table = DeltaTable(folder, version=version)
     table.create_checkpoint()
+    sync_file(folder / DELTA_LOG / checkpoint_name(version))
+    sync_file(folder / DELTA_LOG / LAST_CHECKPOINT)
+    sync_folder(folder / DELTA_LOG)
     # Hadoop keeps checksums of what Spark wrote, and would find these wrong.
     for name in (LAST_CHECKPOINT, checkpoint_name(version)):
         (folder / DELTA_LOG / f".{name}.crc").unlink(missing_ok=True)
@@ -203,7 +220,7 @@ def _add(report: FileReport, now: int, *, changes: bool) -> Action:
 def _info(now: int, operation: str, metrics: Mapping[str, int]) -> Action:
     return {
         "timestamp": now, "operation": operation, "operationParameters": {}, "isBlindAppend": False,
-        "operationMetrics": {name: str(value) for name, value in metrics.items()}, "engineInfo": "pgcdc_assets",
+        "operationMetrics": {name: str(value) for name, value in metrics.items()}, "engineInfo": ENGINE,
     }  # fmt: skip
 
 
@@ -224,15 +241,40 @@ def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
     return "has no deletion vectors any more" if vectors and "deletionVectors" not in table.features else None
 
 
+def settle(folders: Iterable[Path]) -> None:
+    """Make durable what was committed to these tables here: all but the names is so already."""
+    sync_folders([place for folder in folders for place in (folder, folder / DELTA_LOG)])
+
+
 def _link(log: Path, version: int, text: str) -> None:
-    """Put the commit under its number, whole or not at all."""
-    staged = log / _STAGED.format(uuid.uuid4())
-    staged.write_text(text)
+    """Put the commit under its number, whole or not at all; its content is durable, its name with the folder's sync."""
+    staged, target = log / _STAGED.format(uuid.uuid4()), log / commit_name(version)
     try:
-        os.link(staged, log / commit_name(version))
+        with staged.open("x") as file:
+            _write(file.fileno(), text)
+        try:
+            os.link(staged, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _create(target, text)
     except FileExistsError:
         raise CommitLost("another writer committed at the same time", thing=str(log.parent),
                          do="let one process write to the lake") from None  # fmt: skip
     finally:
         with suppress(FileNotFoundError):
             staged.unlink()
+
+
+def _create(target: Path, text: str) -> None:
+    """The commit without a link: still nobody's number is taken, but a reader may see a part of it, and a power cut
+    leave one. Such a part is never taken for a commit, and the next run puts it aside."""
+    with target.open("x") as file:
+        _write(file.fileno(), text)
+
+
+def _write(descriptor: int, text: str) -> None:
+    left = memoryview(text.encode())
+    while left:
+        left = left[os.write(descriptor, left) :]
+    os.fsync(descriptor)

@@ -8,12 +8,11 @@ https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -21,24 +20,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import Schema
 
+from pgcdc_assets.core.deltafiles import Action, checkpoint_files, commit_actions, commit_numbers, torn
 from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
-from pgcdc_assets.errors import LakeError
+from pgcdc_assets.errors import LakeError, TornLog
 from pgcdc_assets.lake.vectors import vector_file
-
-_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
-"""One file, or one of several parts; the newer form with sidecars is not written here."""
-_COMMIT: Final = re.compile(r"(\d{20})\.json")
 
 _FIELDS: Final = (
     "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector",
     "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
 )  # fmt: skip
 """Of an add action. Checkpoints may hold others, made from these: Spark's hold the statistics' values by column."""
-_TOLD: Final = (b'{"add"', b'{"remove"', b'{"txn"', b'{"metaData"', b'{"protocol"')
-"""How the lines that matter here begin; the others may be long."""
-
-Action = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Added:
@@ -55,6 +46,18 @@ class Added:
     """Rows that the deletion vector takes away."""
     action: Action = field(default_factory=dict, repr=False, compare=False)
     """As the log has it."""
+
+    @classmethod
+    def of(cls, add: Action) -> Self:
+        """From an add action. LakeError for a file outside of the table's folder."""
+        path = unquote(add["path"])
+        if path.startswith("/") or ":/" in path:
+            raise LakeError("names a file outside of its folder", thing=f"Delta table with {path}")
+        vector, stats = add.get("deletionVector"), add.get("stats")
+        rows = json.loads(stats).get("numRecords") if stats else None
+        if vector is None:
+            return cls(path, add["size"], rows, None, 0, add)
+        return cls(path, add["size"], rows, vector_file(vector), vector["cardinality"], add)
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,9 @@ class Replay:
     def play(self, action: Action) -> Added | None:
         """The file that the action adds, if it does."""
         if remove := action.get("remove"):
-            self.files.pop(_key(remove), None)
+            self.files.pop(file_key(remove), None)
         elif add := action.get("add"):
-            added = self.files[_key(add)] = _added(add)
+            added = self.files[file_key(add)] = Added.of(add)
             return added
         elif transaction := action.get("txn"):
             self.positions[transaction["appId"]] = int(transaction["version"])
@@ -126,7 +129,7 @@ class DeltaLog:
 
     def at(self, version: int) -> DeltaVersion:
         """LakeError where the log does not hold that version (any more)."""
-        self._start(*checkpoint_upto(self._log, version))
+        self._start(*newest_checkpoint(self._log, version))
         self._play_upto(version)
         told = self._told()
         if told is None:
@@ -135,20 +138,23 @@ class DeltaLog:
 
     def _begin(self) -> None:
         hint = _hinted(self._log)
-        self._start(*_checkpoint_at(self._log, hint))
+        try:
+            self._start(*_checkpoint_at(self._log, hint))
+        except TornLog:
+            # The commits behind it stay until it is durable.
+            self._start(-1, ())
         if self._number == hint and self._read_on():
             return
         # Nothing follows the checkpoint that the hint names: is it the end, or is the hint an old one?
-        numbers = [int(match[1]) for path in self._log.glob("*.json") if (match := _COMMIT.fullmatch(path.name))]
-        last = max(numbers, default=-1)
-        begin, parts = checkpoint_upto(self._log, None)
+        last = max(commit_numbers(self._log), default=-1)
+        begin, actions = newest_checkpoint(self._log, None)
         if max(last, begin) > self._number:
-            self._start(begin, parts)
+            self._start(begin, actions)
             self._play_upto(last)
 
-    def _start(self, number: int, parts: Iterable[Path]) -> None:
+    def _start(self, number: int, actions: Iterable[Action]) -> None:
         self._replay, self._number, self._version = Replay(), number, None
-        for action in checkpoint_actions(parts):
+        for action in actions:
             self._replay.play(action)
 
     def _read_on(self) -> bool:
@@ -179,48 +185,40 @@ def open_delta(folder: Path) -> DeltaVersion | None:
     return DeltaLog(folder).newest()
 
 
-def commit_actions(log: Path, number: int) -> Iterator[Action]:
-    """Of one commit, those that say what the table is. LakeError where there is none."""
-    path = log / commit_name(number)
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                if line.startswith(_TOLD):
-                    yield json.loads(line)
-    except FileNotFoundError:
-        raise LakeError("lacks a commit that its versions need", thing=str(path)) from None
+def newest_checkpoint(log: Path, upto: int | None) -> tuple[int, list[Action]]:
+    """The newest checkpoint at or below a version that can be read: its version, and what it stands for; -1 and
+    nothing where there is none. TornLog where one cannot be read and the commits behind it are gone."""
+    failed: TornLog | None = None
+    for number, parts in checkpoint_files(log, upto).items():
+        try:
+            return number, list(checkpoint_actions(parts))
+        except TornLog as error:
+            failed = failed or error
+    if failed is not None and not (log / commit_name(0)).exists():
+        raise failed
+    return -1, []
 
 
 def checkpoint_actions(parts: Iterable[Path]) -> Iterator[Action]:
-    """What a checkpoint stands for; tombstones say nothing here."""
+    """What a checkpoint stands for; tombstones say nothing here. TornLog where it cannot be read."""
     for path in parts:
-        with pq.ParquetFile(path) as file:
-            table = file.read(columns=["protocol", "metaData", "txn", *(f"add.{name}" for name in _FIELDS)])
+        try:
+            with pq.ParquetFile(path) as file:
+                table = file.read(columns=["protocol", "metaData", "txn", *(f"add.{name}" for name in _FIELDS)])
+        except (OSError, pa.ArrowException) as error:
+            raise torn(path, f"reading it ends with {type(error).__name__}") from None
         if "add" not in table.column_names or table["add"].type.get_field_index("path") < 0:
-            raise LakeError("has a checkpoint that cannot be read", thing=str(path))
+            raise torn(path, "it holds no files")
         for name in table.column_names:
             rows = pa.table({name: table[name]}).filter(pc.is_valid(table[name]))
             for row in rows.to_pylist(maps_as_pydicts="strict"):
                 yield {name: {key: value for key, value in row[name].items() if value is not None}}
 
 
-def checkpoint_upto(log: Path, upto: int | None) -> tuple[int, list[Path]]:
-    """The newest whole checkpoint at or below a version: its version and files; -1 and none where there is none."""
-    found: dict[int, list[Path]] = {}
-    parts: dict[int, int] = {}
-    for path in log.glob("*.checkpoint*.parquet"):
-        match = _CHECKPOINT.fullmatch(path.name)
-        if match is not None and (upto is None or int(match[1]) <= upto):
-            found.setdefault(int(match[1]), []).append(path)
-            parts[int(match[1])] = int(match[2] or 1)
-    whole = [version for version, paths in found.items() if len(paths) == parts[version]]
-    return (max(whole), found[max(whole)]) if whole else (-1, [])
-
-
-def _checkpoint_at(log: Path, version: int) -> tuple[int, list[Path]]:
-    """The checkpoint of one file that a version has; -1 and none where it has none."""
+def _checkpoint_at(log: Path, version: int) -> tuple[int, list[Action]]:
+    """The checkpoint of one file that a version has; -1 and nothing where it has none."""
     path = log / checkpoint_name(version)
-    return (version, [path]) if version >= 0 and path.exists() else (-1, [])
+    return (version, list(checkpoint_actions([path]))) if version >= 0 and path.exists() else (-1, [])
 
 
 def _hinted(log: Path) -> int:
@@ -232,18 +230,8 @@ def _hinted(log: Path) -> int:
         return -1
 
 
-def _key(action: Action) -> tuple[str, str]:
+def file_key(action: Action) -> tuple[str, str]:
+    """What tells the files of a version apart: one with another deletion vector is another."""
     vector = action.get("deletionVector")
     told = "" if vector is None else f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
     return str(action["path"]), told
-
-
-def _added(add: Action) -> Added:
-    path = unquote(add["path"])
-    if path.startswith("/") or ":/" in path:
-        raise LakeError("names a file outside of its folder", thing=f"Delta table with {path}")
-    vector, stats = add.get("deletionVector"), add.get("stats")
-    rows = json.loads(stats).get("numRecords") if stats else None
-    if vector is None:
-        return Added(path, add["size"], rows, None, 0, add)
-    return Added(path, add["size"], rows, vector_file(vector), vector["cardinality"], add)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 
 from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.durable import sync_file, sync_folders, up_to
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.layout import DELTA_LOG, Layout, commit_name
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.lake.deltacommit import replace_files
+from pgcdc_assets.lake.deltacommit import replace_files, settle
 from pgcdc_assets.lake.deltalog import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.lake.feed import COMMIT_LSN, FeedFile, feed_schema
 from pgcdc_assets.lake.feedwriter import feed_file, merged_file
@@ -42,6 +44,7 @@ class FeedTable:
 
     def __init__(self, layout: Layout, identity: Identity, table: Table) -> None:
         self.path = layout.changes(table.name)
+        self._root = layout.root
         self._table = table
         self._end_id = identity.app_id("changes", table.name.folder)
         self._start_id = identity.app_id("changes_since", table.name.folder)
@@ -82,6 +85,10 @@ class FeedTable:
         self._write(gone, [file.report for file in files], span)
         passed(FaultPoint.FEED_COMMITTED)
 
+    def settle(self) -> None:
+        """Make durable what was committed: the mirror that takes it must not outlive it."""
+        settle([self.path])
+
     def forget(self, upto: Lsn) -> int:
         """Remove the files whose transactions all lie below ``upto``, from which on the feed then is; how many."""
         if self._delta is None:
@@ -90,6 +97,7 @@ class FeedTable:
         if old:
             covered = self.covered
             self._write(old, [], LsnRange(max(covered.start, upto), max(covered.end, upto)))
+            self.settle()
         return len(old)
 
     def compact(self, upto: Lsn) -> int:
@@ -106,6 +114,7 @@ class FeedTable:
             gone += group
         if gone:
             self._write(gone, merged, self.covered, changes=False)
+            self.settle()
         return len(gone) - len(merged)
 
     def _small_neighbours(self, upto: Lsn) -> Iterator[list[Added]]:
@@ -140,19 +149,30 @@ class FeedTable:
         wanted = Schema.from_arrow(feed_schema(self._table))
         if self._delta is None:
             DeltaTable.create(self.path, wanted, configuration=_PROPERTIES)
+            self._made(up_to(self.path, self._root))
         elif not self._fits(self._delta):
             nothing = CommitProperties(
                 app_transactions=[Transaction(self._start_id, 0), Transaction(self._end_id, 0)], max_commit_retries=0
             )
             DeltaTable(self.path).create_write_transaction([], "overwrite", wanted, commit_properties=nothing)
+            self._made([self.path])
         else:
             have = {field.name for field in self._delta.schema.fields}
             new = [field for field in wanted.fields if field.name not in have]
             if new:
                 DeltaTable(self.path).alter.add_columns(new)
+                self._made([self.path])
         self._delta = self._log.newest()
         assert self._delta is not None
         return self._delta
+
+    def _made(self, folders: Sequence[Path]) -> None:
+        """delta-rs syncs nothing."""
+        table = self._log.newest()
+        assert table is not None
+        log = self.path / DELTA_LOG
+        sync_file(log / commit_name(table.number))
+        sync_folders([log, *folders])
 
     def _fits(self, delta: DeltaVersion) -> bool:
         """Whether every column of the feed is one of the table's, with the same type."""

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from pgcdc_assets.core.durable import sync_file
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.feed import COMMIT_LSN, OP, UNCHANGED, FeedFacts, FeedFile
@@ -65,6 +66,7 @@ class FeedWriter:
         )
         self._writer.add_key_value_metadata({FACTS: facts.to_json()})
         self._writer.close()
+        sync_file(self._path)
         return FeedFile(self._path.name, self._path.stat().st_size, _statistics(self._path), facts)
 
     def abandon(self) -> None:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import Schema
 
+from pgcdc_assets.core.durable import sync_file
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.failures import unreadable
 
@@ -82,10 +83,11 @@ class DataFile:
         self._writer.write_table(table, row_group_size=table.num_rows)
 
     def finish(self) -> FileReport | None:
-        """Close the file and report it; None if nothing was written."""
+        """Close the file, make its content durable, and report it; None if nothing was written."""
         if self._writer is None:
             return None
         self._writer.close()
+        sync_file(self.path)
         footer = pq.read_metadata(self.path)
         return FileReport(self.path.name, self.path.stat().st_size, footer.num_rows, statistics(footer, self._schema))
 

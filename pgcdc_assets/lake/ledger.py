@@ -1,13 +1,13 @@
 """A small Delta table that only grows, in the order of its rows' times: states and consistent points.
 
-Written under the lake's lock, a commit of milliseconds per row; read file by file, newest first, so that
-asking for the last row costs the same however long the table is.
+Written under the lake's lock, a commit of milliseconds per row, durable when it returns; read file by file,
+newest first, so that asking for the last row costs the same however long the table is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -15,10 +15,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 
+from pgcdc_assets.core.durable import sync_file, sync_folders, up_to
+from pgcdc_assets.core.layout import DELTA_LOG, commit_name
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.lake.deltacommit import commit_compaction, commit_files, replace_files
+from pgcdc_assets.lake.deltacommit import commit_compaction, commit_files, replace_files, settle
 from pgcdc_assets.lake.deltalog import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.lake.files import DataFile, FileReport
 
@@ -62,13 +64,13 @@ class Ledger:
         return -1 if table is None else table.number
 
     def append(self, rows: list[dict[str, Any]]) -> None:
-        """Add rows, without their ``at``, in one commit."""
-        if self._log.newest() is None:
-            DeltaTable.create(self.path, self._schema, mode="ignore", configuration=_PROPERTIES)
+        """Add rows, without their ``at``, in one commit; durable when this returns."""
+        self._prepare()
         at = self._now()
         stamped = [{**row, AT.name: at + timedelta(microseconds=place)} for place, row in enumerate(rows)]
         report = self._write(pa.Table.from_pylist(stamped, schema=self._schema))
         commit_files(self._table, [report], "append", {})
+        settle([self.path])
         if len(self._files()) > MOST_FILES:
             self._merge()
 
@@ -89,7 +91,27 @@ class Ledger:
                 left.append(self._write(kept))
         if gone:
             replace_files(self._table, gone, left, {})
+            settle([self.path])
         return count
+
+    def _prepare(self) -> None:
+        """Make the table where there is none, and give one of an older version the columns that came since."""
+        table = self._log.newest()
+        if table is None:
+            DeltaTable.create(self.path, self._schema, mode="ignore", configuration=_PROPERTIES)
+            self._made(up_to(self.path, self.path.parent))
+            return
+        have = {field.name for field in table.schema.fields}
+        new = [field for field in Schema.from_arrow(self._schema).fields if field.name not in have]
+        if new:
+            DeltaTable(self.path).alter.add_columns(new)
+            self._made([self.path])
+
+    def _made(self, folders: Sequence[Path]) -> None:
+        """delta-rs syncs nothing."""
+        log = self.path / DELTA_LOG
+        sync_file(log / commit_name(self._table.number))
+        sync_folders([log, *folders])
 
     def _now(self) -> datetime:
         last = next((rows[AT.name][-1].as_py() for rows in self.newest_first()), None)
@@ -116,7 +138,7 @@ class Ledger:
                 rows = pq.read_table(self.path / name, partitioning=None)
             except (OSError, pa.ArrowInvalid) as error:
                 raise LakeError(f"cannot be read: {type(error).__name__}", thing=str(self.path / name)) from None
-            self._read[name] = rows.cast(self._schema)
+            self._read[name] = _widened(rows, self._schema).cast(self._schema)
         return self._read[name]
 
     def _write(self, rows: pa.Table) -> FileReport:
@@ -131,6 +153,13 @@ class Ledger:
         small = [file for file in self._files() if (file.rows or 0) < SMALL_ROWS]
         report = self._write(pa.concat_tables([self._rows(file.path) for file in reversed(small)]))
         commit_compaction(self._table, small, report)
+        settle([self.path])
+
+
+def _widened(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The rows of an older version's file, with nothing in the columns that came since."""
+    nothing = {field.name: pa.nulls(len(rows), field.type) for field in schema if field.name not in rows.column_names}
+    return pa.table({name: nothing[name] if name in nothing else rows[name] for name in schema.names})
 
 
 def _last(file: Added) -> str:

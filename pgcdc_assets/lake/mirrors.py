@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -155,6 +155,16 @@ def create_mirror(session: SparkSession, path: Path, schema: MirrorSchema, prope
     session.sql(f"CREATE TABLE {sql_path(path)} ({schema.ddl}) USING delta TBLPROPERTIES ({stated})").collect()
 
 
+def own_position(positions: Mapping[str, int], owner: str, name: TableName) -> Lsn | None:
+    """Where a version of a mirror stands by its own account; None before a copy was committed.
+
+    ``positions`` are the version's, ``owner`` is :meth:`Identity.app_id`. Each copy begins a new generation, an
+    application of its own; what a generation has applied is above its copy.
+    """
+    snapshot = positions.get(f"{owner}/snapshot/{name.folder}")
+    return None if snapshot is None else Lsn(max(snapshot, positions.get(f"{owner}/{snapshot:X}", snapshot)))
+
+
 class Mirror:
     """One table's mirror as it stands when first asked; make a new one to look again."""
 
@@ -176,6 +186,13 @@ class Mirror:
                 f"belongs to {owner or 'nobody that we know'}, not to {self.identity.app_id()}",
                 thing=f"Delta table {self.path}",
                 do="use a lake of its own, or move that table away",
+            )
+        other = table.configuration.get(SOURCE_TABLE, str(self.name))
+        if other != str(self.name):
+            raise IdentityMismatch(
+                f"is the mirror of {other}: this file system takes its folder and that of {self.name} for one",
+                thing=f"Delta table {self.path}",
+                do="keep the lake on a file system that tells upper from lower case, or leave one of the two out",
             )
         return table
 
@@ -225,21 +242,22 @@ class Mirror:
     @cached_property
     def replay_lsn(self) -> Lsn | None:
         """What the mirror itself says: the copy's consistent point, or the end of what was applied since."""
-        if self.snapshot_lsn is None or self.generation_app_id is None:
-            return None
-        return max(self.snapshot_lsn, self._position(self.generation_app_id) or self.snapshot_lsn)
+        return None if self.delta is None else own_position(self.delta.positions, self.identity.app_id(), self.name)
 
     def effective_replay_lsn(self, points: ConsistentPoints) -> Lsn | None:
         """The larger of :attr:`replay_lsn` and the newest point that lists this copy of the table.
 
         A point can be newer than a copy and yet tell of the one before: turns go on while tables are copied.
+        And a version that does not stand where the point says is another than the one that was published.
         """
         listing = points.listing(self.name)
         if self.replay_lsn is None or listing is None or listing.replay_lsn <= self.replay_lsn:
             return self.replay_lsn
         listed = self.at(listing.version)
-        held_this_copy = listed is not None and listed.snapshot_lsn == self.snapshot_lsn
-        return listing.replay_lsn if held_this_copy else self.replay_lsn
+        if listed is None or listed.snapshot_lsn != self.snapshot_lsn:
+            return self.replay_lsn
+        as_published = listing.position is None or listed.replay_lsn == listing.position
+        return listing.replay_lsn if as_published else self.replay_lsn
 
     def _position(self, app_id: str) -> Lsn | None:
         found = None if self.delta is None else self.delta.positions.get(app_id)

@@ -1,6 +1,8 @@
 """Consistent points: at which LSN which version of each mirror stands. One row a turn.
 
-The newest point that lists a table is also how far a quiet table is known to be complete.
+The newest point that lists a table is also how far a quiet table is known to be complete. A version's number
+says little by itself: a point also tells where the mirror stood by its own account at that version, and whoever
+reads the version compares.
 """
 
 from __future__ import annotations
@@ -20,24 +22,28 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.ledger import AT, Ledger
 
-SCHEMA = pa.schema([("replay_lsn", pa.int64()), AT, ("tables", pa.map_(pa.string(), pa.int64()))])
+_BY_TABLE = pa.map_(pa.string(), pa.int64())
+SCHEMA = pa.schema([("replay_lsn", pa.int64()), AT, ("tables", _BY_TABLE), ("positions", _BY_TABLE)])
 
 
 @dataclass(frozen=True)
 class Point:
-    """``tables``: the Delta version that each mirror has at ``replay_lsn``."""
+    """``tables``: the Delta version that each mirror has at ``replay_lsn``; ``positions``: the LSN that this version
+    itself says, of its last change. Points of older lakes lack it."""
 
     replay_lsn: Lsn
     at: datetime
     tables: Mapping[TableName, int]
+    positions: Mapping[TableName, Lsn]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The newest mention of a table."""
+    """The newest mention of a table. ``position`` is the version's own; None in points of older lakes."""
 
     replay_lsn: Lsn
     version: int
+    position: Lsn | None = None
 
 
 class ConsistentPoints:
@@ -49,14 +55,18 @@ class ConsistentPoints:
         self._listed_at = -1
         self._unread: Iterator[pa.Table] = iter(())
 
-    def publish(self, lsn: Lsn, versions: Mapping[TableName, int]) -> None:
-        """Add a point. Points never go down: LakeError for one below the newest."""
+    def publish(self, lsn: Lsn, versions: Mapping[TableName, int], positions: Mapping[TableName, Lsn]) -> None:
+        """Add a point; durable when this returns. Points never go down: LakeError for one below the newest.
+
+        ``versions`` are durable, and ``positions`` what they say of themselves.
+        """
         newest = self.newest()
         if newest is not None and lsn < newest.replay_lsn:
             raise LakeError(f"would fall from {newest.replay_lsn}", thing="consistent point", lsn=lsn)
         tables = {str(name): version for name, version in versions.items()}
+        own = {str(name): int(position) for name, position in positions.items()}
         passed(FaultPoint.POINT_PUBLISHING)
-        self._ledger.append([{"replay_lsn": int(lsn), "tables": tables}])
+        self._ledger.append([{"replay_lsn": int(lsn), "tables": tables, "positions": own}])
         passed(FaultPoint.POINT_PUBLISHED)
 
     def newest(self) -> Point | None:
@@ -128,15 +138,20 @@ class ConsistentPoints:
 
 def _point(row: dict[str, Any]) -> Point:
     tables = {TableName.parse(name): version for name, version in row["tables"]}
-    return Point(Lsn(row["replay_lsn"]), row["at"], tables)
+    positions = {TableName.parse(name): Lsn(position) for name, position in row["positions"] or ()}
+    return Point(Lsn(row["replay_lsn"]), row["at"], tables, positions)
 
 
 def _listings(rows: pa.Table) -> dict[str, Listing]:
     """Of every table in the rows. They come in order, so the last mention is the newest."""
     last = _last_mentions(rows)
-    lsns = rows["replay_lsn"].take(last["row_last"])
-    found = zip(last["name"].to_pylist(), lsns.to_pylist(), last["version_last"].to_pylist(), strict=True)
-    return {name: Listing(Lsn(lsn), version) for name, lsn, version in found}
+    columns = (last["name"], last["version_last"], last["row_last"], rows["replay_lsn"].take(last["row_last"]))
+    own = [dict(one or ()) for one in rows["positions"].to_pylist()]
+    found: dict[str, Listing] = {}
+    for name, version, row, lsn in zip(*(column.to_pylist() for column in columns), strict=True):
+        position = own[row].get(name)
+        found[name] = Listing(Lsn(lsn), version, None if position is None else Lsn(position))
+    return found
 
 
 def _last_mentions(rows: pa.Table) -> pa.Table:

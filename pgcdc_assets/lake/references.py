@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pgcdc_assets.core.deltafiles import commit_actions
 from pgcdc_assets.core.layout import DELTA_LOG
-from pgcdc_assets.lake.deltalog import Added, Replay, checkpoint_actions, checkpoint_upto, commit_actions
+from pgcdc_assets.lake.deltalog import Added, Replay, newest_checkpoint
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class References:
 def references(folder: Path, oldest: int, newest: int) -> References:
     """What the versions ``oldest`` to ``newest`` of the table refer to. LakeError where its log does not say."""
     log = folder / DELTA_LOG
-    begin, parts = checkpoint_upto(log, oldest)
+    begin, actions = newest_checkpoint(log, oldest)
     replay = Replay()
-    for action in checkpoint_actions(parts):
+    for action in actions:
         replay.play(action)
     needed: set[str] = set() if begin < oldest else _names(replay.files.values())
     for version in range(begin + 1, newest + 1):

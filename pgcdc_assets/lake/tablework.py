@@ -15,6 +15,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.durable import sync_file
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
@@ -225,6 +226,7 @@ def _linked(path: Path, folder: Path, file: FeedFile) -> FileReport:
         os.link(path, target)
     except OSError:
         shutil.copyfile(path, target)
+        sync_file(target)
     return replace(file.report, path=target.name)
 
 

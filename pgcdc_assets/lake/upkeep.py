@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException
 
+from pgcdc_assets.core.deltafiles import checkpoint_files
+from pgcdc_assets.core.durable import sync_files, sync_folder
 from pgcdc_assets.core.layout import DELTA_LOG
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.deltacommit import make_checkpoint
-from pgcdc_assets.lake.deltalog import Added, checkpoint_upto
+from pgcdc_assets.lake.deltalog import Added, newest_checkpoint
 from pgcdc_assets.lake.mirrors import Mirror, sql_path
 from pgcdc_assets.lake.references import References, references
 
@@ -142,9 +144,15 @@ def forget_log(mirror: Mirror, oldest: int) -> int:
 
     Delta's own rule goes by age alone, 30 days: a mirror under steady change has a million commits by then.
     """
-    begin, _ = checkpoint_upto(mirror.path / DELTA_LOG, oldest)
+    log = mirror.path / DELTA_LOG
+    begin, _ = newest_checkpoint(log, oldest)
+    if begin < 0:
+        return 0
+    # Spark makes checkpoints too.
+    sync_files(checkpoint_files(log, begin)[begin])
+    sync_folder(log)
     old = [
-        path for path in sorted((mirror.path / DELTA_LOG).iterdir())
+        path for path in sorted(log.iterdir())
         if (match := _VERSIONED.match(path.name)) is not None and int(match[1]) < begin
     ]  # fmt: skip
     for path in old:

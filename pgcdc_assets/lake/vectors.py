@@ -6,6 +6,7 @@ https://github.com/delta-io/delta/blob/master/PROTOCOL.md#deletion-vector-format
 from __future__ import annotations
 
 import base64
+import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +55,7 @@ def read_vector(folder: Path, vector: Descriptor) -> BitMap64:
 
 
 def write_vectors(folder: Path, vectors: Sequence[BitMap64]) -> list[Descriptor]:
-    """Write them to one new file. It is garbage until a commit names it."""
+    """Write them to one new file, durably. It is garbage until a commit names it."""
     uuid = uuid4()
     found: list[Descriptor] = []
     with (folder / f"deletion_vector_{uuid}.bin").open("xb") as file:
@@ -66,6 +67,8 @@ def write_vectors(folder: Path, vectors: Sequence[BitMap64]) -> list[Descriptor]
                 "sizeInBytes": len(data), "cardinality": len(vector),
             })  # fmt: skip
             file.write(len(data).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big"))
+        file.flush()
+        os.fsync(file.fileno())
     return found
 
 

@@ -3,25 +3,27 @@
 Neither pyarrow nor delta-rs syncs anything, and delta-rs checks neither transaction versions nor
 files. So: segments and their folder are fsynced before the commit, the commit's file and folder
 before :meth:`LogWriter.commit` returns; the position must be where the caller thinks it is on the
-very handle that commits; and each file is compared with what it claims to be.
+very handle that commits; and each file is compared with what it claims to be. delta-rs would also
+clean up behind a checkpoint that is not on disk: checkpoints are made here, synced, and then cleaned up behind.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
 
 from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.deltafiles import ACTIONS
+from pgcdc_assets.core.durable import sync_file, sync_folder
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, commit_name
+from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogConflict, LogCorrupt
 from pgcdc_assets.log.segment import LOG_SCHEMA, SegmentFile
@@ -35,6 +37,11 @@ _PROPERTIES = {
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
+
+BARE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""A commit that makes no checkpoint and deletes nothing."""
+CHECKPOINT_EVERY = 100
+"""Commits."""
 
 
 def timeline_app_id(identity: Identity) -> str:
@@ -64,7 +71,7 @@ def create_log(path: Path, identity: Identity, start: Lsn, timeline: int) -> Non
             "pgcdc.format": "1",
         },
         raise_if_key_not_exists=False,
-        commit_properties=_transactions(identity, start, timeline),
+        commit_properties=counted(_transactions(identity, start, timeline), 2),
     )
     passed(FaultPoint.LOG_MADE)
     sync_commits(path, 0, 0)
@@ -80,7 +87,9 @@ class LogWriter:
         self._identity = identity
         self._table = DeltaTable(path)
         # A process killed between its commit and the fsync left its last commit to us.
-        sync_commits(path, self._table.version(), self._table.version())
+        self._durable = self._table.version()
+        sync_commits(path, self._durable, self._durable)
+        self._checkpoint = _hinted(path)
 
     @property
     def position(self) -> Lsn:
@@ -101,19 +110,24 @@ class LogWriter:
             raise LogConflict(
                 f"stands at {self.position}, not at {start} where this batch begins", thing=str(self._path)
             )
-        before = self._table.version()
         passed(FaultPoint.BATCH_COMMITTING)
         try:
             self._table.create_write_transaction(
-                [add_action(file) for file in files], "append", LOG_SCHEMA,
-                commit_properties=_transactions(self._identity, end, timeline),
+                [add_action(file) for file in files], "append", LOG_SCHEMA, post_commithook_properties=BARE,
+                commit_properties=counted(_transactions(self._identity, end, timeline), len(files)),
             )  # fmt: skip
         except CommitFailedError as error:
             raise LogConflict(f"another writer committed: {error}", thing=str(self._path), lsn=start) from None
         passed(FaultPoint.BATCH_COMMITTED)
         self._table.update_incremental()
-        sync_commits(self._path, before + 1, self._table.version())
+        # Also what a compaction committed meanwhile and may not have synced yet: this commit stands on it.
+        version = self._table.version()
+        sync_commits(self._path, self._durable + 1, version)
+        self._durable = version
         passed(FaultPoint.BATCH_DURABLE)
+        if version - self._checkpoint >= CHECKPOINT_EVERY:
+            make_checkpoint(self._path, self._table)
+            self._checkpoint = version
 
 
 def check_file(path: Path, file: SegmentFile) -> None:
@@ -131,19 +145,6 @@ def check_file(path: Path, file: SegmentFile) -> None:
         raise LogCorrupt("has other columns than the log", thing=str(path))
 
 
-def sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable: a file's own fsync does not."""
-    sync_file(path)
-
-
 def add_action(file: SegmentFile, *, data_change: bool = True) -> AddAction:
     return AddAction(
         path=file.path,
@@ -155,23 +156,37 @@ def add_action(file: SegmentFile, *, data_change: bool = True) -> AddAction:
     )
 
 
-def _transactions(identity: Identity, position: Lsn, timeline: int) -> CommitProperties:
-    return CommitProperties(
-        app_transactions=[
-            Transaction(identity.app_id(), int(position)),
-            Transaction(timeline_app_id(identity), timeline),
-        ]
-    )
+def _transactions(identity: Identity, position: Lsn, timeline: int) -> list[Transaction]:
+    return [Transaction(identity.app_id(), int(position)), Transaction(timeline_app_id(identity), timeline)]
+
+
+def counted(transactions: Sequence[Transaction], others: int) -> CommitProperties:
+    """Have the commit say how many actions it has: a cut one is then told from a whole one."""
+    count = 1 + len(transactions) + others
+    return CommitProperties(custom_metadata={ACTIONS: str(count)}, app_transactions=list(transactions))
+
+
+def make_checkpoint(path: Path, table: DeltaTable) -> None:
+    """Make a checkpoint of the table, durable, and let go of what lies behind it."""
+    folder = path / DELTA_LOG
+    table.create_checkpoint()
+    sync_file(folder / checkpoint_name(table.version()))
+    sync_file(folder / LAST_CHECKPOINT)
+    sync_folder(folder)
+    table.cleanup_metadata()
 
 
 def sync_commits(path: Path, first: int, last: int) -> None:
-    """fsync the commits ``first`` to ``last``, the checkpoint that the last one may have made, and their folder."""
+    """fsync the commits ``first`` to ``last`` and their folder."""
     folder = path / DELTA_LOG
     for version in range(first, last + 1):
         sync_file(folder / commit_name(version))
-    checkpoints = list(folder.glob(f"{last:020}.checkpoint*.parquet"))
-    for checkpoint in checkpoints:
-        sync_file(checkpoint)
-    if checkpoints:
-        sync_file(folder / LAST_CHECKPOINT)
     sync_folder(folder)
+
+
+def _hinted(path: Path) -> int:
+    """The version of the last checkpoint, as the hint has it; 0 where none is told."""
+    try:
+        return int(json.loads((path / DELTA_LOG / LAST_CHECKPOINT).read_bytes())["version"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return 0

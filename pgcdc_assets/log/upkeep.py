@@ -17,15 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import RemoveAction
+from deltalake.transaction import AddAction, RemoveAction
 
+from pgcdc_assets.core.durable import sync_folder
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError, LogConflict
-from pgcdc_assets.log.commit import add_action, start_app_id, sync_commits, sync_folder
+from pgcdc_assets.log.commit import BARE, add_action, counted, start_app_id, sync_commits
 from pgcdc_assets.log.segment import (
     FACTS,
     LOG_SCHEMA,
@@ -168,11 +169,12 @@ def _replace(
     now = int(time.time() * 1000)
     removals = [RemoveAction(segment.path.name, False, now, segment.size) for segment in removed]
     before = table.version()
+    actions: list[AddAction | RemoveAction] = [*(add_action(file, data_change=False) for file in added), *removals]
     passed(FaultPoint.LOG_FILES_REPLACING)
     try:
         table.create_write_transaction(
-            [*(add_action(file, data_change=False) for file in added), *removals], "append", LOG_SCHEMA,
-            commit_properties=CommitProperties(app_transactions=[Transaction(_APP_ID, before + 1), *positions]),
+            actions, "append", LOG_SCHEMA, post_commithook_properties=BARE,
+            commit_properties=counted([Transaction(_APP_ID, before + 1), *positions], len(actions)),
         )  # fmt: skip
     except CommitFailedError as error:
         raise LogConflict(f"was compacted by another process: {error}", thing=str(path)) from None

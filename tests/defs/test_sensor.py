@@ -68,7 +68,7 @@ def level(settings: Settings, catalog: Catalog, conn: psycopg.Connection[Any]) -
     assert start is not None
     ChangeLog(settings.layout).create(catalog.identity, start, 1)
     TableStates(settings.layout).set_all(catalog.tables, TableState.CATCHING_UP, start)
-    ConsistentPoints(settings.layout).publish(start, {table.name: 0 for table in catalog.tables})
+    ConsistentPoints(settings.layout).publish(start, {table.name: 0 for table in catalog.tables}, {})
     return start
 
 

@@ -110,7 +110,7 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
 def test_a_closed_range_is_registered_and_every_asset_materialised(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    ConsistentPoints(Settings().layout).publish(Lsn(0x20), {ORDERS: 3, EVENTS: 7})
+    ConsistentPoints(Settings().layout).publish(Lsn(0x20), {ORDERS: 3, EVENTS: 7}, {})
     report = report_of(span(0x10, 0x20), ORDERS)
     script = Script(copies=[CopyReport(ORDERS, Lsn(0x10), 40, 4000, 2, 1.5, 1)], ranges=[report])
     assert sync(instance, script).success
@@ -136,7 +136,7 @@ def test_a_closed_range_is_registered_and_every_asset_materialised(
 
 
 def test_a_table_that_is_not_published_is_not_called_materialised(instance: dg.DagsterInstance) -> None:
-    ConsistentPoints(Settings().layout).publish(Lsn(0x20), {ORDERS: 3})
+    ConsistentPoints(Settings().layout).publish(Lsn(0x20), {ORDERS: 3}, {})
     report = report_of(span(0x10, 0x20), ORDERS)
     assert sync(instance, Script(ranges=[report])).success
     found = instance.fetch_materializations(

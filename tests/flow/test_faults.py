@@ -179,7 +179,7 @@ def test_a_lake_ahead_of_the_source_is_refused(rig: Rig) -> None:
     points = ConsistentPoints(rig.settings.layout)
     newest = points.newest()
     assert newest is not None
-    points.publish(Lsn(rig.flush() + (1 << 30)), newest.tables)
+    points.publish(Lsn(rig.flush() + (1 << 30)), newest.tables, {})
     with pytest.raises(LogAhead, match="teardown --lake"):
         rig.sync()
 
@@ -198,7 +198,7 @@ def test_a_point_above_the_log(rig: Rig, restored: bool) -> None:
     rig.conn.execute("CREATE TEMPORARY TABLE noise AS SELECT 'in WAL that carries nothing published'")
     at = rig.flush()
     rig.conn.execute("INSERT INTO t VALUES (300, 'after', NULL)")
-    points.publish(at, newest.tables)
+    points.publish(at, newest.tables, {})
     assert log.position() < at
     (problem,) = status(rig.settings).problems
     assert (problem.severity, problem.thing) == ("error", "newest consistent point")

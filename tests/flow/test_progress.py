@@ -30,10 +30,24 @@ def _table(oid: int, name: str) -> Table:
 A, B, C = (_table(oid, name) for oid, name in ((1, "a"), (2, "b"), (3, "c")))
 
 
+OWNER = Identity("1", "db", "slot")
+
+
 @pytest.fixture
 def progress(tmp_path: Path) -> Progress:
-    catalog = Catalog(Identity("1", "db", "slot"), "p", 180000, (A, B, C))
-    return Progress(Layout(tmp_path), catalog, Lsn(1), Lsn(1))
+    layout = Layout(tmp_path)
+    for table in (A, B, C):
+        _copied_at_10_applied_to_20(layout, table)
+    return Progress(layout, Catalog(OWNER, "p", 180000, (A, B, C)), Lsn(1), Lsn(1))
+
+
+def _copied_at_10_applied_to_20(layout: Layout, table: Table) -> None:
+    """In versions 1 and 2 of its mirror."""
+    path = layout.mirror(table.name)
+    DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={IDENTITY: OWNER.app_id()},
+                      raise_if_key_not_exists=False)  # fmt: skip
+    commit(path, [], "append", {OWNER.app_id("snapshot", table.name.folder): 10})
+    commit(path, [], "append", {OWNER.app_id(f"{Lsn(10):X}"): 20})
 
 
 def _listed(progress: Progress) -> set[str]:
@@ -54,6 +68,10 @@ def test_a_point_lists_only_tables_that_stand_at_it(progress: Progress) -> None:
     progress.moved(B.name, Lsn(20))
     assert progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a", "b"}
+    newest = progress.points.newest()
+    assert newest is not None
+    # By their own account; B's version 1 is the copy, and nothing came for it since.
+    assert newest.positions == {A.name: 20, B.name: 10}
     assert progress[C.name].state is TableState.COPYING
 
 
@@ -87,6 +105,25 @@ def test_a_point_never_falls_for_a_late_copy(progress: Progress) -> None:
     assert _listed(progress) == {"a", "b", "c"}
 
 
+def test_a_mirror_that_cannot_be_read_holds_no_other_up(tmp_path: Path) -> None:
+    """A version that a point names was torn, as no power cut does it: the file is named, and the others go on."""
+    layout, catalog = Layout(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    for table in (A, B):
+        _copied_at_10_applied_to_20(layout, table)
+    before = Progress(layout, catalog, Lsn(1), Lsn(1))
+    before.copying([A, B], Lsn(10))
+    for table in (A, B):
+        before.copied(table, Lsn(10), 2)
+        before.moved(table.name, Lsn(20))
+    assert before.publish(Lsn(20), RECORDED)
+    torn = layout.mirror(A.name) / "_delta_log" / f"{2:020}.json"
+    torn.write_bytes(torn.read_bytes()[:100])
+    progress = Progress(layout, catalog, Lsn(1), Lsn(1))
+    assert [entry.table for entry in progress.followed()] == [B]
+    assert torn.name in (progress[A.name].reason or "")
+    assert progress.recovered == {}
+
+
 @pytest.mark.parametrize(
     ("began", "start", "state"),
     [(1, 1, TableState.CATCHING_UP), (1, 20, TableState.CATCHING_UP), (1, 21, TableState.WAITING),
@@ -94,15 +131,10 @@ def test_a_point_never_falls_for_a_late_copy(progress: Progress) -> None:
 )  # fmt: skip
 def test_a_table_below_the_logs_start_is_copied_anew(tmp_path: Path, began: int, start: int, state: TableState) -> None:
     """Copied at 10, stands at 20: it can go on where the log holds all from there on, and is the one it began with."""
-    identity = Identity("1", "db", "slot")
     layout = Layout(tmp_path)
-    path = layout.mirror(A.name)
-    DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
-                      raise_if_key_not_exists=False)  # fmt: skip
-    commit(path, [], "append", {identity.app_id("snapshot", A.name.folder): 10})
-    commit(path, [], "append", {identity.app_id(f"{Lsn(10):X}"): 20})
+    _copied_at_10_applied_to_20(layout, A)
     TableStates(layout).set(A, TableState.CATCHING_UP, Lsn(10))
-    progress = Progress(layout, Catalog(identity, "p", 180000, (A,)), Lsn(began), Lsn(start))
+    progress = Progress(layout, Catalog(OWNER, "p", 180000, (A,)), Lsn(began), Lsn(start))
     assert progress[A.name].state is state
 
 

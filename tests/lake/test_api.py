@@ -43,7 +43,7 @@ def test_a_lake_without_points(tmp_path: Path) -> None:
 
 
 def test_an_lsn_below_the_first_point_is_refused(tmp_path: Path) -> None:
-    ConsistentPoints(Layout(tmp_path)).publish(Lsn(100), {})
+    ConsistentPoints(Layout(tmp_path)).publish(Lsn(100), {}, {})
     with pytest.raises(LakeError, match="0/63"):
         Lake(tmp_path).at(99)
     assert Lake(tmp_path).at("0/FFFF").lsn == 100
@@ -71,10 +71,10 @@ def test_every_published_version_is_readable(spark: SparkSession, tmp_path: Path
         report = file.finish()
     assert report is not None
     first = commit(path, [report], "append", {mirror.snapshot_app_id: 100})
-    points.publish(Lsn(100), {table.name: first})
+    points.publish(Lsn(100), {table.name: first}, {})
     spark.sql(f"DELETE FROM {sql_path(path)} WHERE id = 2").collect()
     spark.sql(f"UPDATE {sql_path(path)} SET {sql_name(odd)} = 'new' WHERE id = 3").collect()
-    points.publish(Lsn(200), {table.name: Mirror(layout, SOURCE, table.name).version})
+    points.publish(Lsn(200), {table.name: Mirror(layout, SOURCE, table.name).version}, {})
 
     lake = Lake(tmp_path)
     assert lake.tables == [table.name]
@@ -93,6 +93,6 @@ def test_every_published_version_is_readable(spark: SparkSession, tmp_path: Path
 
 def test_a_version_that_is_gone_is_told(tmp_path: Path) -> None:
     name = TableName("public", "t")
-    ConsistentPoints(Layout(tmp_path)).publish(Lsn(100), {name: 3})
+    ConsistentPoints(Layout(tmp_path)).publish(Lsn(100), {name: 3}, {})
     with pytest.raises(LakeError, match="version 3 cannot be read"):
         Lake(tmp_path).at().arrow(name)

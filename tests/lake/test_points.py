@@ -19,8 +19,10 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import ledger
+from pgcdc_assets.lake.api import Lake
+from pgcdc_assets.lake.ledger import Ledger
 from pgcdc_assets.lake.mirrors import IDENTITY, Mirror
-from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.lake.points import SCHEMA, ConsistentPoints, Listing
 from tests.delta import commit
 
 A, B = TableName("public", "a"), TableName('Odd "Schema"', "b.c, d")
@@ -48,10 +50,10 @@ def test_a_lake_without_points(layout: Layout) -> None:
 
 def test_points_are_found_by_lsn(layout: Layout) -> None:
     points = ConsistentPoints(layout)
-    points.publish(Lsn(100), {A: 1, B: 1})
-    points.publish(Lsn(200), {A: 2})
+    points.publish(Lsn(100), {A: 1, B: 1}, {})
+    points.publish(Lsn(200), {A: 2}, {})
     reader = ConsistentPoints(layout)
-    points.publish(Lsn(300), {A: 2, B: 4})
+    points.publish(Lsn(300), {A: 2, B: 4}, {})
     newest = reader.newest()
     assert newest is not None
     assert (newest.replay_lsn, dict(newest.tables)) == (300, {A: 2, B: 4})
@@ -68,19 +70,19 @@ def test_points_are_found_by_lsn(layout: Layout) -> None:
 
 def test_a_table_left_out_keeps_its_last_position(layout: Layout) -> None:
     points = ConsistentPoints(layout)
-    points.publish(Lsn(100), {A: 1, B: 1})
+    points.publish(Lsn(100), {A: 1, B: 1}, {})
     assert listed(points, B) == 100
-    points.publish(Lsn(200), {A: 2})
-    points.publish(Lsn(200), {})
+    points.publish(Lsn(200), {A: 2}, {})
+    points.publish(Lsn(200), {}, {})
     assert (listed(points, A), listed(points, B)) == (200, 100)
 
 
 def test_points_never_fall(layout: Layout) -> None:
     points = ConsistentPoints(layout)
-    points.publish(Lsn(200), {A: 1})
+    points.publish(Lsn(200), {A: 1}, {})
     with pytest.raises(LakeError, match="fall"):
-        points.publish(Lsn(199), {A: 1})
-    points.publish(Lsn(200), {A: 1, B: 7})
+        points.publish(Lsn(199), {A: 1}, {})
+    points.publish(Lsn(200), {A: 1, B: 7}, {})
     newest = points.newest()
     assert newest is not None
     assert set(newest.tables) == {A, B}
@@ -95,7 +97,7 @@ def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.Monke
         monkeypatch.setitem(ledger._PROPERTIES, name, "interval 0 seconds")
     points = ConsistentPoints(layout)
     for number in range(1, 260):
-        points.publish(Lsn(number), {A: number})
+        points.publish(Lsn(number), {A: number}, {})
     log = layout.consistent_points / "_delta_log"
     assert len(list(log.iterdir())) < 2 * 60
     newest = max(log.glob("*.checkpoint.parquet"))
@@ -108,7 +110,7 @@ def test_many_points_stay_few_files(layout: Layout, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ledger, "SMALL_ROWS", 12)
     points = ConsistentPoints(layout)
     for number in range(1, 41):
-        points.publish(Lsn(number * 10), {A: number, B: number} if number % 3 else {B: number})
+        points.publish(Lsn(number * 10), {A: number, B: number} if number % 3 else {B: number}, {})
         assert len(DeltaTable(layout.consistent_points).file_uris()) <= 6 + number // 12
     reader = ConsistentPoints(layout)
     assert [point.replay_lsn for point in reader.all()] == [number * 10 for number in range(1, 41)]
@@ -131,17 +133,52 @@ def test_a_point_of_an_older_copy_says_nothing_of_this_one(layout: Layout) -> No
     def effective() -> Lsn | None:
         return Mirror(layout, identity, A).effective_replay_lsn(points)
 
-    points.publish(Lsn(90), {A: 0})
+    points.publish(Lsn(90), {A: 0}, {})
     assert effective() is None
     first = commit(path, [], "append", {identity.app_id("snapshot", A.folder): 100})
     assert effective() == 100
-    points.publish(Lsn(300), {A: first})
+    points.publish(Lsn(300), {A: first}, {})
     assert effective() == 300
     commit(path, [], "append", {"another": 1})
     assert effective() == 300
     commit(path, [], "overwrite", {identity.app_id("snapshot", A.folder): 250})
     assert effective() == 250
     assert listed(points, A) == 300
+
+
+def test_a_version_that_stands_elsewhere_is_not_the_one_that_was_published(layout: Layout) -> None:
+    """Its number was given out again, to what came after: neither believed as a position nor read as the point."""
+    identity = Identity("7", "shop", "pgcdc")
+    path = layout.mirror(A)
+    DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
+                      raise_if_key_not_exists=False)  # fmt: skip
+    applied = identity.app_id("64")
+    commit(path, [], "append", {identity.app_id("snapshot", A.folder): 100})
+    lost = commit(path, [], "append", {applied: 200})
+    points = ConsistentPoints(layout)
+    points.publish(Lsn(300), {A: lost}, {A: Lsn(200)})
+    assert Mirror(layout, identity, A).effective_replay_lsn(points) == 300
+    assert Lake(layout.root).at().path(A) == path
+    (path / "_delta_log" / f"{lost:020}.json").unlink()
+    assert Mirror(layout, identity, A).effective_replay_lsn(points) == 100
+    with pytest.raises(LakeError, match="lacks a commit"):
+        Lake(layout.root).at().arrow(A)
+    assert commit(path, [], "append", {applied: 250}) == lost
+    assert Mirror(layout, identity, A).effective_replay_lsn(points) == 250
+    for read in (Lake(layout.root).at().arrow, Lake(layout.root).at().path):
+        with pytest.raises(LakeError, match=r"public\.a: version 2 stands at 0/FA, but .* stood at 0/C8, at LSN 0/12C"):
+            read(A)
+
+
+def test_points_of_an_older_lake_are_read(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say nothing of positions; the first new point brings the column."""
+    older = pa.schema([field for field in SCHEMA if field.name != "positions"])
+    Ledger(layout.consistent_points, older).append([{"replay_lsn": 100, "tables": {str(A): 1}}])
+    points = ConsistentPoints(layout)
+    assert points.listing(A) == Listing(Lsn(100), 1, None)
+    points.publish(Lsn(200), {A: 2}, {A: Lsn(150)})
+    assert [dict(point.positions) for point in ConsistentPoints(layout).all()] == [{}, {A: 150}]
+    assert points.listing(A) == Listing(Lsn(200), 2, Lsn(150))
 
 
 @given(
@@ -157,7 +194,7 @@ def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, n
         patch.setattr(ledger, "MOST_FILES", files)
         points = ConsistentPoints(Layout(Path(folder)))
         for number, tables in enumerate(lists):
-            points.publish(Lsn(number), {TableName("public", name): version for name, version in tables.items()})
+            points.publish(Lsn(number), {TableName("public", name): version for name, version in tables.items()}, {})
         before, followed = points.all(), [TableName("public", name) for name in names]
         said = {name: points.listing(name) for name in followed}
         oldest = before[at].at if at < len(before) else datetime.now(UTC) + timedelta(days=1)

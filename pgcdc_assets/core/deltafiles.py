@@ -1,0 +1,149 @@
+"""The files of a Delta table's log, read strictly: what is not whole, or not known, is never passed over.
+
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pgcdc_assets.core.durable import sync_folder
+from pgcdc_assets.core.layout import LAST_CHECKPOINT, commit_name
+from pgcdc_assets.errors import LakeError, TornLog
+
+Action = dict[str, Any]
+
+COMMIT: Final = re.compile(r"(\d{20})\.json")
+CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
+"""One file, or one of several parts; the newer form with sidecars is not written here."""
+ASIDE: Final = "_torn_"
+"""Begins the name of what was put aside, in the log's own folder."""
+_VERSIONED: Final = re.compile(r"\.?(\d{20})\.")
+"""What is in a log by version: commits, checkpoints, and the checksums that Spark keeps beside them."""
+ACTIONS: Final = "pgcdcActions"
+"""In the ``commitInfo`` of commits made here: how many actions the commit has, this one included. A commit that was
+cut between two lines would look whole."""
+
+ENGINE: Final = "pgcdc_assets"
+"""Who made a commit, as its history says."""
+_ENDS_LINES: Final = (ENGINE, "Apache-Spark")
+_SEPARATES_LINES: Final = "delta-rs"
+
+_NEEDED: Final = {
+    "add": ("path", "size"), "remove": ("path",), "txn": ("appId", "version"), "metaData": ("schemaString",),
+    "protocol": ("minReaderVersion",),
+}  # fmt: skip
+"""The actions that say what the table is, and what each has at least."""
+_OTHERS: Final = frozenset({"commitInfo", "cdc", "domainMetadata", "checkpointMetadata", "sidecar"})
+"""What says nothing of the table's rows, and may be there."""
+
+
+def commit_actions(log: Path, number: int) -> list[Action]:
+    """All actions of one commit, in order. LakeError where there is none, or one holds an action that is not known;
+    TornLog where it is not whole."""
+    path = log / commit_name(number)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise LakeError("lacks a commit that its versions need", thing=str(path)) from None
+    actions = [_action(line, path) for line in content.removesuffix(b"\n").split(b"\n")]
+    info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None) or {}
+    engine, ended = str(info.get("engineInfo", "")), content.endswith(b"\n")
+    # Cut at a line's end, a commit would look whole. Writers that are not known may do either.
+    if (ended and engine.startswith(_SEPARATES_LINES)) or (not ended and engine.startswith(_ENDS_LINES)):
+        raise torn(path, "its last line does not end as its writer ends lines")
+    if ACTIONS in info and int(info[ACTIONS]) != len(actions):
+        raise torn(path, f"it has {len(actions)} actions of {info[ACTIONS]}")
+    return actions
+
+
+def torn(path: Path, what: str) -> TornLog:
+    return TornLog(f"is not whole: {what}", thing=str(path))
+
+
+def commit_numbers(log: Path) -> list[int]:
+    """Of the commits that are there, in order. Lists the folder."""
+    return sorted(int(match[1]) for path in log.glob("*.json") if (match := COMMIT.fullmatch(path.name)))
+
+
+def checkpoint_files(log: Path, upto: int | None = None) -> dict[int, list[Path]]:
+    """The checkpoints of which all parts are there, at or below a version, the newest first. Lists the folder."""
+    found: dict[int, list[Path]] = {}
+    parts: dict[int, int] = {}
+    for path in log.glob("*.checkpoint*.parquet"):
+        match = CHECKPOINT.fullmatch(path.name)
+        if match is not None and (upto is None or int(match[1]) <= upto):
+            found.setdefault(int(match[1]), []).append(path)
+            parts[int(match[1])] = int(match[2] or 1)
+    return {number: found[number] for number in sorted(found, reverse=True) if len(found[number]) == parts[number]}
+
+
+def whole_commits(log: Path, base: int) -> dict[int, list[Action]]:
+    """The commits above a version, up to the first that is torn or not there. LakeError for one that is whole, and
+    holds what is not known here."""
+    found: dict[int, list[Action]] = {}
+    number = base + 1
+    while (log / commit_name(number)).exists():
+        try:
+            actions = commit_actions(log, number)
+        except TornLog:
+            break
+        if number == 0 and not any("metaData" in action for action in actions):
+            break
+        found[number] = actions
+        number += 1
+    return found
+
+
+def above(log: Path, last: int) -> list[Path]:
+    """All in a log that is of a later version. Lists the folder."""
+    return [path for path in log.iterdir() if (match := _VERSIONED.match(path.name)) and int(match[1]) > last]
+
+
+def put_aside(log: Path, paths: Sequence[Path]) -> tuple[str, ...]:
+    """Give files of a log names that nobody takes for the log's, durably; which ones. The hint goes with the
+    checkpoint that it names."""
+    names = {path.name for path in paths}
+    hint = log / LAST_CHECKPOINT
+    if hint.exists() and not _believable(hint, names):
+        names.add(hint.name)
+    for name in names:
+        (log / name).rename(log / f"{ASIDE}{name}.{uuid.uuid4().hex[:8]}")
+    if names:
+        sync_folder(log)
+    return tuple(sorted(names))
+
+
+def _believable(hint: Path, aside: set[str]) -> bool:
+    """Whether a checkpoint that stays is the one that the hint names."""
+    try:
+        number = int(json.loads(hint.read_bytes())["version"])
+    except (ValueError, KeyError, TypeError):
+        return False
+    there = {path.name for path in checkpoint_files(hint.parent, number).get(number, ())}
+    return bool(there - aside)
+
+
+def _action(line: bytes, path: Path) -> Action:
+    try:
+        action = json.loads(line)
+    except ValueError:
+        raise torn(path, "a line is no JSON") from None
+    if not isinstance(action, dict) or len(action) != 1:
+        raise torn(path, "a line is no action")
+    ((name, body),) = action.items()
+    if name not in _NEEDED and name not in _OTHERS:
+        raise LakeError(f"has an action that is not known: {name[:40]}", thing=str(path),
+                        do="another writer's feature is on; move the table away and copy it anew")  # fmt: skip
+    if not isinstance(body, dict) or _lacking(body, _NEEDED.get(name, ())):
+        raise torn(path, f"a line of kind {name} lacks what it must say")
+    return action
+
+
+def _lacking(body: Action, needed: Sequence[str]) -> bool:
+    return any(body.get(name) is None for name in needed)

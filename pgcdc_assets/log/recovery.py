@@ -1,0 +1,40 @@
+"""What a power cut left of the change log, mended before it is opened.
+
+A position is confirmed to the source only after its commit is durable, and no commit is begun before the one
+before it is. So what is torn was told to nobody: it is put aside, and the server sends it again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pgcdc_assets.core.deltafiles import above, checkpoint_files, commit_numbers, put_aside, whole_commits
+from pgcdc_assets.core.layout import DELTA_LOG
+
+
+def recover(path: Path) -> tuple[str, ...]:
+    """Put aside what is not whole at the end of the log; the names of those files."""
+    log = path / DELTA_LOG
+    if not log.is_dir():
+        return ()
+    checkpoints = checkpoint_files(log)
+    torn = [part for parts in checkpoints.values() for part in parts if not _readable(part)]
+    base = max((number for number, parts in checkpoints.items() if not set(parts) & set(torn)), default=-1)
+    numbers = commit_numbers(log)
+    if base < 0 and (numbers or torn) and 0 not in numbers:
+        # Its beginning is gone, or is a checkpoint that nobody can read now: opening it says so.
+        return ()
+    last = max(whole_commits(log, base), default=base)
+    return put_aside(log, [*above(log, last), *torn])
+
+
+def _readable(checkpoint: Path) -> bool:
+    try:
+        with pq.ParquetFile(checkpoint) as file:
+            file.read()
+    except (OSError, pa.ArrowException):
+        return False
+    return True
