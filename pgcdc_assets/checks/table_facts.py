@@ -14,6 +14,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.lake.failures import of_one_table
 from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.lake.points import ConsistentPoints, Point
 from pgcdc_assets.lake.states import StateRow, TableStates
@@ -32,7 +33,13 @@ def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
         elif newest and table.name in newest.tables and _readable(row, newest):
             yield TableFacts(table.name, TableState.STREAMING, newest.replay_lsn, updates_seen=table.updates_seen)
         else:
-            yield _behind(Mirror(layout, catalog.identity, table.name), table, row, points)
+            mirror = Mirror(layout, catalog.identity, table.name)
+            try:
+                yield _behind(mirror, table, row, points)
+            except Exception as error:
+                if (failure := of_one_table(error)) is None:
+                    raise
+                yield TableFacts(table.name, TableState.SET_ASIDE, None, failure, row.lsn, table.updates_seen)
 
 
 def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, Lsn]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import NotRepairable, RangeGap, UsageError
+from pgcdc_assets.errors import NotRepairable, PgcdcError, RangeGap, UsageError
 from pgcdc_assets.flow.closing import range_report
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import summed
@@ -15,6 +15,7 @@ from pgcdc_assets.flow.reports import RangeReport, TableTurn
 from pgcdc_assets.flow.turn import record, take_turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.changes import Followed, transform
+from pgcdc_assets.lake.failures import of_one_table
 from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.lake.repair import repair_table
 
@@ -95,7 +96,14 @@ def _readable(work: Work, name: TableName) -> TableProgress:
 
 
 def _repaired(work: Work, entry: TableProgress, span: LsnRange) -> TableTurn:
-    result = repair_table(work.session(), work.log, work.layout, work.identity, entry.table, span, entry.replay_lsn)
+    table = entry.table
+    try:
+        result = repair_table(work.session(), work.log, work.layout, work.identity, table, span, entry.replay_lsn)
+    except Exception as error:
+        if isinstance(error, PgcdcError) or (failure := of_one_table(error)) is None:
+            raise
+        do = f"copy it anew: pgcdc snapshot '{table.name}'"
+        raise NotRepairable(failure, thing=str(table.name), lsn=span.start, do=do) from None
     work.progress.settled({entry.table.name: result.version})
     return record(work, result, {})
 

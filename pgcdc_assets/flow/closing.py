@@ -9,9 +9,11 @@ from datetime import UTC, datetime
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import ROW_KINDS, OpenRange, rows_by_kind
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.failures import of_one_table
 from pgcdc_assets.lake.feedtable import FeedTable
 from pgcdc_assets.log.table import BatchSummary
 from pgcdc_assets.log.upkeep import compact
@@ -28,8 +30,18 @@ def merge_files(work: Work, report: RangeReport) -> None:
     compact(work.log, report.span)
     for name in report.tables:
         if name in work.progress:
-            entry = work.progress[name]
-            FeedTable(work.layout, work.identity, entry.table).compact(entry.replay_lsn)
+            _merge_feed(work, work.progress[name])
+
+
+def _merge_feed(work: Work, entry: TableProgress) -> None:
+    """A feed that cannot be merged stays in its small files: the mirror has taken what they held, and goes on."""
+    try:
+        FeedTable(work.layout, work.identity, entry.table).compact(entry.replay_lsn)
+    except Exception as error:
+        if (failure := of_one_table(error)) is None:
+            raise
+        work.observer.progress("apply", f"the change feed of {entry.table.name} is not merged: {failure}; "
+                               "`pgcdc repair` of the ranges that it holds derives them again")  # fmt: skip
 
 
 def range_report(

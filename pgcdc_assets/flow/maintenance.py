@@ -140,8 +140,9 @@ class Maintenance:
         for feed in self._feeds():
             self._report.feed_files += feed.forget(work.log.start)
         for entry in work.progress.followed():
-            feed = FeedTable(work.layout, work.identity, entry.table)
-            self._report.feed_files += feed.compact(entry.replay_lsn)
+            with self._told(entry.table.name):
+                feed = FeedTable(work.layout, work.identity, entry.table)
+                self._report.feed_files += feed.compact(entry.replay_lsn)
         passed(FaultPoint.FEEDS_CUT)
         work.observer.known_ranges()
 

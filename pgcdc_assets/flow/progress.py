@@ -16,6 +16,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.lake.failures import of_one_table
 from pgcdc_assets.lake.mirrors import Mirror, refusal
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.lake.settlement import Settlement
@@ -54,15 +55,19 @@ class Progress:
         self._tables = {table.name: self._load(table, rows.get(table.name)) for table in catalog.tables}
 
     def _load(self, table: Table, row: StateRow | None) -> TableProgress:
+        """Where a table stands; set aside where its mirror cannot be read."""
+        try:
+            return self._stands(table, row)
+        except Exception as error:
+            if (failure := of_one_table(error)) is None:
+                raise
+        if row is None or row.state is not TableState.SET_ASIDE or row.table is None:
+            self._set(table, TableState.SET_ASIDE, ZERO if row is None else row.lsn, failure)
+        return TableProgress(table, TableState.SET_ASIDE, reason=failure)
+
+    def _stands(self, table: Table, row: StateRow | None) -> TableProgress:
         if (reason := refusal(table)) is not None:
             return TableProgress(table, TableState.SET_ASIDE, reason=reason)
-        try:
-            return self._standing(table, row)
-        except LakeError as error:
-            # Its mirror cannot be read. The others can.
-            return TableProgress(table, TableState.SET_ASIDE, reason=str(error))
-
-    def _standing(self, table: Table, row: StateRow | None) -> TableProgress:
         mirror = Mirror(self.layout, self.identity, table.name)
         snapshot_lsn = mirror.snapshot_lsn
         if row is None or row.table is None or snapshot_lsn is None or row.table.oid != table.oid:
@@ -219,5 +224,11 @@ class Progress:
     def reread_versions(self) -> None:
         """Take the mirrors as they are now, so that a change made from outside is seen by ``verify``."""
         for entry in self.followed():
-            version = Mirror(self.layout, self.identity, entry.table.name).version
+            try:
+                version = Mirror(self.layout, self.identity, entry.table.name).version
+            except Exception as error:
+                if (failure := of_one_table(error)) is None:
+                    raise
+                self.put_aside(entry.table.name, entry.replay_lsn, failure)
+                continue
             self._tables[entry.table.name] = replace(entry, version=version)

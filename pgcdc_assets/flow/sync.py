@@ -24,6 +24,8 @@ from pgcdc_assets.flow.turn import Turn, take_turn
 from pgcdc_assets.flow.watching import watch
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.copy import Failures
+from pgcdc_assets.lake.failures import of_one_table
+from pgcdc_assets.lake.feedtable import begin_anew_if_unreadable
 from pgcdc_assets.lake.session import cancel_jobs
 from pgcdc_assets.log.table import BatchSummary
 from pgcdc_assets.settings import CATALOG_FILE
@@ -182,7 +184,7 @@ class Sync:
         again: set[TableName] = set()
         for name, failure in failures.items():
             if not isinstance(failure, CopyOutdated | CopyBlocked):
-                self._fail(failure)
+                self._not_copied(name, failure)
                 continue
             self._rounds[name] += 1
             self._work.progress.not_copied(name, failure.what)
@@ -194,6 +196,15 @@ class Sync:
             elif name in self._work.progress:
                 self._fail(failure)
         return again
+
+    def _not_copied(self, name: TableName, failure: PgcdcError) -> None:
+        """What only this table's copy meets sets it aside; a run that follows goes on with the others."""
+        reason, progress = of_one_table(failure), self._work.progress
+        if reason is None or name not in progress:
+            self._fail(failure)
+            return
+        progress.put_aside(name, progress[name].replay_lsn, reason)
+        self._work.observer.progress("snapshot", f"{name} is set aside: {reason}")
 
     def _fail(self, error: PgcdcError) -> None:
         self._failure = self._failure or error
@@ -210,6 +221,7 @@ class Sync:
                 self._seen = None
             self._work.progress.copied(copied.table, copied.report.consistent_point, copied.report.version)
             self._work.observer.copied(copied.report)
+            begin_anew_if_unreadable(self._work.layout, self._work.identity, copied.table)
             self._copied.append(copied)
             self._unpublished = moved = True
             self._refused_at = None

@@ -23,6 +23,7 @@ from pgcdc_assets.lake.decoding import Route
 from pgcdc_assets.lake.deltacommit import settle
 from pgcdc_assets.lake.derivation import Derivation, Derived, Target, derive
 from pgcdc_assets.lake.evolve import Refusal, evolved, together
+from pgcdc_assets.lake.failures import of_one_table
 from pgcdc_assets.lake.feed import FeedFile, FeedPart
 from pgcdc_assets.lake.feedtable import FeedTable
 from pgcdc_assets.lake.feedwriter import trimmed
@@ -58,16 +59,35 @@ def transform(
     """
     layout = Layout(log.path.parents[1])
     grown = _evolved_over(log, span, tables, again)
-    asked = [_Asked.of(log, layout, span, *each, again) for each in zip(tables, grown, strict=True)]
-    todo = [entry.todo for entry in asked if entry.todo is not None]
+    asked: list[_Asked] = []
+    parts: dict[TableName, FeedPart] = {}
+    for entry, table in zip(tables, grown, strict=True):
+        try:
+            asked.append(_Asked.of(log, layout, span, entry, table, again))
+        except Exception as error:
+            if (failure := of_one_table(error)) is None:
+                raise
+            parts[table.name] = _nothing(table, entry.after, failure)
+    todo = [one.todo for one in asked if one.todo is not None]
     shapes = _shapes(log, todo)
-    wanted = [_Wanted.of(log, entry, shapes.get(entry.table.name, []), past=again) for entry in asked]
-    done = _derived(spark, log, layout, [entry for entry in wanted if entry.todo is not None])
-    parts = {entry.table.name: entry.committed(log, layout, done, span) for entry in wanted}
+    wanted = [_Wanted.of(log, one, shapes.get(one.table.name, []), past=again) for one in asked]
+    done = _derived(spark, log, layout, [one for one in wanted if one.todo is not None])
+    for one in wanted:
+        try:
+            parts[one.table.name] = one.committed(log, layout, done, span)
+        except Exception as error:
+            if (failure := of_one_table(error)) is None:
+                raise
+            parts[one.table.name] = _nothing(one.table, one.after, failure)
     # A mirror that took a part of a feed must not outlive it.
-    derived = (layout.changes(entry.table.name) for entry in wanted if entry.todo is not None)
+    derived = (layout.changes(one.table.name) for one in wanted if one.todo is not None)
     settle(folder for folder in derived if (folder / DELTA_LOG).is_dir())
     return parts
+
+
+def _nothing(table: Table, after: Lsn, failure: str) -> FeedPart:
+    """The part of a table whose feed cannot be read or written: it ends where the mirror stands."""
+    return FeedPart(table, LsnRange(after, after), (), (after, failure))
 
 
 def _evolved_over(log: ChangeLog, span: LsnRange, tables: Sequence[Followed], again: bool) -> list[Table]:

@@ -26,6 +26,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
 from pgcdc_assets.lake.blocks import BlockReader
 from pgcdc_assets.lake.deltacommit import commit_files
+from pgcdc_assets.lake.failures import of_one_table
+from pgcdc_assets.lake.feedtable import moved_away
 from pgcdc_assets.lake.files import DataFile, FileReport
 from pgcdc_assets.lake.mirrors import (
     IDENTITY,
@@ -205,8 +207,10 @@ class _Copier:
                 passed(FaultPoint.COPY_COMMITTING)
                 version = self._commit(target, files)
                 passed(FaultPoint.COPY_COMMITTED)
-            except PgcdcError as error:
-                failures[name] = error
+            except Exception as error:
+                if (failure := _own(name, error)) is None:
+                    raise
+                failures[name] = failure
                 continue
             rows, size = sum(file.rows for file in files), sum(file.size for file in files)
             point, seconds = self._snapshot.consistent_point, time.monotonic() - started
@@ -219,14 +223,16 @@ class _Copier:
         for name, table in tables.items():
             try:
                 targets[name] = self._target(table)
-            except PgcdcError as error:
-                failures[name] = error
+            except Exception as error:
+                if (failure := _own(name, error)) is None:
+                    raise
+                failures[name] = failure
         return targets, failures
 
     def _target(self, table: Table) -> _Target:
         """The mirror's folder, the mirror made; a staging folder where its columns are to change."""
         schema = MirrorSchema.of(table)
-        mirror = Mirror(self._layout, self._identity, table.name)
+        mirror = self._opened(table.name)
         point = int(self._snapshot.consistent_point)
         if mirror.exists and not mirror.holds(schema):
             folder = self._layout.staging / uuid.uuid4().hex
@@ -238,6 +244,16 @@ class _Copier:
             passed(FaultPoint.MIRROR_MADE)
             mirror = Mirror(self._layout, self._identity, table.name)
         return _Target(table, mirror.path, mirror.physical(schema), point, staged=False)
+
+    def _opened(self, name: TableName) -> Mirror:
+        """The mirror; one whose own log cannot be read is put out of the way, for the copy to begin anew."""
+        mirror = Mirror(self._layout, self._identity, name)
+        try:
+            mirror.delta  # noqa: B018 - reads its log
+        except (LakeError, pa.ArrowException, ValueError):
+            moved_away(self._layout, mirror.path)
+            return Mirror(self._layout, self._identity, name)
+        return mirror
 
     def _commit(self, target: _Target, files: Sequence[FileReport]) -> int:
         mirror = Mirror(self._layout, self._identity, target.table.name)
@@ -332,8 +348,18 @@ def _copy_part(task: _Task, target: _Target, cut: Sequence[Piece]) -> _Written:
         report = read_whole(lambda: _file(task, target, cut))
         passed(FaultPoint.PIECE_COPIED)
         return _Written(target.table.name, report)
-    except PgcdcError as error:
-        return _Written(target.table.name, error=error)
+    except Exception as error:
+        if (failure := _own(target.table.name, error)) is None:
+            raise
+        return _Written(target.table.name, error=failure)
+
+
+def _own(name: TableName, error: Exception) -> PgcdcError | None:
+    """What a copy of one table failed with; None where that is everybody's."""
+    if isinstance(error, PgcdcError):
+        return error
+    failure = of_one_table(error)
+    return None if failure is None else LakeError(failure, thing=f"copy of {name}")
 
 
 def _file(task: _Task, target: _Target, cut: Sequence[Piece]) -> FileReport | None:

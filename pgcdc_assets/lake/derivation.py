@@ -7,6 +7,7 @@ column, typed, and written to the file of its table. Imported by Spark's workers
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.lake.decoding import Change, Kind, Route, Unfollowable, changes, unchanged_lists
+from pgcdc_assets.lake.failures import of_one_table
 from pgcdc_assets.lake.feed import (
     COMMIT_LSN,
     COMMIT_TS,
@@ -135,6 +137,9 @@ class _Work:
 
     def _within(self, name: TableName, group: pa.Table) -> pa.Table:
         span = self._task.targets[name].span
+        if name in self.set_aside:
+            # Nothing from there on is wanted.
+            span = LsnRange(span.start, max(span.start, min(span.end, self.set_aside[name][0])))
         bounds = pc.min_max(group["commit_lsn"]).as_py()
         if span.holds_commit(bounds["min"]) and span.holds_commit(bounds["max"]):
             return group
@@ -142,19 +147,47 @@ class _Work:
         return group.filter(pc.and_(pc.greater_equal(at, int(span.start)), pc.less(at, int(span.end))))
 
     def _decode(self, kind: str, group: pa.Table, route: Route) -> None:
-        if kind == "T":
-            # A truncate is of all keys, and so of no bucket.
-            everything = np.arange(group.num_rows, dtype=np.int64)
-            self._writer(route, None).write(feed_rows(Change(TRUNCATE, everything, 1, {}), group, route))
+        """Write a group as changes. One that cannot be decoded is halved, until its first such row is known."""
+        name = route.table.name
+        try:
+            found = list(_decoded(kind, group, route))
+        except Exception as error:
+            if (failure := of_one_table(error)) is None:
+                raise
+            if group.num_rows == 1:
+                self._refuse(name, group["commit_lsn"][0].as_py(), failure)
+                return
+            half = group.num_rows // 2
+            for part in (group.slice(0, half), group.slice(half)):
+                if (kept := self._within(name, part)).num_rows:
+                    self._decode(kind, kept, route)
             return
-        payload, lsns = (group[name].combine_chunks() for name in ("payload", "commit_lsn"))
-        for found in changes(cast(Kind, kind), payload, route, lsns):
-            if isinstance(found, Unfollowable):
-                self._refuse(route.table.name, lsns[found.row].as_py(), found.reason)
+        for change, rows in found:
+            if isinstance(change, Unfollowable):
+                self._refuse(name, group["commit_lsn"][change.row].as_py(), change.reason)
             else:
-                self._write(found, feed_rows(found, group, route), route)
+                self._write(change, rows, route)
 
     def _write(self, change: Change, rows: pa.Table, route: Route) -> None:
+        try:
+            self._write_to_files(change, rows, route)
+        except Exception as error:
+            if (failure := of_one_table(error)) is None:
+                raise
+            self._give_up(route.table.name, failure)
+
+    def _give_up(self, name: TableName, failure: str) -> None:
+        """None of the task's rows of a table can be written: they stay in the log."""
+        for key in [key for key in self._writers if key[0] == name]:
+            with suppress(OSError):
+                self._writers.pop(key).abandon()
+        self._refuse(name, self._task.targets[name].span.start, failure)
+
+    def _write_to_files(self, change: Change, rows: pa.Table, route: Route) -> None:
+        if change.op == TRUNCATE:
+            # A truncate is of all keys, and so of no bucket.
+            self._writer(route, None).write(rows)
+            return
         odd_keys = _has_odd_keys(change, route, rows)
         buckets = self._task.targets[route.table.name].buckets
         if buckets == 1:
@@ -178,13 +211,29 @@ class _Work:
 
     def close(self) -> dict[TableName, list[FeedFile]]:
         files: dict[TableName, list[FeedFile]] = {}
-        for (name, _), writer in self._writers.items():
-            files.setdefault(name, []).append(writer.close())
-        return files
+        for (name, _), writer in list(self._writers.items()):
+            try:
+                files.setdefault(name, []).append(writer.close())
+            except Exception as error:
+                if (failure := of_one_table(error)) is None:
+                    raise
+                self._give_up(name, failure)
+        return {name: written for name, written in files.items() if any(key[0] == name for key in self._writers)}
 
     def abandon(self) -> None:
         for writer in self._writers.values():
             writer.abandon()
+
+
+def _decoded(kind: str, group: pa.Table, route: Route) -> Iterator[tuple[Change | Unfollowable, pa.Table]]:
+    """The changes of a group, each with its rows of the feed (none, where it cannot be followed)."""
+    if kind == "T":
+        everything = Change(TRUNCATE, np.arange(group.num_rows, dtype=np.int64), 1, {})
+        yield everything, feed_rows(everything, group, route)
+        return
+    payload, lsns = (group[name].combine_chunks() for name in ("payload", "commit_lsn"))
+    for found in changes(cast(Kind, kind), payload, route, lsns):
+        yield found, pa.table({}) if isinstance(found, Unfollowable) else feed_rows(found, group, route)
 
 
 def _groups(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:

@@ -8,6 +8,7 @@ and its start. Feeds never have deletion vectors, so that removing a file remove
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -20,8 +21,10 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import DELTA_LOG, Layout, commit_name
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import CommitLost
 from pgcdc_assets.lake.deltacommit import replace_files, settle
 from pgcdc_assets.lake.deltalog import Added, DeltaLog, DeltaVersion
+from pgcdc_assets.lake.failures import of_one_table
 from pgcdc_assets.lake.feed import COMMIT_LSN, FeedFile, feed_schema
 from pgcdc_assets.lake.feedwriter import feed_file, merged_file
 from pgcdc_assets.lake.files import FileReport
@@ -137,7 +140,13 @@ class FeedTable:
         """One commit, with what the feed covers from then on."""
         positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
         assert self._delta is not None
-        replace_files(self._delta, gone, files, positions, changes=changes)
+        try:
+            replace_files(self._delta, gone, files, positions, changes=changes)
+        except CommitLost:
+            now = self._log.newest()
+            if now is None or any(file not in now.files for file in gone):
+                raise
+            replace_files(now, gone, files, positions, changes=changes)
         self._delta = self._log.newest()
 
     def _prepared(self) -> DeltaVersion:
@@ -185,6 +194,22 @@ class FeedTable:
             return []
         found = [(file, *_bounds_of(file)) for file in self._delta.files]
         return [(file, low, high) for file, low, high in found if low < span.end and high >= span.start]
+
+
+def begin_anew_if_unreadable(layout: Layout, identity: Identity, table: Table) -> None:
+    """A feed that cannot be opened keeps no table back that was copied anew: its rows are in the log."""
+    try:
+        FeedTable(layout, identity, table)
+    except Exception as error:
+        if of_one_table(error) is None:
+            raise
+        moved_away(layout, layout.changes(table.name))
+
+
+def moved_away(layout: Layout, folder: Path) -> None:
+    """Put a folder that cannot be read out of the way; the next maintenance deletes it."""
+    layout.staging.mkdir(parents=True, exist_ok=True)
+    folder.rename(layout.staging / uuid.uuid4().hex)
 
 
 def _bounds_of(file: Added) -> tuple[int, int]:

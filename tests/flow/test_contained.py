@@ -1,0 +1,94 @@
+"""One table's trouble in a whole run: the others are applied and published, and a new copy brings it back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.checks.table_facts import read_tables
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.settings import CATALOG_FILE
+from tests.delta import live_files
+from tests.flow.test_sync import Rig, rig
+
+__all__ = ["rig"]
+
+pytestmark = pytest.mark.spark
+
+BROKEN = {
+    "file": r"part-.*\.parquet: cannot be read: No such file",
+    "feed": r"feed",
+    "folder": r"changes/public/folder.*: Not a directory",
+    "mapped": r"a b",
+    "copied": r"public/copied.*: Not a directory",
+}
+"""Tables by what is broken of them, and how that is told."""
+
+
+def _break(rig: Rig) -> None:
+    layout = rig.settings.layout
+    for added in live_files(_mirror(rig, "file")):
+        (_mirror(rig, "file") / added.path).unlink()
+    for commit in (layout.changes(_name("feed")) / "_delta_log").glob("*.json"):
+        commit.write_bytes(b"")
+    layout.changes(_name("folder")).write_text("in the way")
+    rig.conn.execute('ALTER TABLE mapped RENAME "a b" TO ab')
+    _mirror(rig, "copied").write_text("in the way")
+    rig.conn.execute("CREATE TABLE copied (id int PRIMARY KEY, v text)")
+
+
+def _name(table: str) -> TableName:
+    return TableName("public", table)
+
+
+def _mirror(rig: Rig, table: str) -> Path:
+    return rig.settings.layout.mirror(_name(table))
+
+
+def test_one_tables_trouble_is_that_tables(rig: Rig) -> None:
+    names = [name for name in BROKEN if name not in ("mapped", "copied")]
+    for name in names:
+        rig.conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)".encode())
+        rig.conn.execute(f"INSERT INTO {name} VALUES (1, 'a'), (2, 'b')".encode())
+    rig.conn.execute('CREATE TABLE mapped (id int PRIMARY KEY, "a b" text)')
+    rig.setup()
+    rig.sync()
+    rig.conn.execute("UPDATE feed SET v = 'c' WHERE id = 1")
+    rig.sync()
+    _break(rig)
+    rig.setup()
+    for name in names:
+        rig.conn.execute(f"UPDATE {name} SET v = 'changed' WHERE id = 1".encode())
+    rig.conn.execute("INSERT INTO mapped VALUES (1, 'a')")
+    rig.conn.execute("UPDATE t SET v = 'goes on'")
+
+    report = rig.sync()
+    told = {name.name: reason for name, reason in report.set_aside}
+    assert told.keys() == BROKEN.keys(), told
+    for name, pattern in BROKEN.items():
+        assert re.search(pattern, told[name]), told[name]
+        assert "Traceback" not in told[name]
+    rig.assert_equal()
+    point = ConsistentPoints(rig.settings.layout).newest()
+    assert point is not None
+    assert set(point.tables) == {_name("t"), _name("u")}
+    assert point.replay_lsn == report.end
+    catalog = Catalog.load(CATALOG_FILE)
+    assert catalog is not None
+    facts = {facts.name.name: facts for facts in read_tables(rig.settings.layout, catalog)}
+    assert {name for name, one in facts.items() if one.state is TableState.SET_ASIDE} == BROKEN.keys()
+    assert all(facts[name].reason == told[name] for name in BROKEN)
+
+    _mirror(rig, "copied").unlink()
+    report = rig.engine().sync(Bounds(), copy_anew=[_name(name) for name in BROKEN])
+    assert report.set_aside == []
+    for name in BROKEN:
+        rig.conn.execute(f"INSERT INTO {name} VALUES (3, 'back')".encode())
+    assert rig.sync().set_aside == []
+    rig.assert_equal("public.t", "public.u", *(f"public.{name}" for name in BROKEN))
