@@ -46,6 +46,10 @@ _TRANSPORT = {
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 
+UNCHECKED = "SQL_ASCII"
+"""A server encoding that is none: texts are whatever bytes a client sent. Asked for UTF8, such a server ends the whole
+stream at the first text that is not; so changes and copies come as they are, and a bad text is its table's trouble."""
+
 
 class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
     """A psycopg connection whose loss is a SourceUnavailable, wherever it is noticed."""

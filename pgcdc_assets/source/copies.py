@@ -22,7 +22,7 @@ import psycopg
 from psycopg import OperationalError, pq, sql
 
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated, PgcdcError, SourceUnavailable
-from pgcdc_assets.source.connection import APPLICATION, SourceConnection, connect
+from pgcdc_assets.source.connection import APPLICATION, UNCHECKED, SourceConnection, connect
 from pgcdc_assets.source.failures import ServerError, first_line, of_exception, result_error
 from pgcdc_assets.source.holders import lockers
 from pgcdc_assets.source.pieces import Piece
@@ -102,7 +102,9 @@ def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: in
     try:
         with _typed(piece):
             name, then = _begin(conn, snapshot_name, piece)
-            last = yield from _blocks(conn, piece.statement(name), block_bytes)
+            unchecked = conn.info.parameter_status("server_encoding") == UNCHECKED
+            statement = piece.statement(name, UNCHECKED if unchecked else "UTF8")
+            last = yield from _blocks(conn, statement, block_bytes)
             conn.execute("COMMIT")
             now = _storage(conn, piece)
             if now is None or not now.still_holds(then):

@@ -35,6 +35,8 @@ _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "28P01": (SourceNotReady, "check PGPASSWORD, the service file or the passfile"),
     "3D000": (SourceNotReady, "check the database's name in the setting `source`"),
 }
+_NO_UTF8 = ("22021", "22P05")
+"""No text in the server's own encoding; a character that UTF8 has no place for."""
 _UNAVAILABLE_CLASSES = ("08", "57P", "53300")
 """Connection exceptions, shutdown and crash (57P01 to 57P05), too many connections."""
 
@@ -70,6 +72,10 @@ class ServerError:
         if self.state in _BY_STATE:
             kind, advice = _BY_STATE[self.state]
             return kind(self.message, thing=thing, do=advice)
+        if self.state in _NO_UTF8:
+            # The message itself quotes bytes of the text.
+            return SourceFailed(f"holds a text that cannot be had in UTF8 (SQLSTATE {self.state})", thing=thing,
+                                do=f"correct it there; where the WAL holds it already, {COPY_ANEW}")  # fmt: skip
         if "wal_level" in self.message:
             return SourceNotReady(self.message, thing=thing, do="set wal_level = logical on the source and restart it")
         return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing)

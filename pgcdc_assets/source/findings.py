@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import psycopg
 
-from pgcdc_assets.source.connection import APPLICATION
+from pgcdc_assets.source.connection import APPLICATION, UNCHECKED
 
 Severity = Literal["error", "warning", "info"]
 
@@ -77,6 +77,7 @@ def server_findings(conn: psycopg.Connection[Any], slot: str, *, replication: bo
     recovering, wal_level, standbys, keep, idle, slots, senders, has_slot = row
     return [
         *_version(conn.info.server_version),
+        *_encoding(conn.info.parameter_status("server_encoding")),
         *_settings(recovering, wal_level, standbys),
         *_places(slots, senders if replication else _PLACES, has_slot),
         *_bounds(keep, idle),
@@ -92,6 +93,14 @@ def _version(number: int) -> Iterator[Finding]:
             "warning", "source",
             f"is PostgreSQL {major}.{minor}, which may lose changes of a transaction that is open while its table "
             "is added to a publication", f"update it to {major}.{_MINORS_THAT_LOSE[major]} or newer",
+        )  # fmt: skip
+
+
+def _encoding(name: str | None) -> Iterator[Finding]:
+    if name == UNCHECKED:
+        yield Finding(
+            "warning", "source", f"has server_encoding = {name}: it takes any bytes for text, and a table with a text "
+            "that is not UTF-8 is set aside", "find such texts before the first copy, and correct them",
         )  # fmt: skip
 
 

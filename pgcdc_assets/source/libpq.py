@@ -19,7 +19,14 @@ from psycopg import OperationalError, pq
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceUnavailable
-from pgcdc_assets.source.connection import APPLICATION, redacted, session_settings, source_conninfo, without_secret
+from pgcdc_assets.source.connection import (
+    APPLICATION,
+    UNCHECKED,
+    redacted,
+    session_settings,
+    source_conninfo,
+    without_secret,
+)
 from pgcdc_assets.source.failures import ServerError, first_line, of_refusal, result_error
 from pgcdc_assets.source.reading import LibpqRows, RowReader
 from pgcdc_assets.source.wire import SocketReader
@@ -89,6 +96,8 @@ class LibpqConnection(ABC):
             raise of_refusal(message).typed(endpoint)
         connection = cls(pgconn, endpoint)
         connection.execute(session_settings(pgconn.server_version, settings))
+        if pgconn.parameter_status(b"server_encoding") == UNCHECKED.encode():
+            connection.execute(f"SET client_encoding = '{UNCHECKED}'")
         return connection
 
     # What the two kinds do each in their way ---------------------------------------------------------

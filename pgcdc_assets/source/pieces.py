@@ -52,11 +52,11 @@ class Piece:
     def relation(self) -> TableName:
         return self.leaf or self.table.name
 
-    def statement(self, relation: str) -> str:
+    def statement(self, relation: str, encoding: str = "UTF8") -> str:
         """Of ONLY the relation, named as SQL: an inheritance parent has children."""
         where = f" WHERE {self.condition}" if self.condition else ""
         query = f"SELECT {self.columns} FROM ONLY {relation}{where}"  # noqa: S608  (identifiers are quoted)
-        return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
+        return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, ENCODING '{encoding}')"
 
 
 @dataclass(frozen=True)

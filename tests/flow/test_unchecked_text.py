@@ -1,0 +1,77 @@
+"""A source with server_encoding = SQL_ASCII takes any bytes for text: what is not UTF-8 is one table's trouble."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.setup import setup
+from tests.fix_postgres import Database, _drop
+from tests.flow.test_sync import Rig
+
+pytestmark = pytest.mark.spark
+
+T = TableName("public", "t")
+
+
+@pytest.fixture
+def unchecked(server: EmbeddedServer) -> Iterator[Database]:
+    name = f"t_{secrets.token_hex(5)}"
+    with psycopg.connect(server.conninfo_of("postgres"), autocommit=True) as admin:
+        made = "CREATE DATABASE {} TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+        admin.execute(sql.SQL(made).format(sql.Identifier(name)))
+    yield Database(server, name)
+    _drop(server, name)
+
+
+def test_a_text_that_is_no_utf8(
+    unchecked: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(source=unchecked.conninfo, slot=f"s_{unchecked.name}")
+    with unchecked.connect() as conn:
+        conn.execute("SET client_encoding = UTF8")
+        rig = Rig(settings, conn, lambda: spark, Silent())
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        conn.execute("CREATE TABLE u (id int PRIMARY KEY, v text)")
+        conn.execute("INSERT INTO t VALUES (1, 'café')")
+        findings = setup(settings, unchecked.conninfo).findings
+        assert [one.severity for one in findings if "SQL_ASCII" in one.what] == ["warning"]
+        rig.setup()
+        assert rig.sync().set_aside == []
+        rig.assert_equal()
+
+        conn.execute("INSERT INTO t SELECT g, 'café' || g FROM generate_series(2, 20) g")
+        before = rig.flush()
+        conn.execute(r"INSERT INTO t VALUES (30, E'caf\351')")
+        after = rig.flush()
+        conn.execute("INSERT INTO t VALUES (31, 'x')")
+        conn.execute("INSERT INTO u VALUES (1, 'goes on')")
+        report = rig.sync()
+        ((name, reason),) = report.set_aside
+        assert name == T
+        assert "not in UTF-8" in reason
+        row = TableStates(settings.layout).all()[T]
+        assert before <= row.lsn < after, "the transaction of the bad text, and none before it"
+        rig.assert_equal("public.u")
+
+        report = rig.engine().sync(Bounds(), copy_anew=[T])
+        assert "UTF-8" in dict(report.set_aside)[T]
+        assert Lsn(0) < TableStates(settings.layout).all()[T].lsn
+        conn.execute("UPDATE t SET v = 'corrected' WHERE id = 30")
+        conn.execute("INSERT INTO u VALUES (2, 'goes on')")
+        assert rig.engine().sync(Bounds(), copy_anew=[T]).set_aside == []
+        rig.assert_equal()
