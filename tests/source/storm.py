@@ -43,10 +43,11 @@ _ASK = (
 )
 # Ours are told by their application_name. Catalogs are not the application's tables.
 _HELD_AND_WAITED_FOR = """
-SELECT a.application_name, a.query, held.relation::regclass::text, held.mode, l.mode
-FROM pg_locks l JOIN pg_stat_activity a USING (pid) JOIN pg_locks held ON held.pid = l.pid AND held.granted
-WHERE NOT l.granted AND a.application_name LIKE 'pgcdc%' AND a.datname = current_database()
-  AND held.locktype = 'relation' AND held.relation >= 16384
+WITH l AS MATERIALIZED (SELECT pid, relation, mode, granted FROM pg_locks WHERE locktype = 'relation')
+SELECT a.pid, a.application_name, a.query, held.relation, held.mode, wanted.relation, wanted.mode
+FROM l AS wanted JOIN pg_stat_activity a USING (pid) JOIN l AS held ON held.pid = wanted.pid AND held.granted
+WHERE NOT wanted.granted AND a.application_name LIKE 'pgcdc%' AND a.datname = current_database()
+  AND held.relation >= 16384
 """
 
 
@@ -104,9 +105,13 @@ class Storm:
             self.queries += 1
 
     def _look(self) -> None:
+        """What stands so at two looks: the server lists its locks while they come and go."""
+        before: list[Any] = []
         with self.database.connect() as conn:
             while not self._over.wait(0.01):
-                self.held += conn.execute(_HELD_AND_WAITED_FOR).fetchall()
+                now = conn.execute(_HELD_AND_WAITED_FOR).fetchall()
+                self.held += [row for row in now if row in before]
+                before = now
 
 
 def make_tables(conn: psycopg.Connection) -> None:

@@ -134,4 +134,5 @@ def test_the_application_hardly_waits_for_us(
                 break
         else:
             raise AssertionError(told)
-    assert ours.done["copied"]
+    # Without replication connections the storm may leave no moment in which nobody writes.
+    assert any(what.startswith("copied") for what in ours.done) or not replication
