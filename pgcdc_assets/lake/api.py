@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
-from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
@@ -93,7 +92,8 @@ class LakeAt:
         try:
             delta = DeltaTable(self._layout.mirror(name), version=version)
             found = pa.table(QueryBuilder().register("mirror", delta).execute("SELECT * FROM mirror").read_all())
-        except DeltaError as error:
+        except Exception as error:
+            # delta-rs and DataFusion raise bare ones where a file is gone or damaged.
             raise LakeError(f"version {version} cannot be read: {type(error).__name__}", thing=f"mirror {name}",
                             do="it may be older than the mirror's retention; take a newer LSN") from error  # fmt: skip
         return found.cast(pa.schema([field.with_type(_plain(field.type)) for field in found.schema]))
