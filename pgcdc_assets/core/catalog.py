@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pgcdc_assets.core.durable import sync_file, sync_folder
 from pgcdc_assets.core.names import TableName
 
 ReplicaIdentity = Literal["d", "n", "f", "i"]
@@ -73,7 +72,8 @@ class Composite:
     oid: int
     name: str
     attributes: str
-    """``attnum:type`` of each attribute that is not dropped."""
+    """``attnum:type`` of each attribute. PostgreSQL keeps those that were dropped, with type 0: rows may have come with
+    them meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,7 @@ class Catalog:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_text(json.dumps(self.to_json(), indent=1))
-        # A power cut would leave an empty file under the name otherwise.
-        sync_file(draft)
         draft.replace(path)
-        sync_folder(path.parent)
 
     @classmethod
     def load(cls, path: Path) -> Self | None:

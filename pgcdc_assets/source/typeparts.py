@@ -38,7 +38,7 @@ SELECT t.oid, t.typname::text, t.typtype::text, ARRAY({_INNER}),
              WHERE t.typtype = 'e' AND e.enumtypid = t.oid ORDER BY e.oid),
        (SELECT string_agg(a.attnum::text || ':' || a.atttypid::text, ' ' ORDER BY a.attnum)
         FROM pg_catalog.pg_attribute a
-        WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)
+        WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0)
 FROM parts JOIN pg_catalog.pg_type t ON t.oid = parts.oid
 """  # noqa: S608 (texts of our own)
 

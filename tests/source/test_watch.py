@@ -201,6 +201,7 @@ MADE_OF = "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TYPE pair AS (a int, m
     [
         ("ALTER TYPE pair ADD ATTRIBUTE c int CASCADE", Kind.TYPES),
         ("ALTER TYPE pair DROP ATTRIBUTE a CASCADE", Kind.TYPES),
+        ("ALTER TYPE pair ADD ATTRIBUTE c int CASCADE; ALTER TYPE pair DROP ATTRIBUTE c CASCADE", Kind.TYPES),
         ("ALTER TYPE pair DROP ATTRIBUTE a CASCADE; ALTER TYPE pair ADD ATTRIBUTE a int CASCADE", Kind.TYPES),
         ("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'", Kind.LABELS),
         ("ALTER TYPE mood RENAME VALUE 'sad' TO 'x'; ALTER TYPE mood RENAME VALUE 'x' TO 'sad'", Kind.LABELS),

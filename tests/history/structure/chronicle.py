@@ -1,0 +1,144 @@
+"""The oracle of structural histories: what every table held after each commit, and the LSN of each commit.
+
+One thread is the only writer, so what a reader sees right after a commit is what the source was until the next
+one. A second slot, the witness, tells each transaction's ``commit_lsn`` by a message that the transaction emits.
+No trigger and no bookkeeping by row: these would not survive what is done to the tables.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import psycopg
+from psycopg import sql
+
+from tests.oracle import Rows
+
+_SETTINGS = """
+SET DateStyle = ISO; SET IntervalStyle = postgres; SET TimeZone = UTC; SET extra_float_digits = 1;
+SET bytea_output = hex
+"""
+_TABLES = """
+SELECT c.oid, n.nspname, c.relname, c.relkind, c.relpersistence,
+  coalesce(array_agg(a.attname ORDER BY a.attnum) FILTER (WHERE a.attgenerated = ''), '{}'),
+  coalesce(array_agg(a.attname ORDER BY a.attnum) FILTER (WHERE a.attgenerated <> ''), '{}')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+GROUP BY c.oid, n.nspname, c.relname ORDER BY n.nspname, c.relname
+"""
+_COMMITS = """
+SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1', 'publication_names',
+  'history_witness', 'messages', 'true') WHERE get_byte(data, 0) IN (ascii('B'), ascii('M'))
+"""
+_MESSAGE = re.compile(rb"M.{9}history\0.{4}(\d+)\Z", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A table as it was: columns by name, generated ones apart, and its rows in the order of both."""
+
+    oid: int
+    logged: bool
+    columns: tuple[str, ...]
+    generated: frozenset[str]
+    rows: Rows
+
+
+Tables = Mapping[str, Contents]
+"""By schema.table, verbatim; partitions belong to their roots."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    first: int
+    """Number of the message whose commit is, or comes before, the change."""
+    last: int
+    """Of the message whose commit is, or comes after, it."""
+    tables: Tables
+
+
+@dataclass
+class Chronicle:
+    conn: psycopg.Connection[Any]
+    witness: str
+    _entries: list[_Entry]
+    _messages: int = 0
+
+    @classmethod
+    def begin(cls, conn: psycopg.Connection[Any], schemas: Sequence[str]) -> Self:
+        """What is there already is what was there from the start. ``conn``: in autocommit mode, for this alone."""
+        conn.execute(_SETTINGS)
+        conn.execute("CREATE PUBLICATION history_witness")
+        witness = f"witness_{conn.info.dbname}"[:60]
+        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [witness])
+        chronicle = cls(conn, witness, [_Entry(0, 0, {})])
+        chronicle._enter(0, 0, schemas)
+        return chronicle
+
+    def announce(self, conn: psycopg.Connection[Any]) -> None:
+        """In a transaction that is about to be committed."""
+        self._messages += 1
+        text = str(self._messages)
+        conn.execute("SELECT pg_logical_emit_message(true, 'history', %s::text)", [text])
+
+    def committed(self, schemas: Sequence[str], *, since: int | None = None) -> None:
+        """The transaction announced last is committed; it changed nothing outside of ``schemas``.
+
+        ``since``: what happened stands between that message and the last one, and has commits of its own that
+        nobody announces (VACUUM FULL, DETACH CONCURRENTLY).
+        """
+        self._enter(self._messages if since is None else since, self._messages, schemas)
+
+    @property
+    def announced(self) -> int:
+        return self._messages
+
+    @property
+    def now(self) -> Tables:
+        return self._entries[-1].tables
+
+    def at(self, lsn: int, commits: Mapping[int, int]) -> list[Tables]:
+        """What the tables may have held when the transactions with ``commit_lsn`` < ``lsn`` had committed.
+
+        More than one only where ``lsn`` lies within a statement of several transactions.
+        """
+        found: list[Tables] = []
+        for entry in reversed(self._entries):
+            if commits[entry.first] < lsn:
+                found.append(entry.tables)
+                if commits[entry.last] < lsn:
+                    break
+        return found
+
+    def commits(self) -> dict[int, int]:
+        """``commit_lsn`` by message; 0 is what was there at the start."""
+        found: dict[int, int] = {0: 0}
+        commit_lsn = 0
+        for (data,) in self.conn.execute(_COMMITS, [self.witness]).fetchall():
+            if data[:1] == b"B":
+                _, commit_lsn, _, _ = struct.unpack(">cQqI", data)
+            elif (match := _MESSAGE.fullmatch(data)) is not None:
+                found[int(match[1])] = commit_lsn
+        return found
+
+    def _enter(self, first: int, last: int, schemas: Sequence[str]) -> None:
+        tables = {title: found for title, found in self.now.items() if title.split(".", 1)[0] not in schemas}
+        for oid, schema, name, kind, persistence, columns, generated in self.conn.execute(
+            _TABLES, [list(schemas)]
+        ).fetchall():
+            names = [*columns, *generated]
+            rows = self._rows(sql.Identifier(schema, name), names, only=kind == "r")
+            tables[f"{schema}.{name}"] = Contents(oid, persistence == "p", tuple(names), frozenset(generated), rows)
+        self._entries.append(_Entry(first, last, tables))
+
+    def _rows(self, table: sql.Identifier, names: Sequence[str], *, only: bool) -> Rows:
+        text = sql.SQL("CASE WHEN num_nulls({0}) = 0 THEN format('%s', {0}) END")
+        listed = sql.SQL(", ").join(text.format(sql.Identifier(name)) for name in names)
+        query = sql.SQL("SELECT {} FROM {}{}").format(listed, sql.SQL("ONLY " if only else ""), table)
+        return Counter(self.conn.execute(query).fetchall())

@@ -1,0 +1,233 @@
+"""Some stories side by side on one database, followed by one project: runs are dear, and stories are small.
+
+Each story has schemas of its own. The stories of a cohort share the kind of publication, and their runs: all take
+their steps up to their next run, then there is one run for them all, and all is judged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import EmptyPublication
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.setup import publication_names, setup
+from tests.fix_postgres import fresh_database
+from tests.history.structure import source
+from tests.history.structure.chronicle import Chronicle
+from tests.history.structure.judge import Judge, Silence
+from tests.history.structure.player import Player, Session
+from tests.history.structure.source import Schemas
+from tests.history.structure.story import CONNECTIONS, Kind, Story
+
+SECONDS = 200.0
+"""For any one run."""
+PATIENCE = 3.0
+"""How long a run may go on beside open transactions before these are ended: a copy waits for them."""
+WAYS: Sequence[dict[str, Any]] = (
+    {}, {}, {"drain_bytes": 1}, {"replication_connections": False}, {"batch_bytes": 1, "range_bytes": 2_000},
+)  # fmt: skip
+"""Of a run: streamed, drained, polled, and in many turns."""
+TEMPO = 0.3
+"""How long a step waits at most for the run beside it to publish something."""
+
+
+@dataclass
+class Cohort:
+    kind: Kind
+    settings: Settings
+    conninfo: str
+    spark: SparkSession
+    players: Sequence[Player]
+    judge: Judge
+    chance: random.Random
+    observer: Silent = field(default_factory=Silent)
+    _following: Run | None = None
+
+    def play(self) -> None:
+        self.setup()
+        self.run()
+        for number in range(max(len(player.story.parts) for player in self.players)):
+            for player in self.players:
+                for step in (player.story.parts[number : number + 1] or ((),))[0]:
+                    player.take(step)
+                    self._give_time()
+            if self.chance.random() < 0.3:
+                self.setup()
+            self.run(self._set_aside() if self.chance.random() < 0.6 else ())
+            if self.kind.following:
+                self._following = Run(self.engine(), follow=True)
+        self.finish()
+        self.run()
+        self.converge()
+
+    def converge(self) -> None:
+        """What was set aside or lost comes back by the ways out that are named, and all is listed."""
+        self.setup()
+        self.run(self._set_aside())
+        self._note(self.judge.lacking())
+
+    def _note(self, found: Sequence[Silence]) -> None:
+        for silence in found:
+            player = next(player for player in self.players if silence.schema in player.schemas.both)
+            player.silences.append(silence.what)
+            player.told.append(f"!! {silence.what}")
+
+    def finish(self) -> None:
+        for player in self.players:
+            player.finish()
+
+    # What it came to --------------------------------------------------------------------------------
+
+    @property
+    def silent(self) -> list[Player]:
+        """Those that something was silent about."""
+        return [player for player in self.players if player.silences]
+
+    @property
+    def done(self) -> Counter[str]:
+        return sum((player.done for player in self.players), start=Counter())
+
+    def account(self, *, all_of_them: bool = False) -> str:
+        """The stories that failed, as they went: SQL, runs, and what was found."""
+        return "\n".join("\n  ".join([f"story {player.story.seed} in {player.schemas.app}:", *player.told])
+                         for player in (self.players if all_of_them else self.silent))  # fmt: skip
+
+    def counts(self) -> str:
+        refused = sum(sum(player.refused.values()) for player in self.players)
+        return (f"{self.judge.seen} points, {self.judge.listed} tables listed, {dict(self.judge.told)} told, "
+                f"{self.done.total()} steps, {refused} refused, {len(self.silent)} silent")  # fmt: skip
+
+    # Runs -------------------------------------------------------------------------------------------
+
+    def run(self, anew: Sequence[TableName] = ()) -> None:
+        """To the end of what is committed; then all is judged. ``anew``: what is copied again."""
+        self.stop()
+        run = Run(self.engine(), anew=anew)
+        if not run.ended(PATIENCE):
+            self.finish()
+        try:
+            run.join()
+        except EmptyPublication as error:
+            # A story that is played alone may leave nothing published: then a run may do nothing but say so.
+            self.judge.told[str(error)] += 1
+        newest = ConsistentPoints(self.settings.layout).newest()
+        for player in self.players:
+            again = [str(name) for name in anew if name.schema in player.schemas.both]
+            player.told.append(f"-- run to {newest.replay_lsn if newest else None}, copies {again} anew")
+        self._note(self.judge.judge())
+
+    def stop(self) -> None:
+        if self._following is not None:
+            following, self._following = self._following, None
+            following.stop()
+
+    def _set_aside(self) -> list[TableName]:
+        """Of the tables that are published now; the others have nothing to copy."""
+        conn = self.judge.chronicle.conn
+        names = publication_names(conn, self.settings)
+        published = {table.name for table in read_tables(conn, names, self.settings.tables)}
+        rows = TableStates(self.settings.layout).all()
+        return [name for name, row in rows.items() if row.state is TableState.SET_ASIDE and name in published]
+
+    def setup(self) -> None:
+        setup(self.settings, self.conninfo).catalog.save(CATALOG_FILE)
+
+    def engine(self) -> Engine:
+        settings = self.settings.model_copy(update=self.chance.choice(WAYS))
+        return Engine(settings, self.conninfo, self.observer, lambda: self.spark, "test")
+
+    def _give_time(self) -> None:
+        if self._following is not None:
+            self._following.ended(TEMPO)
+
+
+class Run:
+    """A run in a thread of its own."""
+
+    def __init__(self, engine: Engine, *, follow: bool = False, anew: Sequence[TableName] = ()) -> None:
+        self._bounds, self._anew = Bounds(follow=follow), anew
+        self._report: SyncReport | None = None
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, args=(engine,), daemon=True)
+        self._thread.start()
+
+    def ended(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._bounds.stop.set()
+        self.join()
+
+    def join(self) -> SyncReport:
+        assert self.ended(SECONDS), "the run did not end"
+        if self._failure is not None:
+            raise self._failure
+        assert self._report is not None
+        return self._report
+
+    def _work(self, engine: Engine) -> None:
+        try:
+            self._report = engine.sync(self._bounds, copy_anew=self._anew)
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that joins
+            self._failure = error
+
+
+@contextmanager
+def cohort(server: EmbeddedServer, spark: SparkSession, kind: Kind, stories: Sequence[Story]) -> Iterator[Cohort]:
+    """With the tables made and published, and the chronicle begun, in a directory that is current meanwhile."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        fresh_database(server) as database,
+        contextlib.ExitStack() as closing,
+    ):
+        admin = closing.enter_context(database.connect())
+        admin.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'".encode())
+        places = [Schemas(number) for number in range(len(stories))]
+        for story, schemas in zip(stories, places, strict=True):
+            source.make(admin, schemas, story.families)
+        settings = Settings(
+            source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.05, range_seconds=0.3,
+            tables=tuple(f"{schema}.*" for schemas in places for schema in schemas.both),
+        )  # fmt: skip
+        if kind.scope != "tables":
+            apps = ", ".join(schemas.app for schemas in places)
+            carried = "ALL TABLES" if kind.scope == "all" else f"TABLES IN SCHEMA {apps}"
+            root = f"publish_via_partition_root = {kind.via_root}"
+            admin.execute(f"CREATE PUBLICATION {settings.publication} FOR {carried} WITH ({root})".encode())
+        chronicle = Chronicle.begin(admin, [schema for schemas in places for schema in schemas.both])
+        players = []
+        for story, schemas in zip(stories, places, strict=True):
+            sessions = [Session(name, closing.enter_context(database.connect())) for name in "ABC"[:CONNECTIONS]]
+            for session in sessions:
+                session.conn.execute("SET lock_timeout = '30ms'")
+            players.append(Player(story, schemas, settings.publication, kind.via_root, sessions, chronicle))
+        judge = Judge(settings, database.conninfo, chronicle, everything=kind.scope != "schema")
+        chance = random.Random(f"runs {stories[0].seed}")
+        found = Cohort(kind, settings, database.conninfo, spark, players, judge, chance)
+        try:
+            yield found
+        finally:
+            with contextlib.suppress(BaseException):
+                found.stop()

@@ -1,0 +1,137 @@
+"""Every published point against the chronicle, and what ``status`` says against what is listed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pgcdc_assets.checks.status import Status, status
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.lake.api import Lake, LakeAt
+from pgcdc_assets.lake.points import ConsistentPoints, Point
+from pgcdc_assets.settings import Settings
+from tests.history.structure.chronicle import Chronicle, Contents, Tables
+from tests.oracle import RAW, written
+
+_OURS = "_pgcdc_"
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A table is not the source's, or is nowhere, and nothing says so. ``schema``: by which its story is known."""
+
+    schema: str
+    what: str
+
+
+@dataclass
+class Judge:
+    settings: Settings
+    conninfo: str
+    chronicle: Chronicle
+    everything: bool
+    """The publication is to carry all tables; else one outside of it needs no word before it had a mirror."""
+    seen: int = 0
+    """Points judged so far."""
+    listed: int = 0
+    """Tables of points that were compared with the source."""
+    told: Counter[str] = field(default_factory=Counter)
+    """Tables that were not listed after a run, by what said so."""
+    _known: set[TableName] = field(default_factory=set)
+    """Tables that some point listed."""
+    _read: dict[tuple[str, int], tuple[tuple[str, ...], Counter[tuple[str | None, ...]]]] = field(default_factory=dict)
+
+    def judge(self) -> list[Silence]:
+        """All that was published since the last time, and how things stand; nobody writes meanwhile."""
+        return [*self._points(), *self._now()]
+
+    def _points(self) -> Iterator[Silence]:
+        points = ConsistentPoints(self.settings.layout).all()
+        commits = self.chronicle.commits()
+        for point in points[self.seen :]:
+            yield from self._point(point, self.chronicle.at(int(point.replay_lsn), commits))
+        self.seen = len(points)
+
+    def _point(self, point: Point, known: Sequence[Tables]) -> Iterator[Silence]:
+        at = LakeAt(self.settings.layout, point)
+        for name in at.tables:
+            title = f"{name.schema}.{name.name}"
+            wrong = [self._difference(at, name, tables.get(title)) for tables in known]
+            self.listed += 1
+            self._known.add(name)
+            if all(wrong):
+                where = f"{title} at {point.replay_lsn}, version {point.tables[name]}"
+                yield Silence(name.schema, f"{where}: {wrong[0]}")
+
+    def _difference(self, at: LakeAt, name: TableName, source: Contents | None) -> str | None:
+        if source is None:
+            return "is listed, and no table of the source has this name"
+        columns, rows = self._mirrored(at, name)
+        if extra := set(columns) - set(source.columns):
+            return f"columns {sorted(extra)} are not the source's"
+        places = {column: place for place, column in enumerate(columns)}
+        mine = [column for column in source.columns if column in places or column not in source.generated]
+        wanted = [source.columns.index(column) for column in mine]
+        expected = Counter[tuple[str | None, ...]]()
+        for row, copies in source.rows.items():
+            expected[tuple(row[place] for place in wanted)] += copies
+        # A column that the mirror does not have yet is one without a value.
+        taken = [places.get(column) for column in mine]
+        found = Counter[tuple[str | None, ...]]()
+        for row, copies in rows.items():
+            found[tuple(None if place is None else row[place] for place in taken)] += copies
+        if missing := expected - found:
+            return f"{missing.total()} rows missing, like {next(iter(missing))} of {mine}; too many: {found - expected}"
+        if more := found - expected:
+            return f"{more.total()} rows too many, like {next(iter(more))} of {mine}"
+        return None
+
+    def _mirrored(self, at: LakeAt, name: TableName) -> tuple[tuple[str, ...], Counter[tuple[str | None, ...]]]:
+        key = (str(name), at.versions[name])
+        if key not in self._read:
+            table = Lake(self.settings.layout.root).at(at.lsn).arrow(name) if self._current(at) else at.arrow(name)
+            columns = tuple(column for column in table.column_names if not column.startswith(_OURS))
+            misfits = [dict(entry or ()) for entry in table[RAW].to_pylist()]
+            data = [written(column, table[column], misfits) for column in columns]
+            self._read[key] = (columns, Counter(zip(*data, strict=True)))
+        return self._read[key]
+
+    def _current(self, at: LakeAt) -> bool:
+        """Whether a reader who asks for this LSN gets this point, and not a later one of the same LSN."""
+        return Lake(self.settings.layout.root).at(at.lsn).versions == at.versions
+
+    def lacking(self) -> list[Silence]:
+        """Permanent tables of the source that are not in the newest point."""
+        names = {f"{name.schema}.{name.name}" for name in Lake(self.settings.layout.root).at().tables}
+        wanted = {title for title, source in self.chronicle.now.items() if source.logged}
+        lacking = (wanted if self.everything else {title for title in wanted if title.startswith("app")}) - names
+        return [Silence(title.split(".")[0], f"{title} is not followed again after setup and a new copy")
+                for title in sorted(lacking)]  # fmt: skip
+
+    # What is not listed -----------------------------------------------------------------------------
+
+    def _now(self) -> Iterator[Silence]:
+        newest = ConsistentPoints(self.settings.layout).newest()
+        listed = set() if newest is None else set(newest.tables)
+        told = status(self.settings, self.conninfo)
+        for title, source in self.chronicle.now.items():
+            name = TableName(*title.split(".", 1))
+            if name in listed or not source.logged:
+                continue
+            how = _told(told, name)
+            if how is None and not self.everything and name not in self._known:
+                continue
+            if how is None:
+                problems = [f"{problem.thing} {problem.what}" for problem in told.problems]
+                yield Silence(name.schema, f"{title} is neither listed nor told; status says {problems}")
+            else:
+                self.told[how] += 1
+
+
+def _told(told: Status, name: TableName) -> str | None:
+    for table in told.tables:
+        if table.name == name and table.state is not TableState.STREAMING:
+            return str(table.state)
+    return next(("problem" for problem in told.problems if problem.thing == f"table {name}"), None)

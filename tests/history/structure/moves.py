@@ -1,0 +1,426 @@
+"""What is done to the structure of the source: each move as SQL, with its way back where there is one.
+
+A move looks at the catalog as it is, and is None where nothing there can take it. What PostgreSQL then refuses
+counts as refused.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tests.history.structure.source import Column, Schemas, Table
+
+
+@dataclass(frozen=True)
+class Move:
+    """``on``: OID of the table that the next writes shall hit by preference. ``alone``: no transaction block takes
+    it. ``publication``: an act of whoever made the publication."""
+
+    do: tuple[str, ...]
+    undo: tuple[str, ...] = ()
+    on: int = 0
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a move is chosen."""
+
+    tables: Sequence[Table]
+    chance: random.Random
+    schemas: Schemas
+    publication: str
+    scope: str
+    """``tables``, ``all`` or ``schema``: how the publication names what it carries."""
+    via_root: bool
+
+    def pick(self, among: Sequence[Table]) -> Table | None:
+        return self.chance.choice(list(among)) if among else None
+
+    @property
+    def plain(self) -> list[Table]:
+        return [table for table in self.tables if table.parent is None and not table.partitioned]
+
+    @property
+    def roots(self) -> list[Table]:
+        return [table for table in self.tables if table.partitioned]
+
+    @property
+    def leaves(self) -> list[Table]:
+        return [table for table in self.tables if table.parent is not None]
+
+    @property
+    def traced(self) -> list[Table]:
+        """Leaves, but for those that leave no trace where a publication via the root is used (docs/guarantees.md):
+        a partition that came and went between two looks at the catalog was never seen."""
+        return [leaf for leaf in self.leaves if not self.via_root or (leaf.place or 0) < FIRST_NEW]
+
+    @property
+    def whole(self) -> list[Table]:
+        """Tables with a mirror of their own."""
+        return [*self.plain, *self.roots]
+
+    @property
+    def storing(self) -> list[Table]:
+        return [*self.plain, *self.leaves]
+
+    def column(self, table: Table, *types: str) -> Column | None:
+        columns = [column for type_ in types for column in table.typed(type_)]
+        return self.chance.choice(columns) if columns else None
+
+    def fresh(self, stem: str) -> str:
+        return f"{stem}{self.chance.randrange(1000)}"
+
+
+FIRST_NEW = 3
+"""``p3`` and up are partitions that a move made."""
+
+Build = Callable[[Site], Move | None]
+MOVES: dict[str, Build] = {}
+"""By the name that a step has."""
+
+
+def _move(build: Build) -> Build:
+    MOVES[build.__name__.strip("_").replace("_", " ")] = build
+    return build
+
+
+# Names ------------------------------------------------------------------------------------------
+
+
+@_move
+def rename(site: Site) -> Move | None:
+    table = site.pick(site.tables)
+    if table is None:
+        return None
+    name = f"{table.name[:20]}_x"
+    away = f'"{table.schema}"."{name}"'
+    return Move(
+        (f'ALTER TABLE {table.sql} RENAME TO "{name}"',),
+        (f'ALTER TABLE {away} RENAME TO "{table.name}"',), table.oid,
+    )  # fmt: skip
+
+
+@_move
+def swap_tables(site: Site) -> Move | None:
+    alike = [one for one in site.plain if len([o for o in site.plain if _shape(o) == _shape(one)]) > 1]
+    one = site.pick(alike)
+    other = site.pick([o for o in alike if one and o is not one and _shape(o) == _shape(one)])
+    if one is None or other is None or one.schema != other.schema:
+        return None
+    swap = (
+        f'ALTER TABLE {one.sql} RENAME TO "between"',
+        f'ALTER TABLE {other.sql} RENAME TO "{one.name}"',
+        f'ALTER TABLE "{one.schema}"."between" RENAME TO "{other.name}"',
+    )
+    return Move(swap, swap, one.oid)
+
+
+@_move
+def set_schema(site: Site) -> Move | None:
+    table = site.pick(site.tables)
+    if table is None:
+        return None
+    other = site.schemas.away if table.schema == site.schemas.app else site.schemas.app
+    return Move(
+        (f"ALTER TABLE {table.sql} SET SCHEMA {other}",),
+        (f'ALTER TABLE {other}."{table.name}" SET SCHEMA {table.schema}',), table.oid,
+    )  # fmt: skip
+
+
+@_move
+def rename_column(site: Site) -> Move | None:
+    table = site.pick(site.whole)
+    column = site.column(table, "integer", "text") if table else None
+    if table is None or column is None:
+        return None
+    return Move(
+        (f'ALTER TABLE {table.sql} RENAME "{column.name}" TO "{column.name}_x"',),
+        (f'ALTER TABLE {table.sql} RENAME "{column.name}_x" TO "{column.name}"',), table.oid,
+    )  # fmt: skip
+
+
+@_move
+def swap_columns(site: Site) -> Move | None:
+    table = site.pick([table for table in site.whole if len(table.typed("integer")) > 1])
+    if table is None:
+        return None
+    a, b = (column.name for column in site.chance.sample(table.typed("integer"), 2))
+    swap = tuple(
+        f'ALTER TABLE {table.sql} RENAME "{old}" TO "{new}"' for old, new in ((a, "between"), (b, a), ("between", b))
+    )
+    return Move(swap, swap, table.oid)
+
+
+# Types ------------------------------------------------------------------------------------------
+
+
+@_move
+def rename_value(site: Site) -> Move | None:
+    old = site.chance.choice(("sad", "so so", "glad"))
+    table = next((table for table in site.tables if table.typed("comp")), None)
+    return Move(
+        (f"ALTER TYPE {site.schemas.app}.mood RENAME VALUE '{old}' TO '{old}_x'",),
+        (f"ALTER TYPE {site.schemas.app}.mood RENAME VALUE '{old}_x' TO '{old}'",), table.oid if table else 0,
+    )  # fmt: skip
+
+
+@_move
+def add_attribute(site: Site) -> Move | None:
+    type_, name = site.chance.choice(("comp", "part")), site.fresh("z")
+    table = next((table for table in site.tables if table.typed("comp")), None)
+    return Move(
+        (f"ALTER TYPE {site.schemas.app}.{type_} ADD ATTRIBUTE {name} int CASCADE",),
+        (f"ALTER TYPE {site.schemas.app}.{type_} DROP ATTRIBUTE {name} CASCADE",), table.oid if table else 0,
+    )  # fmt: skip
+
+
+@_move
+def drop_attribute(site: Site) -> Move | None:
+    type_, name = site.chance.choice((("comp", "b"), ("part", "n")))
+    return Move((f"ALTER TYPE {site.schemas.app}.{type_} DROP ATTRIBUTE {name} CASCADE",))
+
+
+# Columns ----------------------------------------------------------------------------------------
+
+
+@_move
+def add_column(site: Site) -> Move | None:
+    table, name = site.pick(site.whole), site.fresh("k")
+    kind = site.chance.choice(
+        ("int", "text", "int DEFAULT 7", "text NOT NULL DEFAULT 'd'", "int DEFAULT (random() * 9)::int",
+         "int GENERATED ALWAYS AS (1 + 1) STORED", "serial")
+    )  # fmt: skip
+    if table is None:
+        return None
+    return Move(
+        (f"ALTER TABLE {table.sql} ADD {name} {kind}",), (f"ALTER TABLE {table.sql} DROP {name}",), table.oid
+    )
+
+
+@_move
+def drop_column(site: Site) -> Move | None:
+    """Made anew by its way back, and lacks what it held."""
+    table = site.pick(site.whole)
+    column = site.column(table, "integer", "text") if table else None
+    if table is None or column is None:
+        return None
+    return Move(
+        (f'ALTER TABLE {table.sql} DROP "{column.name}"',),
+        (f'ALTER TABLE {table.sql} ADD "{column.name}" {column.type}',), table.oid,
+    )  # fmt: skip
+
+
+@_move
+def drop_expression(site: Site) -> Move | None:
+    found = [(table, column) for table in site.plain for column in table.columns if column.generated]
+    if not found:
+        return None
+    table, column = site.chance.choice(found)
+    return Move((f'ALTER TABLE {table.sql} ALTER "{column.name}" DROP EXPRESSION',), (), table.oid)
+
+
+@_move
+def alter_type(site: Site) -> Move | None:
+    table = site.pick(site.whole)
+    column = site.column(table, "integer") if table else None
+    if table is None or column is None:
+        return None
+    type_ = site.chance.choice(("bigint", f'int USING "{column.name}" + 1', "text", "numeric(12, 2)"))
+    return Move(
+        (f'ALTER TABLE {table.sql} ALTER "{column.name}" TYPE {type_}',),
+        (f'ALTER TABLE {table.sql} ALTER "{column.name}" TYPE int USING "{column.name}"::int',), table.oid,
+    )  # fmt: skip
+
+
+# Keys -------------------------------------------------------------------------------------------
+
+
+@_move
+def drop_key(site: Site) -> Move | None:
+    table = site.pick([table for table in site.plain if table.key])
+    if table is None:
+        return None
+    return Move(
+        (f'ALTER TABLE {table.sql} DROP CONSTRAINT "{table.key}"',), (f"ALTER TABLE {table.sql} ADD PRIMARY KEY (id)",),
+        table.oid,
+    )  # fmt: skip
+
+
+@_move
+def add_key(site: Site) -> Move | None:
+    table = site.pick([table for table in site.plain if not table.key])
+    if table is None:
+        return None
+    return Move((f"DELETE FROM {table.sql} a USING {table.sql} b WHERE a.id = b.id AND a.ctid > b.ctid",
+                 f"ALTER TABLE {table.sql} ADD PRIMARY KEY (id)"), (), table.oid)  # fmt: skip
+
+
+@_move
+def move_key(site: Site) -> Move | None:
+    table = site.pick([table for table in site.plain if table.key])
+    column = site.column(table, "integer") if table else None
+    if table is None or column is None:
+        return None
+    return Move(
+        (f'ALTER TABLE {table.sql} DROP CONSTRAINT "{table.key}", ADD PRIMARY KEY (id, "{column.name}")',), (),
+        table.oid,
+    )  # fmt: skip
+
+
+@_move
+def identity(site: Site) -> Move | None:
+    table = site.pick(site.storing)
+    if table is None:
+        return None
+    how = site.chance.choice(("FULL", "DEFAULT", "NOTHING"))
+    return Move(
+        (f"ALTER TABLE {table.sql} REPLICA IDENTITY {how}",), (f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT",),
+        table.oid,
+    )  # fmt: skip
+
+
+# Storage ----------------------------------------------------------------------------------------
+
+
+@_move
+def unlogged(site: Site) -> Move | None:
+    """PostgreSQL refuses it where the publication names the table. Of a table without TOAST it leaves no trace
+    (docs/guarantees.md)."""
+    table = site.pick([table for table in site.storing if table.toasted])
+    if table is None:
+        return None
+    return Move((f"ALTER TABLE {table.sql} SET UNLOGGED",), (f"ALTER TABLE {table.sql} SET LOGGED",), table.oid)
+
+
+@_move
+def vacuum_full(site: Site) -> Move | None:
+    table = site.pick(site.storing)
+    return Move((f"VACUUM FULL {table.sql}",), (), table.oid, alone=True) if table else None
+
+
+@_move
+def cluster(site: Site) -> Move | None:
+    table = site.pick([table for table in site.storing if table.key])
+    return Move((f'CLUSTER {table.sql} USING "{table.key}"',), (), table.oid) if table else None
+
+
+@_move
+def truncate(site: Site) -> Move | None:
+    """Not of a leaf alone where the publication goes via the root, which leaves no trace (docs/guarantees.md)."""
+    table = site.pick(site.whole if site.via_root else site.tables)
+    return Move((f"TRUNCATE {table.sql}",), (), table.oid) if table else None
+
+
+# Partitions -------------------------------------------------------------------------------------
+
+
+@_move
+def attach(site: Site) -> Move | None:
+    root = site.pick(site.roots)
+    loose = site.pick([table for table in site.plain if table.place is not None])
+    if root is None or loose is None:
+        return None
+    return Move((_attach(root, loose),), (f"ALTER TABLE {root.sql} DETACH PARTITION {loose.sql}",), loose.oid)
+
+
+@_move
+def detach(site: Site) -> Move | None:
+    return _detached(site, "")
+
+
+@_move
+def detach_concurrently(site: Site) -> Move | None:
+    return _detached(site, " CONCURRENTLY")
+
+
+@_move
+def new_partition(site: Site) -> Move | None:
+    """Made, or cut off with its rows by the way back."""
+    root, place = site.pick(site.roots), FIRST_NEW + site.chance.randrange(3)
+    if root is None:
+        return None
+    name = f'{site.schemas.app}."p{place}"'
+    bounds = f"FROM ({place}0) TO ({place + 1}0)"
+    return Move((f"CREATE TABLE {name} PARTITION OF {root.sql} (CHECK (id / 10 = {place})) FOR VALUES {bounds}",
+                 f"INSERT INTO {root.sql} (id) VALUES ({place}1)"),
+                () if site.via_root else (f"DROP TABLE {name}",), root.oid)  # fmt: skip
+
+
+# Whole tables -----------------------------------------------------------------------------------
+
+
+@_move
+def drop_and_make(site: Site) -> Move | None:
+    """Another table of the same name and columns."""
+    table = site.pick([table for table in site.plain if table.schema == site.schemas.app])
+    if table is None:
+        return None
+    return Move((f"CREATE TABLE {site.schemas.app}.spare (LIKE {table.sql} INCLUDING ALL)", f"DROP TABLE {table.sql}",
+                 f'ALTER TABLE {site.schemas.app}.spare RENAME TO "{table.name}"',
+                 f"INSERT INTO {table.sql} (id) VALUES ({(table.place or 0) * 10 + 5})"))  # fmt: skip
+
+
+@_move
+def swap_deploy(site: Site) -> Move | None:
+    """A filled copy takes the name, and the old table another one."""
+    table = site.pick(site.plain)
+    if table is None:
+        return None
+    new, old = f'"{table.schema}".fresh', f"{table.name[:20]}_old"
+    names = ", ".join(f'"{column.name}"' for column in table.columns if not column.generated)
+    return Move(
+        (f"CREATE TABLE {new} (LIKE {table.sql} INCLUDING ALL)",
+         f"INSERT INTO {new} ({names}) SELECT {names} FROM {table.sql}",
+         f'ALTER TABLE {table.sql} RENAME TO "{old}"', f'ALTER TABLE {new} RENAME TO "{table.name}"'),
+        (f'ALTER TABLE {table.sql} RENAME TO fresh', f'ALTER TABLE "{table.schema}"."{old}" RENAME TO "{table.name}"'),
+        table.oid,
+    )  # fmt: skip
+
+
+@_move
+def new_table(site: Site) -> Move | None:
+    name = f"{site.schemas.app}.{site.fresh('t')}"
+    return Move((f"CREATE TABLE {name} (id int PRIMARY KEY, n int, m int, s text)",
+                 f"INSERT INTO {name} VALUES (1, 1, 1, 'new')"), (f"DROP TABLE {name}",))  # fmt: skip
+
+
+@_move
+def drop_table(site: Site) -> Move | None:
+    table = site.pick([*site.plain, *site.traced])
+    return Move((f"DROP TABLE {table.sql}",)) if table and len(site.plain) > 2 else None
+
+
+# Publications -----------------------------------------------------------------------------------
+
+
+@_move
+def unpublish(site: Site) -> Move | None:
+    """By hand, whoever made it."""
+    if site.scope == "schema":
+        change = f'ALTER PUBLICATION "{site.publication}" %s TABLES IN SCHEMA {site.schemas.app}'
+        return Move((change % "DROP",), (change % "ADD",))
+    table = site.pick(site.storing)
+    if site.scope == "all" or table is None:
+        return None
+    change = f'ALTER PUBLICATION "{site.publication}" %s TABLE ONLY {table.sql}'
+    return Move((change % "DROP",), (change % "ADD",), table.oid)
+
+
+def _shape(table: Table) -> tuple[str, ...]:
+    return tuple(column.type for column in table.columns)
+
+
+def _attach(root: Table, leaf: Table) -> str:
+    place = leaf.place or 0
+    return f"ALTER TABLE {root.sql} ATTACH PARTITION {leaf.sql} FOR VALUES FROM ({place}0) TO ({place + 1}0)"
+
+
+def _detached(site: Site, how: str) -> Move | None:
+    root, leaf = site.pick(site.roots), site.pick([leaf for leaf in site.traced if leaf.place is not None])
+    if root is None or leaf is None:
+        return None
+    detach = f"ALTER TABLE {root.sql} DETACH PARTITION {leaf.sql}{how}"
+    return Move((detach,), (_attach(root, leaf),), leaf.oid, alone=bool(how))

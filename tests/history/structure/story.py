@@ -1,0 +1,137 @@
+"""A seed becomes a story: a kind of publication, some tables, and a flat list of steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tests.history.structure.moves import MOVES
+from tests.history.structure.source import FAMILIES
+
+CONNECTIONS = 2
+SCOPES = ("tables", "all", "schema")
+"""FOR TABLE as setup makes it, FOR ALL TABLES, FOR TABLES IN SCHEMA."""
+_TREES = ("savepoint", "savepoint", "rollback to", "release")
+_BETWEEN = ("same", "same", "commits", "commits", "runs")
+"""What stands between a move, the writes after it and its way back: nothing, commits, or runs of the project."""
+
+_OF_FAMILIES = {
+    "parts": ("attach", "detach", "detach concurrently", "new partition"),
+    "typed": ("rename value", "add attribute", "drop attribute"),
+    "made": ("drop expression",),
+    "wide": ("add key",),
+}
+"""Moves that only these tables can take."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """``op``: a move's name, or what :class:`~.player.Player` has a method for. What it picks depends on ``seed``
+    and on what is there. ``idea``: steps of one idea share a way back."""
+
+    op: str
+    seed: int
+    connection: int = 0
+    idea: int = 0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the stories of a cohort share."""
+
+    scope: str
+    via_root: bool
+    following: bool
+    """Runs go on beside the steps; else each ends before the next step."""
+
+    def __str__(self) -> str:
+        kinds = {"tables": "FOR TABLE, as setup makes it", "all": "FOR ALL TABLES", "schema": "FOR TABLES IN SCHEMA"}
+        return f"{kinds[self.scope]}{' via root' * self.via_root}{', following' * self.following}"
+
+    @classmethod
+    def of(cls, seed: int) -> Kind:
+        chance = random.Random(f"kind {seed}")
+        scope = SCOPES[seed % len(SCOPES)]
+        return cls(scope, chance.random() < 0.6 and scope != "tables", chance.random() < 0.3)
+
+
+@dataclass(frozen=True)
+class Story:
+    seed: int
+    scope: str
+    families: tuple[str, ...]
+    parts: tuple[tuple[Step, ...], ...]
+    """The steps between runs."""
+
+    def without(self, part: int, steps: Collection[int]) -> Story:
+        """Lacks some steps of one part; the runs stay."""
+        rest = tuple(step for number, step in enumerate(self.parts[part]) if number not in steps)
+        return replace(self, parts=(*self.parts[:part], rest, *self.parts[part + 1 :]))
+
+
+def story(seed: int, scope: str, *, parts: int, ideas: int, moves: Sequence[str] = ()) -> Story:
+    """At least ``parts`` parts of up to ``ideas`` ideas. ``moves``: only these."""
+    chance = random.Random(f"story {seed}")
+    others = chance.sample([name for name in FAMILIES if name != "plain"], chance.choice((1, 1, 2)))
+    usual = sorted(MOVES.keys() - {move for of in _OF_FAMILIES.values() for move in of})
+    usual += [move for family in others for move in _OF_FAMILIES[family] * 2]
+    steps: list[Step] = []
+    for number in range(parts * ideas):
+        steps += _idea(chance, number, moves or usual)
+        if number % ideas == ideas - 1:
+            steps.append(Step("run", 0))
+    ends = [number for number, step in enumerate(steps) if step.op == "run"]
+    begins = [0, *(end + 1 for end in ends)]
+    made = tuple(tuple(steps[begin:end]) for begin, end in zip(begins, ends, strict=False))
+    return Story(seed, scope, ("plain", *others), made)
+
+
+def _idea(chance: random.Random, number: int, moves: Sequence[str]) -> list[Step]:
+    connection = chance.choice((0, 0, 0, 1))
+    ops = chance.choice((_writing, _one_way, _there_and_back, _there_and_back, _tree))(chance, moves)
+    return [Step(op, chance.randrange(1 << 30), connection, number) for op in ops]
+
+
+def _writing(chance: random.Random, moves: Sequence[str]) -> Iterator[str]:
+    yield from ("write",) * chance.randint(1, 3)
+    if chance.random() < 0.8:
+        yield chance.choice(("commit", "commit", "commit", "rollback"))
+
+
+def _one_way(chance: random.Random, moves: Sequence[str]) -> Iterator[str]:
+    yield from ("write",) * chance.randint(0, 1)
+    yield chance.choice(moves)
+    yield from ("write",) * chance.randint(0, 2)
+    yield chance.choice(("commit", "commit", "commit", "rollback"))
+
+
+def _there_and_back(chance: random.Random, moves: Sequence[str]) -> Iterator[str]:
+    """With writes while it is away; in one transaction, in several, or with runs between."""
+    between = chance.choice(_BETWEEN)
+    yield from ("write",) * chance.randint(0, 1)
+    yield chance.choice(moves)
+    yield from _ended(chance, between)
+    yield from ("write hit",) * chance.randint(1, 2)
+    yield from _ended(chance, between)
+    yield "back"
+    yield from ("write",) * chance.randint(0, 1)
+    yield "commit"
+
+
+def _ended(chance: random.Random, between: str) -> Iterator[str]:
+    if between != "same":
+        yield "commit"
+    if between == "runs" and chance.random() < 0.5:
+        yield "run"
+
+
+def _tree(chance: random.Random, moves: Sequence[str]) -> Iterator[str]:
+    """Large, with savepoints that are rolled back in part; a move may stand among them."""
+    yield chance.choice(("fill", "write"))
+    for _ in range(chance.randint(2, 6)):
+        yield chance.choice(_TREES)
+        yield chance.choice(("fill", "fill", "write", "write", chance.choice(moves)))
+    if chance.random() < 0.3:
+        yield "rollback to"
+    yield chance.choice(("commit", "commit", "rollback"))

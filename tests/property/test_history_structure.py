@@ -1,0 +1,104 @@
+"""Random histories of the structure: a published point lists a table as the source had it at that LSN, or not at all.
+
+``PGCDC_TEST_STORIES=N`` sets how many stories the long set plays, and ``PGCDC_TEST_SEED=S`` where it begins.
+A failure names its stories; ``PGCDC_TEST_STORY=205`` plays that one alone, cut to the steps that it needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.demo.server import EmbeddedServer
+from tests.history.structure.cohort import Cohort, cohort
+from tests.history.structure.moves import MOVES
+from tests.history.structure.reduce import reduced
+from tests.history.structure.story import Kind, Story, story
+
+pytestmark = pytest.mark.spark
+
+SIZE = 8
+"""Stories of a cohort. The first copy of its tables is the dearest part, some 0.3 s a table."""
+_LOG = logging.getLogger(__name__)
+
+
+def stories(number: int, *, size: int = SIZE, long: bool = False) -> tuple[Kind, list[Story]]:
+    """Those of a cohort: seeds ``number`` × 100 and up."""
+    kind = Kind.of(number)
+    parts, ideas = (4, 3) if long else (2, 3)
+    return kind, [story(number * 100 + place, kind.scope, parts=parts, ideas=ideas) for place in range(size)]
+
+
+def played(server: EmbeddedServer, spark: SparkSession, kind: Kind, told: Sequence[Story]) -> Cohort:
+    with cohort(server, spark, kind, told) as at:
+        started = time.monotonic()
+        try:
+            at.play()
+        except BaseException as error:
+            error.add_note(f"{kind}\n{at.account(all_of_them=True)}")
+            raise
+        _LOG.info("%s, %s stories, %.1f s: %s", kind, len(told), time.monotonic() - started, at.counts())
+        return at
+
+
+def hold(server: EmbeddedServer, spark: SparkSession, number: int, *, long: bool = False) -> Cohort:
+    kind, told = stories(number, long=long)
+    at = played(server, spark, kind, told)
+    assert not at.silent, f"cohort {number}, {kind}:\n{at.account()}"
+    return at
+
+
+KNOWN = {9: "tables, following", 1: "all tables", 2: "schema via root"}
+
+
+@pytest.mark.parametrize("number", KNOWN, ids=KNOWN.values())
+def test_known_stories(server: EmbeddedServer, spark: SparkSession, number: int) -> None:
+    at = hold(server, spark, number)
+    assert at.judge.listed > sum(at.judge.told.values()), "most tables were set aside, and so held to nothing"
+
+
+def test_other_stories(server: EmbeddedServer, spark: SparkSession) -> None:
+    hold(server, spark, random.randrange(100, 1 << 24))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_many_stories(server: EmbeddedServer, spark: SparkSession) -> None:
+    """All are played, whatever is found, and every move takes effect somewhere."""
+    count = int(os.environ.get("PGCDC_TEST_STORIES") or 300)
+    first = int(os.environ.get("PGCDC_TEST_SEED") or random.randrange(1000, 1 << 24))
+    done: Counter[str] = Counter()
+    silent: list[str] = []
+    for number in range(first, first + -(-count // SIZE)):
+        kind, told = stories(number, long=True)
+        at = played(server, spark, kind, told)
+        silent += [f"cohort {number}, {kind}:\n{at.account()}"] * bool(at.silent)
+        done.update(at.done)
+    assert not silent, "\n".join(silent)
+    assert not [move for move in MOVES if not done[move]], "no story held these moves, or each of them was refused"
+
+
+if "PGCDC_TEST_STORY" in os.environ:
+
+    @pytest.mark.timeout(7200)
+    def test_one_story(server: EmbeddedServer, spark: SparkSession) -> None:
+        long = bool(os.environ.get("PGCDC_TEST_LONG"))
+        one = int(os.environ["PGCDC_TEST_STORY"])
+        kind, told = stories(one // 100, size=one % 100 + 1, long=long)
+        last: list[Cohort] = []
+
+        def fails(story: Story) -> bool:
+            at = played(server, spark, kind, [story])
+            last[:] = [at] if at.silent else last
+            return bool(at.silent)
+
+        if fails(told[-1]):
+            reduced(told[-1], fails)
+            pytest.fail(f"story {one}, {kind}:\n{last[0].account()}")
