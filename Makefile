@@ -57,6 +57,11 @@ test-crash: install ## Crashes at every durable step: N=100 cycles of the receiv
 	  --log-file=build/crash.log --log-file-level=INFO
 	@echo "build/crash.md"
 
+.PHONY: test-power
+test-power: N ?= 100
+test-power: install ## Power cuts: N=100 images that lose what was not synced, each recovered and read at every point
+	@PGCDC_TEST_POWER_IMAGES=$(N) PGCDC_TEST_SEED=$(SEED) $(BIN)/python -m pytest tests/power -s --run-long
+
 .PHONY: bench
 bench: install ## Rates, latency and growth beside PostgreSQL's own tools (some two hours): build/bench
 	@$(BIN)/python -m bench --workloads W1,W2,W3,W4,L,S1,S2,S3,S4

@@ -1,0 +1,175 @@
+"""What a power cut may leave of a folder: any mixture of what was and what had not yet been synced.
+
+The rules of POSIX used to the full. A name that came, went or changed since its folder's last fsync is there
+or not, each by itself, but one that was replaced is the one or the other. The content of a file that changed
+since its own fsync is as it was written, empty, cut (also between two lines) or partly zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Stamp = tuple[int, int, int]
+"""Of a file: inode, size, time of change."""
+
+
+@dataclass
+class Folder:
+    inode: int
+    files: dict[str, Stamp] = field(default_factory=dict)
+    folders: dict[str, Folder] = field(default_factory=dict)
+
+    def names(self) -> dict[str, int]:
+        return {**{name: stamp[0] for name, stamp in self.files.items()},
+                **{name: folder.inode for name, folder in self.folders.items()}}  # fmt: skip
+
+
+@dataclass
+class Syncs:
+    """What was synced up to a moment."""
+
+    files: frozenset[Stamp]
+    folders: Mapping[int, Mapping[str, int]]
+
+
+@dataclass
+class Disk:
+    """A folder that others write to, looked at while they stand still."""
+
+    root: Path
+    journal: Path
+    contents: dict[Stamp, bytes] = field(default_factory=dict)
+    _files: set[Stamp] = field(default_factory=set)
+    _folders: dict[int, Mapping[str, int]] = field(default_factory=dict)
+    _read: int = 0
+
+    def __post_init__(self) -> None:
+        """What is there at first has been there for long."""
+        self._take_as_synced(self.look())
+
+    def look(self) -> Folder:
+        return self._look(self.root)
+
+    def syncs(self) -> Syncs:
+        if self.journal.exists():
+            with self.journal.open("rb") as file:
+                file.seek(self._read)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._read += len(line)
+                    told = json.loads(line)
+                    if "file" in told:
+                        inode, size, changed = told["file"]
+                        self._files.add((inode, size, changed))
+                    else:
+                        self._folders[told["folder"]] = told["names"]
+        return Syncs(frozenset(self._files), dict(self._folders))
+
+    def _look(self, path: Path) -> Folder:
+        found = Folder(path.stat().st_ino)
+        for entry in os.scandir(path):
+            if entry.is_dir(follow_symlinks=False):
+                found.folders[entry.name] = self._look(Path(entry.path))
+                continue
+            status = entry.stat(follow_symlinks=False)
+            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+            found.files[entry.name] = stamp
+            if stamp not in self.contents:
+                self.contents[stamp] = Path(entry.path).read_bytes()
+        return found
+
+    def _take_as_synced(self, folder: Folder) -> None:
+        self._folders[folder.inode] = folder.names()
+        self._files |= set(folder.files.values())
+        for inner in folder.folders.values():
+            self._take_as_synced(inner)
+
+
+class Image:
+    """One way in which the power may go at a moment."""
+
+    def __init__(self, disk: Disk, folder: Folder, syncs: Syncs, chance: random.Random) -> None:
+        self._contents, self._folder, self._syncs, self._chance = disk.contents, folder, syncs, chance
+        self._share = chance.choice([0.05, 0.2, 0.5, 0.9, 1.0])
+        """Of what was not synced, how much is lost."""
+        self._of: dict[int, bytes] = {}
+        """By inode: a file of two names has one content."""
+        self.lost: list[str] = []
+
+    def write(self, target: Path) -> None:
+        self._restore(self._folder, target, "")
+
+    def _restore(self, folder: Folder, target: Path, place: str) -> None:
+        target.mkdir(parents=True)
+        durable = self._syncs.folders.get(folder.inode, {})
+        for name, stamp in sorted(folder.files.items()):
+            before = durable.get(name)
+            if before != stamp[0] and self._loses():
+                self.lost.append(f"name {place}{name}")
+                if before is not None and (old := self._last_of(before)) is not None:
+                    (target / name).write_bytes(old)
+                continue
+            (target / name).write_bytes(self._content(stamp, f"{place}{name}"))
+        for name in sorted(durable.keys() - folder.names().keys()):
+            if (old := self._last_of(durable[name])) is not None and self._loses():
+                self.lost.append(f"removal {place}{name}")
+                (target / name).write_bytes(old)
+        for name, inner in sorted(folder.folders.items()):
+            if durable.get(name) != inner.inode and self._loses():
+                self.lost.append(f"folder {place}{name}")
+                continue
+            self._restore(inner, target / name, f"{place}{name}/")
+
+    def _loses(self) -> bool:
+        return self._chance.random() < self._share
+
+    def _last_of(self, inode: int) -> bytes | None:
+        """What a file held that has no name any more, where that was synced."""
+        found = [stamp for stamp in self._contents if stamp[0] == inode and stamp in self._syncs.files]
+        return self._contents[max(found, key=lambda stamp: stamp[2])] if found else None
+
+    def _content(self, stamp: Stamp, name: str) -> bytes:
+        content = self._contents[stamp]
+        if stamp in self._syncs.files or not content:
+            return content
+        if stamp[0] not in self._of:
+            self._of[stamp[0]] = content
+            if self._loses():
+                kind = self._chance.choice(["empty", "zeros", "cut", "cut at a line", "zeros behind", "zeros within"])
+                self.lost.append(f"content {name}: {kind}")
+                self._of[stamp[0]] = self._torn(content, kind)
+        return self._of[stamp[0]]
+
+    def _torn(self, content: bytes, kind: str) -> bytes:
+        at = self._chance.randrange(len(content))
+        match kind:
+            case "empty":
+                return b""
+            case "zeros":
+                return bytes(len(content))
+            case "cut":
+                return content[:at]
+            case "cut at a line":
+                ends = [place + 1 for place, byte in enumerate(content) if byte == 10]
+                return content[: self._chance.choice(ends)] if ends else content[:at]
+            case "zeros behind":
+                return content[:at] + bytes(len(content) - at)
+            case _:
+                end = min(len(content), at + 512)
+                return content[:at] + bytes(end - at) + content[end:]
+
+
+def fresh(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def told(lost: Iterable[str]) -> str:
+    return "\n".join(f"  lost: {one}" for one in lost)

@@ -1,0 +1,141 @@
+"""Power cuts: a run is looked at again and again; of what it had not synced by then, any part is lost.
+
+Each image that is left is recovered by the next run, and every published point in it reads right, before
+(or says in words that it cannot be read) and after. ``PGCDC_TEST_POWER_IMAGES`` images, ``PGCDC_TEST_SEED`` of
+everything that is drawn; when the run is looked at is the machine's own, so a failure says what was lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.demo.server import EmbeddedServer
+from tests.fix_postgres import Database, fresh_database
+from tests.power.images import Disk, Folder, Image, Syncs, fresh, told
+from tests.power.rig import PowerRig, standing_still
+
+pytestmark = pytest.mark.spark
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_IMAGES, LONG_IMAGES = 10, 120
+PER_RUN = 60
+"""Images of one run; the next has a source and a lake of its own."""
+PER_MOMENT = 2
+_SEED = int(os.environ.get("PGCDC_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+
+
+@dataclass
+class Moment:
+    folder: Folder
+    syncs: Syncs
+    confirmed: Lsn
+
+
+@pytest.fixture
+def images(pytestconfig: pytest.Config) -> int:
+    default = LONG_IMAGES if pytestconfig.getoption("--run-long") else DEFAULT_IMAGES
+    return int(os.environ.get("PGCDC_TEST_POWER_IMAGES") or default)
+
+
+@pytest.mark.timeout(14400)
+def test_what_a_power_cut_leaves_is_recovered(
+    server: EmbeddedServer, spark: SparkSession, images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(_SEED)
+    done = read = 0
+    started = time.monotonic()
+    for number in range(-(-images // PER_RUN)):
+        wanted = min(PER_RUN, images - done)
+        project = tmp_path / f"project{number}"
+        project.mkdir()
+        monkeypatch.chdir(project)
+        with fresh_database(server) as database, closing(_rig(database, project, spark)) as rig:
+            disk, moments = _cut(rig, tmp_path / f"syncs{number}", -(-wanted // PER_MOMENT), chance)
+            for place in range(wanted):
+                seed = chance.getrandbits(32)
+                monkeypatch.chdir(tmp_path)
+                read += _survived(rig, disk, moments[place // PER_MOMENT], seed, tmp_path / "image", monkeypatch)
+                done += 1
+                logger.info("image %d of %d, %.1f s", done, images, time.monotonic() - started)
+    print(f"{done} images, {read} points read, {time.monotonic() - started:.0f} s, PGCDC_TEST_SEED={_SEED}")
+    assert done == images
+
+
+def _rig(database: Database, project: Path, spark: SparkSession) -> PowerRig:
+    return PowerRig(database, project, spark, f"s_{database.name}"[:50])
+
+
+def _cut(rig: PowerRig, journal: Path, moments: int, chance: random.Random) -> tuple[Disk, list[Moment]]:
+    """A run from its first copy on, as it was at some moments."""
+    disk = Disk(rig.project, journal)
+    found: list[Moment] = []
+    with rig.victim(journal, chance.getrandbits(32)) as run:
+        while len(found) < moments:
+            time.sleep(chance.choice([0.1, 0.5, 2]) * chance.random() * (1 if moments > 10 else 0.2))
+            with standing_still(run):
+                assert run.is_running(), journal.with_suffix(".log").read_text()[-3000:]
+                found.append(Moment(disk.look(), disk.syncs(), rig.confirmed()))
+            assert run.status() != "zombie", journal.with_suffix(".log").read_text()[-3000:]
+    return disk, found
+
+
+def _survived(
+    rig: PowerRig, disk: Disk, moment: Moment, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> int:
+    image = Image(disk, moment.folder, moment.syncs, random.Random(seed))
+    image.write(fresh(folder))
+    monkeypatch.chdir(folder)
+    chance = random.Random(seed)
+    try:
+        points = rig.before(moment.confirmed, chance)
+        rig.recovered()
+        return rig.after(points, chance)
+    except Exception as error:
+        kept = _kept(disk, moment, seed)
+        raise AssertionError(
+            f"{error}\nPGCDC_TEST_SEED={_SEED}, image of seed {seed}, kept in {kept}\n{told(image.lost)}"
+        ) from error
+
+
+_ROOT = Path.cwd()
+
+
+def _kept(disk: Disk, moment: Moment, seed: int) -> Path:
+    """The image as it was, for whoever looks into it."""
+    kept = fresh(_ROOT / "build" / "power" / str(seed))
+    Image(disk, moment.folder, moment.syncs, random.Random(seed)).write(kept)
+    shutil.copy(disk.journal.with_suffix(".log"), kept / "run.log")
+    return kept
+
+
+def test_nothing_that_was_synced_is_lost_and_all_else_may_be(tmp_path: Path) -> None:
+    """The images themselves."""
+    root, journal = tmp_path / "root", tmp_path / "journal"
+    (root / "old").mkdir(parents=True)
+    (root / "old" / "file").write_text("before")
+    disk = Disk(root, journal)
+    (root / "new").mkdir()
+    (root / "new" / "file").write_text("a\nb\nc\n")
+    (root / "old" / "file").unlink()
+    moment = disk.look()
+    seen = set()
+    for seed in range(300):
+        target = tmp_path / "image"
+        Image(disk, moment, disk.syncs(), random.Random(seed)).write(fresh(target))
+        old, new = target / "old" / "file", target / "new" / "file"
+        seen.add((old.read_text() if old.exists() else None, new.read_text() if new.exists() else None))
+    assert {old for old, _ in seen} == {None, "before"}
+    assert {new for _, new in seen} >= {None, "", "a\nb\nc\n", "a\n", "a\nb\n", "\0" * 6}
+

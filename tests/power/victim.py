@@ -1,0 +1,65 @@
+"""A run that the harness makes stand still, looks at, and kills: copies, follows, maintains, and again.
+
+``python -m tests.power.victim SETTINGS`` in the project's folder; ready once it says so on stdout, and begins at a
+line on stdin. All that happens now and then happens often here: checkpoints, compactions, clean-ups.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from datetime import timedelta
+
+from pgcdc_assets.core import retention
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.maintenance import Allowance
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake import apply, compaction, feedtable, ledger, mirrors
+from pgcdc_assets.lake.session import spark_session
+from pgcdc_assets.log import commit
+from pgcdc_assets.settings import Settings
+from tests.fix_spark import SPARK_SETTINGS
+
+TABLES = ("t", "bag", "entry", "wiped")
+
+
+def often() -> None:
+    """Settings of the project's own that are no user's."""
+    apply.LOOK_EVERY = 2
+    compaction.MOST_SMALL = 3  # type: ignore[misc]
+    feedtable.FEWEST_MERGED = 3  # type: ignore[misc]
+    feedtable._PROPERTIES.update({"delta.checkpointInterval": "6", "delta.logRetentionDuration": "interval 0 seconds"})
+    ledger._PROPERTIES.update({"delta.checkpointInterval": "5", "delta.logRetentionDuration": "interval 0 seconds"})
+    mirrors.PROPERTIES.update({"delta.checkpointInterval": "7"})
+    commit.CHECKPOINT_EVERY = 9
+    commit._PROPERTIES.update({"delta.logRetentionDuration": "interval 0 seconds"})
+    retention.GRACE = timedelta(0)  # type: ignore[misc]
+
+
+def main(told: str) -> None:
+    often()
+    settings = Settings.model_validate_json(told)
+    spark = spark_session(settings.model_copy(update={"spark": SPARK_SETTINGS}))
+    spark.range(1).collect()
+    print("ready", flush=True)
+    chance = random.Random(sys.stdin.readline())
+    assert settings.source is not None
+    engine = Engine(settings, settings.source, Silent(), lambda: spark, "power cut test")
+    while True:
+        anew = [TableName("public", chance.choice(TABLES))] if chance.random() < 0.3 else []
+        engine.sync(Bounds(follow=True, max_seconds=chance.uniform(3, 9)), copy_anew=anew)
+        if chance.random() < 0.5:
+            engine.maintain(Allowance())
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    finally:
+        # Whoever waits for us sees the end at once: Spark's threads would live on.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
