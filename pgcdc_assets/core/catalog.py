@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from pgcdc_assets.core.durable import sync_file, sync_folder
 from pgcdc_assets.core.names import TableName
 
 ReplicaIdentity = Literal["d", "n", "f", "i"]
@@ -220,7 +221,10 @@ class Catalog:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_text(json.dumps(self.to_json(), indent=1))
+        # A power cut would leave an empty file under the name otherwise.
+        sync_file(draft)
         draft.replace(path)
+        sync_folder(path.parent)
 
     @classmethod
     def load(cls, path: Path) -> Self | None:
