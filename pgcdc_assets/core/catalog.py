@@ -64,6 +64,8 @@ class Leaf:
     """``parent:xmin`` of its row in pg_inherits and of those above it: ATTACH PARTITION writes a new one."""
     unlogged: bool = False
     """PostgreSQL lets a partition be UNLOGGED, though its root is published: its changes are not in the stream."""
+    traceless: bool = False
+    """As of :attr:`Table.traceless`."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,10 @@ class Table:
     toast: int = 0
     """pg_class.reltoastrelid, 0 where there is none. With another relfilenode: ALTER TABLE that rewrites (SET
     UNLOGGED and SET LOGGED do) makes a new one; TRUNCATE, VACUUM FULL and CLUSTER keep it."""
+    traceless: bool = False
+    """Another relfilenode alone may stand for rows that came or went behind the stream. Without a TOAST table for SET
+    UNLOGGED, writes and SET LOGGED, which PostgreSQL refuses only where a publication lists the relation by itself;
+    for a leaf that is published via its root for TRUNCATE, too."""
     publication_rows: str = ""
     """``oid:xmin`` of the publications' own catalog rows that publish it: another text means that it was
     taken out, or changed, meanwhile."""
@@ -168,8 +174,8 @@ class Table:
     def without_volatile(self) -> Self:
         """The facts that decide how rows are decoded and applied: no storage numbers, no estimates."""
         return replace(
-            self, relfilenode=0, toast=0, leaves=(), pages=0, rows=0, publication_rows="", schema_rows="",
-            column_rows="", enum_labels=(), enum_rows="", composites=(),
+            self, relfilenode=0, toast=0, traceless=False, leaves=(), pages=0, rows=0, publication_rows="",
+            schema_rows="", column_rows="", enum_labels=(), enum_rows="", composites=(),
         )  # fmt: skip
 
 

@@ -271,12 +271,13 @@ class _Assembly:
             identity_key=relation.attnums(relation.identity.carried),
             relfilenode=relation.relfilenode,
             partitioned=relation.partitioned,
-            leaves=tuple(self._leaf(leaf) for leaf in sorted(storage, key=lambda r: r.name)),
+            leaves=tuple(self._leaf(leaf, sender == relation.oid) for leaf in sorted(storage, key=lambda r: r.name)),
             row_filter=entry.row_filter if entry else None,
             updates_seen=seen,
             pages=relation.pages + sum(leaf.pages for leaf in storage),
             rows=relation.rows if not storage else sum(leaf.rows for leaf in storage),
             toast=relation.toast,
+            traceless=self._traceless(relation),
             publication_rows=self._rows(relation, storage)[0],
             schema_rows=self._rows(relation, storage)[1],
             column_rows=relation.column_rows,
@@ -285,8 +286,15 @@ class _Assembly:
             composites=self.parts.composites(relation.types),
         )
 
-    def _leaf(self, leaf: Relation) -> Leaf:
-        return Leaf(leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged)
+    def _leaf(self, leaf: Relation, via_root: bool) -> Leaf:
+        return Leaf(
+            leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged,
+            via_root or self._traceless(leaf),
+        )  # fmt: skip
+
+    def _traceless(self, relation: Relation) -> bool:
+        listed = self.rows is not None and relation.oid in self.rows.listed
+        return not relation.partitioned and not relation.toast and not listed
 
     def _rows(self, relation: Relation, storage: Sequence[Relation]) -> tuple[str, str]:
         """The marks ``publication_rows`` and ``schema_rows``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import psycopg
@@ -141,6 +142,11 @@ class PublicationRows:
             {(name, oid): mark for name, oid, _, mark in rows if oid is not None},
             {(name, schema): mark for name, _, schema, mark in rows if schema is not None},
         )
+
+    @cached_property
+    def listed(self) -> frozenset[int]:
+        """The relations that a publication lists by themselves."""
+        return frozenset(oid for _, oid in self.relations)
 
     def text(self, publications: Iterable[str], oids: Iterable[int], schemas: Iterable[str]) -> str:
         """The rows that concern a table: its publications', its own or its relatives', its schemas'."""

@@ -1,4 +1,4 @@
-"""Findings on tables whose rows may change, or whose changes may get lost, without a trace in stream or catalog."""
+"""Findings on tables whose rows may change without a trace, or with one that something harmless leaves as well."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LISTED = "SELECT prrelid FROM pg_catalog.pg_publication_rel WHERE prrelid = ANY
 
 
 def trace_findings(conn: psycopg.Connection[Any], tables: Iterable[int], *, own_publication: bool) -> list[Finding]:
-    """One warning a kind, for these tables and leaves. A publication of ours lists all but leaves."""
+    """One finding a kind, for these tables and leaves. A publication of ours lists all but leaves."""
     relations = list(read_relations(conn, tables).values())
     listed = {oid for (oid,) in conn.execute(_LISTED, [[relation.oid for relation in relations]])}
     listed |= {relation.oid for relation in relations if own_publication and relation.root is None}
-    return [*_names(conn, relations), *_unlogged([relation for relation in relations if relation.oid not in listed])]
+    return [*_names(conn, relations), *_rewritten([relation for relation in relations if relation.oid not in listed])]
 
 
 def _names(conn: psycopg.Connection[Any], relations: list[Relation]) -> list[Finding]:
@@ -40,7 +40,7 @@ def _names(conn: psycopg.Connection[Any], relations: list[Relation]) -> list[Fin
     ]  # fmt: skip
 
 
-def _unlogged(relations: list[Relation]) -> list[Finding]:
+def _rewritten(relations: list[Relation]) -> list[Finding]:
     """PostgreSQL refuses SET UNLOGGED where a publication lists the table itself. A rewrite leaves another TOAST
     table; without one it leaves what TRUNCATE and VACUUM FULL leave."""
     tables = sorted(str(relation.name) for relation in relations if not relation.partitioned and not relation.toast)
@@ -48,8 +48,8 @@ def _unlogged(relations: list[Relation]) -> list[Finding]:
         return []
     return [
         Finding(
-            "warning", f"tables {named(tables)}", "have no TOAST table and are not listed in a publication by "
-            "themselves: SET UNLOGGED, writes, and SET LOGGED between two looks at the catalog would leave no trace",
-            "run `pgcdc snapshot` after SET UNLOGGED",
+            "info", f"tables {named(tables)}", "have no TOAST table and are not listed in a publication by themselves: "
+            "TRUNCATE, VACUUM FULL and CLUSTER are not to be told from SET UNLOGGED, writes, and SET LOGGED, and so "
+            "have them copied anew, a partition's table as a whole",
         )
     ]  # fmt: skip

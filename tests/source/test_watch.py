@@ -49,7 +49,7 @@ def watched(database: Database) -> Watched:
     "harmless",
     [
         "INSERT INTO t VALUES (1000); UPDATE t SET id = -id; DELETE FROM r",
-        "TRUNCATE t, r",
+        "TRUNCATE t",
         "VACUUM FULL t",
         "CLUSTER t USING t_pkey",
         "ANALYZE",
@@ -108,7 +108,7 @@ def test_what_the_stream_carries_is_no_change(watched: Watched, harmless: str) -
         ("ALTER PUBLICATION p DROP TABLE r; ALTER PUBLICATION p ADD TABLE r", [("r", Kind.REPUBLISHED, Action.COPY)]),
         ("CREATE TABLE r3 PARTITION OF r FOR VALUES IN (3)", [("r", Kind.PARTITIONS, Action.COPY)]),
         ("ALTER TABLE r DETACH PARTITION r1", [("r", Kind.PARTITIONS, Action.COPY)]),
-        ("ALTER TABLE r1 SET UNLOGGED", [("r", Kind.PARTITIONS, Action.SET_ASIDE)]),
+        ("ALTER TABLE r1 SET UNLOGGED", [("r", Kind.REWRITTEN, Action.COPY), ("r", Kind.PARTITIONS, Action.SET_ASIDE)]),
         ("CREATE UNLOGGED TABLE r3 PARTITION OF r FOR VALUES IN (3)",
          [("r", Kind.PARTITIONS, Action.COPY), ("r", Kind.PARTITIONS, Action.SET_ASIDE)]),
         ("DROP TABLE r1; CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)",
@@ -119,6 +119,9 @@ def test_what_the_stream_carries_is_no_change(watched: Watched, harmless: str) -
          "ALTER TABLE deep ATTACH PARTITION branch FOR VALUES IN (1, 2)", [("deep", Kind.PARTITIONS, Action.COPY)]),
         ("ALTER TABLE deep1 SET UNLOGGED; INSERT INTO deep VALUES (1, 1); ALTER TABLE deep1 SET LOGGED",
          [("deep", Kind.REWRITTEN, Action.COPY)]),
+        ("ALTER TABLE r1 SET UNLOGGED; INSERT INTO r VALUES (1, 1); ALTER TABLE r1 SET LOGGED",
+         [("r", Kind.REWRITTEN, Action.COPY)]),
+        ("TRUNCATE r1", [("r", Kind.REWRITTEN, Action.COPY)]),
         ("ALTER TABLE detached ADD PRIMARY KEY (id, d); ALTER TABLE r ATTACH PARTITION detached FOR VALUES IN (4)",
          [("r", Kind.PARTITIONS, Action.COPY)]),
     ],
@@ -247,6 +250,39 @@ def test_unlogged_and_logged_again(database: Database, publication: str) -> None
             user.execute(harmless.encode())
         assert changes(before, read_tables(conn, ["p"])) == []
         user.execute("ALTER TABLE t SET UNLOGGED; INSERT INTO t VALUES (1); ALTER TABLE t SET LOGGED")
+        (change,) = changes(before, read_tables(conn, ["p"]))
+        assert (change.kind, change.action) == (Kind.REWRITTEN, Action.COPY)
+
+
+@pytest.mark.parametrize("publication", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public"])
+@pytest.mark.parametrize("done", ["ALTER TABLE t SET UNLOGGED; INSERT INTO t VALUES (1); ALTER TABLE t SET LOGGED",
+                                  "TRUNCATE t", "VACUUM FULL t"])  # fmt: skip
+@pytest.mark.since(15, "publications of schemas")
+def test_new_files_without_a_toast_table(database: Database, publication: str, done: str) -> None:
+    """One leaves what the others leave, so that all ask for a copy, unless a publication lists the table itself."""
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY, v text)")
+        user.execute(f"CREATE PUBLICATION p {publication}".encode())
+        before = read_tables(conn, ["p"])
+        user.execute("INSERT INTO t VALUES (7); ANALYZE t; GRANT SELECT ON t TO public; CREATE INDEX ON t (id)")
+        assert changes(before, read_tables(conn, ["p"])) == []
+        for statement in done.split("; "):
+            user.execute(statement.encode())
+        (change,) = changes(before, read_tables(conn, ["p"]))
+        assert (change.table.name, change.kind, change.action) == ("t", Kind.REWRITTEN, Action.COPY)
+        assert "new files" in change.what
+
+
+def test_a_leaf_that_is_truncated_and_published_via_its_root(database: Database) -> None:
+    """PostgreSQL sends no TRUNCATE of a leaf then."""
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TABLE r (id int PRIMARY KEY, v text) PARTITION BY LIST (id)")
+        user.execute("CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")
+        user.execute("CREATE PUBLICATION p FOR TABLE r WITH (publish_via_partition_root = true)")
+        before = read_tables(conn, ["p"])
+        user.execute("INSERT INTO r VALUES (1, 'x'); ANALYZE r; GRANT SELECT ON r1 TO public")
+        assert changes(before, read_tables(conn, ["p"])) == []
+        user.execute("TRUNCATE r1")
         (change,) = changes(before, read_tables(conn, ["p"]))
         assert (change.kind, change.action) == (Kind.REWRITTEN, Action.COPY)
 

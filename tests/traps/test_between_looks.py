@@ -29,6 +29,8 @@ CREATE TYPE pair AS (a int, b text); CREATE TABLE composed (id int PRIMARY KEY, 
 INSERT INTO composed VALUES (1, (1, 'x'));
 CREATE TABLE parted (id int, d int, v text, PRIMARY KEY (id, d)) PARTITION BY LIST (d);
 CREATE TABLE parted_1 PARTITION OF parted FOR VALUES IN (1); INSERT INTO parted VALUES (1, 1, 'x');
+CREATE TABLE fixed (id int PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE TABLE fixed_1 PARTITION OF fixed FOR VALUES FROM (0) TO (100); INSERT INTO fixed VALUES (1);
 CREATE TABLE defaulted (id int PRIMARY KEY); INSERT INTO defaulted VALUES (1);
 """
 
@@ -43,6 +45,9 @@ DONE = (
     ("parted", "CREATE TABLE parted_2 (LIKE parted INCLUDING ALL); INSERT INTO parted_2 VALUES (4, 2, 'older'); "
                "ALTER TABLE parted ATTACH PARTITION parted_2 FOR VALUES IN (2)"),
     ("parted", "ALTER TABLE parted DETACH PARTITION parted_1"),
+    ("fixed", "ALTER TABLE fixed_1 SET UNLOGGED; INSERT INTO fixed VALUES (2); ALTER TABLE fixed_1 SET LOGGED"),
+    ("fixed", "TRUNCATE fixed_1; ALTER TABLE fixed_1 SET UNLOGGED; INSERT INTO fixed VALUES (3); "
+              "ALTER TABLE fixed_1 SET LOGGED; INSERT INTO fixed VALUES (4)"),
 )  # fmt: skip
 """What is done to a table, after which it is copied anew."""
 
@@ -57,7 +62,7 @@ def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator
 @pytest.mark.timeout(600)
 def test_no_point_lists_what_ddl_has_made_wrong(rig: Rig) -> None:
     rig.conn.execute(START)
-    tables = ("composed", "defaulted", "labelled", "parted", "quiet")
+    tables = ("composed", "defaulted", "fixed", "labelled", "parted", "quiet")
     rig.setup()
     points = ConsistentPoints(rig.settings.layout)
     with following_run(rig) as run:

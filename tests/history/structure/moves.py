@@ -287,9 +287,8 @@ def identity(site: Site) -> Move | None:
 
 @_move
 def unlogged(site: Site) -> Move | None:
-    """PostgreSQL refuses it where the publication names the table. Of a table without TOAST it leaves no trace
-    (docs/guarantees.md)."""
-    table = site.pick([table for table in site.storing if table.toasted])
+    """PostgreSQL refuses it where the publication names the table."""
+    table = site.pick(site.storing)
     if table is None:
         return None
     return Move((f"ALTER TABLE {table.sql} SET UNLOGGED",), (f"ALTER TABLE {table.sql} SET LOGGED",), table.oid)
@@ -309,8 +308,7 @@ def cluster(site: Site) -> Move | None:
 
 @_move
 def truncate(site: Site) -> Move | None:
-    """Not of a leaf alone where the publication goes via the root, which leaves no trace (docs/guarantees.md)."""
-    table = site.pick(site.whole if site.via_root else site.tables)
+    table = site.pick(site.tables)
     return Move((f"TRUNCATE {table.sql}",), (), table.oid) if table else None
 
 

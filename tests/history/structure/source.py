@@ -102,8 +102,6 @@ class Table:
     partitioned: bool
     parent: str | None
     logged: bool
-    toasted: bool
-    """Has a TOAST table."""
     columns: tuple[Column, ...]
     key: str | None
     """Name of the primary key's constraint."""
@@ -125,7 +123,6 @@ class Table:
 
 _TABLES = """
 SELECT c.oid, n.nspname, c.relname, c.relkind = 'p', i.inhparent::regclass::text, c.relpersistence = 'p',
-  c.reltoastrelid <> 0,
   coalesce((SELECT array_agg(ARRAY[a.attname::text, format_type(a.atttypid, a.atttypmod), a.attgenerated::text]
                              ORDER BY a.attnum)
    FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), '{}'),
@@ -139,8 +136,7 @@ WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') ORDER BY n.nspname, c.rel
 def tables(conn: psycopg.Connection[Any], schemas: Schemas) -> list[Table]:
     """As ``conn`` sees them within its transaction; in the order of their names, so that a replay finds the same."""
     return [
-        Table(oid, schema, name, partitioned, parent, logged, toasted,
-              tuple(Column(n, t, g != "") for n, t, g in columns), key)
-        for oid, schema, name, partitioned, parent, logged, toasted, columns, key in
+        Table(oid, schema, name, partitioned, parent, logged, tuple(Column(n, t, g != "") for n, t, g in columns), key)
+        for oid, schema, name, partitioned, parent, logged, columns, key in
         conn.execute(_TABLES, [list(schemas.both)]).fetchall()
     ]  # fmt: skip
