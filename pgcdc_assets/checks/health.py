@@ -325,7 +325,7 @@ def _tables(facts: Facts) -> Iterator[Problem]:
                 f"run `pgcdc snapshot {table.name}`",
             )  # fmt: skip
         elif table.state is TableState.WAITING and table.reason:
-            yield _warning(f"table {table.name}", f"could not be copied: {table.reason}", "the next sync tries again")
+            yield _warning(f"table {table.name}", f"waits for a copy: {table.reason}", "`pgcdc sync` copies it")
     if facts.source is None:
         return
     for table in facts.tables:

@@ -131,6 +131,13 @@ class Progress:
         for name in tables:
             self._tables[name] = replace(self[name], state=TableState.WAITING, reason=None)
 
+    def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
+        """The mirror is wrong from ``lsn`` on at the latest: only a new copy makes it right, in this run or another."""
+        entry = self[name]
+        # Above the copy that the mirror holds: a run that finds this state takes it for a copy that never came.
+        self._set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
+        self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason)
+
     def copying(self, tables: Iterable[Table], consistent_point: Lsn) -> None:
         copied = list(tables)
         with self._writing:

@@ -37,7 +37,7 @@ GATHERED_BYTES = 64 << 20
 """Of messages: what a turn is worth while a bounded run still receives. Many small turns cost more than a large one,
 and take the cores from the receiver."""
 COPY_ROUNDS = 3
-"""Snapshots that a table's copy is tried under one after the other, where somebody alters it meanwhile."""
+"""Snapshots that a table is copied under one after the other, where somebody alters it meanwhile or right after."""
 LATE_SHARE = 2
 """Turns' worth that a late copy takes at a time: more than the others, so that it gains on them in a backlog too."""
 
@@ -69,7 +69,7 @@ class Sync:
         self._asked: Sequence[TableName] = ()
         self._copies: Future[Failures] | None = None
         self._rounds: Counter[TableName] = Counter()
-        """How often a table was to be copied since the last look at the catalog, and could not be read."""
+        """How often a table's copy was begun: in this run, or, where it follows, since the last regular look."""
         self._failure: PgcdcError | None = None
         """Of a copy: raised when the other tables have caught up."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
@@ -130,7 +130,8 @@ class Sync:
 
     def _watch(self) -> None:
         """Look at the catalog, save it, and begin the copies that it, or an earlier run, asks for."""
-        self._rounds.clear()
+        if self._bounds.follow:
+            self._rounds.clear()
         self._look()
         self._begin_copies()
 
@@ -148,11 +149,24 @@ class Sync:
 
     def _begin_copies(self, but: Collection[TableName] = ()) -> None:
         """Copy what waits for it, unless copies are under way or have failed: the next run tries those again."""
+        if self._copies is not None or self._failure is not None:
+            return
         names = [table.name for table in self._work.progress.waiting() if table.name not in but]
-        if names and self._copies is None and self._failure is None:
+        names = [name for name in names if self._worth_a_copy(name)]
+        if names:
+            self._rounds.update(names)
             self._work.observer.progress("snapshot", f"copying {len(names)} tables")
             self._asked = names
             self._copies = self._pool.submit(copy, self._work, self._conninfo, names, self._beside)
+
+    def _worth_a_copy(self, name: TableName) -> bool:
+        """Whether the table may stay as it is for the time of a copy: under a storm of DDL no run would ever end."""
+        if self._rounds[name] < COPY_ROUNDS:
+            return True
+        if not self._bounds.follow:
+            why = f"was altered after or during each of its {COPY_ROUNDS} copies in this run"
+            self._fail(CopyOutdated(why, thing=f"table {name}", do="run `pgcdc sync` when its definition rests"))
+        return False
 
     def _take_copies(self) -> bool:
         if self._copies is None:
@@ -186,7 +200,6 @@ class Sync:
             if not isinstance(failure, CopyOutdated | CopyBlocked):
                 self._not_copied(name, failure)
                 continue
-            self._rounds[name] += 1
             self._work.progress.not_copied(name, failure.what)
             if self._rounds[name] < COPY_ROUNDS:
                 self._work.observer.progress("snapshot", f"again, for {failure.thing} {failure.what}")
@@ -304,7 +317,7 @@ class Sync:
             self._look()
             if not self._stream.arrived:
                 # What is copied after the receiver's end could not catch up: the next run begins with it.
-                self._begin_copies(but=self._rounds)
+                self._begin_copies()
         return self._work.progress.publish(upto, self._work.log.position())
 
     def _gathering(self, complete: Lsn) -> bool:

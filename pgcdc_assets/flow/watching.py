@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pgcdc_assets.core.catalog import Catalog, Table
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.source.watch import Action, Change, table_changes
@@ -24,7 +23,6 @@ def watch(work: Work, live: Sequence[Table]) -> None:
         work.observer.progress("watch", f"table {name}: is not published any more, or was dropped")
     for name in work.progress.found(live):
         work.observer.progress("watch", f"table {name}: is published now")
-    anew: list[TableName] = []
     for entry in [*work.progress.followed(), *work.progress.set_aside()]:
         found = [change for change in table_changes(entry.table, now.get(entry.table.name))
                  if entry.state.readable or change.action is Action.COPY]  # fmt: skip
@@ -32,10 +30,9 @@ def watch(work: Work, live: Sequence[Table]) -> None:
             if change.action in (Action.COPY, Action.SET_ASIDE):
                 work.observer.progress("watch", str(change))
         if copy := _first(found, Action.COPY):
-            anew.append(copy.table)
+            work.progress.must_copy(copy.table, work.log.position(), copy.what)
         elif aside := _first(found, Action.SET_ASIDE):
             work.progress.put_aside(aside.table, work.log.position(), aside.what)
-    work.progress.request_copy(anew)
 
 
 def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:

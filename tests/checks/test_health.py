@@ -317,8 +317,8 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         _table(TableState.WAITING, reason="cannot be read, for it is locked by pid 7"),
         "warning",
         "table public.orders",
-        "could not be copied: cannot be read, for it is locked by pid 7",
-        "the next sync",
+        "waits for a copy: cannot be read, for it is locked by pid 7",
+        "pgcdc sync",
     ),
     "lag": (
         {**_table(TableState.STREAMING, AT - 2 * GIB), "log": LogFacts(SOURCE, Lsn(1), AT)},

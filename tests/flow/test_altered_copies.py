@@ -10,7 +10,7 @@ import pytest
 from pgcdc_assets.checks.table_facts import read_tables
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.errors import CopyBlocked
+from pgcdc_assets.errors import CopyBlocked, CopyOutdated
 from pgcdc_assets.flow import copying
 from pgcdc_assets.flow import sync as sync_module
 from pgcdc_assets.lake.copy import copy_tables
@@ -72,4 +72,42 @@ def test_a_locked_table_waits_for_the_next_run_and_says_for_whom(rig: Rig, monke
     rig.conn.execute("COMMIT")
     rig.assert_equal("public.t")
     rig.sync()
+    rig.assert_equal()
+
+
+def test_a_table_that_never_rests_does_not_keep_the_run_from_its_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the run looks at the catalog again and again meanwhile."""
+    rig.setup()
+    rig.settings = rig.settings.model_copy(update={"range_seconds": 0.01})
+    rounds = after_the_snapshot(monkeypatch, *[lambda: rig.conn.execute("TRUNCATE u")] * 100)
+    with pytest.raises(CopyOutdated, match=r"table public\.u"):
+        rig.sync()
+    assert rounds == [2, 1, 1]
+    rig.assert_equal("public.t")
+
+
+def test_a_copy_that_is_no_good_when_it_lands_is_made_again_by_the_next_run(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes of the time between are in no stream: its state says so, whoever asks and whatever becomes of the run."""
+    rig.setup()
+
+    def and_then(session: Any, conninfo: str, tables: Any, *more: Any) -> Any:
+        failures = copy_tables(session, conninfo, tables, *more)
+        rig.conn.execute("ALTER PUBLICATION pgcdc DROP TABLE u; ALTER PUBLICATION pgcdc ADD TABLE u")
+        return failures
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copying, "copy_tables", and_then)
+        rig.sync()
+    catalog = Catalog.load(CATALOG_FILE)
+    assert catalog is not None
+    t, u = read_tables(rig.settings.layout, catalog)
+    assert (t.state, u.state) == (TableState.STREAMING, TableState.WAITING)
+    assert u.reason is not None
+    assert "lost and regained it" in u.reason
+    rig.assert_equal("public.t")
+    assert [copy.table for copy in rig.sync().copied] == [U]
     rig.assert_equal()

@@ -37,11 +37,11 @@ OWNER = Identity("1", "db", "slot")
 def progress(tmp_path: Path) -> Progress:
     layout = Layout(tmp_path)
     for table in (A, B, C):
-        _copied_at_10_applied_to_20(layout, table)
+        copied_at_10_applied_to_20(layout, table)
     return Progress(layout, Catalog(OWNER, "p", 180000, (A, B, C)), Lsn(1), Lsn(1))
 
 
-def _copied_at_10_applied_to_20(layout: Layout, table: Table) -> None:
+def copied_at_10_applied_to_20(layout: Layout, table: Table) -> None:
     """In versions 1 and 2 of its mirror."""
     path = layout.mirror(table.name)
     DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={IDENTITY: OWNER.app_id()},
@@ -109,7 +109,7 @@ def test_a_mirror_that_cannot_be_read_holds_no_other_up(tmp_path: Path) -> None:
     """A version that a point names was torn, as no power cut does it: the file is named, and the others go on."""
     layout, catalog = Layout(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     for table in (A, B):
-        _copied_at_10_applied_to_20(layout, table)
+        copied_at_10_applied_to_20(layout, table)
     before = Progress(layout, catalog, Lsn(1), Lsn(1))
     before.copying([A, B], Lsn(10))
     for table in (A, B):
@@ -132,7 +132,7 @@ def test_a_mirror_that_cannot_be_read_holds_no_other_up(tmp_path: Path) -> None:
 def test_a_table_below_the_logs_start_is_copied_anew(tmp_path: Path, began: int, start: int, state: TableState) -> None:
     """Copied at 10, stands at 20: it can go on where the log holds all from there on, and is the one it began with."""
     layout = Layout(tmp_path)
-    _copied_at_10_applied_to_20(layout, A)
+    copied_at_10_applied_to_20(layout, A)
     TableStates(layout).set(A, TableState.CATCHING_UP, Lsn(10))
     progress = Progress(layout, Catalog(OWNER, "p", 180000, (A,)), Lsn(began), Lsn(start))
     assert progress[A.name].state is state

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.core.catalog import Catalog, Column, Identity, Leaf, PgType, Table
+from pgcdc_assets.core.catalog import Catalog, Column, Leaf, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
@@ -20,6 +20,7 @@ from pgcdc_assets.flow.watching import watch
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import Settings
+from tests.flow.test_progress import OWNER, copied_at_10_applied_to_20
 
 INT = PgType(23, "int4")
 
@@ -37,12 +38,13 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     """Tables a and b, copied at 10 and followed."""
     monkeypatch.chdir(tmp_path)
     settings = Settings(lake=tmp_path / "lake")
-    identity = Identity("1", "db", "slot")
+    identity = OWNER
     log = ChangeLog(settings.layout)
     log.create(identity, Lsn(5), 1)
     catalog = Catalog(identity, "p", 180000, (A, B))
     work = Work(settings, catalog, log, Progress(settings.layout, catalog, log.began, log.start), Silent(), _no_spark)
     for table in (A, B):
+        copied_at_10_applied_to_20(settings.layout, table)
         work.progress.copying([table], Lsn(10))
         work.progress.copied(table, Lsn(10), 1)
     return work
