@@ -86,6 +86,8 @@ class TableFacts:
     lsn: Lsn | None = None
     """Where it was set aside."""
     updates_seen: bool = True
+    refused: bool = False
+    """It cannot be mirrored at all."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pgcdc_assets.checks.facts import Facts, Publication, SourceFacts, span
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.lake.mirrors import way_back
 from pgcdc_assets.source.connection import APPLICATION
 from pgcdc_assets.source.findings import matches_standby_names
 from pgcdc_assets.source.slots import COPY_ANEW, NEW_LAKE, PLUGIN, SlotStatus
@@ -322,7 +323,7 @@ def _tables(facts: Facts) -> Iterator[Problem]:
             where = f" at {table.lsn}" if table.lsn is not None else ""
             yield _error(
                 f"table {table.name}", f"was set aside{where}: {table.reason or 'no reason given'}",
-                f"run `pgcdc snapshot {table.name}`",
+                way_back(table.name, refused=table.refused),
             )  # fmt: skip
         elif table.state is TableState.WAITING and table.reason:
             yield _warning(f"table {table.name}", f"waits for a copy: {table.reason}", "`pgcdc sync` copies it")

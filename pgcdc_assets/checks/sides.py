@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -79,12 +79,18 @@ class Comparison:
     renderings: tuple[Rendering, ...]
     leaves: bool
     """False also where a publication sends rows via the root: the stream then does not name their leaves."""
+    called: Mapping[TableName, TableName] = field(default_factory=dict)
+    """What the mirror calls the leaves that have other names now: as at its copy."""
 
     @classmethod
-    def of(cls, table: Table, mirror: pa.Schema, *, via_root: bool = False) -> Comparison:
+    def of(
+        cls, table: Table, mirror: pa.Schema, *, via_root: bool = False, copied: Table | None = None
+    ) -> Comparison:  # fmt: skip
         kinds = {field.name: field.type for field in mirror}
         renderings = tuple(rendering(column, kinds.get(column.name)) for column in table.columns)
-        return cls(table, renderings, table.partitioned and not via_root)
+        names = {leaf.oid: leaf.name for leaf in (copied.leaves if copied else ())}
+        called = {leaf.name: names[leaf.oid] for leaf in table.leaves if leaf.oid in names}
+        return cls(table, renderings, table.partitioned and not via_root, called)
 
     @property
     def names(self) -> list[str]:
@@ -126,7 +132,8 @@ class SourceSide:
             texts = columns[: len(renderings)]
             values = dict(zip(places, columns[len(renderings) :], strict=False))
             if self.comparison.leaves:
-                texts.append(pa.repeat(pa.scalar(str(piece.leaf), pa.large_string()), len(columns[0])))
+                leaf = str(self.comparison.called.get(piece.leaf, piece.leaf) if piece.leaf else None)
+                texts.append(pa.repeat(pa.scalar(leaf, pa.large_string()), len(columns[0])))
             yield Batch(len(columns[0]), texts, values)
 
 

@@ -15,7 +15,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.lake.failures import of_one_table
-from pgcdc_assets.lake.mirrors import Mirror
+from pgcdc_assets.lake.mirrors import Mirror, refusal
 from pgcdc_assets.lake.points import ConsistentPoints, Point
 from pgcdc_assets.lake.states import StateRow, TableStates
 
@@ -27,7 +27,11 @@ def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
     newest = points.newest()
     for table in catalog.tables:
         row = rows.get(table.name)
-        if row is None or row.table is None or row.table.oid != table.oid:
+        if (reason := refusal(table)) is not None:
+            yield TableFacts(
+                table.name, TableState.SET_ASIDE, reason=reason, updates_seen=table.updates_seen, refused=True
+            )
+        elif row is None or row.table is None or row.table.oid != table.oid:
             # Never copied, or dropped and made anew since.
             yield TableFacts(table.name, TableState.WAITING, updates_seen=table.updates_seen)
         elif newest and table.name in newest.tables and _readable(row, newest):

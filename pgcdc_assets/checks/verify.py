@@ -26,6 +26,8 @@ from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError, SourceUnavailable, UnknownTable
+from pgcdc_assets.lake.mirrors import refusal
+from pgcdc_assets.lake.states import TableStates
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.copies import read_whole
 from pgcdc_assets.source.creation import OnWait
@@ -135,28 +137,32 @@ def verify(
         point = reach(snapshot.consistent_point)
         if point.replay_lsn != snapshot.consistent_point:
             raise LakeError(f"the mirrors stand at {point.replay_lsn}", lsn=snapshot.consistent_point)
+        states = TableStates(settings.layout).all()
         for name in chosen:
             table: Table | CopyOutdated = outdated.get(name) or shown[name]
-            report = _reported(name, table, point.tables.get(name), settings, source, snapshot, via_root)
+            copied = states[name].table if name in states else None
+            report = _reported(name, table, copied, point.tables.get(name), settings, source, snapshot, via_root)
             on_table(report)
             reports.append(report)
         return VerifyReport(snapshot.consistent_point, tuple(reports))
 
 
 def _reported(
-    name: TableName, table: Table | CopyOutdated, version: int | None, settings: Settings, source: str,
-    snapshot: Snapshot, via_root: Container[int],
+    name: TableName, table: Table | CopyOutdated, copied: Table | None, version: int | None, settings: Settings,
+    source: str, snapshot: Snapshot, via_root: Container[int],
 ) -> TableReport:  # fmt: skip
     """The comparison, or why there can be none: no table's trouble keeps the others from their report."""
     try:
         if isinstance(table, CopyOutdated):
             raise table
+        if (refused := refusal(table)) is not None:
+            return TableReport(name, compared=False, reason=f"is set aside: {refused}")
         if version is None:
             return TableReport(name, compared=False, reason="is not at this point: see `pgcdc status`")
         with readable(name):
             mirror = DeltaTable(str(settings.layout.mirror(name)), version=version)
             schema = pa.schema(mirror.schema().to_arrow())
-        comparison = Comparison.of(table, schema, via_root=table.oid in via_root)
+        comparison = Comparison.of(table, schema, via_root=table.oid in via_root, copied=copied)
         return compare_sides(SourceSide(source, snapshot.name, comparison), MirrorSide(mirror, comparison))
     except SourceUnavailable:
         raise

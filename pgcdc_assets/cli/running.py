@@ -88,8 +88,11 @@ def _print_sync(report: SyncReport, as_json: bool) -> None:
     click.echo(
         f"{report.transactions} transactions, {report.rows} rows in {report.seconds:.1f} s; replay_lsn {report.end}"
     )
+    from pgcdc_assets.lake.mirrors import way_back
+
     for table, reason in report.set_aside:
-        click.echo(f"pgcdc: {table} is set aside: {reason}; run `pgcdc snapshot '{table}'`", err=True)
+        do = way_back(table, refused=table in report.refused)
+        click.echo(f"pgcdc: {table} is set aside: {reason}; {do}", err=True)
 
 
 def sync_json(report: SyncReport) -> dict[str, Any]:

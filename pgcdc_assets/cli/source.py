@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +15,9 @@ import click
 from pgcdc_assets.cli.arguments import as_json
 
 if TYPE_CHECKING:
+    from pgcdc_assets.core.catalog import Catalog
     from pgcdc_assets.settings import Settings
+    from pgcdc_assets.source.findings import Finding
     from pgcdc_assets.source.holders import Holder
     from pgcdc_assets.source.setup import SetupReport
 
@@ -62,7 +65,19 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
 
     report = setup(settings, conninfo, on_wait=_tell_waiting)
     report.catalog.save(CATALOG_FILE)
-    return report
+    return replace(report, findings=[*_refused(report.catalog), *report.findings])
+
+
+def _refused(catalog: Catalog) -> list[Finding]:
+    """Tables that are published and cannot be mirrored: also said by sync, status and verify."""
+    from pgcdc_assets.lake.mirrors import refusal, way_back
+    from pgcdc_assets.source.findings import Finding
+
+    reasons = {table.name: reason for table in catalog.tables if (reason := refusal(table)) is not None}
+    return [
+        Finding("warning", f"table {name}", f"will be set aside: {reason}", way_back(name, refused=True))
+        for name, reason in reasons.items()
+    ]
 
 
 def _tell_waiting(holders: Sequence[Holder]) -> None:

@@ -101,6 +101,8 @@ class Table:
     leaves: tuple[Leaf, ...] = ()
     root: TableName | None = None
     """For a leaf: the root whose mirror it is written to."""
+    root_oid: int | None = None
+    """For a leaf: its root's OID. None in facts of older logs, too, which knew the name alone."""
     row_filter: str | None = None
     """SQL of the publication's row filter, as pg_publication_tables.rowfilter gives it."""
     updates_seen: bool = True

@@ -59,6 +59,7 @@ def of_log(report: RangeReport) -> Metadata:
     return (
         of_range(report)
         | numbers({"rows": sum(rows.values()), "bytes": report.bytes})
+        | numbers({"rows_untaken": sum(entry.rows for entry in report.untaken)})
         | numbers(rows, "rows_")
         | numbers(report.seconds, "seconds_")
     )

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.flow.accounting import untaken
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import ROW_KINDS, OpenRange, rows_by_kind
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
@@ -65,12 +66,14 @@ def range_report(
         lag_seconds=None if last_commit is None else max(0.0, (datetime.now(UTC) - last_commit).total_seconds()),
         tables={**_from_log(work, span, batches), **turns},
         seconds=seconds,
+        untaken=untaken(work, span, batches),
     )
 
 
 def _from_log(work: Work, span: LsnRange, batches: Sequence[BatchSummary]) -> dict[TableName, TableTurn]:
     """Changed tables as the log counts them: also those that an earlier run applied before it died."""
-    mirrors = {shape.relation_id: shape.mirror for shape in work.log.shapes(span).values()}
+    places = {shape.relation_id: work.progress.router.place(shape) for shape in work.log.shapes(span).values()}
+    mirrors = {relation: place.table for relation, place in places.items() if place.table is not None}
     changes: dict[TableName, Counter[str]] = {}
     for batch in batches:
         for relation, kinds in batch.counts.items():

@@ -7,7 +7,7 @@ copy and turn, so that quiet tables cost nothing per turn.
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
@@ -19,6 +19,7 @@ from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.lake.failures import of_one_table
 from pgcdc_assets.lake.mirrors import Mirror, refusal
 from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.lake.routing import Router
 from pgcdc_assets.lake.settlement import Settlement
 from pgcdc_assets.lake.states import StateRow, TableStates
 
@@ -32,6 +33,8 @@ class TableProgress:
     """Effective: what is applied, or known to hold nothing for this table."""
     version: int = -1
     reason: str | None = None
+    refused: bool = False
+    """Set aside because it cannot be mirrored at all: no copy brings it back."""
 
 
 class Progress:
@@ -67,7 +70,7 @@ class Progress:
 
     def _stands(self, table: Table, row: StateRow | None) -> TableProgress:
         if (reason := refusal(table)) is not None:
-            return TableProgress(table, TableState.SET_ASIDE, reason=reason)
+            return TableProgress(table, TableState.SET_ASIDE, reason=reason, refused=True)
         mirror = Mirror(self.layout, self.identity, table.name)
         snapshot_lsn = mirror.snapshot_lsn
         if row is None or row.table is None or snapshot_lsn is None or row.table.oid != table.oid:
@@ -91,12 +94,20 @@ class Progress:
         except KeyError:
             raise UnknownTable("is not among the published tables", thing=str(name)) from None
 
+    def __iter__(self) -> Iterator[TableProgress]:
+        return iter(list(self._tables.values()))
+
     def waiting(self) -> list[Table]:
         """Tables to be copied, in the catalog's order."""
         return [entry.table for entry in self._tables.values() if entry.state is TableState.WAITING]
 
     def followed(self) -> list[TableProgress]:
         return [entry for entry in self._tables.values() if entry.state.readable]
+
+    @property
+    def router(self) -> Router:
+        """Which of the followed tables takes the rows of a relation."""
+        return Router.of(entry.table for entry in self.followed())
 
     def set_aside(self) -> list[TableProgress]:
         return [entry for entry in self._tables.values() if entry.state is TableState.SET_ASIDE]
@@ -129,14 +140,14 @@ class Progress:
     def request_copy(self, tables: Sequence[TableName]) -> None:
         """Have these copied anew by the next copy."""
         for name in tables:
-            self._tables[name] = replace(self[name], state=TableState.WAITING, reason=None)
+            self._tables[name] = replace(self[name], state=TableState.WAITING, reason=None, refused=False)
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
         """The mirror is wrong from ``lsn`` on at the latest: only a new copy makes it right, in this run or another."""
         entry = self[name]
         # Above the copy that the mirror holds: a run that finds this state takes it for a copy that never came.
         self._set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
-        self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason)
+        self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False)
 
     def copying(self, tables: Iterable[Table], consistent_point: Lsn) -> None:
         copied = list(tables)
@@ -150,7 +161,7 @@ class Progress:
         entry = self._tables.get(name)
         if entry is not None and entry.state is TableState.COPYING:
             self._set(entry.table, TableState.COPYING, entry.replay_lsn, reason)
-            self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason)
+            self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False)
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
         """A copy was committed. It is durable before its state is: a mirror as of before must not pass for it."""
@@ -174,6 +185,11 @@ class Progress:
         entry = self[name]
         self._set(entry.table, TableState.SET_ASIDE, lsn, reason)
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason)
+
+    def refuse(self, table: Table, reason: str) -> None:
+        """The table has columns that no mirror can hold. Not stored: the catalog tells it again."""
+        entry = self[table.name]
+        self._tables[table.name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, refused=True)
 
     def gone(self, published: Container[TableName]) -> list[TableName]:
         """Follow the tables no further that are not ``published`` any more; which ones that are.

@@ -29,6 +29,17 @@ class TableTurn:
 
 
 @dataclass(frozen=True)
+class Untaken:
+    """Rows of the log that went into no mirror."""
+
+    relation_id: int
+    name: TableName
+    """Of the relation, as the stream called it last."""
+    rows: int
+    why: str
+
+
+@dataclass(frozen=True)
 class RangeReport:
     """One closed LSN range."""
 
@@ -46,6 +57,8 @@ class RangeReport:
     """Only tables that changed."""
     seconds: dict[str, float]
     """Wall seconds by stage: transform, apply, publish."""
+    untaken: list[Untaken] = field(default_factory=list)
+    """By relation; all other rows went into their mirrors, or lay below their copies."""
 
 
 @dataclass(frozen=True)
@@ -65,3 +78,5 @@ class SyncReport:
     """Stream Aborts that were passed over: rollbacks that PostgreSQL 18 tells of, of transactions never sent."""
     seconds: float
     set_aside: list[tuple[TableName, str]]
+    refused: frozenset[TableName] = frozenset()
+    """Those of them that cannot be mirrored at all."""

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated, PgcdcError
 from pgcdc_assets.flow import hold
+from pgcdc_assets.flow.accounting import untaken
 from pgcdc_assets.flow.closing import closed_range, merge_files
 from pgcdc_assets.flow.copying import Beside, Copied, copy
 from pgcdc_assets.flow.progress import TableProgress
@@ -86,6 +88,8 @@ class Sync:
         self._start = work.progress.replay_lsn
         self._copied: list[Copied] = []
         self._turns = self._transactions = self._rows = 0
+        self._told: set[tuple[int, str]] = set()
+        """Relations of which it was said that no mirror takes their rows, and why."""
 
     def run(self) -> SyncReport:
         try:
@@ -362,8 +366,18 @@ class Sync:
             self._range.add(batches, turn.tables, turn.seconds)
             self._transactions += sum(batch.transactions for batch in batches)
             self._rows += sum(sum(kinds.values()) for batch in batches for kinds in batch.counts.values())
+            self._tell_untaken(batches)
         if turn.tables:
             self._turns += 1
+
+    def _tell_untaken(self, batches: Sequence[BatchSummary]) -> None:
+        """Say of each relation once what becomes of rows that no mirror takes."""
+        span = LsnRange(batches[0].start, batches[-1].end)
+        for rows in untaken(self._work, span, batches):
+            if (rows.relation_id, rows.why) not in self._told:
+                self._told.add((rows.relation_id, rows.why))
+                what = f"rows of {rows.name} go into no mirror: {rows.why}"
+                self._work.observer.progress("transform", what, lsn=str(span.start))
 
     # Ranges and the end -----------------------------------------------------------------------
 
@@ -405,4 +419,5 @@ class Sync:
             stream_aborts=self._stream.stream_aborts,
             seconds=time.monotonic() - self._started,
             set_aside=[(entry.table.name, entry.reason or "") for entry in progress.set_aside()],
+            refused=frozenset(entry.table.name for entry in progress.set_aside() if entry.refused),
         )

@@ -48,7 +48,7 @@ def _derive_and_apply(
     span = LsnRange(min(entry.replay_lsn for entry in changed), upto)
     started = time.monotonic()
     followed = [Followed(entry.table, entry.replay_lsn) for entry in changed]
-    parts = transform(work.session(), work.log, span, followed)
+    parts = transform(work.session(), work.log, span, followed, router=work.progress.router)
     derived = time.monotonic()
     known = {entry.table.name: entry.table for entry in changed}
     applied = apply_tables(work.session(), work.layout, work.identity, list(parts.values()), upto, known)
@@ -79,14 +79,16 @@ def _tell_of_foreign_columns(work: Work, result: Applied) -> None:
 
 
 def _changed(work: Work, behind: Sequence[TableProgress], upto: Lsn) -> set[TableName]:
-    """Mirrors that batches between the lowest position and ``upto`` have messages for."""
+    """Tables that batches between the lowest position and ``upto`` have messages for."""
     span = LsnRange(min(entry.replay_lsn for entry in behind), upto)
     # A boundary that verify asked for may cut through a batch: that one counts too.
     batches = [batch for batch in work.log.batches(span.start) if batch.start < upto]
     relations = {relation for batch in batches for relation in batch.counts}
     if not relations:
         return set()
-    return {shape.mirror for shape in work.log.shapes(span).values() if shape.relation_id in relations}
+    router = work.progress.router
+    shapes = [shape for shape in work.log.shapes(span).values() if shape.relation_id in relations]
+    return {name for shape in shapes for name in router.place(shape).concerned}
 
 
 def record(work: Work, result: Applied, changes: Mapping[str, int], seconds: float = 0.0) -> TableTurn:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.mirrors import refusal
 from pgcdc_assets.source.watch import Action, Change, table_changes
 
 
@@ -29,7 +30,12 @@ def watch(work: Work, live: Sequence[Table]) -> None:
         for change in found:
             if change.action in (Action.COPY, Action.SET_ASIDE):
                 work.observer.progress("watch", str(change))
-        if copy := _first(found, Action.COPY):
+        live_table = now.get(entry.table.name)
+        if live_table is not None and (reason := refusal(live_table)) is not None:
+            work.progress.refuse(live_table, reason)
+        elif entry.refused:
+            work.progress.request_copy([entry.table.name])
+        elif copy := _first(found, Action.COPY):
             work.progress.must_copy(copy.table, work.log.position(), copy.what)
         elif aside := _first(found, Action.SET_ASIDE):
             work.progress.put_aside(aside.table, work.log.position(), aside.what)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
@@ -27,7 +27,9 @@ from pgcdc_assets.lake.failures import of_one_table
 from pgcdc_assets.lake.feed import FeedFile, FeedPart
 from pgcdc_assets.lake.feedtable import FeedTable
 from pgcdc_assets.lake.feedwriter import trimmed
+from pgcdc_assets.lake.routing import Router
 from pgcdc_assets.lake.tasks import run_tasks
+from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.segment import FACTS, read_rows
 from pgcdc_assets.log.table import ChangeLog, Segment
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
@@ -49,16 +51,19 @@ class Followed:
 
 
 def transform(
-    spark: SparkSession, log: ChangeLog, span: LsnRange, tables: Sequence[Followed], *, again: bool = False
-) -> dict[TableName, FeedPart]:
+    spark: SparkSession, log: ChangeLog, span: LsnRange, tables: Sequence[Followed], *, again: bool = False,
+    router: Router | None = None,
+) -> dict[TableName, FeedPart]:  # fmt: skip
     """Bring the feeds of ``tables`` to the end of ``span`` and tell what they hold of it.
 
     ``span`` ends at a transaction boundary up to which the log is complete. With ``again`` all of it is
     derived anew, and replaces what the feeds hold of it. A table that cannot be followed has
-    ``set_aside`` in its part; the others are not touched by that.
+    ``set_aside`` in its part; the others are not touched by that. ``router`` knows all tables that are
+    followed, where ``tables`` are some of them.
     """
     layout = Layout(log.path.parents[1])
-    grown = _evolved_over(log, span, tables, again)
+    router = router or Router.of(entry.table for entry in tables)
+    grown = _evolved_over(log, router, span, tables, again)
     asked: list[_Asked] = []
     parts: dict[TableName, FeedPart] = {}
     for entry, table in zip(tables, grown, strict=True):
@@ -69,9 +74,10 @@ def transform(
                 raise
             parts[table.name] = _nothing(table, entry.after, failure)
     todo = [one.todo for one in asked if one.todo is not None]
-    shapes = _shapes(log, todo)
-    wanted = [_Wanted.of(log, one, shapes.get(one.table.name, []), past=again) for one in asked]
+    placed = _placed(log, router, todo)
+    wanted = [_Wanted.of(log, one, placed.get(one.table.name, _Placed()), past=again) for one in asked]
     done = _derived(spark, log, layout, [one for one in wanted if one.todo is not None])
+    _check_taken(log, router, wanted, done)
     for one in wanted:
         try:
             parts[one.table.name] = one.committed(log, layout, done, span)
@@ -90,7 +96,9 @@ def _nothing(table: Table, after: Lsn, failure: str) -> FeedPart:
     return FeedPart(table, LsnRange(after, after), (), (after, failure))
 
 
-def _evolved_over(log: ChangeLog, span: LsnRange, tables: Sequence[Followed], again: bool) -> list[Table]:
+def _evolved_over(
+    log: ChangeLog, router: Router, span: LsnRange, tables: Sequence[Followed], again: bool
+) -> list[Table]:
     """The tables as the rows of the span make them, before their feeds are asked.
 
     A feed that a run derived and could not apply has the columns that appeared already: asked for the
@@ -98,19 +106,38 @@ def _evolved_over(log: ChangeLog, span: LsnRange, tables: Sequence[Followed], ag
     """
     starts = [span.start if again else min(max(entry.after, span.start), span.end) for entry in tables]
     reaches = [LsnRange(start, span.end) for start in starts]
-    shapes = _shapes(log, reaches)
+    placed = _placed(log, router, reaches)
     return [
-        _Evolution.of(log, entry.table, shapes.get(entry.table.name, []), reach, past=again).table
+        _Evolution.of(log, entry.table, placed.get(entry.table.name, _Placed()), reach, past=again).table
         for entry, reach in zip(tables, reaches, strict=True)
     ]
 
 
-def _shapes(log: ChangeLog, spans: Sequence[LsnRange]) -> dict[TableName, list[Shape]]:
-    """The shapes that rows of any of the spans may have, by mirror."""
-    found: dict[TableName, list[Shape]] = {}
-    if spans:
-        for shape in log.shapes(_hull(spans)).values():
-            found.setdefault(shape.mirror, []).append(shape)
+@dataclass
+class _Placed:
+    """The shapes that concern one table."""
+
+    taken: list[Shape] = field(default_factory=list)
+    leaves: dict[int, TableName | None] = field(default_factory=dict)
+    """By schema_id: the leaf of each, as the mirror calls it."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """By schema_id: rows that show the table to be changed."""
+    relations: set[int] = field(default_factory=set)
+
+
+def _placed(log: ChangeLog, router: Router, spans: Sequence[LsnRange]) -> dict[TableName, _Placed]:
+    """The shapes that rows of any of the spans may have, by the tables that they concern."""
+    found: dict[TableName, _Placed] = {}
+    for shape in log.shapes(_hull(spans)).values() if spans else ():
+        place = router.place(shape)
+        for name in place.concerned:
+            entry = found.setdefault(name, _Placed())
+            entry.relations.add(shape.relation_id)
+            if name in place.refused:
+                entry.refused[shape.schema_id] = place.refused[name]
+            else:
+                entry.taken.append(shape)
+                entry.leaves[shape.schema_id] = place.leaf
     return found
 
 
@@ -159,13 +186,13 @@ class _Wanted:
     again: bool
 
     @classmethod
-    def of(cls, log: ChangeLog, asked: _Asked, shapes: Sequence[Shape], *, past: bool) -> _Wanted:
+    def of(cls, log: ChangeLog, asked: _Asked, placed: _Placed, *, past: bool) -> _Wanted:
         todo = asked.todo or LsnRange(asked.after, asked.after)
-        evolution = _Evolution.of(log, asked.table, shapes, todo, past=past, at_least=asked.grown)
-        relations = frozenset(shape.relation_id for shape in shapes)
+        evolution = _Evolution.of(log, asked.table, placed, todo, past=past, at_least=asked.grown)
+        refused = evolution.refused | placed.refused
         return cls(
-            evolution.table, asked.after, asked.todo, asked.replaced, relations, evolution.routes, evolution.refused,
-            past,
+            evolution.table, asked.after, asked.todo, asked.replaced, frozenset(placed.relations), evolution.routes,
+            refused, past,
         )  # fmt: skip
 
     def committed(self, log: ChangeLog, layout: Layout, done: dict[TableName, _Outcome], span: LsnRange) -> FeedPart:
@@ -196,6 +223,8 @@ class _Outcome:
 
     files: Sequence[FeedFile] = ()
     set_aside: tuple[Lsn, str] | None = None
+    taken: int = 0
+    """Rows of the log."""
 
 
 def _derived(
@@ -204,7 +233,10 @@ def _derived(
     relations = {relation for entry in wanted for relation in entry.relations}
     if not relations:
         return {}
-    refused = {schema_id: (w.table.name, reason) for w in wanted for schema_id, reason in w.refused.items()}
+    refused: dict[int, dict[TableName, str]] = {}
+    for entry in wanted:
+        for schema_id, reason in entry.refused.items():
+            refused.setdefault(schema_id, {})[entry.table.name] = reason
     todo = {w.table.name: w.todo for w in wanted if w.todo is not None}
     segments = log.segments(_hull(list(todo.values())), relations)
     if not segments:
@@ -245,7 +277,31 @@ def _together(results: Iterable[Derived]) -> dict[TableName, _Outcome]:
             entry = found.setdefault(name, _Outcome())
             if entry.set_aside is None or where[0] < entry.set_aside[0]:
                 entry.set_aside = where
+        for name, rows in result.taken.items():
+            found.setdefault(name, _Outcome()).taken += rows
     return found
+
+
+def _check_taken(log: ChangeLog, router: Router, wanted: Sequence[_Wanted], done: dict[TableName, _Outcome]) -> None:
+    """Compare the rows that the tasks took of each table with those that the log counts of its relations.
+
+    The receiver counted them as they came, whatever was to become of them. A table that lacks one is set aside:
+    no rule of ours can pass over a row without a word.
+    """
+    counts: dict[LsnRange, dict[int, Counter[str]]] = {}
+    for entry in wanted:
+        if entry.todo is None:
+            continue
+        if entry.todo not in counts:
+            counts[entry.todo] = rows_by_relation(log, entry.todo)
+        name, of = entry.table.name, counts[entry.todo]
+        outcome = done.setdefault(name, _Outcome())
+        held = sum(of[relation].total() for relation in router.relations(name) & of.keys())
+        if outcome.set_aside is None and held != outcome.taken:
+            reason = f"the log holds {held} rows of it in {entry.todo}, of which {outcome.taken} were taken"
+            outcome.set_aside = entry.todo.start, reason
+
+
 
 
 def _buckets(log: ChangeLog, relations: frozenset[int], span: LsnRange) -> int:
@@ -271,10 +327,11 @@ class _Evolution:
 
     @classmethod
     def of(
-        cls, log: ChangeLog, table: Table, shapes: Sequence[Shape], span: LsnRange, *, past: bool,
+        cls, log: ChangeLog, table: Table, placed: _Placed, span: LsnRange, *, past: bool,
         at_least: Table | None = None,
     ) -> _Evolution:  # fmt: skip
-        """``shapes`` may hold some that no row of the span has; those must not add columns."""
+        """``placed`` may hold shapes that no row of the span has; those must not add columns."""
+        shapes = placed.taken
         found = {shape.schema_id: evolved(table, shape, None, past=past) for shape in shapes}
         odd = [shape for shape in shapes if isinstance(found[shape.schema_id], Refusal)]
         if odd:
@@ -284,7 +341,10 @@ class _Evolution:
             found |= {s.schema_id: evolved(table, s, facts.get(s.schema_id), past=past) for s in odd}
         followed = [version for version in found.values() if isinstance(version, Table)]
         after = together([table, at_least or table, *followed])
-        routes = {s.schema_id: Route.of(s, after) for s in shapes if isinstance(found[s.schema_id], Table)}
+        routes = {
+            s.schema_id: Route.of(s, after, placed.leaves[s.schema_id])
+            for s in shapes if isinstance(found[s.schema_id], Table)
+        }  # fmt: skip
         refused = {s.schema_id: reason.reason for s in odd if isinstance(reason := found[s.schema_id], Refusal)}
         return cls(after, routes, refused)
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.catalog import Column, Table
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lake.feed import DELETE, INSERT, POSTIMAGE, PREIMAGE
 from pgcdc_assets.protocol.columnar import Images, images
@@ -32,12 +33,14 @@ class Route:
     """The mirror's table, with the columns that appeared."""
     places: tuple[tuple[int, Column], ...]
     """Position in the tuple, and column of the mirror."""
+    leaf: TableName | None = None
+    """The leaf that the rows belong to, as the mirror calls it."""
 
     @classmethod
-    def of(cls, shape: Shape, table: Table) -> Route:
+    def of(cls, shape: Shape, table: Table, leaf: TableName | None = None) -> Route:
         by_name = {column.name: column for column in table.columns}
         places = enumerate(shape.columns)
-        return cls(shape, table, tuple((at, by_name[c.name]) for at, c in places if c.name in by_name))
+        return cls(shape, table, tuple((at, by_name[c.name]) for at, c in places if c.name in by_name), leaf)
 
     @property
     def keyed(self) -> bool:

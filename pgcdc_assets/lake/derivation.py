@@ -6,6 +6,7 @@ column, typed, and written to the file of its table. Imported by Spark's workers
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -72,8 +73,8 @@ class Derivation:
     targets: dict[TableName, Target]
     routes: dict[int, Route]
     """By schema_id."""
-    refused: dict[int, tuple[TableName, str]] = field(default_factory=dict)
-    """Relations that cannot be followed, by schema_id: of which table, and why."""
+    refused: dict[int, dict[TableName, str]] = field(default_factory=dict)
+    """By schema_id: the tables that cannot be followed from such rows on, and why."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Derived:
 
     files: dict[TableName, list[FeedFile]]
     set_aside: dict[TableName, tuple[Lsn, str]]
+    taken: dict[TableName, int]
+    """Rows of the log that the files hold a change for."""
 
 
 def derive(task: Derivation) -> Derived:
@@ -94,7 +97,7 @@ def derive(task: Derivation) -> Derived:
                 work.take(rows)
         files = work.close()
         passed(FaultPoint.FEED_FILES_WRITTEN)
-        return Derived(files, work.set_aside)
+        return Derived(files, work.set_aside, dict(work.taken))
     except BaseException:
         work.abandon()
         raise
@@ -122,17 +125,17 @@ class _Work:
         self._task = task
         self._writers: dict[tuple[TableName, int | None], FeedWriter] = {}
         self.set_aside: dict[TableName, tuple[Lsn, str]] = {}
+        self.taken: Counter[TableName] = Counter()
 
     def take(self, rows: pa.Table) -> None:
         for schema_id, kind, group in _groups(rows):
+            for name, reason in self._task.refused.get(schema_id, {}).items():
+                refused = self._within(name, group)
+                if refused.num_rows:
+                    self._refuse(name, pc.min(refused["commit_lsn"]).as_py(), reason)
             route = self._task.routes.get(schema_id)
-            name, reason = (route.table.name, "") if route else self._task.refused[schema_id]
-            kept = self._within(name, group)
-            if not kept.num_rows:
-                continue
-            if route is None:
-                self._refuse(name, pc.min(kept["commit_lsn"]).as_py(), reason)
-            else:
+            kept = self._within(route.table.name, group) if route else group
+            if route is not None and kept.num_rows:
                 self._decode(kind, kept.combine_chunks(), route)
 
     def _within(self, name: TableName, group: pa.Table) -> pa.Table:
@@ -167,6 +170,8 @@ class _Work:
                 self._refuse(name, group["commit_lsn"][change.row].as_py(), change.reason)
             else:
                 self._write(change, rows, route)
+                # The other half of some rows is counted with the row itself.
+                self.taken[name] += len(change.rows) if change.half else 0
 
     def _write(self, change: Change, rows: pa.Table, route: Route) -> None:
         try:
@@ -269,7 +274,7 @@ def feed_rows(change: Change, group: pa.Table, route: Route) -> pa.Table:
         RAW: done.raw,
     }
     if table.partitioned:
-        data[LEAF] = pa.repeat(pa.scalar(str(route.shape.leaf) if route.shape.leaf else None, pa.string()), count)
+        data[LEAF] = pa.repeat(pa.scalar(str(route.leaf) if route.leaf else None, pa.string()), count)
     if table.multiset and columns:
         data[ROW] = pc.binary_join_element_wise(head["commit_lsn"].cast(pa.string()), ordinal.cast(pa.string()), ".")
         data[HASH] = row_hash(texts, [column.name for column in columns], count)

@@ -4,12 +4,17 @@ Columns are compared by attnum (PostgreSQL never gives one out twice), so that a
 anew under its old name is seen. Leaves have attnums of their own; theirs are compared by name, as
 PostgreSQL itself ties them to their root. What appears without touching old rows is taken in; all else
 sets the table aside, and a new copy brings it back.
+
+The attnums come from the catalog, which is asked after the message was written: columns may have changed
+their names, or gone, between the two. The message lists columns by ascending attnum, so that names which have
+moved to other columns since are seen by their order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
@@ -28,7 +33,7 @@ def evolved(table: Table, shape: Shape, facts: RelationFacts | None = None, *, p
     ``facts`` are those of the shape; they are needed only where a column appeared. ``past`` is for spans
     that the mirror has already applied: columns added since are then lacking in a shape, not dropped.
     """
-    reason = _other_table(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
+    reason = _newer_catalog(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
     if reason:
         return Refusal(reason)
     new = [column for column in shape.columns if _known(table, shape, column) is None]
@@ -51,10 +56,30 @@ def together(tables: Iterable[Table]) -> Table:
     return first
 
 
-def _other_table(table: Table, shape: Shape) -> str | None:
-    if shape.leaf is None and shape.relation_id != table.oid:
-        return "the table was dropped and made anew"
+def _newer_catalog(table: Table, shape: Shape) -> str | None:
+    """Whether the catalog, as it was asked, is of other columns than the message.
+
+    A name of the message that it lacks is looked for in the mirror, whose column it is if that one still exists:
+    then all of the mirror's columns are in the message, and their order tells that no name has moved to another.
+    """
+    places: list[int] = []
+    for column in shape.columns:
+        known = _known(table, shape, column)
+        attnum = column.attnum
+        if attnum is None and known is not None:
+            if not shape.forgotten and (_leaf(table, shape) or known.attnum not in shape.attnums):
+                return f"column {column.name!r} was dropped or renamed soon after its rows"
+            attnum = known.attnum
+        if attnum is not None:
+            places.append(attnum)
+    if any(left >= right for left, right in pairwise(places)):
+        return "columns changed names with each other"
     return None
+
+
+def _leaf(table: Table, shape: Shape) -> bool:
+    """Whether the shape is of a leaf: only the table's own rows and its leaves' are asked about."""
+    return shape.relation_id != table.oid
 
 
 def _other_key(table: Table, shape: Shape) -> str | None:
@@ -63,7 +88,7 @@ def _other_key(table: Table, shape: Shape) -> str | None:
     key = {column.name for column in table.key_columns}
     if not key or key == set(shape.key):
         return None
-    if _forgotten(shape) and key <= {column.name for column in shape.columns if column.key}:
+    if shape.forgotten and key <= {column.name for column in shape.columns if column.key}:
         return None
     return f"the key changed from ({_listed(key)}) to ({_listed(shape.key)})"
 
@@ -89,11 +114,11 @@ def _other_columns(table: Table, shape: Shape, past: bool) -> str | None:
 def _known(table: Table, shape: Shape, column: ShapeColumn) -> Column | None:
     """The mirror's column that a column of the shape stands for.
 
-    One that the catalog had forgotten by the time it was asked is found by name and type: the stream
-    is older than the change that made it forget.
+    One that the catalog had lost by the time it was asked is found by name and type.
     """
+    leaf = _leaf(table, shape)
     for known in table.columns:
-        if shape.leaf is not None:
+        if leaf:
             if known.name == column.name:
                 return known
         elif column.attnum is None:
@@ -115,28 +140,34 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
             return Refusal(f"column {column.name!r} appeared, and the catalog no longer tells how")
         if fact.missing is not None:
             return Refusal(f"column {column.name!r} was added with a default, which old rows have too")
-        if shape.leaf is None and fact.attnum <= newest:
+        if not _leaf(table, shape) and fact.attnum <= newest:
             return Refusal(f"column {column.name!r} is published only now; what old rows hold in it is not known")
         if _rewritten(table, shape, relation):
             return Refusal(f"column {column.name!r} was added and the table rewritten: old rows may hold values in it")
+        if _dropped_before(table, shape, relation, fact.attnum):
+            return Refusal(f"column {column.name!r} appeared beside one that was dropped: the values may be of either")
         attnum = fact.attnum if fact.attnum > newest else newest + 1
         newest = attnum
         appeared.append(replace(fact, attnum=attnum))
     return replace(table, columns=(*table.columns, *appeared))
 
 
+def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) -> bool:
+    """Whether a column that came since the copy, before this one, is gone: it may have had this one's name."""
+    live = {int(mark.split(":")[0]) for mark in relation.column_rows.split()}
+    known = [c.attnum for c in shape.columns if c.attnum is not None and _known(table, shape, c) is not None]
+    last = max(known, default=0) if _leaf(table, shape) else table.highest_attnum
+    return bool(live) and any(number not in live for number in range(last + 1, attnum))
+
+
 def _rewritten(table: Table, shape: Shape, relation: Table) -> bool:
     """Whether the storage is another than at the copy: a default that is no constant fills it in so."""
-    if shape.leaf is None:
+    if not _leaf(table, shape):
         now = {leaf.oid: leaf.relfilenode for leaf in relation.leaves}
         leaves = any(now.get(leaf.oid, leaf.relfilenode) != leaf.relfilenode for leaf in table.leaves)
         return leaves or table.relfilenode != relation.relfilenode
     at_copy = next((leaf for leaf in table.leaves if leaf.oid == shape.relation_id), None)
     return at_copy is not None and at_copy.relfilenode != relation.relfilenode
-
-
-def _forgotten(shape: Shape) -> bool:
-    return all(column.attnum is None for column in shape.columns)
 
 
 def _same_type(left: PgType, right: PgType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,13 @@ def refusal(table: Table) -> str | None:
         if other != name:
             return f"columns {other} and {name} differ in case alone, which Delta Lake cannot hold"
     return None
+
+
+def way_back(name: TableName, *, refused: bool) -> str:
+    """What to do about a table that is set aside. One that cannot be mirrored at all is not helped by a new copy."""
+    if refused:
+        return f"rename the column, or leave the table out: '-{name}' in the setting `tables`"
+    return f"run `pgcdc snapshot {shlex.quote(str(name))}`"
 
 
 OWN_COLUMNS: Final = frozenset((COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -290,11 +290,13 @@ def _notes_in(path: Path, kinds: Iterable[str]) -> pa.Table:
 def _shapes_in(path: Path) -> dict[int, Shape]:
     notes = _notes_in(path, ["R", FACTS]).to_pylist()
     payloads = {(note["kind"], note["schema_id"]): note["payload"] for note in notes}
-    return {
+    shapes = {
         schema_id: Shape.resolve(payload, RelationFacts.from_json(json.loads(payloads[FACTS, schema_id])))
         for (kind, schema_id), payload in payloads.items()
         if kind == "R"
     }
+    # By the ids that the rows carry: a version that notes more facts would give others to the same relations.
+    return {schema_id: replace(shape, schema_id=schema_id) for schema_id, shape in shapes.items()}
 
 
 def _counts_in(path: Path) -> Counter[tuple[int, int | None, str]]:

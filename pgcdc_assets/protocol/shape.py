@@ -64,15 +64,18 @@ class Shape:
     schema_id: int
     relation_id: int
     table: TableName
-    """The relation itself."""
-    mirror: TableName
-    """The table that its rows are mirrored to: the root of a leaf, else itself."""
-    leaf: TableName | None
-    """The relation itself where it is a leaf that is mirrored into its root."""
+    """What the Relation message calls the relation: its name at that place of the stream."""
     columns: tuple[ShapeColumn, ...]
     replica_identity: ReplicaIdentity
     key: tuple[str, ...]
     """Names of the mirror's key columns."""
+    catalog_name: TableName | None = None
+    """What the catalog called it when it was asked, after the message; None where it knew it no more."""
+    root: TableName | None = None
+    """Of a leaf partition: its root then. Like all of the catalog it may be newer than the message."""
+    root_oid: int | None = None
+    attnums: frozenset[int] = frozenset()
+    """Of the columns that the relation had then, whatever they were called."""
 
     @classmethod
     def resolve(cls, relation_payload: bytes, facts: RelationFacts, lsn: Lsn = ZERO) -> Self:
@@ -81,17 +84,24 @@ class Shape:
         if not isinstance(relation, Relation):
             raise ProtocolError(f"message of kind {relation_payload[:1]!r} where a Relation belongs", lsn=lsn)
         name = TableName(relation.schema or "pg_catalog", relation.name)
-        root = facts.table.root if facts.table else None
+        known = facts.table
         return cls(
             schema_id=fingerprint(relation_payload, facts),
             relation_id=relation.relation_id,
             table=name,
-            mirror=root or name,
-            leaf=name if root else None,
             columns=_columns(relation, facts),
             replica_identity=relation.replica_identity,
-            key=_key(relation, facts.table),
+            key=_key(relation, known),
+            catalog_name=known.name if known else None,
+            root=known.root if known else None,
+            root_oid=known.root_oid if known else None,
+            attnums=frozenset(column.attnum for column in known.columns) if known else frozenset(),
         )
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether the relation was dropped before the catalog could be asked."""
+        return self.catalog_name is None
 
 
 def fingerprint(relation_payload: bytes, facts: RelationFacts) -> int:

@@ -250,7 +250,8 @@ class _Assembly:
         ]  # fmt: skip
         whole = self.root(root, siblings or [relation])
         key = relation.attnums(column.name for column in whole.key_columns)
-        return replace(own, root=root.name, key=key, updates_seen=own.updates_seen and whole.updates_seen)
+        seen = own.updates_seen and whole.updates_seen
+        return replace(own, root=root.name, root_oid=root.oid, key=key, updates_seen=seen)
 
     def _table(
         self, relation: Relation, sender: int, identities: Sequence[RowIdentity], storage: Sequence[Relation]

@@ -77,6 +77,19 @@ def project(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 A, B = TableName("public", "a"), TableName("public", "b")
 
 
+def test_a_table_that_cannot_be_mirrored(project: Project) -> None:
+    with project.source.connect() as conn:
+        conn.execute('CREATE TABLE c (id int PRIMARY KEY, "_PGCDC_raw" text)')
+    project.log(project.setup())
+    found = project.status()
+    reason = "column _PGCDC_raw has a name that the mirror keeps for itself"
+    (table,) = [table for table in found.tables if table.name.name == "c"]
+    assert (table.state, table.reason) == (TableState.SET_ASIDE, reason)
+    (problem,) = [problem for problem in found.problems if problem.thing == "table public.c"]
+    assert (problem.severity, problem.what) == ("error", f"was set aside: {reason}")
+    assert "'-public.c' in the setting `tables`" in problem.do
+
+
 def test_before_setup(project: Project) -> None:
     found = project.status()
     assert json.loads(json.dumps(found.to_json())) == {

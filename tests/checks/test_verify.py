@@ -13,9 +13,12 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.checks.sides import Comparison, MirrorSide, SourceSide
 from pgcdc_assets.checks.verify import Example, TableReport, compare_sides, verify
+from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.lake.states import TableStates
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source import copies
 from pgcdc_assets.source.connection import connect
@@ -268,6 +271,19 @@ def test_a_partitioned_table_is_compared_with_its_leaves(lake: Lake) -> None:
     assert lake.verify().ok
     lake.write("t", schema, [rows[0], rows[1] | {"_pgcdc_leaf": LEAVES[0]}])
     assert lake.only().examples == (Example("different", {"id": "11"}, ("_pgcdc_leaf",)),)
+
+
+def test_a_leaf_that_was_renamed_is_compared_under_its_name_at_the_copy(lake: Lake) -> None:
+    lake.script(
+        "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'a')",
+    )
+    (copied,) = lake.catalog().tables
+    TableStates(Layout(lake.root)).set(copied, TableState.CATCHING_UP, Lsn(1))
+    lake.script("ALTER TABLE t1 RENAME TO other")
+    schema = NOTE_SCHEMA.append(pa.field("_pgcdc_leaf", pa.string()))
+    lake.write("t", schema, [row | {"_pgcdc_leaf": LEAVES[0]} for row in _notes((1, "a"))])
+    assert lake.verify().ok
 
 
 def test_via_the_root_a_leaf_is_not_known_and_not_compared(lake: Lake) -> None:

@@ -90,3 +90,13 @@ def test_an_emptied_publication_ends_the_run(work: Work) -> None:
     with pytest.raises(EmptyPublication, match="publication p"):
         watch(work, [])
     watch(work, [A])
+
+
+def test_a_table_that_no_mirror_can_hold_is_not_copied(work: Work) -> None:
+    refused = replace(_table(2, "b", "V", "v"), publication_rows="1:2")
+    watch(work, [A, refused])
+    entry = work.progress[B.name]
+    assert (entry.state, entry.refused, work.progress.waiting()) == (TableState.SET_ASIDE, True, [])
+    assert "differ in case alone" in (entry.reason or "")
+    watch(work, [A, replace(B, publication_rows="1:2")])
+    assert [table.name for table in work.progress.waiting()] == [B.name], "its columns fit now"

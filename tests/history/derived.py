@@ -19,6 +19,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.lake.decoding import Route
 from pgcdc_assets.lake.derivation import Derivation, Target, derive
 from pgcdc_assets.lake.feed import FeedPart
+from pgcdc_assets.lake.routing import Router
 from pgcdc_assets.log.client import ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import Settings
@@ -142,12 +143,13 @@ def _derived(log: ChangeLog, layout: Layout, tables: Sequence[Table]) -> dict[st
     """The feeds of the whole log, by one task."""
     span = LsnRange(log.start, log.position())
     by_name = {table.name: table for table in tables}
-    shapes = [shape for shape in log.shapes(span).values() if shape.mirror in by_name]
-    segments = log.segments(span, {shape.relation_id for shape in shapes})
+    router = Router.of(tables)
+    places = [(shape, router.place(shape)) for shape in log.shapes(span).values()]
+    segments = log.segments(span, {shape.relation_id for shape, _ in places})
     task = Derivation(
         segments=tuple(segment.path for segment in segments),
         targets={name: Target(table, layout.changes(name), span) for name, table in by_name.items()},
-        routes={shape.schema_id: Route.of(shape, by_name[shape.mirror]) for shape in shapes},
+        routes={s.schema_id: Route.of(s, by_name[p.table], p.leaf) for s, p in places if p.table is not None},
     )
     for target in task.targets.values():
         target.folder.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ class Pipeline:
         # For the texts that the rows are compared by: the test server's defaults are odd on purpose.
         self.run("SET DateStyle = ISO", "SET TimeZone = UTC", f"CREATE PUBLICATION p FOR TABLE {tables}")
         slot = f"s_{self.database.name}"
-        start = self._lsn("(pg_create_logical_replication_slot(%s, 'pgoutput')).lsn", slot)
+        start = self.lsn("(pg_create_logical_replication_slot(%s, 'pgoutput')).lsn", slot)
         self.log = ChangeLog(self.layout)
         self.log.create(identity(self.conn, slot), start, 1)
         for table in read_tables(self.conn, ["p"]):
@@ -84,7 +84,7 @@ class Pipeline:
     def receive(self) -> Lsn:
         """Everything committed so far into the log; the position it then has."""
         # A commit of another table gives the receiver a boundary above all others.
-        goal = self._lsn("pg_current_wal_insert_lsn()")
+        goal = self.lsn("pg_current_wal_insert_lsn()")
         receiver = ReceiverProcess(
             self.database.conninfo, self.layout, ("p",), batch_bytes=32 << 20, batch_seconds=0.1
         )  # fmt: skip
@@ -154,7 +154,7 @@ class Pipeline:
             return [columns]
         return ['"' + column.name.replace('"', '""') + '"' for column in self.tables[name].columns]
 
-    def _lsn(self, expression: str, *args: Any) -> Lsn:
+    def lsn(self, expression: str, *args: Any) -> Lsn:
         row = self.conn.execute(f"SELECT ({expression})::text".encode(), args).fetchone()
         assert row is not None
         return Lsn.parse(row[0])

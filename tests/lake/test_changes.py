@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +19,10 @@ from pgcdc_assets.lake import changes
 from pgcdc_assets.lake.changes import Followed, grouped, transform
 from pgcdc_assets.lake.feed import feed_name
 from pgcdc_assets.lake.feedtable import FeedTable
+from pgcdc_assets.lake.routing import Place, Router
+from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.table import Segment
+from pgcdc_assets.protocol.shape import Shape
 from tests.fix_postgres import Database
 from tests.lake.pipeline import Pipeline
 
@@ -136,6 +140,55 @@ def test_a_feed_of_an_earlier_form_is_begun_anew(pipe: Pipeline) -> None:
     part = pipe.derive(pipe.receive())[T]
     assert part.set_aside is None
     assert [(row["id"], row["v"]) for row in pipe.feed("t")] == [(2, 2)]
+
+
+@dataclass(frozen=True)
+class ForgetfulRouter(Router):
+    """Knows a relation no more once it has a column ``w``."""
+
+    def place(self, shape: Shape) -> Place:
+        forgotten = any(column.name == "w" for column in shape.columns)
+        return Place(None) if forgotten else super().place(shape)
+
+
+@pytest.mark.spark
+def test_a_row_that_no_rule_takes_sets_its_table_aside(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+    pipe.follow("t, u")
+    pipe.run("INSERT INTO t VALUES (1)", "INSERT INTO u VALUES (1)")
+    middle = pipe.receive()
+    pipe.run("ALTER TABLE t ADD w int", "INSERT INTO t VALUES (2, 2), (3, 3)", "INSERT INTO u VALUES (2)")
+    end, start = pipe.receive(), pipe.replayed["t"]
+    router = ForgetfulRouter.of(pipe.tables.values())
+    followed = [Followed(table, start) for table in pipe.tables.values()]
+    before = transform(pipe.spark, pipe.log, LsnRange(start, middle), followed, router=router)
+    assert before[T].set_aside is None
+    parts = transform(pipe.spark, pipe.log, LsnRange(start, end), followed, router=router)
+    assert parts[T].set_aside == (middle, f"the log holds 2 rows of it in {middle}..{end}, of which 0 were taken")
+    assert [row["id"] for row in pipe.feed("t")] == [1]
+    assert parts[TableName("public", "u")].set_aside is None
+    assert [row["id"] for row in pipe.feed("u")] == [1, 2]
+
+
+@pytest.mark.spark
+def test_rows_are_counted_also_where_a_span_cuts_a_batch(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+    pipe.follow("t, u")
+    start = pipe.replayed["t"]
+    pipe.run("INSERT INTO t VALUES (1), (2)", "UPDATE t SET id = 3 WHERE id = 1")
+    middle = pipe.lsn("pg_current_wal_insert_lsn()")
+    pipe.run("INSERT INTO t VALUES (4)", "INSERT INTO u VALUES (1)", "TRUNCATE t, u")
+    end = pipe.receive()
+    (batch,) = [batch for batch in pipe.log.batches(start) if batch.transactions]
+    assert batch.start < middle < batch.end
+    t, u = (pipe.tables[name].oid for name in "tu")
+    assert rows_by_relation(pipe.log, LsnRange(start, end)) == {t: {"I": 3, "U": 1, "T": 1}, u: {"I": 1, "T": 1}}
+    assert rows_by_relation(pipe.log, LsnRange(start, middle)) == {t: {"I": 2, "U": 1}}
+    assert rows_by_relation(pipe.log, LsnRange(middle, end)) == {t: {"I": 1, "T": 1}, u: {"I": 1, "T": 1}}
+    pipe.turn(middle)
+    pipe.turn(end)
+    assert pipe.set_aside == {}
+    pipe.same("t")
 
 
 def test_segments_are_shared_out_evenly() -> None:

@@ -25,7 +25,7 @@ def route(table: Table = TABLE, *, full: bool = False) -> Route:
     flagged = {c.attnum for c in table.columns if full or c.attnum in table.identity_key}
     columns = tuple(ShapeColumn(c.name, c.attnum, c.type, c.attnum in flagged) for c in table.columns)
     key = tuple(column.name for column in table.key_columns)
-    return Route.of(Shape(1, 1000, NAME, NAME, None, columns, "f" if full else "d", key), table)
+    return Route.of(Shape(1, 1000, NAME, columns, "f" if full else "d", key), table)
 
 
 def decoded(kind: Kind, messages: list[bytes], way: Route | None = None) -> list[Any]:

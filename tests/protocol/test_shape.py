@@ -43,7 +43,7 @@ def test_columns_take_attnums_and_types_from_the_catalog_and_typmods_from_the_me
         ShapeColumn("price", 4, PRICE, False),
         ShapeColumn("tags", 7, TAGS, False),
     )
-    assert (shape.relation_id, shape.table, shape.mirror, shape.leaf) == (16384, TABLE.name, TABLE.name, None)
+    assert (shape.relation_id, shape.table, shape.catalog_name, shape.root) == (16384, TABLE.name, TABLE.name, None)
     assert (shape.replica_identity, shape.key) == ("d", ("id",))
     assert shape.schema_id == fingerprint(PAYLOAD, FACTS)
 
@@ -70,10 +70,16 @@ def test_a_table_that_the_catalog_has_lost() -> None:
     assert Shape.resolve(wire.relation(full), facts).key == ()
 
 
-def test_leaves_are_mirrored_into_their_root() -> None:
+def test_a_leaf_tells_its_root() -> None:
     root = TableName("public", "all_items")
-    shape = Shape.resolve(PAYLOAD, replace(FACTS, table=replace(TABLE, root=root)))
-    assert (shape.table, shape.mirror, shape.leaf) == (TABLE.name, root, TABLE.name)
+    shape = Shape.resolve(PAYLOAD, replace(FACTS, table=replace(TABLE, root=root, root_oid=5)))
+    assert (shape.table, shape.root, shape.root_oid) == (TABLE.name, root, 5)
+
+
+def test_the_message_s_name_is_of_its_place_and_the_catalog_s_of_later() -> None:
+    shape = Shape.resolve(PAYLOAD, replace(FACTS, table=replace(TABLE, name=TableName("public", "later"))))
+    assert (shape.table, shape.catalog_name) == (TABLE.name, TableName("public", "later"))
+    assert Shape.resolve(PAYLOAD, RelationFacts(None)).forgotten
 
 
 def test_the_empty_namespace_is_pg_catalog() -> None:

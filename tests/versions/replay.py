@@ -37,7 +37,7 @@ def played(log: ChangeLog, upto: Lsn) -> dict[str, list[Row]]:
         else:
             _apply(held, change["kind"], decoded[at], shapes[change["schema_id"]])
     found: defaultdict[str, list[Row]] = defaultdict(list)
-    for mirror, relation_id in {(shape.mirror, shape.relation_id) for shape in shapes.values()}:
+    for mirror, relation_id in {(shape.root or shape.table, shape.relation_id) for shape in shapes.values()}:
         found[f"{mirror.schema}.{mirror.name}"] += state[relation_id]
     return found
 

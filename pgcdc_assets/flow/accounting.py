@@ -1,0 +1,60 @@
+"""The rows of the log that no mirror takes, counted and explained: every other row has gone into its mirror's feed.
+
+What the receiver counted of each relation is held against the tables that are followed. The transform sees to the
+other half: a table whose feed lacks one of its rows is set aside (:func:`pgcdc_assets.lake.changes.transform`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import LogCorrupt
+from pgcdc_assets.flow.ranges import ROW_KINDS
+from pgcdc_assets.flow.reports import Untaken
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.routing import Router
+from pgcdc_assets.log.table import BatchSummary
+from pgcdc_assets.protocol.shape import Shape
+from pgcdc_assets.source.patterns import TablePatterns
+
+
+class Why(StrEnum):
+    """Why rows went into no mirror."""
+
+    LEFT_OUT = "the setting `tables` leaves it out"
+    COPY = "its table waits for a copy, which will hold them"
+    SET_ASIDE = "its table is set aside"
+    UNKNOWN = "it belongs to no table that is followed"
+
+
+def untaken(work: Work, span: LsnRange, batches: Sequence[BatchSummary]) -> list[Untaken]:
+    """Rows of these batches, all of ``span``, that no followed table takes; by relation."""
+    counts: dict[int, Counter[str]] = {}
+    for batch in batches:
+        for relation, kinds in batch.counts.items():
+            rows = {kind: number for kind, number in kinds.items() if kind in ROW_KINDS}
+            counts.setdefault(relation, Counter()).update(rows)
+    if not counts:
+        return []
+    router = work.progress.router
+    shapes = {shape.relation_id: shape for shape in work.log.shapes(span).values()}
+    if lacking := counts.keys() - shapes.keys():
+        raise LogCorrupt(f"counts rows of relation {min(lacking)}, which it does not describe", lsn=span.start)
+    others = [shapes[relation] for relation in sorted(counts) if router.place(shapes[relation]).table is None]
+    every = Router.of(entry.table for entry in work.progress) if others else router
+    return [Untaken(s.relation_id, s.table, counts[s.relation_id].total(), _why(work, every, s)) for s in others]
+
+
+def _why(work: Work, every: Router, shape: Shape) -> Why:
+    place = every.place(shape)
+    states = {work.progress[name].state for name in place.concerned}
+    if TableState.SET_ASIDE in states:
+        return Why.SET_ASIDE
+    if states:
+        return Why.COPY
+    meant = TablePatterns.parse(work.settings.tables).match(shape.root or shape.table)
+    return Why.UNKNOWN if meant else Why.LEFT_OUT

@@ -1,0 +1,98 @@
+"""Which followed table takes the rows of a relation.
+
+Rows find their table by the OID of their relation: the table's own, or that of a leaf that the table had at its
+copy. An OID never changes and is not given out again; a name does and is, and what the catalog says of a relation
+is asked after its rows were written. So names and catalog facts never decide where a row goes. They can only say
+that a table cannot be followed any further: its partition was detached, another one came, another table has its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.protocol.shape import Shape
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rows of a shape go."""
+
+    table: TableName | None
+    """The table that takes them; None where none does."""
+    leaf: TableName | None = None
+    """The leaf that they belong to, by its name at the table's copy: the rows copied then have that name too."""
+    refused: Mapping[TableName, str] = field(default_factory=dict)
+    """Tables that cannot be followed from the first such row on, and why."""
+
+    @property
+    def concerned(self) -> set[TableName]:
+        """The tables that these rows mean anything to."""
+        return self.refused.keys() | ({self.table} if self.table is not None else set())
+
+
+@dataclass(frozen=True)
+class Router:
+    """The followed tables, to be found by the OIDs of relations."""
+
+    tables: Mapping[int, Table]
+    """By their own OIDs."""
+    holders: Mapping[int, tuple[Table, ...]]
+    """By the OIDs of their leaves. Several where a leaf went from one to another and both were copied since."""
+    names: Mapping[TableName, Table]
+
+    @classmethod
+    def of(cls, tables: Iterable[Table]) -> Self:
+        followed = list(tables)
+        holders: dict[int, tuple[Table, ...]] = {}
+        for table in followed:
+            for leaf in table.leaves:
+                holders[leaf.oid] = (*holders.get(leaf.oid, ()), table)
+        return cls({table.oid: table for table in followed}, holders, {table.name: table for table in followed})
+
+    def place(self, shape: Shape) -> Place:
+        """Where the rows of this shape go, and which tables they show to be changed beyond following."""
+        taker = self._taker(shape)
+        return Place(
+            taker.name if taker else None,
+            _leaf(taker, shape) if taker else None,
+            {table.name: reason for table, reason in self._refusals(shape) if table is not taker},
+        )
+
+    def relations(self, table: TableName) -> frozenset[int]:
+        """The relations whose rows a followed table takes."""
+        found = self.names[table]
+        return frozenset((found.oid, *(leaf.oid for leaf in found.leaves)))
+
+    def _taker(self, shape: Shape) -> Table | None:
+        root = self._root(shape)
+        if root is not None and root in self.holders.get(shape.relation_id, ()):
+            return root
+        return self.tables.get(shape.relation_id)
+
+    def _root(self, shape: Shape) -> Table | None:
+        """The followed table that the catalog counted the relation to as a leaf."""
+        if shape.root_oid is not None:
+            return self.tables.get(shape.root_oid)
+        return self.names.get(shape.root) if shape.root is not None else None
+
+    def _refusals(self, shape: Shape) -> Iterator[tuple[Table, str]]:
+        root, known = self._root(shape), self.tables.get(shape.relation_id)
+        for holder in self.holders.get(shape.relation_id, ()):
+            went = "dropped" if shape.forgotten else "detached"
+            yield holder, f"its partition {_leaf(holder, shape)} was {went}, whose rows went with it"
+        if known is not None and root is not None:
+            yield known, f"the table became a partition of {root.name}"
+        if root is not None and shape.relation_id not in {leaf.oid for leaf in root.leaves}:
+            yield root, f"partition {shape.table} came, maybe with rows in it"
+        if known is None and shape.root is None and shape.catalog_name in (None, shape.table):
+            namesake = self.names.get(shape.table)
+            if namesake is not None:
+                yield namesake, "the table was dropped and made anew, or another one has its name now"
+
+
+def _leaf(table: Table, shape: Shape) -> TableName | None:
+    return next((leaf.name for leaf in table.leaves if leaf.oid == shape.relation_id), None)

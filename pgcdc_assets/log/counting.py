@@ -1,0 +1,44 @@
+"""How many rows of which relation the log holds of a span, as the receiver counted them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.log.segment import read_rows
+from pgcdc_assets.log.table import ChangeLog
+
+ROW_KINDS: Final = ("I", "U", "D", "T")
+
+
+def rows_by_relation(log: ChangeLog, span: LsnRange) -> dict[int, Counter[str]]:
+    """Rows by relation and kind of the transactions that commit in the span.
+
+    The summaries of batches tell them without a look at the rows. Only of a batch that the span cuts, as at the
+    consistent point of a copy, are the rows themselves counted.
+    """
+    found: dict[int, Counter[str]] = {}
+    for batch in log.batches(span.start):
+        if batch.start >= span.end:
+            continue
+        part = LsnRange(max(batch.start, span.start), min(batch.end, span.end))
+        whole = part == LsnRange(batch.start, batch.end)
+        counted = batch.counts.items() if whole else _counted(log, part)
+        for relation, kinds in counted:
+            rows = {kind: number for kind, number in kinds.items() if kind in ROW_KINDS}
+            found.setdefault(relation, Counter()).update(rows)
+    return found
+
+
+def _counted(log: ChangeLog, span: LsnRange) -> Iterator[tuple[int, dict[str, int]]]:
+    """As the rows stand."""
+    at, kind = pc.field("commit_lsn"), pc.field("kind")
+    asked = (at >= int(span.start)) & (at < int(span.end)) & kind.isin(list(ROW_KINDS))
+    for segment in log.segments(span):
+        rows = read_rows(segment.path, ["relation_id", "kind"], asked)
+        for row in rows.group_by(["relation_id", "kind"]).aggregate([([], "count_all")]).to_pylist():
+            yield row["relation_id"], {row["kind"]: row["count_all"]}

@@ -1,0 +1,190 @@
+"""Every row that the receiver counted is in a feed, below a copy, or told to be taken by nobody, in every turn."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
+
+import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.flow.accounting import Why, untaken
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.progress import Progress, TableProgress
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.feed import COMMIT_LSN, ORDINAL
+from pgcdc_assets.lake.mirrors import Mirror
+from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.log.counting import rows_by_relation
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.slots import identity
+from tests.end_to_end.command import wait_for
+from tests.fix_postgres import Database
+from tests.flow.test_sync import Rig, rig
+from tests.lake.pipeline import Pipeline
+
+__all__ = ["rig"]
+
+_PARTITIONED = (
+    "CREATE TABLE p (id int, part int, PRIMARY KEY (id, part)) PARTITION BY LIST (part); "
+    "CREATE TABLE p_1 PARTITION OF p FOR VALUES IN (1); CREATE TABLE p_2 PARTITION OF p FOR VALUES IN (2)"
+)
+_SWAP = "ALTER TABLE t RENAME TO x; ALTER TABLE k RENAME TO t; ALTER TABLE x RENAME TO k"
+_TURNS = (
+    ("INSERT INTO t SELECT g FROM generate_series(100, 120) g", "UPDATE t SET v = 'x'; DELETE FROM k",
+     "TRUNCATE k, p_2"),
+    ("ALTER TABLE t RENAME TO y; INSERT INTO y VALUES (200)", "DELETE FROM y WHERE id = 3; ALTER TABLE y RENAME TO t"),
+    (f"{_SWAP}; INSERT INTO t VALUES (7, 7); INSERT INTO k VALUES (300)", _SWAP, "INSERT INTO p VALUES (1, 1), (1, 2)"),
+    ("CREATE TABLE z (id int)", "ALTER PUBLICATION {publication} ADD TABLE z",
+     "INSERT INTO z VALUES (1), (2); INSERT INTO t VALUES (400)", "DROP TABLE z"),
+    ("ALTER TABLE p DETACH PARTITION p_1", "INSERT INTO p_1 VALUES (2, 1); INSERT INTO t VALUES (500)",
+     "ALTER TABLE p ATTACH PARTITION p_1 FOR VALUES IN (1)"),
+    ("ALTER TABLE t RENAME big TO huge", "INSERT INTO t VALUES (600)", "INSERT INTO p VALUES (3, 2)"),
+    ("UPDATE t SET v = 'y'", "INSERT INTO k VALUES (8, 8)"),
+)  # fmt: skip
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_every_row_of_every_turn_is_accounted_for(rig: Rig) -> None:
+    rig.conn.execute("CREATE TABLE k (id int PRIMARY KEY, v int); INSERT INTO k VALUES (1, 1), (2, 2)")
+    rig.conn.execute(_PARTITIONED.encode())
+    rig.setup()
+    rig.sync()
+    reasons: dict[str, str] = {}
+    for statements in _TURNS:
+        for statement in statements:
+            rig.conn.execute(statement.format(publication=rig.settings.publication).encode())
+        before = len(rig.observer.ranges)
+        rig.sync()
+        for closed in rig.observer.ranges[before:]:
+            _check(rig, closed.span, {entry.relation_id: entry.rows for entry in closed.untaken})
+            reasons |= {entry.name.name: entry.why for entry in closed.untaken}
+    assert reasons["z"] == Why.UNKNOWN
+    assert reasons["t"] == Why.SET_ASIDE, "a column of it was renamed"
+    rig.assert_equal("public.k", "public.p", "public.u")
+
+
+def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database, tmp_path: Path) -> None:
+    with database.connect() as conn:
+        for name in ("a", "b", "c", "left_out", "gone"):
+            conn.execute(f"CREATE TABLE {name} (id int)".encode())
+        conn.execute("CREATE PUBLICATION p FOR TABLE a, b, c, left_out, gone")
+        slot = f"s_{database.name}"
+        made = "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')"
+        row = conn.execute(made, (slot,)).fetchone()
+        assert row is not None
+        settings = Settings(source=database.conninfo, lake=tmp_path / "lake", tables=("-public.left_out",))
+        start, log = Lsn.parse(row[0]), ChangeLog(settings.layout)
+        pipe = Pipeline(database, conn, cast(SparkSession, None), settings.layout)
+        pipe.log = log
+        log.create(identity(conn, slot), start, 1)
+        tables = tuple(t for t in read_tables(conn, ["p"], settings.tables) if t.name.name != "gone")
+        catalog = Catalog(log.identity, "p", 180000, tables)
+        for name in ("a", "b", "c", "left_out", "gone"):
+            conn.execute(f"INSERT INTO {name} VALUES (1), (2)".encode())
+        conn.execute("DROP TABLE gone")
+        end = pipe.receive()
+    progress = Progress(settings.layout, catalog, log.began, log.start)
+    a, b, _ = tables
+    # As after its copy: nothing here looks at a mirror.
+    progress._tables[a.name] = TableProgress(a, TableState.CATCHING_UP, start, 0)
+    progress.put_aside(b.name, start, "as a test has it")
+    work = Work(settings, catalog, log, progress, Silent(), lambda: cast(SparkSession, None))
+    found = untaken(work, LsnRange(start, end), log.batches(start))
+    assert {(entry.name.name, entry.rows, entry.why) for entry in found} == {
+        ("b", 2, Why.SET_ASIDE), ("c", 2, Why.COPY), ("left_out", 2, Why.LEFT_OUT), ("gone", 2, Why.UNKNOWN),
+    }  # fmt: skip
+
+
+def _check(rig: Rig, span: LsnRange, untaken: dict[int, int]) -> None:
+    """The sums of a range: what the log holds of each table, and where it went."""
+    counts = rows_by_relation(ChangeLog(rig.settings.layout), span)
+    catalog = Catalog.load(CATALOG_FILE)
+    assert catalog is not None
+    for table in catalog.tables:
+        relations = counts.keys() & {table.oid, *(leaf.oid for leaf in table.leaves)}
+        held = _total(counts, relations)
+        below = _below_copy(rig, table, span, relations)
+        told = sum(untaken.pop(relation, 0) for relation in relations)
+        assert held == _taken(rig, table, span) + max(below, told), (table.name, span)
+        for relation in relations:
+            del counts[relation]
+    assert {relation: kinds.total() for relation, kinds in counts.items()} == untaken
+
+
+def _total(counts: dict[int, Counter[str]], relations: Iterable[int]) -> int:
+    return sum(counts[relation].total() for relation in relations if relation in counts)
+
+
+def _taken(rig: Rig, table: Table, span: LsnRange) -> int:
+    """Rows of the log that the feed has: the old half of one is no row of its own."""
+    layout = rig.settings.layout
+    if not DeltaTable.is_deltatable(str(layout.changes(table.name))):
+        return 0
+    feed = DeltaTable(layout.changes(table.name)).to_pyarrow_table(columns=[COMMIT_LSN, ORDINAL])
+    at, half = feed[COMMIT_LSN], pc.bit_wise_and(feed[ORDINAL], 1)
+    own = pc.and_(pc.equal(half, 1), pc.and_(pc.greater_equal(at, int(span.start)), pc.less(at, int(span.end))))
+    return int(pc.sum(own).as_py() or 0)
+
+
+def _below_copy(rig: Rig, table: Table, span: LsnRange, relations: Iterable[int]) -> int:
+    copied = Mirror(rig.settings.layout, ChangeLog(rig.settings.layout).identity, table.name).snapshot_lsn
+    if copied is None or copied <= span.start:
+        return 0
+    part = LsnRange(span.start, min(copied, span.end))
+    return _total(rows_by_relation(ChangeLog(rig.settings.layout), part), relations)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_partition_that_is_away_while_a_run_follows_is_never_silent(rig: Rig) -> None:
+    """The catalog is asked while it is detached, so nothing but its OID says whose rows these were."""
+    rig.conn.execute(_PARTITIONED.encode())
+    rig.conn.execute("INSERT INTO p SELECT g, g % 2 + 1 FROM generate_series(1, 10) g")
+    rig.setup()
+    rig.sync()
+    p, copies = TableName("public", "p"), len(rig.observer.copies)
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: rig.engine("follow").sync(Bounds(follow=True, stop=stop)))
+    thread.start()
+    log = ChangeLog(rig.settings.layout)
+
+    def written(statement: str) -> None:
+        rig.conn.execute(statement.encode())
+        goal: Lsn = rig.flush()
+        wait_for(lambda: log.position() >= goal, what="the change log")
+
+    try:
+        wait_for(rig.streaming, what="the stream")
+        written("INSERT INTO p VALUES (101, 2)")
+        rig.conn.execute("ALTER TABLE p DETACH PARTITION p_2")
+        written("INSERT INTO p_2 VALUES (102, 2)")
+        rig.conn.execute("ALTER TABLE p ATTACH PARTITION p_2 FOR VALUES IN (2)")
+        written("INSERT INTO p VALUES (103, 2)")
+        states = TableStates(rig.settings.layout)
+
+        def told() -> bool:
+            """Set aside by its rows, or copied anew by a look at the catalog, whichever came first."""
+            anew = any(report.table == p for report in rig.observer.copies[copies:])
+            return anew or states.all()[p].state is not TableState.CATCHING_UP
+
+        wait_for(told, what="a word about the table")
+    finally:
+        stop.set()
+        thread.join(120)
+    rig.sync()
+    rig.assert_equal("public.p", "public.t")

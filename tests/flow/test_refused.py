@@ -1,0 +1,56 @@
+"""A table that no mirror can hold: setup, sync, status and verify say one and the same of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from pgcdc_assets.checks.status import status
+from pgcdc_assets.checks.verify import verify
+from pgcdc_assets.cli.running import _print_sync
+from pgcdc_assets.cli.source import make_ready
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.lake.points import Point
+from pgcdc_assets.settings import CATALOG_FILE
+from tests.flow.test_sync import Rig, rig
+
+__all__ = ["rig"]
+pytestmark = pytest.mark.spark
+
+ODD = TableName("public", "odd")
+REASON = "columns id and Id differ in case alone, which Delta Lake cannot hold"
+DO = "rename the column, or leave the table out: '-public.odd' in the setting `tables`"
+
+
+def test_one_answer_everywhere(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    rig.conn.execute('CREATE TABLE odd (id int PRIMARY KEY, "Id" int)')
+    assert rig.settings.source is not None
+    told = [f for f in make_ready(rig.settings, rig.settings.source).findings if f.thing == "table public.odd"]
+    assert [(f.severity, f.what, f.do) for f in told] == [("warning", f"will be set aside: {REASON}", DO)]
+
+    rig.conn.execute("INSERT INTO odd VALUES (1, 1)")
+    report = rig.sync()
+    assert report.set_aside == [(ODD, REASON)]
+    _print_sync(report, as_json=False)
+    assert f"public.odd is set aside: {REASON}; {DO}" in capsys.readouterr().err
+
+    found = status(rig.settings)
+    assert [(t.state, t.reason) for t in found.tables if t.name == ODD] == [(TableState.SET_ASIDE, REASON)]
+    problems = [(p.severity, p.what, p.do) for p in found.problems if p.thing == "table public.odd"]
+    assert problems == [("error", f"was set aside: {REASON}", DO)]
+
+    catalog = Catalog.load(CATALOG_FILE)
+    assert catalog is not None
+    compared = verify(rig.settings, catalog, [ODD], lambda lsn: Point(lsn, datetime.now(UTC), {}, {}))
+    assert [table.reason for table in compared.tables] == [f"is set aside: {REASON}"]
+    rig.assert_equal()
+
+    rig.conn.execute('ALTER TABLE odd RENAME "Id" TO other')
+    assert rig.sync().set_aside == []
+    rig.assert_equal("public.odd")
+    rig.conn.execute('ALTER TABLE odd RENAME other TO "ID"')
+    assert rig.sync().set_aside == [(ODD, REASON.replace("Id", "ID"))]
+    rig.assert_equal()
