@@ -34,6 +34,7 @@ def _break(rig: Rig) -> None:
     layout = rig.settings.layout
     for added in live_files(_mirror(rig, "file")):
         (_mirror(rig, "file") / added.path).unlink()
+    layout.changes(_name("folder")).parent.mkdir(parents=True, exist_ok=True)
     layout.changes(_name("folder")).write_text("in the way")
     rig.conn.execute('ALTER TABLE mapped RENAME "a b" TO ab')
     _mirror(rig, "copied").write_text("in the way")
