@@ -303,6 +303,8 @@ class Sync:
             return moved
         turn = take_turn(work, upto, tables)
         self._account(turn)
+        if turn.outdated and not self._stream.arrived:
+            self._begin_copies()
         if exact == upto:
             work.progress.reread_versions()
         if turn.tables or exact == upto or self._unpublished:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -15,6 +15,7 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.apply import apply_tables
 from pgcdc_assets.lake.changes import Followed, transform
 from pgcdc_assets.lake.tablework import Applied
+from pgcdc_assets.log.table import BatchSummary
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Turn:
     tables: list[TableTurn]
     """Tables whose mirror changed."""
     seconds: dict[str, float]
+    outdated: list[TableName] = field(default_factory=list)
+    """Tables that wait for a copy instead: a partition came, and maybe went again."""
 
 
 def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = None) -> Turn:
@@ -33,13 +36,36 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = No
     came before stays below ``upto``, for the next turn.
     """
     behind = [entry for entry in (tables or work.progress.followed()) if entry.replay_lsn < upto]
+    outdated = _ask_for_copies(work, behind)
+    behind = [entry for entry in behind if entry.table.name not in outdated]
     names = _changed(work, behind, upto) if behind else set()
     changed = [entry for entry in behind if entry.table.name in names]
     done, outrun, seconds = _derive_and_apply(work, changed, upto) if changed else ([], set(), {})
     for entry in behind:
         if entry.table.name not in outrun and work.progress[entry.table.name].state.readable:
             work.progress.moved(entry.table.name, upto)
-    return Turn(upto, done, seconds)
+    return Turn(upto, done, seconds, outdated)
+
+
+def _ask_for_copies(work: Work, tables: Sequence[TableProgress]) -> list[TableName]:
+    """Have those copied anew whose log has rows of a partition that they did not have at their copy.
+
+    Published via the root, such rows look like all others; where the partition was dropped or detached since, they
+    went with it, and the catalog shows nothing of it.
+    """
+    batches = work.log.batches(min((entry.replay_lsn for entry in tables), default=work.log.position()))
+    found = [entry for entry in tables if _strangers(entry, batches)]
+    for entry in found:
+        what = "a partition came, and rows with it, which may have gone as it was dropped or detached"
+        work.observer.progress("watch", f"table {entry.table.name}: {what}")
+        work.progress.must_copy(entry.table.name, work.log.position(), what)
+    return [entry.table.name for entry in found]
+
+
+def _strangers(entry: TableProgress, batches: Sequence[BatchSummary]) -> set[int]:
+    """Leaves that rows above the table's position came from, and that it did not have."""
+    told = (batch.partitions.get(entry.table.oid, ()) for batch in batches if batch.end > entry.replay_lsn)
+    return {leaf for leaves in told for leaf in leaves} - {leaf.oid for leaf in entry.table.leaves}
 
 
 def _derive_and_apply(

@@ -191,6 +191,9 @@ def summary_of(start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Seque
     counts: dict[str, dict[str, int]] = {}
     for (relation_id, kind), number in sorted(tally.counts.items()):
         counts.setdefault("" if relation_id == ABSENT else str(relation_id), {})[kind] = number
+    partitions: dict[str, list[int]] = {}
+    for root, leaf in sorted(tally.partitions):
+        partitions.setdefault(str(root), []).append(leaf)
     return {
         "start": int(start),
         "end": int(end),
@@ -203,6 +206,7 @@ def summary_of(start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Seque
         "bytes": tally.bytes,
         "relations": {str(record.relation_id): [record.name.schema, record.name.name] for record in records},
         "schemas": sorted(tally.schema_ids),
+        "partitions": partitions,
     }
 
 

@@ -44,6 +44,8 @@ class Rows:
     """Meaningless where ``relation_id`` is ABSENT."""
     origin: NDArray[np.object_] | None
     """Names or None; absent as a whole in a stream without origins."""
+    partitions: frozenset[tuple[int, int]] = frozenset()
+    """Root and leaf of rows that came under the root's OID."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -81,6 +83,7 @@ class Tally:
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
     """Rows by relation_id (ABSENT for none) and kind."""
     schema_ids: set[int] = field(default_factory=set)
+    partitions: set[tuple[int, int]] = field(default_factory=set)
     transactions: int = 0
     last_xid: int | None = None
     first_ts: int | None = None
@@ -96,6 +99,7 @@ class Tally:
         """Take in what follows."""
         self.counts.update(other.counts)
         self.schema_ids |= other.schema_ids
+        self.partitions |= other.partitions
         self.transactions += other.transactions
         self.bytes += other.bytes
         if other.last_xid is not None:
@@ -133,6 +137,7 @@ def rows_of(run: Run, opening: OpenTransaction | None, relations: Relations) -> 
         lsn=lsn,
         relation_id=relation_id,
         schema_id=schema_id,
+        partitions=_partitions(run),
         **columns,
     )
 
@@ -143,6 +148,7 @@ def tally_of(rows: Rows) -> Tally:
     tally = Tally(
         counts=Counter({(each["values"] >> 8, chr(each["values"] & 0xFF)): each["counts"] for each in counts}),
         schema_ids=set(pc.unique(_numbers(rows.schema_id[rows.relation_id != ABSENT])).to_pylist()),
+        partitions=set(rows.partitions),
         transactions=len(commits),
         bytes=int(rows.length.sum()),
     )
@@ -236,6 +242,24 @@ def _with_truncates(run: Run, frames: Ints, relation_id: Ints) -> tuple[Ints, In
     for index in truncates:
         relation_id[starts[index] : starts[index] + times[index]] = tables[index]
     return frames, relation_id
+
+
+def _partitions(run: Run) -> frozenset[tuple[int, int]]:
+    """Root and leaf of rows that are published via the root: once in a connection, before the first such row of a
+    leaf, come the Relation messages of both, and then the row under the root's OID."""
+    described, changes = run.at("R"), np.flatnonzero(IS_CHANGE[run.kinds])
+    leaves = run.field(described, HEADER + 1, ">u4")
+    found: set[tuple[int, int]] = set()
+    following = np.searchsorted(changes, described)
+    for place in np.unique(following).tolist():
+        group = leaves[following == place].tolist()
+        if place == len(changes):
+            # The row is in the frames to come; the leaf's message stands right behind its root's.
+            found |= {(group[0], leaf) for leaf in group[1:]}
+        elif IS_ROW[run.kinds[changes[place]]]:
+            root = int(run.field(changes[place : place + 1], HEADER + 1, ">u4")[0])
+            found |= {(root, leaf) for leaf in group if leaf != root}
+    return frozenset(found)
 
 
 def _loosen(run: Run, frame: int, index: int, columns: dict[str, Any], lsn: Ints) -> None:

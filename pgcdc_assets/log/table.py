@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -57,6 +57,9 @@ class BatchSummary:
     relations: dict[int, TableName]
     schemas: tuple[int, ...]
     """The schema_ids that its rows refer to."""
+    partitions: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Of relations that are published via their root: the leaves that their rows came from, as far as the stream told
+    of them within the batch (before the first row of each in a connection)."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -75,6 +78,7 @@ class BatchSummary:
             bytes=data["bytes"],
             relations={int(key): TableName(*name) for key, name in data["relations"].items()},
             schemas=tuple(data["schemas"]),
+            partitions={int(root): tuple(leaves) for root, leaves in data.get("partitions", {}).items()},
         )
 
 

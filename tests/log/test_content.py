@@ -52,6 +52,24 @@ def test_truncate_stands_once_per_table(source: Source) -> None:
     assert [row["tx_ordinal"] for row in rows(log, "kind IN ('I', 'C')")] == [0, 2, 3]
 
 
+def test_leaves_that_are_published_via_their_root_are_told_of(source: Source) -> None:
+    """Also one that came and went before anybody looked, as the rows of no other do."""
+    source.run("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+               "CREATE TABLE branch PARTITION OF r FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id)",
+               "CREATE TABLE leaf PARTITION OF branch FOR VALUES FROM (0) TO (10)", "ALTER PUBLICATION p ADD TABLE r",
+               "ALTER PUBLICATION p SET (publish_via_partition_root = true)")  # fmt: skip
+    log = source.log()
+    source.run("TRUNCATE a, b, r")
+    source.transaction("INSERT INTO a VALUES (1, 'x')", "INSERT INTO b VALUES (1, 1)", "INSERT INTO r VALUES (1), (2)")
+    source.run("CREATE TABLE gone PARTITION OF r FOR VALUES FROM (10) TO (20)")
+    found = source.conn.execute("SELECT relname, oid FROM pg_class WHERE relname IN ('r', 'leaf', 'gone')").fetchall()
+    oid = dict(found)
+    end = source.run("INSERT INTO r VALUES (11)", "DROP TABLE gone", "UPDATE r SET id = 3 WHERE id = 2")
+    source.receive(log, end)
+    told = {root: set(leaves) for batch in log.batches(log.start) for root, leaves in batch.partitions.items()}
+    assert told == {oid["r"]: {oid["leaf"], oid["gone"]}}
+
+
 def test_messages_inside_and_between_transactions(source: Source) -> None:
     log = source.log()
     source.run("SELECT pg_logical_emit_message(false, 'loose', 'between')")

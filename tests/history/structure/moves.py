@@ -52,12 +52,6 @@ class Site:
         return [table for table in self.tables if table.parent is not None]
 
     @property
-    def traced(self) -> list[Table]:
-        """Leaves, but for those that leave no trace where a publication via the root is used (docs/guarantees.md):
-        a partition that came and went between two looks at the catalog was never seen."""
-        return [leaf for leaf in self.leaves if not self.via_root or (leaf.place or 0) < FIRST_NEW]
-
-    @property
     def whole(self) -> list[Table]:
         """Tables with a mirror of their own."""
         return [*self.plain, *self.roots]
@@ -387,7 +381,7 @@ def new_table(site: Site) -> Move | None:
 
 @_move
 def drop_table(site: Site) -> Move | None:
-    table = site.pick([*site.plain, *site.traced])
+    table = site.pick([*site.plain, *site.leaves])
     return Move((f"DROP TABLE {table.sql}",)) if table and len(site.plain) > 2 else None
 
 
@@ -417,7 +411,7 @@ def _attach(root: Table, leaf: Table) -> str:
 
 
 def _detached(site: Site, how: str) -> Move | None:
-    root, leaf = site.pick(site.roots), site.pick([leaf for leaf in site.traced if leaf.place is not None])
+    root, leaf = site.pick(site.roots), site.pick([leaf for leaf in site.leaves if leaf.place is not None])
     if root is None or leaf is None:
         return None
     detach = f"ALTER TABLE {root.sql} DETACH PARTITION {leaf.sql}{how}"
