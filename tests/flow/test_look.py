@@ -27,6 +27,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connection import connect
 from pgcdc_assets.source.setup import setup
 from tests.fix_postgres import Database
+from tests.flow.mirrors import copied_mirror
 
 START = """
 CREATE TABLE quiet (id int PRIMARY KEY); CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TYPE pair AS (a int, b text);
@@ -54,6 +55,7 @@ class Run:
     def copied(self) -> None:
         for table in self.work.catalog.tables:
             at = self.work.log.position()
+            copied_mirror(self.work.layout, self.work.identity, table.name, at)
             self.work.progress.copying([table], at)
             self.work.progress.copied(table, at, 1)
 

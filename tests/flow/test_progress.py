@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
 from pgcdc_assets.core.catalog import Catalog, Column, Identity, PgType, Table
 from pgcdc_assets.core.layout import Layout
@@ -15,9 +13,9 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow.progress import Progress
-from pgcdc_assets.lake.mirrors import IDENTITY
 from pgcdc_assets.lake.states import TableStates
 from tests.delta import commit
+from tests.flow.mirrors import copied_mirror
 
 RECORDED = Lsn(30)
 """How far the change log is recorded."""
@@ -43,11 +41,8 @@ def progress(tmp_path: Path) -> Progress:
 
 def copied_at_10_applied_to_20(layout: Layout, table: Table) -> None:
     """In versions 1 and 2 of its mirror."""
-    path = layout.mirror(table.name)
-    DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={IDENTITY: OWNER.app_id()},
-                      raise_if_key_not_exists=False)  # fmt: skip
-    commit(path, [], "append", {OWNER.app_id("snapshot", table.name.folder): 10})
-    commit(path, [], "append", {OWNER.app_id(f"{Lsn(10):X}"): 20})
+    copied_mirror(layout, OWNER, table.name, 10)
+    commit(layout.mirror(table.name), [], "append", {OWNER.app_id(f"{Lsn(10):X}"): 20})
 
 
 def _listed(progress: Progress) -> set[str]:

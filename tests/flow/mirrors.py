@@ -1,0 +1,20 @@
+"""Mirrors without rows, for tests of what is said of them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.lake.mirrors import IDENTITY
+from tests.delta import commit
+
+
+def copied_mirror(layout: Layout, owner: Identity, name: TableName, at: int) -> None:
+    """Version 1 holds the copy of consistent point ``at``."""
+    path = layout.mirror(name)
+    DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={IDENTITY: owner.app_id()},
+                      raise_if_key_not_exists=False)  # fmt: skip
+    commit(path, [], "append", {owner.app_id("snapshot", name.folder): at})
