@@ -71,7 +71,8 @@ class Sync:
         self._asked: Sequence[TableName] = ()
         self._copies: Future[Failures] | None = None
         self._rounds: Counter[TableName] = Counter()
-        """How often a table's copy was begun: in this run, or, where it follows, since the last regular look."""
+        """How often a table's copy was begun: in this run, or, where it follows, since one landed or the last regular
+        look."""
         self._failure: PgcdcError | None = None
         """Of a copy: raised when the other tables have caught up."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
@@ -233,6 +234,8 @@ class Sync:
             self._work.observer.progress("snapshot", self._beside.notes.get())
         while not self._beside.landed.empty():
             copied = self._beside.landed.get()
+            if self._bounds.follow:
+                del self._rounds[copied.table.name]
             if self._seen is not None and not self._seen.shows(copied.table):
                 # Altered between the last look and its snapshot, or since: no point lists it before another look.
                 self._seen = None
