@@ -134,7 +134,9 @@ def make_checkpoint(folder: Path, version: int) -> None:
     table = DeltaTable(folder, version=version)
     table.create_checkpoint()
     sync_file(folder / DELTA_LOG / checkpoint_name(version))
-    sync_file(folder / DELTA_LOG / LAST_CHECKPOINT)
+    with suppress(FileNotFoundError):
+        # Lost once, it is not made again beside a checkpoint that is there already; others list the folder then.
+        sync_file(folder / DELTA_LOG / LAST_CHECKPOINT)
     sync_folder(folder / DELTA_LOG)
     # Hadoop keeps checksums of what Spark wrote, and would find these wrong.
     for name in (LAST_CHECKPOINT, checkpoint_name(version)):

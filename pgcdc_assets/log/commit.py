@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -171,7 +172,8 @@ def make_checkpoint(path: Path, table: DeltaTable) -> None:
     folder = path / DELTA_LOG
     table.create_checkpoint()
     sync_file(folder / checkpoint_name(table.version()))
-    sync_file(folder / LAST_CHECKPOINT)
+    with suppress(FileNotFoundError):
+        sync_file(folder / LAST_CHECKPOINT)
     sync_folder(folder)
     table.cleanup_metadata()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
@@ -77,6 +77,7 @@ def same(mine: DeltaVersion | None, theirs: DeltaTable) -> None:
 
 
 @given(STEPS)
+@example(["checkpoint", "hint lost", "checkpoint"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_it_is_the_table_that_others_read(tmp_path: Path, steps: list[str]) -> None:
     """Read afresh, and read on from any earlier look, whatever was cleaned up in between."""
