@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
+from tests.crash.faults import wait_until
 from tests.fix_postgres import Database, fresh_database
 from tests.power.images import Disk, Folder, Image, Syncs, fresh, told
 from tests.power.rig import PowerRig, standing_still
@@ -33,6 +34,8 @@ DEFAULT_IMAGES, LONG_IMAGES = 10, 120
 PER_RUN = 60
 """Images of one run; the next has a source and a lake of its own."""
 PER_MOMENT = 2
+STEPS, FEW_STEPS = (0, 1, 3, 10, 30, 60, 100), (5, 40, 80, 120)
+"""Syncs of the run between two looks at it."""
 _SEED = int(os.environ.get("PGCDC_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
 
 
@@ -83,7 +86,10 @@ def _cut(rig: PowerRig, journal: Path, moments: int, chance: random.Random) -> t
     found: list[Moment] = []
     with rig.victim(journal, chance.getrandbits(32)) as run:
         while len(found) < moments:
-            time.sleep(chance.choice([0.1, 0.5, 2]) * chance.random() * (1 if moments > 10 else 0.2))
+            # Syncs are the clock, whatever else the machine does.
+            goal = disk.count() + chance.choice(STEPS if moments > 10 else FEW_STEPS)
+            assert wait_until(lambda goal=goal: disk.count() >= goal or not run.is_running(), 300)  # type: ignore[misc]
+            time.sleep(chance.random() * 0.05)
             with standing_still(run):
                 assert run.is_running(), journal.with_suffix(".log").read_text()[-3000:]
                 found.append(Moment(disk.look(), disk.syncs(), rig.confirmed()))

@@ -35,7 +35,7 @@ def often() -> None:
     ledger._PROPERTIES.update({"delta.checkpointInterval": "5", "delta.logRetentionDuration": "interval 0 seconds"})
     mirrors.PROPERTIES.update({"delta.checkpointInterval": "7"})
     commit.CHECKPOINT_EVERY = 9
-    commit._PROPERTIES.update({"delta.logRetentionDuration": "interval 0 seconds"})
+    # Its commits stay for their hour: a compaction and the receiver commit beside each other, and look at them.
     retention.GRACE = timedelta(0)  # type: ignore[misc]
 
 

@@ -24,6 +24,7 @@ if JOURNAL:
             line: dict[str, object] = {"folder": status.st_ino, "names": names}
         else:
             line = {"file": [status.st_ino, status.st_size, status.st_mtime_ns]}
+        line["path"] = os.readlink(f"/proc/self/fd/{descriptor}")
         _fsync(descriptor)
         journal = os.open(str(JOURNAL), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
