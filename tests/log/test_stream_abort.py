@@ -87,8 +87,8 @@ def test_rollbacks_alone_make_no_batch(source: Source, way: str) -> None:
     source.replication = way != "polling"
     log = source.log()
     receiver = source.receiver(log, drain_bytes=1 if way == "drain" else 1 << 40)
-    # A rollback is flushed by the walwriter, some time: a goal that is not flushed yet is reached without it.
-    end = source.run(*rolled_back(1), *rolled_back(1), "CHECKPOINT")
+    # The walwriter flushes a rollback some time later, a commit is flushed at once; and its end is a boundary.
+    end = source.run(*rolled_back(1), *rolled_back(1), "CREATE TABLE foreign_to_us ()")
     receiver.until(end)
     names = {event.name for event in until_event(receiver, "arrived")}
     receiver.join(SECONDS)
