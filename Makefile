@@ -24,7 +24,7 @@ $(READY): requirements.lock pyproject.toml | machine
 	@$(PYTHON) -m venv $(VENV) || { echo "pgcdc: no virtual environment could be made; install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock \
 	  || { echo "pgcdc: packages could not be installed; the first use needs the network" >&2; exit 1; }
-	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .PHONY: install
@@ -36,11 +36,11 @@ demo: install ## PostgreSQL into Delta tables in one go, with proof at the end
 
 .PHONY: up
 up: install ## Dagster's UI with the sensor on
-	@$(BIN)/pgcdc up
+	@test -f pgcdc.yaml || export PGCDC_SOURCE="$${PGCDC_SOURCE:-embedded}"; $(BIN)/pgcdc up
 
 .PHONY: test
 test: install ## The default tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: test-all
 test-all: install ## All tests, the long ones too

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench import copies, latency, scale, sensor, streams
+from bench import copies, day, latency, scale, sensor, streams
 from bench.plot import draw
 from bench.record import Record
 from bench.source import WORKLOADS
@@ -27,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description="Rates side by side with PostgreSQL's own tools")
     parser.add_argument("--scale", type=float, default=1.0, help="of the workloads' sizes")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--workloads", default="W1,W2,W3,W4", help="and L: latency; S1 to S5: growth")
+    parser.add_argument("--workloads", default="W1,W2,W3,W4", help="and L: latency; S1 to S6: growth")
     parser.add_argument("--seconds", type=float, default=120, help="of latency")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     args = parser.parse_args()
@@ -47,15 +48,17 @@ def main() -> None:
                 latency.Latency(source, spark, folder, record).whole_shop(args.seconds)
                 sensor.by_sensor(source, folder, record, args.seconds)
             growth = scale.Scale(source, spark, folder, record)
-            for name, measure in {
+            measures: dict[str, Callable[[], None]] = {
                 "S1": growth.tables,
                 "S2": growth.mirrors,
                 "S3": growth.batches,
                 "S4": growth.ranges,
                 "S5": growth.versions,
-            }.items():
-                if name in chosen:
-                    measure()
+                "S6": day.Day(source, spark, folder, record).hours,
+            }
+            for name in chosen:
+                if name in measures:
+                    measures[name]()
         spark.stop()
     record.save(args.out / "runs.json")
     table = "\n".join(record.table())

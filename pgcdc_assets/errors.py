@@ -5,7 +5,11 @@ Messages carry names, LSNs and counts; never row values, never secrets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
+
+ROOM = "make room or mend it there, then run again: it goes on from what is durable"
+"""Where the system refuses to write."""
 
 
 class PgcdcError(Exception):
@@ -29,6 +33,11 @@ class PgcdcError(Exception):
             text += f", at LSN {self.lsn}"
         return f"{text}; {self.do}" if self.do else text
 
+    @property
+    def told(self) -> list[str]:
+        """``str()`` by lines."""
+        return [str(self)]
+
 
 # Usage and settings ---------------------------------------------------------------------------
 
@@ -41,6 +50,10 @@ class UsageError(PgcdcError):
 
 class SettingsError(UsageError):
     """A setting that cannot be used; names the field."""
+
+
+class WrongSource(SettingsError):
+    """No source is named, or another one than the project was set up with; nothing was started or written."""
 
 
 class BadRange(UsageError):
@@ -88,6 +101,27 @@ class SourceFailed(PgcdcError):
 
 class SourceNotReady(PgcdcError):
     """A setting, right or free place is lacking on the source; says which and what to change."""
+
+
+class SetupRefused(SourceNotReady):
+    """What ``setup`` found to be wrong on the source, all of it; nothing was made.
+
+    ``str()`` is one line where that is enough, else a line for each, and for each statement that mends it.
+    """
+
+    def __init__(self, lines: Sequence[str], do: str | None = None) -> None:
+        super().__init__("is not ready", thing="source", do=do)
+        self.lines = tuple(lines)
+
+    def __str__(self) -> str:
+        return "\n".join(self.told)
+
+    @property
+    def told(self) -> list[str]:
+        if len(self.lines) == 1:
+            return list(self.lines)
+        rest = [self.do] if self.do else []
+        return ["the source is not ready, and nothing was made:", *(f"  {line}" for line in [*self.lines, *rest])]
 
 
 class SlotMissing(PgcdcError):

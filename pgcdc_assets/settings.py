@@ -6,29 +6,37 @@ or a passfile only: a password in ``pgcdc.yaml`` is refused.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
+import pydantic_settings
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    YamlConfigSettingsSource,
 )
 
+from pgcdc_assets import projectfile
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.errors import SettingsError
 
-SETTINGS_FILE = Path("pgcdc.yaml")
+PREFIX = "PGCDC_"
+_NOT_SETTINGS = ("ASSETS_", "TEST_", "FAULTS")
+"""What else of this prefix is in the environment: of our own processes and tests."""
 STATE_FOLDER = Path(".pgcdc")
 """Saved catalog and embedded server of a project directory."""
 CATALOG_FILE = STATE_FOLDER / "catalog.json"
+RUN_LOG = STATE_FOLDER / "run.log"
+"""What Java and libraries print while a command runs."""
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
@@ -62,10 +70,11 @@ Retention = Annotated[timedelta, BeforeValidator(_days)]
 class Settings(BaseSettings):
     """One typed object for all parts; see docs/operations.md for what each field does."""
 
-    model_config = SettingsConfigDict(env_prefix="PGCDC_", extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True,
+                                      hide_input_in_errors=True)  # fmt: skip
 
     source: str | None = None
-    """libpq conninfo or URL; None means the embedded server with the sample shop."""
+    """libpq conninfo or URL, or ``embedded``: the embedded server with the sample shop."""
     lake: Path = Path("lake")
     slot: str = "pgcdc"
     publication: str = "pgcdc"
@@ -94,7 +103,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, SETTINGS_FILE)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, projectfile.content())
 
     @field_validator("spark", mode="before")
     @classmethod
@@ -106,6 +115,17 @@ class Settings(BaseSettings):
             if odd:
                 raise ValueError(f"{odd[0]!r} is neither `master` nor a `spark.*` setting")
             return {"master": "local[*]", **{key: str(item) for key, item in value.items()}}
+        return value
+
+    @field_validator("source")
+    @classmethod
+    def _source_form(cls, value: str | None) -> str | None:
+        if value is not None and value != projectfile.EMBEDDED:
+            try:
+                conninfo_to_dict(value)
+            except ProgrammingError:
+                # libpq's own complaint would quote the text, password and all.
+                raise ValueError(f"{projectfile.NO_SOURCE}; {projectfile.SOURCE_FORM}") from None
         return value
 
     @field_validator("lake")
@@ -124,47 +144,59 @@ class Settings(BaseSettings):
             raise ValueError("a slot name has 1 to 63 characters out of a-z, 0-9 and _")
         return value
 
+    @field_validator("tables", mode="before")
+    @classmethod
+    def _tables_form(cls, value: Any) -> Any:
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+            raise ValueError(f"is a list of patterns; write it like {_EXAMPLES['tables']}")
+        return value
+
     @classmethod
     def load(cls) -> Self:
         """Read them, or raise one SettingsError that names the field; never echoes a value that may be secret."""
-        _refuse_secret_in_file()
         try:
             return cls()
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            name = ".".join(str(part) for part in first["loc"]) or "settings"
-            raise SettingsError(first["msg"].removeprefix("Value error, "), thing=f"setting `{name}`") from None
-        except (yaml.YAMLError, OSError, ValueError) as error:
-            raise SettingsError(f"cannot be read: {type(error).__name__}", thing=str(SETTINGS_FILE)) from None
+            raise _wrong(dict(error.errors(include_input=False, include_url=False)[0])) from None
+        except pydantic_settings.SettingsError as error:
+            # A list or map from the environment that is no JSON; the message names the field alone.
+            named = re.search(r'field "(\w+)"', str(error))
+            name = named[1] if named else "settings"
+            example = _EXAMPLES.get(name, "...")
+            raise SettingsError(
+                f"{PREFIX}{name.upper()} is not JSON", thing=f"setting `{name}`",
+                do=f"write it like {PREFIX}{name.upper()}='{example}'",
+            ) from None  # fmt: skip
 
     @property
     def embedded(self) -> bool:
-        return self.source is None
+        return self.source == projectfile.EMBEDDED
 
     @property
     def layout(self) -> Layout:
         return Layout(self.lake.absolute())
 
 
-def _refuse_secret_in_file() -> None:
-    if not SETTINGS_FILE.is_file():
-        return
-    try:
-        content = yaml.safe_load(SETTINGS_FILE.read_text()) or {}
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot be read: {type(error).__name__}", thing=str(SETTINGS_FILE)) from None
-    if not isinstance(content, dict):
-        raise SettingsError("does not hold `name: value` lines", thing=str(SETTINGS_FILE))
-    source = content.get("source")
-    if not isinstance(source, str):
-        return
-    try:
-        secret = conninfo_to_dict(source).get("password")
-    except ProgrammingError:
-        raise SettingsError("is not a libpq conninfo or URL", thing="setting `source`") from None
-    if secret:
-        raise SettingsError(
-            "holds a password in pgcdc.yaml",
-            thing="setting `source`",
-            do="put it into PGPASSWORD, PGCDC_SOURCE, a service file or a passfile",
-        )
+_EXAMPLES = {"tables": '["public.*", "-public.audit_*"]', "spark": '{"master": "local[4]"}'}
+
+
+def _wrong(error: Mapping[str, Any]) -> SettingsError:
+    name = ".".join(str(part) for part in error["loc"]) or "settings"
+    if error["type"] == "extra_forbidden":
+        close = get_close_matches(name, Settings.model_fields, 1)
+        do = f"did you mean `{close[0]}`?" if close else "docs/operations.md lists all"
+        return SettingsError("is unknown", thing=f"setting `{name}`", do=do)
+    return SettingsError(str(error["msg"]).removeprefix("Value error, "), thing=f"setting `{name}`")
+
+
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A line for each variable that looks like a setting and is none: a typing error would go unseen."""
+    known = {name.upper() for name in Settings.model_fields}
+    found = [name for name in sorted(environment) if name.upper().startswith(PREFIX)]
+    lines = []
+    for name in found:
+        rest = name.upper().removeprefix(PREFIX)
+        if rest not in known and not rest.startswith(_NOT_SETTINGS):
+            close = get_close_matches(rest, known, 1)
+            lines.append(f"{name} is no setting" + (f"; did you mean {PREFIX}{close[0]}?" if close else ""))
+    return lines

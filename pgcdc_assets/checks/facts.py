@@ -10,6 +10,7 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.lake.untaken import UntakenRows
 from pgcdc_assets.source.holders import Holder
 from pgcdc_assets.source.slots import SlotStatus
 
@@ -91,6 +92,21 @@ class TableFacts:
 
 
 @dataclass(frozen=True)
+class UntakenFacts:
+    """Rows of the log that no mirror took."""
+
+    rows: UntakenRows
+    table: TableName | None = None
+    """The followed table that the relation belongs to by now."""
+    copied: Lsn | None = None
+    """Consistent point of the copy that its mirror holds; a later one than the rows holds what came of them."""
+
+    @property
+    def held(self) -> bool:
+        return self.copied is not None and self.copied > self.rows.last
+
+
+@dataclass(frozen=True)
 class Facts:
     """All that the rules look at. ``source`` or ``slot`` None: not reached, or not there."""
 
@@ -103,6 +119,7 @@ class Facts:
     tables: Sequence[TableFacts] = ()
     left: Mapping[TableName, Lsn] = field(default_factory=dict)
     """Mirrors of tables that the saved catalog does not have: where each stands."""
+    untaken: Sequence[UntakenFacts] = ()
 
 
 def span(of: timedelta) -> str:

@@ -49,7 +49,7 @@ class Problem:
 def problems(facts: Facts) -> list[Problem]:
     """Every rule's findings, errors first."""
     rules = (_setup, _slot, _slot_use, _wal_held, _positions, _source, _publications, _unpublished, _left,
-             _identities, _tables)  # fmt: skip
+             _untaken, _identities, _tables)  # fmt: skip
     found = list(chain.from_iterable(rule(facts) for rule in rules))
     return sorted(found, key=lambda problem: problem.severity != "error")
 
@@ -194,7 +194,7 @@ def _positions(facts: Facts) -> Iterator[Problem]:
         if table.state.readable and table.replay_lsn is not None and table.replay_lsn < log.start:
             yield _error(
                 f"table {table.name}", f"stands at {table.replay_lsn}, but the log begins at {log.start}: "
-                "changes between the two are gone", f"run `pgcdc snapshot {table.name}`",
+                "changes between the two are gone", f"run `pgcdc snapshot {table.name.shell}`",
             )  # fmt: skip
 
 
@@ -266,6 +266,25 @@ def _left(facts: Facts) -> Iterator[Problem]:
             )  # fmt: skip
 
 
+def _untaken(facts: Facts) -> Iterator[Problem]:
+    """Rows that were published to us and are in no mirror."""
+    states = {table.name: table.state for table in facts.tables}
+    for lost in facts.untaken:
+        rows = lost.rows
+        what = f"{rows.rows} rows of it, between {rows.start} and {rows.end}, went into no mirror"
+        if lost.table is None:
+            yield _warning(
+                f"table {rows.name}", f"{what}: it belonged to no table that was followed",
+                "run `pgcdc setup`, then `pgcdc sync`, if it is to be mirrored, else take it out of the publication; "
+                "this is told as long as the change log holds them",
+            )  # fmt: skip
+        elif not lost.held and states.get(lost.table) is not None and states[lost.table].readable:
+            yield _error(
+                f"table {lost.table}", f"{what}, and its copy is older than they are",
+                f"run `pgcdc snapshot {lost.table.shell}`",
+            )  # fmt: skip
+
+
 def _missing(
     tables: Sequence[Table], published: frozenset[TableName], present: Sequence[Publication]
 ) -> Iterator[Problem]:
@@ -299,12 +318,17 @@ def _operations(thing: str, carriers: Sequence[Publication], *, updates: bool) -
 
 def _identities(facts: Facts) -> Iterator[Problem]:
     if facts.source is not None:
+        # Somebody else's publication may have been so when it was set up: that is known, and no alarm for ever.
+        known = frozenset() if facts.source.ours else frozenset(t.name for t in facts.tables if not t.updates_seen)
         for name in sorted(facts.source.without_identity):
-            yield _error(
+            say = _warning if name in known else _error
+            yield say(
                 f"table {name}", "has no usable replica identity, so UPDATE and DELETE fail on the source",
                 "give it a primary key or REPLICA IDENTITY FULL, or take it out of the publication",
             )  # fmt: skip
     for table in facts.tables:
+        if facts.source is not None and table.name in facts.source.without_identity:
+            continue
         if not table.updates_seen and facts.source is not None and table.name in facts.source.followable:
             yield _warning(
                 f"table {table.name}", "has a usable replica identity now, but is published for inserts only: updates "
@@ -324,6 +348,11 @@ def _tables(facts: Facts) -> Iterator[Problem]:
             yield _error(
                 f"table {table.name}", f"was set aside{where}: {table.reason or 'no reason given'}",
                 way_back(table.name, refused=table.refused),
+            )  # fmt: skip
+        elif table.state.readable and table.reason:
+            yield _error(
+                f"table {table.name}", f"is not what the source has: in its mirror, {table.reason}",
+                f"`pgcdc verify {table.name.shell}` names the rows, `pgcdc snapshot {table.name.shell}` copies it anew",
             )  # fmt: skip
         elif table.state is TableState.WAITING and table.reason:
             yield _warning(f"table {table.name}", f"waits for a copy: {table.reason}", "`pgcdc sync` copies it")

@@ -18,6 +18,7 @@ from pgcdc_assets.checks.rendering import Rendering, quoted, rendering, with_raw
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, ProtocolError
+from pgcdc_assets.lake.api import READ_EXACTLY
 from pgcdc_assets.lake.feed import LEAF, RAW
 from pgcdc_assets.source.connection import APPLICATION, connect
 from pgcdc_assets.source.copies import copy_blocks
@@ -59,7 +60,8 @@ def readable(name: TableName) -> Iterator[None]:
         yield
     except (DeltaError, pa.ArrowException, OSError) as error:
         raise LakeError(
-            f"cannot be read ({type(error).__name__})", thing=f"mirror {name}", do=f"run `pgcdc snapshot {name}`"
+            f"cannot be read ({type(error).__name__})", thing=f"mirror {name}",
+            do=f"run `pgcdc snapshot {name.shell}`",
         ) from error
 
 
@@ -171,7 +173,7 @@ class MirrorSide:
         expressions += [quoted(LEAF)] if self.comparison.leaves else []
         chosen = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(expressions))
         query = f"SELECT {chosen} FROM mirror"  # noqa: S608 (quoted)
-        engine = QueryBuilder({"datafusion.execution.batch_size": str(self._rows_a_batch())})
+        engine = QueryBuilder({**READ_EXACTLY, "datafusion.execution.batch_size": str(self._rows_a_batch())})
         yield from pa.RecordBatchReader.from_stream(engine.register("mirror", self.mirror).execute(query))
 
     def _rows_a_batch(self) -> int:

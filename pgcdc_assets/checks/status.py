@@ -6,9 +6,9 @@ read is a problem in words, not an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,16 +17,20 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.checks.facts import Facts, LogFacts, TableFacts
 from pgcdc_assets.checks.health import Problem, problems
+from pgcdc_assets.checks.last_runs import of_outcomes
+from pgcdc_assets.checks.origin import is_embedded, refuse_other_identity, source_of
 from pgcdc_assets.checks.source_facts import read_source, with_settings
-from pgcdc_assets.checks.table_facts import read_left, read_tables
+from pgcdc_assets.checks.table_facts import read_left, read_tables, read_untaken
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import LakeError, PgcdcError, SettingsError, SourceUnavailable, WrongSource
+from pgcdc_assets.flow import outcomes
+from pgcdc_assets.flow.outcomes import Outcome
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
 from pgcdc_assets.source.connection import APPLICATION, connect
 from pgcdc_assets.source.failures import of_exception
 from pgcdc_assets.source.slots import SlotStatus, slot_status
@@ -48,6 +52,8 @@ class Status:
     lag_bytes: int | None
     tables: tuple[TableFacts, ...]
     problems: tuple[Problem, ...]
+    last: Mapping[str, Outcome] = field(default_factory=dict)
+    """How the last operations of each kind ended."""
 
     @property
     def ok(self) -> bool:
@@ -74,11 +80,15 @@ class Status:
                 {"severity": problem.severity, "what": f"{problem.thing} {problem.what}", "do": problem.do}
                 for problem in self.problems
             ],
+            "last": {kind: outcome.to_json() for kind, outcome in self.last.items()},
         }
 
 
 def status(settings: Settings, conninfo: str | None = None) -> Status:
-    """Look at source, log and lake. ``conninfo`` None: the settings' source, or the embedded server's."""
+    """Look at source, log and lake; nothing is started. WrongSource where another source is meant than the saved one.
+
+    ``conninfo`` None: the settings' source, or the embedded server's.
+    """
     facts = Facts(now=datetime.now(UTC), slot_name=settings.slot)
     unread: list[Problem] = []
     try:
@@ -86,14 +96,29 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     except (OSError, ValueError, KeyError, TypeError):
         unread.append(Problem("error", str(CATALOG_FILE), "cannot be read", "run `pgcdc setup`"))
     try:
-        facts = _with_source(facts, settings, conninfo or settings.source or shop.server().conninfo)
+        facts = _with_source(facts, settings, conninfo or _reachable(settings))
+    except (SettingsError, WrongSource):
+        raise
     except PgcdcError as error:
         unread.append(_problem(error, "source"))
     except psycopg.Error as error:
         unread.append(_problem(of_exception(error).typed("source"), "source"))
     facts, more = _with_lake(facts, settings.layout)
-    found = [*unread, *more, *problems(facts)]
-    return _status(facts, sorted(found, key=lambda problem: problem.severity != "error"))
+    last, unknown = _last(settings.layout)
+    found = [*unread, *more, *unknown, *problems(facts), *of_outcomes(last)]
+    return _status(facts, sorted(found, key=lambda problem: problem.severity != "error"), last)
+
+
+def refused(error: WrongSource) -> Status:
+    """A status of nothing but that the source is not the project's."""
+    return Status(None, None, None, None, (), (_problem(error, "source"),))
+
+
+def _reachable(settings: Settings) -> str:
+    if is_embedded(settings) and not shop.server().running:
+        raise SourceUnavailable("does not run", thing="embedded PostgreSQL",
+                                do="`pgcdc sync`, `pgcdc follow` and `pgcdc up` start it")  # fmt: skip
+    return source_of(settings)
 
 
 def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
@@ -105,6 +130,7 @@ def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
         facts, _ = _with_log(replace(facts, slot=slot), settings.layout)
         limited = facts.catalog is not None and not all(table.updates_seen for table in facts.catalog.tables)
         source = read_source(conn, settings.slot, slot, names)
+        refuse_other_identity(settings, source.identity)
         return replace(facts, source=with_settings(conn, source, settings, limited=limited))
 
 
@@ -137,14 +163,22 @@ def _with_lake(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
         return facts, unread
     try:
         tables = tuple(read_tables(layout, facts.catalog))
-        return replace(facts, tables=tables, left=read_left(layout, facts.catalog)), unread
+        lost = tuple(read_untaken(layout, facts.catalog))
+        return replace(facts, tables=tables, left=read_left(layout, facts.catalog), untaken=lost), unread
     except PgcdcError as error:
         return facts, [*unread, _problem(error, "lake")]
     except (DeltaError, OSError) as error:
         return facts, [*unread, _unreadable("lake", error)]
 
 
-def _status(facts: Facts, found: Sequence[Problem]) -> Status:
+def _last(layout: Layout) -> tuple[dict[str, Outcome], list[Problem]]:
+    try:
+        return outcomes.read(layout), []
+    except LakeError as error:
+        return {}, [replace(_problem(error, "lake"), severity="warning")]
+
+
+def _status(facts: Facts, found: Sequence[Problem], last: Mapping[str, Outcome]) -> Status:
     followed = [t.replay_lsn for t in facts.tables if t.state.readable and t.replay_lsn is not None]
     replay_lsn = min(followed, default=None)
     behind = facts.source.flush_lsn - replay_lsn if facts.source and replay_lsn is not None else None
@@ -155,12 +189,14 @@ def _status(facts: Facts, found: Sequence[Problem]) -> Status:
         lag_bytes=None if behind is None else max(0, behind),
         tables=tuple(facts.tables),
         problems=tuple(found),
+        last=last,
     )
 
 
 def _problem(error: PgcdcError, thing: str) -> Problem:
     where = f", at LSN {error.lsn}" if error.lsn is not None else ""
-    return Problem("error", error.thing or thing, f"{error.what}{where}", error.do or "see the log")
+    log = "see the source's server log" if thing == "source" else f"see {RUN_LOG}"
+    return Problem("error", error.thing or thing, f"{error.what}{where}", error.do or log)
 
 
 def _unreadable(thing: str, error: Exception) -> Problem:
@@ -170,7 +206,7 @@ def _unreadable(thing: str, error: Exception) -> Problem:
 def _slot_json(slot: SlotStatus | None) -> dict[str, Any]:
     if slot is None:
         return {}
-    values = {field.name: getattr(slot, field.name) for field in fields(slot) if field.name not in _LEFT_OUT}
+    values = {one.name: getattr(slot, one.name) for one in fields(slot) if one.name not in _LEFT_OUT}
     return {name: _plain(value) for name, value in values.items()}
 
 

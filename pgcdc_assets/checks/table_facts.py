@@ -7,17 +7,21 @@ streaming tables cost one small read.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
-from pgcdc_assets.checks.facts import TableFacts
+from pgcdc_assets.checks.facts import TableFacts, UntakenFacts
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.failures import of_one_table
+from pgcdc_assets.lake.foreign import change_since
 from pgcdc_assets.lake.mirrors import Mirror, refusal
 from pgcdc_assets.lake.points import ConsistentPoints, Point
 from pgcdc_assets.lake.states import StateRow, TableStates
+from pgcdc_assets.lake.untaken import UntakenLedger
 
 
 def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
@@ -35,7 +39,10 @@ def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
             # Never copied, or dropped and made anew since.
             yield TableFacts(table.name, TableState.WAITING, updates_seen=table.updates_seen)
         elif newest and table.name in newest.tables and _readable(row, newest):
-            yield TableFacts(table.name, TableState.STREAMING, newest.replay_lsn, updates_seen=table.updates_seen)
+            reason = row.reason or _changed(layout, catalog, table, newest)
+            yield TableFacts(
+                table.name, TableState.STREAMING, newest.replay_lsn, reason, updates_seen=table.updates_seen
+            )
         else:
             mirror = Mirror(layout, catalog.identity, table.name)
             try:
@@ -54,9 +61,27 @@ def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, Lsn]:
     return {name: lsn for name, lsn in stand.items() if lsn is not None}
 
 
+def read_untaken(layout: Layout, catalog: Catalog) -> Iterator[UntakenFacts]:
+    """Rows that came through the log and that no mirror took, as far back as the log goes."""
+    relations = {oid: table for table in catalog.tables for oid in (table.oid, *(leaf.oid for leaf in table.leaves))}
+    for relation, rows in UntakenLedger(layout).all().items():
+        table = relations.get(relation)
+        if table is None:
+            yield UntakenFacts(rows)
+        else:
+            yield UntakenFacts(rows, table.name, Mirror(layout, catalog.identity, table.name).snapshot_lsn)
+
+
 def _readable(row: StateRow, newest: Point) -> bool:
     """Whether the point is one of the copy that the row tells of, and not of the copy before."""
     return row.state is TableState.CATCHING_UP and row.lsn <= newest.replay_lsn
+
+
+def _changed(layout: Layout, catalog: Catalog, table: Table, newest: Point) -> str | None:
+    """What another hand did to the rows since the point, before any run has seen it."""
+    with suppress(LakeError):  # What cannot be read is told by who needs it.
+        return change_since(layout.mirror(table.name), catalog.identity.app_id(), newest.tables[table.name])
+    return None
 
 
 def _behind(mirror: Mirror, table: Table, row: StateRow, points: ConsistentPoints) -> TableFacts:
@@ -69,4 +94,4 @@ def _behind(mirror: Mirror, table: Table, row: StateRow, points: ConsistentPoint
     replay_lsn = mirror.effective_replay_lsn(points)
     if row.state is TableState.SET_ASIDE:
         return TableFacts(table.name, row.state, replay_lsn, row.reason, row.lsn, table.updates_seen)
-    return TableFacts(table.name, TableState.CATCHING_UP, replay_lsn, updates_seen=table.updates_seen)
+    return TableFacts(table.name, TableState.CATCHING_UP, replay_lsn, row.reason, updates_seen=table.updates_seen)

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
+
+from pgcdc_assets.cli.lines import visible
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import MaintenanceReport
@@ -30,6 +33,7 @@ class Progress:
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+        weakref.finalize(self, stream.close)
         self._console = Console(file=stream, force_terminal=self._terminal, highlight=False, soft_wrap=True)
         self._status: Status | None = None
         self._started = time.monotonic()
@@ -52,6 +56,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """A line that stays."""
+        text = visible(text)
         if self._terminal:
             self._console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/]  {escape(text)}")
         else:

@@ -13,6 +13,7 @@ import click
 import psycopg
 
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.projectfile import EMBEDDED, save_source
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.verify import VerifyReport
@@ -71,6 +72,7 @@ def fresh_folder() -> Path:
     # The embedded server may run as a user of its own, who must reach its folder.
     folder.chmod(0o755)
     os.chdir(folder)
+    save_source(EMBEDDED)
     return folder
 
 
@@ -162,8 +164,9 @@ def _print(show: Show, proof: VerifyReport, folder: Path) -> None:
 
 
 def _leave_open(settings: Settings) -> None:
-    from pgcdc_assets.cli.serving import serve, stopped_by_signals
+    from pgcdc_assets.cli.serving import serve
+    from pgcdc_assets.core.ending import ENDING
 
     stop = threading.Event()
-    with stopped_by_signals(stop):
+    with ENDING.at_boundary(stop, boundary=None):
         serve(settings.layout, stop)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.names import TableName, nearest
+from pgcdc_assets.core.private import private_folder
 from pgcdc_assets.defs.project import LOCATION, dagster_home
-from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.settings import STATE_FOLDER
+from pgcdc_assets.errors import PgcdcError, UnknownTable
+from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -23,6 +26,26 @@ _NO_COMPUTE_LOGS = {
     "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
 }
 """A foreground command keeps its own stdout and stderr."""
+
+
+def project_settings() -> Settings:
+    """The settings; wrong ones, and another source than the project's, are wrong usage: no run is started for them."""
+    from pgcdc_assets.checks.origin import refuse_other_source
+
+    settings = Settings.load()
+    refuse_other_source(settings)
+    dagster_home()
+    return settings
+
+
+def refuse_unknown(tables: Sequence[TableName]) -> None:
+    """UnknownTable for one that the project does not have, before a run is started for it."""
+    catalog = Catalog.load(CATALOG_FILE)
+    for table in tables:
+        if catalog and catalog.table(table) is None:
+            near = nearest(table.name, (known.name for known in catalog.tables))
+            do = f"did you mean {near}?" if near else None
+            raise UnknownTable("is not among the published tables", thing=str(table), do=do)
 
 
 def environment() -> dict[str, str]:
@@ -41,10 +64,9 @@ def instance() -> dg.DagsterInstance:
 @contextmanager
 def noise_in_file() -> Iterator[None]:
     """What Java and libraries print on stderr goes into a file: the terminal is the command's own."""
-    path = STATE_FOLDER / "run.log"
-    path.parent.mkdir(exist_ok=True)
+    private_folder(RUN_LOG.parent)
     sys.stderr.flush()
-    with path.open("ab") as file, os.fdopen(os.dup(2), "wb") as kept:
+    with RUN_LOG.open("ab") as file, os.fdopen(os.dup(2), "wb") as kept:
         os.dup2(file.fileno(), 2)
         try:
             yield
@@ -90,3 +112,6 @@ def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: Pr
             if isinstance(failure.__cause__, PgcdcError):
                 raise failure.__cause__ from None
             raise
+        except dg.DagsterExecutionInterruptedError:
+            # Where the work listens to no signal itself, Dagster does.
+            raise KeyboardInterrupt from None

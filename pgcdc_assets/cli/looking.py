@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pgcdc_assets.cli.arguments import TableType, as_json
+from pgcdc_assets.cli.lines import say, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,14 +29,10 @@ _POLL_SECONDS = 0.2
 @as_json
 def status(as_json: bool) -> int:
     """Slot health, positions, lag, and the state of every table."""
-    from pgcdc_assets.defs.project import started_source
+    from pgcdc_assets.checks.status import status as look
     from pgcdc_assets.settings import Settings
 
-    settings = Settings.load()
-    conninfo = started_source(settings)
-    from pgcdc_assets.checks.status import status as look
-
-    found = look(settings, conninfo)
+    found = look(Settings.load())
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=1))
     else:
@@ -54,11 +51,12 @@ def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
+    conninfo = started_source(settings)
     progress = Progress()
     with progress.shown("verify"):
         report = verified(
             settings,
-            started_source(settings),
+            conninfo,
             tables or None,
             progress,
             lambda lsn: run_sync(progress, command="verify", until=str(lsn)),
@@ -136,16 +134,16 @@ def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, sync_to: Callable
 
 def print_report(report: VerifyReport) -> None:
     """A table on stdout, then the rows that differ, by key."""
-    width = max((len(str(table.table)) for table in report.tables), default=5)
-    click.echo(f"{'table':<{width}}  {'source':>12}  {'mirror':>12}  at {report.lsn}")
+    width = max((len(visible(str(table.table))) for table in report.tables), default=5)
+    say(f"{'table':<{width}}  {'source':>12}  {'mirror':>12}  at {report.lsn}")
     for table in report.tables:
         said = "equal" if table.equal else _difference(table)
-        click.echo(f"{table.table!s:<{width}}  {table.source_rows:>12,}  {table.mirror_rows:>12,}  {said}")
+        say(f"{visible(str(table.table)):<{width}}  {table.source_rows:>12,}  {table.mirror_rows:>12,}  {said}")
     for table in report.tables:
         for example in table.examples:
             key = ", ".join(f"{name}={value}" for name, value in example.key.items())
             columns = f": {', '.join(example.columns)}" if example.columns else ""
-            click.echo(f"{table.table}: {example.kind} ({key}){columns}")
+            say(f"{table.table}: {example.kind} ({key}){columns}")
 
 
 def _difference(table: TableReport) -> str:
@@ -159,16 +157,16 @@ def _print_status(found: Status) -> None:
     slot = data["slot"]
     if slot:
         reader = f"read by pid {slot['active_pid']}" if slot["active"] else "read by nobody now"
-        click.echo(f"slot {slot['name']}: wal_status {slot['wal_status']}, {reader}")
-        click.echo(f"confirmed_flush_lsn  {slot['confirmed_flush_lsn'] or '-'}")
-    click.echo(f"transform_lsn        {data['transform_lsn'] or '-'}")
+        say(f"slot {slot['name']}: wal_status {slot['wal_status']}, {reader}")
+        say(f"confirmed_flush_lsn  {slot['confirmed_flush_lsn'] or '-'}")
+    say(f"transform_lsn        {data['transform_lsn'] or '-'}")
     behind = "" if data["lag_bytes"] is None else f"  ({data['lag_bytes']:,} bytes of WAL behind the source)"
-    click.echo(f"replay_lsn           {data['replay_lsn'] or '-'}{behind}")
-    width = max((len(table["name"]) for table in data["tables"]), default=0)
+    say(f"replay_lsn           {data['replay_lsn'] or '-'}{behind}")
+    width = max((len(visible(table["name"])) for table in data["tables"]), default=0)
     for table in data["tables"]:
         reason = f"  {table['reason']}" if table["reason"] else ""
-        click.echo(f"  {table['name']:<{width}}  {table['state']:<12} {table['replay_lsn'] or '-'}{reason}")
+        say(f"  {visible(table['name']):<{width}}  {table['state']:<12} {table['replay_lsn'] or '-'}{reason}")
     for problem in data["problems"]:
-        click.echo(f"{problem['severity']}: {problem['what']}; {problem['do']}")
+        say(f"{problem['severity']}: {problem['what']}; {problem['do']}")
     if not data["problems"]:
-        click.echo("nothing is wrong")
+        say("nothing is wrong")

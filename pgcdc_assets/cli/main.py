@@ -10,19 +10,25 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 
 import click
 
 from pgcdc_assets.cli.demo import demo
+from pgcdc_assets.cli.lines import visible
 from pgcdc_assets.cli.looking import status, verify
 from pgcdc_assets.cli.maintenance import maintain
 from pgcdc_assets.cli.running import follow, repair, snapshot, sync
 from pgcdc_assets.cli.serving import up
 from pgcdc_assets.cli.source import setup, teardown
+from pgcdc_assets.core.ending import ENDING
+from pgcdc_assets.core.private import private_folder
 from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.settings import STATE_FOLDER, unknown_variables
 
-FAILURE_FILE = ".pgcdc/failure.txt"
+FAILURE_FILE = STATE_FOLDER / "failure.txt"
+_INTERRUPTED = "interrupted; nothing is half done, and the next run goes on from what is durable"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -31,8 +37,7 @@ def pgcdc() -> None:
     """Delta Lake tables kept exactly equal to a PostgreSQL database.
 
     The project directory is the working directory: settings come from PGCDC_... in the environment, then
-    from pgcdc.yaml; the lake stands in ./lake. Without a source, an embedded PostgreSQL with a sample shop
-    is used.
+    from pgcdc.yaml; the lake stands in ./lake. The source `embedded` is a PostgreSQL with a sample shop.
     """
 
 
@@ -41,33 +46,49 @@ for command in (demo, up, setup, teardown, sync, follow, status, verify, snapsho
 
 
 def main() -> None:
-    """The entry point of the installed command."""
-    sys.exit(run(sys.argv[1:]))
+    """The entry point of the installed command. Whoever asks it to end by a signal has it end."""
+    ENDING.own()
+    with ENDING.at_once():
+        code = run(sys.argv[1:])
+    if ENDING.asked:
+        # No thread is waited for any more, and no library says good-bye.
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code and lets no exception out."""
+    for line in unknown_variables():
+        click.echo(f"pgcdc: {line}", err=True)
     try:
         return int(pgcdc.main(list(arguments), prog_name="pgcdc", standalone_mode=False) or 0)
     except click.exceptions.Exit as end:
         return end.exit_code
-    except click.Abort:
-        click.echo("pgcdc: nothing was done", err=True)
+    except click.Abort as end:
+        interrupted = isinstance(end.__cause__, KeyboardInterrupt)
+        click.echo(f"pgcdc: {_INTERRUPTED if interrupted else 'nothing was done'}", err=True)
         return 1
     except click.ClickException as error:
         error.show()
         return 2
     except PgcdcError as error:
-        click.echo(f"pgcdc: {error}", err=True)
+        click.echo("pgcdc: " + "\n".join(visible(line) for line in error.told), err=True)
         return error.exit_code
     except KeyboardInterrupt:
-        click.echo("pgcdc: interrupted", err=True)
+        click.echo(f"pgcdc: {_INTERRUPTED}", err=True)
         return 1
     except BrokenPipeError:
         # Who read us has gone: Python would complain once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # noqa: BLE001  (the last resort: one line, and where the rest stands)
+        if ENDING.asked:
+            # Whatever a library made of being interrupted.
+            click.echo(f"pgcdc: {_INTERRUPTED}", err=True)
+            return 1
         return _unexpected(error)
 
 
@@ -75,7 +96,7 @@ def _unexpected(error: Exception) -> int:
     """A fault of ours. The message may quote anything, so it stays in the file with its traceback."""
     where = ""
     try:
-        os.makedirs(os.path.dirname(FAILURE_FILE), exist_ok=True)
+        private_folder(STATE_FOLDER)
         with open(FAILURE_FILE, "w") as file:
             file.write("".join(traceback.format_exception(error)))
         where = f"; the traceback is in {FAILURE_FILE}"

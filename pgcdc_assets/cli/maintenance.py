@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pgcdc_assets.cli.arguments import as_json
+from pgcdc_assets.cli.lines import say
 from pgcdc_assets.errors import PgcdcError
 
 if TYPE_CHECKING:
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
 @click.command()
 @as_json
 def maintain(as_json: bool) -> int:
-    """Forget what nobody needs of the lake; merge what is in pieces."""
+    """Forget what nobody needs of the lake; merge what is in pieces. A running sync is asked to do it."""
     from pgcdc_assets.cli.console import Progress
-    from pgcdc_assets.cli.jobs import run_maintenance
-    from pgcdc_assets.settings import Settings
+    from pgcdc_assets.cli.jobs import project_settings, run_maintenance
 
-    Settings.load()  # Wrong settings are wrong usage: no run is started for them.
+    project_settings()
     progress = Progress()
     with progress.shown("maintain"):
         try:
@@ -52,6 +52,7 @@ def maintenance_json(report: MaintenanceReport) -> dict[str, Any]:
         "vacuumed": [str(name) for name in report.vacuumed],
         "deleted_files": report.deleted_files,
         "deleted_bytes": report.deleted_bytes,
+        "runs": report.runs,
         "left": [str(name) for name in report.left],
         "failed": [{"name": str(name), "error": error} for name, error in report.failed],
         "seconds": round(report.seconds, 3),
@@ -59,13 +60,15 @@ def maintenance_json(report: MaintenanceReport) -> dict[str, Any]:
 
 
 def _print(report: MaintenanceReport) -> None:
-    click.echo(
+    say(
         f"forgotten: {report.log_files} files of the log, {report.feed_files} of feeds, {report.points} points; "
         f"mirrors: {len(report.optimized)} optimized, {report.deleted_files} files deleted "
         f"({report.deleted_bytes:,} bytes); {report.seconds:.1f} s"
     )
-    click.echo(f"the log starts at {report.log_start}; the oldest consistent point is {report.oldest_point or 'none'}")
+    if report.runs:
+        say(f"forgotten of Dagster: {report.runs} runs, with their events")
+    say(f"the log starts at {report.log_start}; the oldest consistent point is {report.oldest_point or 'none'}")
     if report.left:
-        click.echo(f"pgcdc: ended before {len(report.left)} tables; the next maintenance goes on", err=True)
+        say(f"pgcdc: ended before {len(report.left)} tables; the next maintenance goes on", err=True)
     for _, error in report.failed:
-        click.echo(f"pgcdc: {error}", err=True)
+        say(f"pgcdc: {error}", err=True)

@@ -12,16 +12,17 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import click
 import psutil
 
 from pgcdc_assets.cli.jobs import environment
+from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.defs.project import started_source, workspace_file
+from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.flow import lock
 from pgcdc_assets.settings import STATE_FOLDER, Settings
@@ -33,8 +34,8 @@ HOST = "127.0.0.1"
 SENSOR_ON = "PGCDC_ASSETS_SENSOR"
 
 _READY_SECONDS = 120
-_END_SECONDS = 60
-"""A sync ends at its next boundary; a Spark job under way is waited for."""
+_END_SECONDS = 6.5
+"""For Dagster and the run at work, which ends at its next boundary or gives up what it does in that time."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -43,13 +44,18 @@ _PR_SET_PDEATHSIG = 1
 @click.option("--host", default=HOST, show_default=True, help="Address to listen at; the UI has no login.")
 def up(port: int | None, host: str) -> int:
     """Open Dagster's UI, with the sensor on."""
+    from pgcdc_assets.checks.origin import is_embedded
     from pgcdc_assets.cli.source import make_ready
 
     settings = Settings.load()
+    if port is not None and not _is_free(host, port):
+        raise MachineError(f"{port} is in use", thing="port", do="name another one in --port, or leave it out")
     stop = threading.Event()
-    with stopped_by_signals(stop):
-        conninfo = started_source(settings, survive=False)
-        make_ready(settings, conninfo)
+    conninfo = started_source(settings, survive=False)
+    make_ready(settings, conninfo)
+    if is_embedded(settings):
+        click.echo(f"embedded PostgreSQL: {shop.server().psql}", err=True)
+    with ENDING.at_boundary(stop, boundary=None):
         serve(settings.layout, stop, host, port)
     return 0
 
@@ -111,14 +117,13 @@ def end(process: subprocess.Popen[bytes], layout: Layout) -> None:
         os.kill(writer.pid, signal.SIGTERM)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_SECONDS)
-    _gone, left = psutil.wait_procs(family, timeout=_END_SECONDS if writer else 5)
+    _gone, left = psutil.wait_procs(family, timeout=_END_SECONDS)
     for action in ("terminate", "kill"):
         for member in left:
             with suppress(psutil.NoSuchProcess):
                 getattr(member, action)()
-        _gone, left = psutil.wait_procs(left, timeout=10)
+        _gone, left = psutil.wait_procs(left, timeout=0.5)
+    process.wait()
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -128,21 +133,18 @@ def _family(pid: int) -> list[psutil.Process]:
     return []
 
 
-@contextmanager
-def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def free_port(host: str) -> int:
     for port in range(PORT, PORT + 100):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError):
-                probe.bind((host, port))
-                return port
+        if _is_free(host, port):
+            return port
     raise MachineError(f"no port from {PORT} to {PORT + 99} is free", do="name one: pgcdc up --port N")
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Else another's UI would be announced as ours."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            probe.bind((host, port))
+            return True
+    return False

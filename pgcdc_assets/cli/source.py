@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pgcdc_assets.cli.arguments import as_json
+from pgcdc_assets.cli.lines import say
 
 if TYPE_CHECKING:
     from pgcdc_assets.core.catalog import Catalog
@@ -24,12 +25,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @as_json
-def setup(as_json: bool) -> int:
+@click.option("--sql", "as_sql", is_flag=True, help="Print a script for the owner of the source; change nothing.")
+@click.option("--role", help="With --sql: who is to follow the source, if not the role that connects.")
+def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
     """Check the source, make publication and slot, save the catalog; twice is fine."""
     from pgcdc_assets.defs.project import started_source
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
+    if as_sql:
+        return _print_script(settings, role)
+    if role:
+        raise click.UsageError("--role goes with --sql")
     report = make_ready(settings, started_source(settings))
     if as_json:
         click.echo(json.dumps(setup_json(report), indent=1))
@@ -41,31 +48,70 @@ def setup(as_json: bool) -> int:
 @click.command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--lake", "lake_too", is_flag=True, help="Remove the lake as well.")
-def teardown(yes: bool, lake_too: bool) -> int:
+@click.option("--forget", is_flag=True, help="Ask nothing of the source: it is gone, or another one now.")
+def teardown(yes: bool, lake_too: bool, forget: bool) -> int:
     """Remove what setup made: slot, publication, saved catalog. The lake stays unless --lake."""
+    from pgcdc_assets.checks.origin import require_same_source
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
     what = f"slot {settings.slot} and publication {settings.publication}"
+    if forget:
+        what = "the saved catalog"
+    else:
+        require_same_source(settings)
     if lake_too:
         what += f", and the lake {settings.layout.root}"
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("there is no terminal to ask at: say --yes to remove " + what)
         click.confirm(f"Remove {what}?", abort=True, err=True)
-    for line in _removed(settings, lake_too):
-        click.echo(line)
+    for line in _removed(settings, lake_too, forget=forget):
+        say(line)
+    if forget:
+        say(f"pgcdc: where slot {settings.slot} still stands on a source, drop it: it holds WAL there", err=True)
+    return 0
+
+
+def _print_script(settings: Settings, role: str | None) -> int:
+    from pgcdc_assets.checks.origin import require_same_source, source_of
+    from pgcdc_assets.source.script import owner_script
+
+    require_same_source(settings)
+    click.echo(owner_script(settings, source_of(settings), role), nl=False)
     return 0
 
 
 def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     """Publication, slot and saved catalog, made where they are missing."""
+    from pgcdc_assets.checks.origin import remember
+    from pgcdc_assets.lake.maven import java_command
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.source.setup import setup
 
+    # A slot that nothing can read for want of Java would hold the source's WAL.
+    java_command()
     report = setup(settings, conninfo, on_wait=_tell_waiting)
     report.catalog.save(CATALOG_FILE)
-    return replace(report, findings=[*_refused(report.catalog), *report.findings])
+    remember(settings, conninfo, report.catalog.identity)
+    return replace(report, findings=[*_refused(report.catalog), *report.findings, *_saved_source(settings)])
+
+
+def _saved_source(settings: Settings) -> list[Finding]:
+    """Write the source into the project's file, so that a shell without the variable works on the same one."""
+    from pgcdc_assets.errors import SettingsError
+    from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE, save_source, without_secrets
+    from pgcdc_assets.source.findings import Finding
+
+    source = settings.source or EMBEDDED
+    try:
+        if not save_source(source):
+            return []
+    except SettingsError as error:
+        return [Finding("warning", str(SETTINGS_FILE), error.what, error.do or "")]
+    do = "PGPASSWORD, a service file or a passfile is to hold it" if without_secrets(source) != source else ""
+    what = "names the source now" + (", without its password" if do else "")
+    return [Finding("info", str(SETTINGS_FILE), what, do)]
 
 
 def _refused(catalog: Catalog) -> list[Finding]:
@@ -81,43 +127,54 @@ def _refused(catalog: Catalog) -> list[Finding]:
 
 
 def _tell_waiting(holders: Sequence[Holder]) -> None:
-    click.echo(f"PostgreSQL waits for {'; '.join(str(holder) for holder in holders)}", err=True)
+    who = "; ".join(str(holder) for holder in holders) or "a transaction that has just ended"
+    say(f"PostgreSQL waits for {who}", err=True)
 
 
-def _removed(settings: Settings, lake_too: bool) -> list[str]:
+def _removed(settings: Settings, lake_too: bool, *, forget: bool) -> list[str]:
     """Clear away under the lake's lock, so that nobody writes meanwhile."""
-    from pgcdc_assets.defs.project import started_source
-    from pgcdc_assets.demo import shop
+    from pgcdc_assets.checks.origin import ORIGIN_FILE
     from pgcdc_assets.flow.lock import lake_lock
     from pgcdc_assets.settings import CATALOG_FILE
-    from pgcdc_assets.source.setup import teardown
 
     # Without a lake there is no writer, and no folder should come of looking for one.
     with lake_lock(settings.layout, "teardown") if settings.layout.own.is_dir() else nullcontext():
-        conninfo = started_source(settings)
-        gone = [f"removed {thing}" for thing in teardown(settings, conninfo)]
-        gone += _retired_log(settings, conninfo)
+        gone = _retired_log(settings) if forget else _removed_from_source(settings)
         CATALOG_FILE.unlink(missing_ok=True)
-        if settings.embedded:
-            shop.server().stop()
+        ORIGIN_FILE.unlink(missing_ok=True)
         if lake_too:
             shutil.rmtree(settings.layout.root, ignore_errors=True)
             gone.append(f"removed lake {settings.layout.root}")
     return gone
 
 
-def _retired_log(settings: Settings, conninfo: str) -> list[str]:
+def _removed_from_source(settings: Settings) -> list[str]:
+    from pgcdc_assets.checks.origin import is_embedded
+    from pgcdc_assets.defs.project import started_source
+    from pgcdc_assets.demo import shop
+    from pgcdc_assets.source.connection import connect
+    from pgcdc_assets.source.setup import left_to_owners, teardown
+    from pgcdc_assets.source.slots import slot_status
+
+    conninfo = started_source(settings)
+    gone = [f"removed {thing}" for thing in teardown(settings, conninfo)]
+    for name in left_to_owners(settings, conninfo):
+        say(f"pgcdc: publication {name} stays: its owner can drop it", err=True)
+    with connect(conninfo) as conn:
+        if slot_status(conn, settings.slot) is None:
+            gone += _retired_log(settings)
+    if is_embedded(settings):
+        shop.server().stop()
+    return gone
+
+
+def _retired_log(settings: Settings) -> list[str]:
     """A log whose slot is gone can never go on: it makes way for the log of the next slot, and is kept."""
     from pgcdc_assets.log.table import ChangeLog
-    from pgcdc_assets.source.connection import connect
-    from pgcdc_assets.source.slots import slot_status
 
     log = ChangeLog(settings.layout)
     if not log.exists:
         return []
-    with connect(conninfo) as conn:
-        if slot_status(conn, settings.slot) is not None:
-            return []
     place = log.path.with_name(f"{log.path.name}-{log.position():012X}")
     log.path.rename(place)
     return [f"kept the change log as {place}"]
@@ -134,10 +191,10 @@ def setup_json(report: SetupReport) -> dict[str, object]:
 
 def _print(report: SetupReport) -> None:
     for finding in report.findings:
-        click.echo(f"{finding.severity}: {finding}", err=True)
+        say(f"{finding.severity}: {finding}", err=True)
     for line in report.created:
-        click.echo(f"created {line}")
+        say(f"created {line}")
     tables = report.catalog.tables
-    click.echo(f"{len(tables)} tables are published; run `pgcdc sync`")
+    say(f"{len(tables)} tables are published; run `pgcdc sync`")
     for table in tables:
-        click.echo(f"  {table.name}{'' if table.updates_seen else '  (inserts only)'}")
+        say(f"  {table.name}{'' if table.updates_seen else '  (inserts only)'}")

@@ -7,13 +7,13 @@ change log beside the Relation messages, which lack attribute numbers, keys and 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pgcdc_assets.core.durable import sync_file, sync_folder
+from pgcdc_assets.core.durable import sync_folder, write_whole
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.private import private_folder
 
 ReplicaIdentity = Literal["d", "n", "f", "i"]
 """pg_class.relreplident: default, nothing, full, index."""
@@ -226,13 +226,11 @@ class Catalog:
 
     def save(self, path: Path) -> None:
         """Write it whole or not at all: readers (Dagster's code location) may come at any time."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(json.dumps(self.to_json(), indent=1))
-        # A power cut would leave an empty file under the name otherwise.
-        sync_file(draft)
-        draft.replace(path)
-        sync_folder(path.parent)
+        made = not path.parent.exists()
+        private_folder(path.parent)
+        write_whole(path, json.dumps(self.to_json(), indent=1))
+        if made:
+            sync_folder(path.parent.parent)
 
     @classmethod
     def load(cls, path: Path) -> Self | None:

@@ -23,7 +23,7 @@ CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.pa
 """One file, or one of several parts; the newer form with sidecars is not written here."""
 ASIDE: Final = "_torn_"
 """Begins the name of what was put aside, in the log's own folder."""
-_VERSIONED: Final = re.compile(r"\.?(\d{20})\.")
+VERSIONED: Final = re.compile(r"\.?(\d{20})\.")
 """What is in a log by version: commits, checkpoints, and the checksums that Spark keeps beside them."""
 ACTIONS: Final = "pgcdcActions"
 """In the ``commitInfo`` of commits made here: how many actions the commit has, this one included. A commit that was
@@ -62,6 +62,11 @@ def commit_actions(log: Path, number: int) -> list[Action]:
     return actions
 
 
+def checksum_of(path: Path) -> Path:
+    """Hadoop's, which Spark writes beside each file, and believes before the file itself."""
+    return path.with_name(f".{path.name}.crc")
+
+
 def torn(path: Path, what: str) -> TornLog:
     return TornLog(f"is not whole: {what}", thing=str(path))
 
@@ -93,7 +98,8 @@ def whole_commits(log: Path, base: int) -> dict[int, list[Action]]:
             actions = commit_actions(log, number)
         except TornLog:
             break
-        if number == 0 and not any("metaData" in action for action in actions):
+        if number == 0 and not {"metaData", "protocol"} <= {name for action in actions for name in action}:
+            # Both are needed to be a table at all: Spark writes one of them last, delta-rs the other.
             break
         found[number] = actions
         number += 1
@@ -102,7 +108,7 @@ def whole_commits(log: Path, base: int) -> dict[int, list[Action]]:
 
 def above(log: Path, last: int) -> list[Path]:
     """All in a log that is of a later version. Lists the folder."""
-    return [path for path in log.iterdir() if (match := _VERSIONED.match(path.name)) and int(match[1]) > last]
+    return [path for path in log.iterdir() if (match := VERSIONED.match(path.name)) and int(match[1]) > last]
 
 
 def put_aside(log: Path, paths: Sequence[Path]) -> tuple[str, ...]:

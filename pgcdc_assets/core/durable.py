@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +19,25 @@ AT_A_TIME: Final = 8
 """Syncs of one call under way together: a file system's journal commits them together, too."""
 _UNABLE: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 """Some file systems, of networks or in user space, sync no folders: their names are durable by themselves, or never."""
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file durably, whole or not at all: readers may come, and the power go, at any time.
+
+    A file that is there keeps its mode, and a link to it stays one.
+    """
+    path = path.resolve()
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        draft.write_text(text)
+        if path.exists():
+            shutil.copymode(path, draft)
+        sync_file(draft)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
 
 
 def sync_file(path: Path) -> None:

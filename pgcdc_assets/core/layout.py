@@ -50,6 +50,10 @@ class Layout:
         return self.own / "table_states"
 
     @property
+    def untaken_rows(self) -> Path:
+        return self.own / "untaken_rows"
+
+    @property
     def staging(self) -> Path:
         """Copies whose columns are to replace a mirror's, deleted after their commit."""
         return self.own / "copy"
@@ -59,9 +63,24 @@ class Layout:
         return self.own / "lock"
 
     @property
+    def outcomes(self) -> Path:
+        """How the last operations ended."""
+        return self.own / "outcomes.json"
+
+    @property
     def hold(self) -> Path:
         """Request of a running ``verify`` for a boundary at its LSN."""
         return self.own / "hold"
+
+    @property
+    def request(self) -> Path:
+        """What another command asks of the sync that holds the lock."""
+        return self.own / "request"
+
+    @property
+    def answer(self) -> Path:
+        """What that sync answered last."""
+        return self.own / "answer.json"
 
     def mirror(self, table: TableName) -> Path:
         return self.root / table.folder

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Self
 
 from pgcdc_assets.errors import UsageError
@@ -42,6 +45,11 @@ class TableName:
         return f"{_quoted(self.schema)}.{_quoted(self.name)}"
 
     @property
+    def shell(self) -> str:
+        """As a shell takes it: for commands in advice."""
+        return shlex.quote(str(self))
+
+    @property
     def folder(self) -> str:
         """Relative folder in the lake: ``<schema>/<table>``, unambiguous for any two names."""
         return f"{encoded(self.schema)}/{encoded(self.name)}"
@@ -68,3 +76,10 @@ def encoded(part: str) -> str:
 def decoded(folder: str) -> str:
     """The inverse of :func:`encoded`."""
     return re.sub(r"~([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), folder)
+
+
+def nearest(name: str, tables: Iterable[TableName]) -> TableName | None:
+    """The table whose own name, without its schema, a mistyped ``name`` most likely means; None if none is near."""
+    by_name = {table.name: table for table in tables}
+    close = get_close_matches(name, by_name, 1)
+    return by_name[close[0]] if close else None

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+import numpy as np
+
+from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.lsn import Lsn
 
 GRACE: Final = timedelta(hours=1)
@@ -15,6 +18,26 @@ process that was killed may need a moment to die."""
 
 LONGEST_POINTS: Final = timedelta(days=15)
 """Delta keeps the log of a mirror's versions for 30 days, and a version may have stood for some before."""
+
+EVERY_POINT: Final = timedelta(hours=1)
+"""For so long each consistent point stays. Then one every ten minutes, and after a day one an hour: a turn a second
+makes 86,400 a day, and each keeps the deletion vectors of its versions."""
+LADDER: Final = ((timedelta(days=1), timedelta(hours=1)), (EVERY_POINT, timedelta(minutes=10)))
+"""From which age on there is one point in how long, the oldest first."""
+
+
+def sparse(times: Ints, newer: int | None, now: int) -> Bools:
+    """Which points stay on the ladder: the newest of its ten minutes, or of its hour.
+
+    ``times`` rise, in microseconds since 1970, as do ``now`` and ``newer``, the time of the first point behind them
+    (None: there is none, and the last of them is the newest of all).
+    """
+    every = np.ones(len(times), np.int64)
+    for age, step in reversed(LADDER):
+        every[now - times > age // timedelta(microseconds=1)] = step // timedelta(microseconds=1)
+    after = np.append(times[1:], np.iinfo(np.int64).max if newer is None else newer)
+    stays: Bools = times // every != after // every
+    return stays
 
 
 def oldest_kept(now: datetime, retention: timedelta, grace: timedelta = GRACE) -> datetime:

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from pgcdc_assets.core.catalog import Catalog, Table
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.observer import DagsterObserver, Watcher
-from pgcdc_assets.defs.partitions import LSN_RANGES, SNAPSHOT_RANGES, RangeRegister, selected_span
+from pgcdc_assets.defs.partitions import DELETE, LSN_RANGES, SNAPSHOT_RANGES, RangeRegister, Selection
 from pgcdc_assets.defs.resources import Engines
 from pgcdc_assets.defs.sync import SyncConfig, run_sync, writing_run
-from pgcdc_assets.errors import RangeGap
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
@@ -56,9 +54,10 @@ def change_log_asset() -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext, engines: Engines, watcher: dg.ResourceParam[Watcher]
     ) -> dg.MaterializeResult[None]:
         with writing_run(context.op_execution_context):
-            span = _span(context)
-            report = _engine(context, engines, watcher, "check of the change log").check_range(span)
-        return dg.MaterializeResult(metadata=metadata.of_log(report))
+            selection = _selection(context)
+            report = _engine(context, engines, watcher, "check of the change log").check_range(selection.span)
+        _tell(context, keys.CHANGE_LOG, selection, metadata.of_log(report))
+        return dg.MaterializeResult()
 
     return change_log
 
@@ -75,7 +74,8 @@ def snapshot_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
                 is_required=False,
                 kinds={"spark", "postgres"},
                 description=f"Copies of {table.name} under an exported snapshot, each exact at its consistent point. "
-                "Materialising any partition asks for a new copy.",
+                "Materialising any partition asks for a new copy: so does \"Materialize all\", for every table that is "
+                "selected.",
             )
             for out, table in by_out.items()
         },
@@ -132,12 +132,13 @@ def changes_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
     ) -> Iterator[dg.Output[None]]:
         chosen = _selected(context, by_out)
         with writing_run(context.op_execution_context):
-            span = _span(context)
+            selection = _selection(context)
             engine = _engine(context, engines, watcher, "changes")
-            report = engine.transform_range([table.name for table in chosen.values()], span)
+            report = engine.transform_range([table.name for table in chosen.values()], selection.span)
         for out, table in chosen.items():
             found = metadata.of_changes(report, report.tables.get(table.name))
-            yield _result(context, out, keys.changes_key(table.name), found)
+            _tell(context, keys.changes_key(table.name), selection, found)
+            yield dg.Output(None, out)
 
     return changes
 
@@ -172,12 +173,13 @@ def mirror_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
     ) -> Iterator[dg.Output[None]]:
         chosen = _selected(context, by_out)
         with writing_run(context.op_execution_context):
-            span = _span(context)
+            selection = _selection(context)
             engine = _engine(context, engines, watcher, "apply")
-            report = engine.apply_range([table.name for table in chosen.values()], span)
+            report = engine.apply_range([table.name for table in chosen.values()], selection.span)
         for out, table in chosen.items():
             found = metadata.of_mirror(report, report.tables.get(table.name), table)
-            yield _result(context, out, keys.mirror_key(table.name), found)
+            _tell(context, keys.mirror_key(table.name), selection, found)
+            yield dg.Output(None, out)
 
     return mirror
 
@@ -217,26 +219,30 @@ def _selected(context: dg.AssetExecutionContext, by_out: Mapping[str, Table]) ->
     return {out: table for out, table in by_out.items() if out in selected}
 
 
-def _span(context: dg.AssetExecutionContext) -> LsnRange:
-    """The selected partitions as one range; they must be registered, for Dagster takes any text for a key."""
-    span = selected_span(context.partition_keys)
-    known = RangeRegister(context.instance).known()
-    unknown = [key for key in context.partition_keys if LsnRange.from_key(key) not in known]
-    if unknown:
-        raise RangeGap(f"no range {unknown[0]} is registered", do="choose among the partitions that the UI lists")
-    return span
+def _selection(context: dg.AssetExecutionContext) -> Selection:
+    """The selected partitions as one range."""
+    selection = Selection(context.partition_keys, RangeRegister(context.instance))
+    for line in selection.told:
+        context.log.warning(line)
+    return selection
 
 
-def _result(context: dg.AssetExecutionContext, out: str, key: dg.AssetKey, found: metadata.Metadata) -> dg.Output[None]:
-    """The result, with every partition's own bounds; the counts are those of the whole selection."""
-    for partition in context.partition_keys:
-        span = LsnRange.from_key(partition)
+def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Selection, found: metadata.Metadata) -> None:
+    """Each partition's own bounds. The counts, which the work has for all together, go with the last of them, so that
+    plots and sums count nothing twice."""
+    last = selection.ranges[-1]
+    for span in selection.ranges:
         own = metadata.lsns(start_lsn=span.start, end_lsn=span.end)
-        context.add_asset_metadata(own, asset_key=key, partition_key=partition)
-    return dg.Output(None, out, metadata=found)
+        if len(selection.ranges) > 1:
+            counted = f"{len(selection.ranges)} partitions, {selection.span}, together, with the last of them"
+            own["counted"] = dg.MetadataValue.text(counted)
+        context.add_asset_metadata(found | own if span == last else own, asset_key=key, partition_key=span.key)
+    for odd in selection.odd:
+        passed_over = {"passed_over": dg.MetadataValue.text(f"no range of the log: {DELETE}")}
+        context.add_asset_metadata(passed_over, asset_key=key, partition_key=odd)
 
 
 def _engine(context: dg.AssetExecutionContext, engines: Engines, watcher: Watcher, command: str) -> "Engine":
     settings = Settings.load()
     observer = DagsterObserver(context.op_execution_context, settings.layout, watcher)
-    return engines.engine(settings, observer, command)
+    return engines.engine_at_rest(settings, observer, command)

@@ -1,6 +1,7 @@
 """Health in words, as asset checks on the slot and on every mirror, and the slot as an observable asset."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ import dagster as dg
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import keys, metadata
+from pgcdc_assets.defs.partitions import DELETE, LSN_RANGES, RangeRegister
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ def slot_asset() -> dg.SourceAsset:
         description="The replication slot on the source: where the stream stands, and what it holds back there.",
         tags={"dagster/kind/postgres": ""},
     )
-    def slot() -> dg.ObserveResult:
-        return dg.ObserveResult(metadata=of_slot(current_health()))
+    def slot(context: dg.OpExecutionContext) -> dg.ObserveResult:
+        return dg.ObserveResult(metadata=of_slot(current_health(context.instance)))
 
     return slot
 
@@ -51,7 +53,7 @@ def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
     )
     def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         selected = context.selected_asset_check_keys
-        for evaluation in evaluations(current_health()):
+        for evaluation in evaluations(current_health(context.instance)):
             if dg.AssetCheckKey(evaluation.asset_key, evaluation.check_name) in selected:
                 yield dg.AssetCheckResult(
                     asset_key=evaluation.asset_key,
@@ -71,10 +73,22 @@ def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
     return checks
 
 
-def current_health() -> "Status":
-    from pgcdc_assets.checks.status import status
+def current_health(instance: dg.DagsterInstance) -> "Status":
+    """The project's status, and what is wrong with the partition keys of this instance."""
+    from pgcdc_assets.checks.health import Problem
+    from pgcdc_assets.checks.status import refused, status
+    from pgcdc_assets.errors import WrongSource
 
-    return status(Settings.load())
+    try:
+        found = status(Settings.load())
+    except WrongSource as error:
+        return refused(error)
+    what = "is no range of the log: it is passed over"
+    odd = [
+        Problem("warning", f"partition {key!r} of {LSN_RANGES.name}", what, DELETE)
+        for key in RangeRegister(instance).odd()
+    ]
+    return replace(found, problems=(*found.problems, *odd))
 
 
 def evaluations(health: "Status") -> list[dg.AssetCheckEvaluation]:

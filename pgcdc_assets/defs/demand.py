@@ -47,6 +47,8 @@ class Runs:
     """Ids of runs that are queued, starting or running."""
     failures: int = 0
     """Sync runs that failed in a row."""
+    why: str = "see the newest"
+    """How the last of them failed, as the lake has it."""
     last_ended: float = 0.0
 
 
@@ -99,7 +101,7 @@ def busy(runs: Runs, now: float) -> str | None:
         pause = min(_FIRST_PAUSE_SECONDS * 2 ** (runs.failures - 1), _LONGEST_PAUSE_SECONDS)
         left = runs.last_ended + pause - now
         if left > 0:
-            return f"the last {runs.failures} runs failed; next try in {left:.0f} s"
+            return f"the last {runs.failures} runs failed ({runs.why}); next try in {left:.0f} s"
     return None
 
 

@@ -1,21 +1,26 @@
 """The job that keeps the lake small, and its schedule."""
 
 import os
+import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from pgcdc_assets.defs import metadata
+from pgcdc_assets.core import retention
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.observer import DagsterObserver, Watcher
 from pgcdc_assets.defs.resources import Engines
+from pgcdc_assets.defs.retention import forget_runs
 from pgcdc_assets.defs.runs import MAINTAIN_JOB, stop_for_waiting_runs
 from pgcdc_assets.defs.sensors import SENSOR_ON
 from pgcdc_assets.defs.sync import writing_run
 from pgcdc_assets.errors import LakeError, LockHeld
-from pgcdc_assets.settings import Settings
+from pgcdc_assets.settings import CATALOG_FILE, Settings
 
 if TYPE_CHECKING:
-    from pgcdc_assets.flow.maintenance import MaintenanceReport
+    from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
 
 MAINTAIN_OP = "maintain_lake"
 QUIET_HOUR = "40 3 * * *"
@@ -30,7 +35,8 @@ class MaintainConfig(dg.Config):
     max_seconds: float | None = None
     """Begin no table after that."""
     give_way: bool = False
-    """Where another process writes, end well and leave it to the next run; end early for a queued run."""
+    """Where another process writes and cannot be asked, end well and leave it to the next run; end early for a queued
+    run."""
 
 
 @dg.op(
@@ -46,7 +52,8 @@ def maintain_op(
     stop = watcher.stop
     with writing_run(context, stop):
         settings = Settings.load()
-        engine = engines.engine(settings, DagsterObserver(context, settings.layout, watcher), config.command)
+        observer = DagsterObserver(context, settings.layout, watcher)
+        engine = engines.engine_at_rest(settings, observer, config.command)
         allowance = Allowance(config.max_seconds, stop)
         if not config.give_way:
             report = engine.maintain(allowance)
@@ -57,10 +64,22 @@ def maintain_op(
             except LockHeld as held:
                 context.log.info(f"nothing was done: {held}")
                 return
+        report.runs = _forget_runs(context.instance, settings, allowance)
         context.add_output_metadata(of_maintenance(report))
         watcher.maintained(report)
         if report.failed:
             raise LakeError("; ".join(error for _, error in report.failed))
+
+
+def _forget_runs(instance: dg.DagsterInstance, settings: Settings, allowance: "Allowance") -> int:
+    """After the keys of ranges that are gone: what was recorded of these goes."""
+    catalog = Catalog.load(CATALOG_FILE)
+    names = [table.name for table in catalog.tables] if catalog else []
+    kinds = (keys.snapshot_key, keys.changes_key, keys.mirror_key)
+    assets = [keys.CHANGE_LOG, keys.CONSISTENT_POINTS, *(key(name) for name in names for key in kinds)]
+    started = time.monotonic()
+    oldest = retention.oldest_kept(datetime.now(UTC), settings.retention)
+    return forget_runs(instance, assets, oldest, lambda: allowance.runs_out(started))
 
 
 def of_maintenance(report: "MaintenanceReport") -> metadata.Metadata:
@@ -76,6 +95,7 @@ def of_maintenance(report: "MaintenanceReport") -> metadata.Metadata:
         "tables_left": len(report.left),
         "deleted_files": report.deleted_files,
         "deleted_bytes": report.deleted_bytes,
+        "runs_forgotten": report.runs,
         "seconds": report.seconds,
     }
     return positions | metadata.numbers(counts)

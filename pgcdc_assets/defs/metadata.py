@@ -107,6 +107,7 @@ def of_table(table: Table) -> Metadata:
     key = ", ".join(column.name for column in table.key_columns)
     return {
         "dagster/column_schema": column_schema(table),
+        "dagster/table_name": dg.MetadataValue.text(str(table.name)),
         "key": dg.MetadataValue.text(key or ("none (multiset of rows)" if table.multiset else "none")),
         "replica_identity": dg.MetadataValue.text(identity),
     }

@@ -16,7 +16,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs import keys, metadata
-from pgcdc_assets.defs.partitions import RangeRegister, register_snapshot
+from pgcdc_assets.defs.partitions import DELETE, RangeRegister, register_snapshot
 from pgcdc_assets.settings import CATALOG_FILE
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ class DagsterObserver:
         log = ChangeLog(self._layout)
         if log.exists and (gone := self._ranges.prune(log.start, log.position())):
             self._context.log.info(f"dropped {len(gone)} range keys that the log does not hold (any more)")
+        for hole in self._ranges.mend():
+            self._context.log.warning(f"range {hole} had no partition key any more: registered again, as one")
+        for key in self._ranges.odd():
+            self._context.log.warning(f"partition {key!r} of lsn_ranges is no range of the log: passed over; {DELETE}")
         return self._ranges.known()
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
@@ -92,8 +96,24 @@ class DagsterObserver:
         passed(FaultPoint.COPY_REGISTERED)
         found = metadata.of_copy(report, self._table(report.table))
         self._context.log_event(dg.AssetMaterialization(keys.snapshot_key(report.table), partition=key, metadata=found))
+        self._context.log_event(self._mirror_copied(report, found))
+        if not self._health:
+            self._tell_health()
         passed(FaultPoint.COPY_RECORDED)
         self._watcher.copied(report)
+
+    def _mirror_copied(self, report: CopyReport, found: metadata.Metadata) -> dg.AssetMaterialization:
+        """The mirror, too: nothing may ever change on the source.
+
+        It holds every range up to its copy, and the newest of these is told of; before the first change there is none.
+        """
+        held = [span for span in self._ranges.known() if span.end <= report.consistent_point]
+        newest = held[-1] if held else None
+        bounds = metadata.lsns(start_lsn=newest.start, end_lsn=newest.end) if newest else {}
+        folder = self._layout.mirror(report.table).absolute()
+        uri: metadata.Metadata = {"dagster/uri": dg.MetadataValue.text(folder.as_uri())}
+        key = newest.key if newest else None
+        return dg.AssetMaterialization(keys.mirror_key(report.table), partition=key, metadata=found | bounds | uri)
 
     def range_closed(self, report: RangeReport) -> None:
         key = self._ranges.add(report.span).key
@@ -113,7 +133,7 @@ class DagsterObserver:
         """
         from pgcdc_assets.defs.checks import current_health, evaluations, health_digest
 
-        health = current_health()
+        health = current_health(self._context.instance)
         digest = health_digest(health)
         if digest != self._health:
             self._health = digest

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
 
 import dagster as dg
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange, merged
+from pgcdc_assets.errors import BadRange, RangeGap
 
 LSN_RANGES = dg.DynamicPartitionsDefinition(name="lsn_ranges")
 SNAPSHOT_RANGES = dg.DynamicPartitionsDefinition(name="snapshot_ranges")
-
-
-def selected_span(keys: Sequence[str]) -> LsnRange:
-    """The one range that a run's partition keys make up.
-
-    Dagster checks neither: a selection against the keys' order gives an empty list and would succeed.
-    BadRange for an empty list, RangeGap for one with holes.
-    """
-    return merged(LsnRange.from_key(key) for key in keys)
+DELETE: Final = 'delete it in the UI, by "Delete partitions" of the asset `change_log`'
 
 
 class RangeRegister:
-    """The keys of ``lsn_ranges``: in LSN order and without gaps. Only the holder of the lake's lock writes."""
+    """The keys of ``lsn_ranges``: in LSN order and without gaps. Only the holder of the lake's lock writes.
+
+    Anybody may add and delete keys in the UI. What is no range there, or lies over another, is passed over and told.
+    """
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
 
     def known(self) -> list[LsnRange]:
-        return [LsnRange.from_key(key) for key in self._instance.get_dynamic_partitions(str(LSN_RANGES.name))]
+        """In LSN order; with holes where somebody deleted keys, until they are mended."""
+        return sorted(self._read()[0])
+
+    def odd(self) -> list[str]:
+        """Keys that stand for no range of ours."""
+        return self._read()[1]
 
     def add(self, span: LsnRange) -> LsnRange:
         """Register a closed range; returns the range whose key stands for it.
@@ -39,6 +43,12 @@ class RangeRegister:
         a range of its own, not yet materialised; where it ends above, only the rest is new.
         """
         known = self.known()
+        if span in known:
+            return span
+        # Added by hand while the run went on: nothing is closed there yet.
+        ahead = [old for old in known if old.start >= span.end]
+        self._delete(ahead)
+        known = known[: len(known) - len(ahead)]
         if not known:
             return self._write([span])
         end = known[-1].end
@@ -46,20 +56,96 @@ class RangeRegister:
             return self._write([LsnRange(end, span.start), span])
         if span.end > end:
             return self._write([LsnRange(end, span.end)])
-        return next(old for old in reversed(known) if old.start < span.end or old == span)
+        return next((old for old in reversed(known) if old.start < span.end), known[0])
 
     def prune(self, log_start: Lsn, log_end: Lsn) -> list[LsnRange]:
         """Drop the keys that the log does not hold: gone by retention, or of another lake's life."""
-        gone = [span for span in self.known() if span.start < log_start or span.end > log_end]
-        for span in gone:
-            self._instance.delete_dynamic_partition(str(LSN_RANGES.name), span.key)
+        all_ = (_range(key) for key in self._instance.get_dynamic_partitions(str(LSN_RANGES.name)))
+        gone = [span for span in all_ if span is not None and (span.start < log_start or span.end > log_end)]
+        self._delete(gone)
         return gone
+
+    def mend(self) -> list[LsnRange]:
+        """Register what keys deleted in the middle stood for, a hole by one key; returns these.
+
+        Dagster has keys in the order of their adding, so those behind are added again. What was recorded of any
+        key stays.
+        """
+        registered, _ = self._read()
+        ordered = sorted(registered)
+        holes = [LsnRange(left.end, right.start) for left, right in pairwise(ordered) if left.end < right.start]
+        wanted = sorted([*ordered, *holes])
+        same = next((n for n, (is_, be) in enumerate(zip(registered, wanted, strict=False)) if is_ != be), len(wanted))
+        if same < len(wanted):
+            self._delete(registered[same:])
+            self._write(wanted[same:])
+        return holes
+
+    def _read(self) -> tuple[list[LsnRange], list[str]]:
+        """Ranges in the order of their adding, and what is none: of two that overlap, the later."""
+        ranges: list[LsnRange] = []
+        ordered: list[LsnRange] = []
+        odd = []
+        for key in self._instance.get_dynamic_partitions(str(LSN_RANGES.name)):
+            span = _range(key)
+            place = 0 if span is None else bisect(ordered, span)
+            if span is None or any(other.start < span.end and span.start < other.end
+                                   for other in ordered[max(0, place - 1) : place + 1]):  # fmt: skip
+                odd.append(key)
+            else:
+                ordered.insert(place, span)
+                ranges.append(span)
+        return ranges, odd
+
+    def _delete(self, spans: Sequence[LsnRange]) -> None:
+        for span in spans:
+            self._instance.delete_dynamic_partition(str(LSN_RANGES.name), span.key)
 
     def _write(self, spans: Sequence[LsnRange]) -> LsnRange:
         passed(FaultPoint.RANGE_REGISTERING)
         self._instance.add_dynamic_partitions(str(LSN_RANGES.name), [span.key for span in spans])
         passed(FaultPoint.RANGE_REGISTERED)
         return spans[-1]
+
+
+class Selection:
+    """The partition keys of a run, as the one range that they make up.
+
+    Dagster checks neither: a selection against the keys' order gives an empty list and would succeed.
+    BadRange for an empty list; RangeGap for one that leaves a registered range out, or has one that is not registered.
+    """
+
+    def __init__(self, keys: Sequence[str], register: RangeRegister) -> None:
+        odd, known = set(register.odd()), register.known()
+        self.odd = [key for key in keys if key in odd]
+        """Passed over: somebody added them, and all partitions are easily chosen."""
+        self.ranges = sorted(LsnRange.from_key(key) for key in keys if key not in odd)
+        if keys and not self.ranges:
+            raise BadRange(f"partition {keys[0]!r} of lsn_ranges is no range of the log", do=DELETE)
+        for span in self.ranges:
+            if span not in known:
+                raise RangeGap(f"no range {span.key} is registered", do="choose among the partitions that the UI lists")
+        gaps = [LsnRange(left.end, right.start) for left, right in pairwise(self.ranges) if left.end < right.start]
+        self.holes = [gap for gap in gaps if not any(gap.start <= old.start < gap.end for old in known)]
+        """Covered all the same: their keys were deleted, so nobody could choose them."""
+        self.span = merged([*self.ranges, *self.holes])
+
+    @property
+    def told(self) -> list[str]:
+        """What is to be said of it, in words."""
+        return [
+            *(f"partition {key!r} of lsn_ranges is no range of the log: passed over; {DELETE}" for key in self.odd),
+            *(f"range {hole} has no partition key any more: it is done with its neighbours" for hole in self.holes),
+        ]
+
+
+def _range(key: str) -> LsnRange | None:
+    """What a key stands for; None where we would not write it so."""
+    try:
+        span = LsnRange.from_key(key)
+    except BadRange:
+        return None
+    return span if span.key == key and span.start < span.end else None
 
 
 def register_snapshot(instance: dg.DagsterInstance, consistent_point: Lsn) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pgcdc_assets.core.private import private_folder
+from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.settings import STATE_FOLDER, Settings
 
 LOCATION = "pgcdc_assets"
@@ -36,6 +38,17 @@ run_monitoring:
   start_timeout_seconds: 180
   cancel_timeout_seconds: 180
   poll_interval_seconds: 10
+
+# A tick every few seconds. Runs and their events go with the ranges, by `pgcdc maintain` and its schedule.
+retention:
+  schedule:
+    purge_after_days: 30
+  sensor:
+    purge_after_days:
+      skipped: 1
+      started: 7
+      success: 7
+      failure: 30
 """
 
 WORKSPACE_YAML = f"""\
@@ -46,21 +59,20 @@ load_from:
 """
 
 
-def source_of(settings: Settings) -> str:
-    """Where the source is: the setting, or the embedded server's conninfo. Starts nothing."""
-    if settings.source is not None:
-        return settings.source
-    from pgcdc_assets.demo import shop
-
-    return shop.server().conninfo
-
-
 def started_source(settings: Settings, *, survive: bool = True) -> str:
-    """As :func:`source_of`, with the embedded server running and its shop filled."""
-    if settings.source is not None:
-        return settings.source
+    """The source's conninfo, with the embedded server running and its shop filled where it is meant.
+
+    WrongSource, before anything is started, where it is not the one that the project was set up with.
+    """
+    # Imported here, for Dagster's code location loads without delta-rs.
+    from pgcdc_assets.checks.origin import is_embedded, require_same_source, source_of
+
+    require_same_source(settings)
+    if not is_embedded(settings):
+        return source_of(settings)
     from pgcdc_assets.demo import shop
 
+    private_folder(STATE_FOLDER)
     server = shop.server().start(survive=survive)
     shop.ensure(server.conninfo)
     return server.conninfo
@@ -69,9 +81,12 @@ def started_source(settings: Settings, *, survive: bool = True) -> str:
 def dagster_home() -> Path:
     """``DAGSTER_HOME``, else ``./.dagster``, made with our instance settings if it is not there yet."""
     if given := os.environ.get("DAGSTER_HOME"):
-        return Path(given).expanduser().absolute()
-    home = Path(".dagster").absolute()
-    home.mkdir(exist_ok=True)
+        home = Path(given).expanduser().absolute()
+        if not home.is_dir():
+            raise SettingsError(f"{home} is no folder", thing="DAGSTER_HOME",
+                                do="make it, or unset the variable: .dagster is used then")  # fmt: skip
+        return home
+    home = private_folder(Path(".dagster").absolute())
     config = home / "dagster.yaml"
     if not config.exists():
         config.write_text(INSTANCE_YAML)
@@ -81,6 +96,6 @@ def dagster_home() -> Path:
 def workspace_file() -> Path:
     """A workspace file for the installed package, beside the saved catalog."""
     path = STATE_FOLDER.absolute() / "workspace.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     path.write_text(WORKSPACE_YAML)
     return path

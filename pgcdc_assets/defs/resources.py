@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import PrivateAttr
 
-from pgcdc_assets.defs.project import source_of, started_source
+from pgcdc_assets.core.ending import ENDING
+from pgcdc_assets.defs.project import started_source
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class LakeSpark(dg.ConfigurableResource[Any]):
         return self._session
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        if self._session is not None:
+        # Once the process has been asked to end, the JVM ends with it.
+        if self._session is not None and not ENDING.asked:
             from pgcdc_assets.lake.session import stop_session
 
             session, self._session = self._session, None
@@ -45,10 +47,12 @@ class Source(dg.ConfigurableResource[Any]):
 
     def conninfo(self, settings: Settings) -> str:
         """The embedded server is not started by this."""
+        from pgcdc_assets.checks.origin import source_of
+
         return source_of(settings)
 
     def started(self, settings: Settings) -> str:
-        """The conninfo of a source that runs: the embedded server is started where it does not."""
+        """The conninfo of a source that runs and is the project's own: the embedded server is started where needed."""
         return started_source(settings)
 
     @contextmanager
@@ -69,4 +73,11 @@ class Engines(dg.ConfigurableResource[Any]):
         from pgcdc_assets.flow.engine import Engine
 
         conninfo = self.source.started(settings)
+        return Engine(settings, conninfo, observer, lambda: self.spark.session(settings), command)
+
+    def engine_at_rest(self, settings: Settings, observer: Observer, command: str) -> Engine:
+        """For what works on the lake alone: the source is neither asked nor started."""
+        from pgcdc_assets.flow.engine import Engine
+
+        conninfo = self.source.conninfo(settings)
         return Engine(settings, conninfo, observer, lambda: self.spark.session(settings), command)

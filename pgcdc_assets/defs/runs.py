@@ -7,17 +7,16 @@ STARTED for ever and holds the queue. So every run of ours names its process in 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 import dagster as dg
 import psutil
 
+from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.defs.project import LOCATION
 from pgcdc_assets.errors import PgcdcError
@@ -82,25 +81,12 @@ def _died(record: dg.RunRecord, now: float) -> bool:
 
 @contextmanager
 def stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set ``stop``, so that the run ends at a boundary; a second one interrupts it.
+    """SIGINT and SIGTERM set ``stop``, so that the run ends at a boundary; a second one, or some seconds, interrupt it.
 
     Dagster cancels a run by such a signal to its process, too.
     """
-    if threading.current_thread() is not threading.main_thread():
+    with ENDING.at_boundary(stop):
         yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

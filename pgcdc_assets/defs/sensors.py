@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +11,13 @@ import dagster as dg
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import keys
 from pgcdc_assets.defs.backlog import look
-from pgcdc_assets.defs.checks import evaluations, health_digest, of_slot
-from pgcdc_assets.defs.demand import Cursor, Decision, Look, Runs, busy, decide
+from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, of_slot
+from pgcdc_assets.defs.demand import Cursor, Decision, Runs, busy, decide
 from pgcdc_assets.defs.resources import Source
 from pgcdc_assets.defs.runs import OURS, RUNNING, SYNC_JOB, WAITING, report_dead_runs
 from pgcdc_assets.defs.sync import SYNC_OP, sync_job
-from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.flow import lock
+from pgcdc_assets.errors import LakeError, PgcdcError
+from pgcdc_assets.flow import lock, outcomes
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 
 SENSOR_ON = "PGCDC_ASSETS_SENSOR"
@@ -53,7 +54,7 @@ def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source
     reason = busy(_runs(context.instance, settings), time.time())
     if reason:
         # A run may last half an hour, a first copy longer: health is told meanwhile, too.
-        events, cursor = _told(cursor, settings)
+        events, cursor = _told(cursor, context.instance)
         return dg.SensorResult(skip_reason=dg.SkipReason(reason), cursor=str(cursor), asset_events=events)
     try:
         with source.connection(settings) as conn:
@@ -61,11 +62,11 @@ def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source
     except PgcdcError as error:
         return dg.SkipReason(str(error))
     decision = decide(seen, cursor.seen(seen), settings.range_seconds)
-    return _result(decision, seen, cursor.seen(seen), settings)
+    return _result(decision, cursor.seen(seen), settings, context.instance)
 
 
-def _result(decision: Decision, seen: Look, cursor: Cursor, settings: Settings) -> dg.SensorResult:
-    events, cursor = _told(cursor, settings)
+def _result(decision: Decision, cursor: Cursor, settings: Settings, instance: dg.DagsterInstance) -> dg.SensorResult:
+    events, cursor = _told(cursor, instance)
     requests = [dg.RunRequest(run_config=run_config(settings))] if decision.wanted else []
     skip = None if decision.wanted else dg.SkipReason(decision.why)
     return dg.SensorResult(run_requests=requests, skip_reason=skip, cursor=str(cursor), asset_events=events)
@@ -82,19 +83,26 @@ def run_config(settings: Settings) -> dict[str, Any]:
     return {"ops": {SYNC_OP: {"config": config}}}
 
 
-def _told(cursor: Cursor, settings: Settings) -> tuple[list[Any], Cursor]:
+def _told(cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Cursor]:
     """What there is to record now: the slot's observation once a minute, the checks when they say something else."""
-    from pgcdc_assets.checks.status import status
-
     now = time.time()
     if now - cursor.told < _TELL_SECONDS:
         return [], cursor
-    health = status(settings)
+    health = current_health(instance)
     digest = health_digest(health)
     events: list[Any] = [dg.AssetObservation(keys.SLOT, metadata=of_slot(health))]
     if digest != cursor.health:
         events += evaluations(health)
     return events, replace(cursor, told=now, health=digest)
+
+
+def _why(settings: Settings) -> dict[str, str]:
+    """Of the last failure, where the lake knows it: a run may have failed before it came to the lake."""
+    with suppress(LakeError):
+        failed = outcomes.read(settings.layout).get(outcomes.Kind.SYNC, outcomes.Outcome()).failed
+        if failed is not None:
+            return {"why": f"{failed.thing}: {failed.what}" if failed.thing else failed.what}
+    return {}
 
 
 def _runs(instance: dg.DagsterInstance, settings: Settings) -> Runs:
@@ -111,5 +119,6 @@ def _runs(instance: dg.DagsterInstance, settings: Settings) -> Runs:
         holder=holder.command if holder else None,
         under_way=[run.run_id for run in (*alive, *queued)],
         failures=failures,
+        **_why(settings),
         last_ended=(ended[0].end_time or 0.0) if ended else 0.0,
     )

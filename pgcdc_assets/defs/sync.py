@@ -81,7 +81,7 @@ def repair_op(
         settings = Settings.load()
         table, span = TableName.parse(config.table), LsnRange.parse(config.span)
         observer = DagsterObserver(context, settings.layout, watcher)
-        report = engines.engine(settings, observer, f"repair {table}").repair(table, span)
+        report = engines.engine_at_rest(settings, observer, f"repair {table}").repair(table, span)
     found = metadata.of_mirror(report, report.tables.get(table), None) | {"repaired": dg.MetadataValue.bool(True)}
     context.add_output_metadata(found)
     for known in RangeRegister(context.instance).known():
@@ -132,6 +132,7 @@ def of_sync(report: "SyncReport") -> metadata.Metadata:
         "stream_aborts": report.stream_aborts,
         "seconds": report.seconds,
         "tables_set_aside": len(report.set_aside),
+        "tables_changed_by_others": len(report.changed),
     }
     return positions | metadata.numbers(counts)
 

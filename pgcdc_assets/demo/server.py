@@ -10,8 +10,10 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -122,6 +124,20 @@ class EmbeddedServer:
             ours = process.name().startswith("postgres") and Path(process.cwd()) == self.data.resolve()
             return pid if ours and process.status() != psutil.STATUS_ZOMBIE else None
         except (OSError, ValueError, psutil.Error):
+            return None
+
+    @property
+    def psql(self) -> str:
+        """A shell's line that opens it."""
+        return shlex.join([str(self.bin / "psql"), self.conninfo])
+
+    @property
+    def system_identifier(self) -> str | None:
+        """The cluster's, running or not; None where there is none yet. The first field of pg_control."""
+        try:
+            with (self.data / "global" / "pg_control").open("rb") as file:
+                return str(int.from_bytes(file.read(8), sys.byteorder))
+        except OSError:
             return None
 
     @property

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
+from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LogCorrupt
@@ -17,6 +18,7 @@ from pgcdc_assets.flow.ranges import ROW_KINDS
 from pgcdc_assets.flow.reports import Untaken
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake.routing import Router
+from pgcdc_assets.lake.untaken import UntakenLedger, UntakenRows
 from pgcdc_assets.log.table import BatchSummary
 from pgcdc_assets.protocol.shape import Shape
 from pgcdc_assets.source.patterns import TablePatterns
@@ -47,6 +49,31 @@ def untaken(work: Work, span: LsnRange, batches: Sequence[BatchSummary]) -> list
     others = [shapes[relation] for relation in sorted(counts) if router.place(shapes[relation]).table is None]
     every = Router.of(entry.table for entry in work.progress) if others else router
     return [Untaken(s.relation_id, s.table, counts[s.relation_id].total(), _why(work, every, s)) for s in others]
+
+
+def keep_untaken(work: Work, batches: Sequence[BatchSummary], found: Sequence[Untaken]) -> None:
+    """Store those of relations that no table stands for, so that ``status`` tells of them after the run.
+
+    A run that died before its range was closed is counted again by the next: what is stored already is not.
+    """
+    lost = [entry for entry in found if entry.why is Why.UNKNOWN]
+    if not lost:
+        return
+    ledger = UntakenLedger(work.layout)
+    known = ledger.all()
+    new: list[UntakenRows] = []
+    for entry in lost:
+        stored = known[entry.relation_id].end if entry.relation_id in known else ZERO
+        holding = [batch for batch in batches if batch.end > stored and _rows(batch, entry.relation_id)]
+        if holding:
+            rows = sum(_rows(batch, entry.relation_id) for batch in holding)
+            span = (holding[0].start, holding[-1].start, holding[-1].end)
+            new.append(UntakenRows(entry.relation_id, entry.name, rows, *span))
+    ledger.add(new)
+
+
+def _rows(batch: BatchSummary, relation: int) -> int:
+    return sum(number for kind, number in batch.counts.get(relation, {}).items() if kind in ROW_KINDS)
 
 
 def _why(work: Work, every: Router, shape: Shape) -> Why:

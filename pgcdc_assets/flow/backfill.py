@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import NotRepairable, PgcdcError, RangeGap, UsageError
 from pgcdc_assets.flow.closing import range_report
 from pgcdc_assets.flow.progress import TableProgress
@@ -50,7 +51,7 @@ def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepo
         for name, part in transform(work.session(), work.log, part_of, followed, again=again).items():
             if part.set_aside is not None:
                 lsn, reason = part.set_aside
-                raise NotRepairable(reason, thing=str(name), lsn=lsn, do=f"copy it anew: pgcdc snapshot '{name}'")
+                raise NotRepairable(reason, thing=str(name), lsn=lsn, do=f"copy it anew: `pgcdc snapshot {name.shell}`")
             entry = work.progress[name]
             turn = TableTurn(name, entry.replay_lsn, entry.version, changes=part.counts)
             turns[name] = summed(turns[name], turn) if name in turns else turn
@@ -79,6 +80,8 @@ def repair(work: Work, name: TableName, span: LsnRange) -> RangeReport:
     """Derive the keys that a range touched again from the log up to ``replay_lsn``, and merge them."""
     span = widened(work, span)
     entry = work.progress[name]
+    if entry.state in (TableState.WAITING, TableState.COPYING):
+        raise _unreadable(entry)
     if span.end > entry.replay_lsn:
         raise UsageError(
             f"range {span} ends after the table's replay_lsn {entry.replay_lsn}", thing=str(name),
@@ -90,9 +93,14 @@ def repair(work: Work, name: TableName, span: LsnRange) -> RangeReport:
 def _readable(work: Work, name: TableName) -> TableProgress:
     entry = work.progress[name]
     if not entry.state.readable:
-        raise UsageError(f"is {entry.state}, so no range of it can be worked on", thing=str(name),
-                         do=f"copy it first: pgcdc snapshot '{name}'")  # fmt: skip
+        raise _unreadable(entry)
     return entry
+
+
+def _unreadable(entry: TableProgress) -> UsageError:
+    name = entry.table.name
+    return UsageError(f"is {entry.state}, so no range of it can be worked on", thing=str(name),
+                      do=f"copy it first: `pgcdc snapshot {name.shell}`")  # fmt: skip
 
 
 def _repaired(work: Work, entry: TableProgress, span: LsnRange) -> TableTurn:
@@ -102,7 +110,7 @@ def _repaired(work: Work, entry: TableProgress, span: LsnRange) -> TableTurn:
     except Exception as error:
         if isinstance(error, PgcdcError) or (failure := of_one_table(error)) is None:
             raise
-        do = f"copy it anew: pgcdc snapshot '{table.name}'"
+        do = f"copy it anew: `pgcdc snapshot {table.name.shell}`"
         raise NotRepairable(failure, thing=str(table.name), lsn=span.start, do=do) from None
     work.progress.settled({entry.table.name: result.version})
     return record(work, result, {})

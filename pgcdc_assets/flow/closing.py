@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.flow.accounting import untaken
+from pgcdc_assets.flow.accounting import keep_untaken, untaken
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import ROW_KINDS, OpenRange, rows_by_kind
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
@@ -23,7 +23,9 @@ from pgcdc_assets.log.upkeep import compact
 def closed_range(work: Work, open_range: OpenRange, source_position: Lsn) -> RangeReport:
     """Close the range and say what it held; ``source_position`` is the source's flush LSN now."""
     span, batches, turns, seconds = open_range.close()
-    return range_report(work, span, batches, turns, seconds, source_position)
+    report = range_report(work, span, batches, turns, seconds, source_position)
+    keep_untaken(work, batches, report.untaken)
+    return report
 
 
 def merge_files(work: Work, report: RangeReport) -> None:

@@ -66,5 +66,6 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], beside: Beside) 
             work.identity,
             snapshot,
             lambda report: beside.landed.put(Copied(shown[report.table], report)),
+            work.settings.retention,
         )
         return {**outdated, **failed}

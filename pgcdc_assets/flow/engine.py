@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import psycopg
 from pyspark.sql import SparkSession
@@ -14,17 +16,21 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SetupNeeded
-from pgcdc_assets.flow import backfill
+from pgcdc_assets.flow import asking
 from pgcdc_assets.flow.lock import lake_lock
-from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
+from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
 from pgcdc_assets.flow.observer import Observer
+from pgcdc_assets.flow.outcomes import Kind, Operation, recorded
 from pgcdc_assets.flow.progress import Progress
 from pgcdc_assets.flow.recovering import put_aside, recover_log_and_feeds
 from pgcdc_assets.flow.reports import RangeReport, SyncReport
+from pgcdc_assets.flow.requests import Job, Request
+from pgcdc_assets.flow.serving import OUTCOMES, maintained, ranged
 from pgcdc_assets.flow.stream import Stream
 from pgcdc_assets.flow.sync import Bounds, Sync
 from pgcdc_assets.flow.watching import refuse_emptied
 from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.failures import machine_told
 from pgcdc_assets.lake.session import jvm_death_told
 from pgcdc_assets.log.client import ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
@@ -34,6 +40,8 @@ from pgcdc_assets.source.catalog import read_catalog
 from pgcdc_assets.source.connection import APPLICATION, connect
 from pgcdc_assets.source.failures import NEW_LAKE
 from pgcdc_assets.source.session import open_source
+
+R = TypeVar("R")
 
 
 class Engine:
@@ -54,12 +62,24 @@ class Engine:
         self._command = command
 
     def sync(self, bounds: Bounds, *, copy_anew: Sequence[TableName] = ()) -> SyncReport:
-        """Copy what is not yet copied, receive, and apply, until ``bounds`` say so."""
-        with jvm_death_told(), lake_lock(self._settings.layout, self._command), connect(self._conninfo) as conn:
+        """Copy what is not yet copied, receive, and apply, until ``bounds`` say so.
+
+        Where a sync that follows goes on already, new copies are asked of it.
+        """
+        do = partial(self._sync, bounds, copy_anew)
+        if not copy_anew or bounds.follow or bounds.until is not None:
+            return do()
+        request = Request(Job.SNAPSHOT, self._command, tuple(copy_anew))
+        return self._done(request, SyncReport, do, bounds.stop)
+
+    def _sync(self, bounds: Bounds, copy_anew: Sequence[TableName]) -> SyncReport:
+        with self._operation(Kind.SYNC, serves=bounds.follow) as operation, connect(self._conninfo) as conn:
+            operation.given_up = bounds.stop.is_set
             catalog = self._live_catalog(conn)
             self._recover()
             log = self._log(conn, catalog.identity)
             work = self._work(catalog, log)
+            work.operation = operation
             receiver = ReceiverProcess(
                 self._conninfo,
                 self._settings.layout,
@@ -74,40 +94,72 @@ class Engine:
             stream = Stream(receiver, log, conn)
             self._check_level(work, stream.source_position())
             work.progress.request_copy(copy_anew)
-            return Sync(work, self._conninfo, stream, bounds).run()
+            report = Sync(work, self._conninfo, stream, bounds).run()
+            operation.renewed += [str(copied.table) for copied in report.copied]
+            return report
 
     def check_range(self, span: LsnRange) -> RangeReport:
         """``change_log`` by hand: the range is in the log, whole."""
-        with self._by_hand() as work:
-            return backfill.check(work, span)
+        return self._ranged(Job.CHECK, (), span)
 
     def transform_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
         """``changes/...`` by hand: derive the feeds of a range again."""
-        with self._by_hand() as work:
-            return backfill.derive(work, tables, span)
+        return self._ranged(Job.DERIVE, tables, span)
 
     def apply_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
         """Mirrors by hand: forward above their ``replay_lsn``, repair below."""
-        with self._by_hand() as work:
-            return backfill.apply(work, tables, span)
+        return self._ranged(Job.APPLY, tables, span)
 
     def repair(self, table: TableName, span: LsnRange) -> RangeReport:
-        with self._by_hand() as work:
-            return backfill.repair(work, table, span)
+        """Derive the keys that a range touched again, and merge them."""
+        return self._ranged(Job.REPAIR, [table], span)
 
     def maintain(self, allowance: Allowance) -> MaintenanceReport:
         """Forget what nobody needs, and merge what is in pieces. The source is not asked."""
-        with self._by_hand() as work:
-            return Maintenance(work, allowance).run()
+        request = Request(Job.MAINTAIN, self._command, max_seconds=allowance.max_seconds)
+
+        def do() -> MaintenanceReport:
+            with self._by_hand(OUTCOMES[request.job]) as work:
+                return maintained(work, work.operation, allowance)
+
+        return self._done(request, MaintenanceReport, do, allowance.stop)
+
+    def _ranged(self, job: Job, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
+        request = Request(job, self._command, tuple(tables), span)
+
+        def do() -> RangeReport:
+            with self._by_hand(OUTCOMES[job]) as work:
+                return ranged(work, request)
+
+        return self._done(request, RangeReport, do)
+
+    def _done(
+        self, request: Request, report: type[R], do: Callable[[], R], stop: threading.Event | None = None
+    ) -> R:  # fmt: skip
+        """By us, or by the sync that holds the lock."""
+        return asking.done(self._settings.layout, request, report, do, partial(self._observer.progress, "ask"), stop)
 
     @contextmanager
-    def _by_hand(self) -> Iterator[Work]:
+    def _operation(self, kind: Kind, *, serves: bool = False) -> Iterator[Operation]:
+        """As the lake's one writer, with its end kept for ``status``. To be refused by another writer is no failure."""
+        layout, command = self._settings.layout, self._command
+        say = partial(self._observer.progress, "outcome")
+        with (
+            machine_told(layout.root), lake_lock(layout, command, serves=serves),
+            recorded(layout, kind, command, say) as operation, machine_told(layout.root), jvm_death_told(),
+        ):  # fmt: skip
+            yield operation
+
+    @contextmanager
+    def _by_hand(self, kind: Kind) -> Iterator[Work]:
         catalog = Catalog.load(CATALOG_FILE)
         if catalog is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
-        with jvm_death_told(), lake_lock(self._settings.layout, self._command):
+        with self._operation(kind) as operation:
             self._recover()
-            yield self._work(catalog, ChangeLog(self._settings.layout).open())
+            work = self._work(catalog, ChangeLog(self._settings.layout).open())
+            work.operation = operation
+            yield work
 
     def _recover(self) -> None:
         for folder, aside in recover_log_and_feeds(self._settings.layout):

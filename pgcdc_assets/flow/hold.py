@@ -15,8 +15,8 @@ from typing import IO
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.errors import LockHeld
 from pgcdc_assets.flow import filelock
+from pgcdc_assets.flow.lock import sole
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,8 @@ class HoldRequest:
 @contextmanager
 def placed(layout: Layout) -> Iterator[HoldRequest]:
     """Place a request for the time of the block; LockHeld when another verify has one."""
-    with filelock.opened(layout.hold) as file:
-        if not filelock.taken(file):
-            raise LockHeld("another `pgcdc verify` is running", thing=str(layout.root))
-        file.truncate(0)
-        try:
-            yield HoldRequest(file)
-        finally:
-            file.truncate(0)
+    with sole(layout, layout.hold, lambda: "another `pgcdc verify` is running") as file:
+        yield HoldRequest(file)
 
 
 def current(layout: Layout) -> Hold | None:

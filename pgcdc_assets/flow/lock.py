@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.private import private_folder
 from pgcdc_assets.errors import LockHeld, MachineError
 from pgcdc_assets.flow import filelock
 
@@ -23,27 +26,51 @@ class Holder:
 
     pid: int
     command: str
+    serves: bool = False
+    """It does what other commands ask for (:mod:`pgcdc_assets.flow.requests`)."""
 
 
 @contextmanager
-def lake_lock(layout: Layout, command: str) -> Iterator[None]:
-    """Be the one writer for the time of the block; LockHeld names pid and command of another."""
-    try:
-        file = filelock.opened(layout.lock)
-    except OSError as error:
-        raise MachineError(f"cannot be written: {error.strerror}", thing=str(layout.root)) from None
-    with file:
-        if not filelock.taken(file):
-            other = holder(layout)
-            who = f"`pgcdc {other.command}` (pid {other.pid})" if other else "another process"
-            raise LockHeld(f"{who} is writing to this lake", thing=str(layout.root))
-        file.truncate(0)
-        json.dump({"pid": os.getpid(), "command": command}, file)
+def lake_lock(layout: Layout, command: str, *, serves: bool = False) -> Iterator[None]:
+    """Be the one writer for the time of the block; LockHeld names pid and command of another.
+
+    One that ``serves`` does what others ask of it meanwhile.
+    """
+    with sole(layout, layout.lock, lambda: f"{_named(holder(layout))} is writing to this lake") as file:
+        json.dump({"pid": os.getpid(), "command": command, "serves": serves}, file)
         file.flush()
+        yield
+
+
+@contextmanager
+def sole(layout: Layout, path: Path, refusal: Callable[[], str]) -> Iterator[IO[str]]:
+    """A file of the lake, locked and empty, for the time of the block; it says nothing after it.
+
+    LockHeld with what ``refusal`` says where another process has it.
+    """
+    try:
+        private_folder(layout.root)
+        opened = filelock.opened(path)
+    except OSError as error:
+        raise unwritable(layout, error) from None
+    with opened as file:
+        if not filelock.taken(file):
+            raise LockHeld(refusal(), thing=str(layout.root))
+        file.truncate(0)
         try:
-            yield
+            yield file
         finally:
             file.truncate(0)
+
+
+def _named(other: Holder | None) -> str:
+    return f"`pgcdc {other.command}` (pid {other.pid})" if other else "another process"
+
+
+def unwritable(layout: Layout, error: OSError) -> MachineError:
+    """What to say of a lake whose folders cannot be made or written."""
+    do = "name a folder of yours in the setting `lake`, or let its owner run it"
+    return MachineError(f"cannot be written: {error.strerror}", thing=f"lake {layout.root}", do=do)
 
 
 def holder(layout: Layout) -> Holder | None:
@@ -53,6 +80,7 @@ def holder(layout: Layout) -> Holder | None:
         return None
     try:
         content = json.loads(text)
-        return Holder(int(content["pid"]), str(content["command"]))
-    except (ValueError, KeyError, TypeError):
+        # A lock of an earlier version does not say so: its sync serves nobody.
+        return Holder(int(content["pid"]), str(content["command"]), bool(content.get("serves", False)))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return Holder(0, "unknown")

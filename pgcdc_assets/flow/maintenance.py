@@ -20,11 +20,15 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import LogFile, log_cut, oldest_kept
+from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import IdentityMismatch, LakeError
+from pgcdc_assets.flow.thinning import prune_points
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.lake import upkeep
 from pgcdc_assets.lake.feedtable import FeedTable
 from pgcdc_assets.lake.mirrors import Mirror
+from pgcdc_assets.lake.thinning import Passing, passing
+from pgcdc_assets.lake.untaken import UntakenLedger
 from pgcdc_assets.log.upkeep import forget, sweep
 
 
@@ -41,6 +45,8 @@ class MaintenanceReport:
     feed_files: int = 0
     """The same of change feeds, and those that were merged into others."""
     points: int = 0
+    rewritten: list[TableName] = field(default_factory=list)
+    """Whose timestamps only Spark read right."""
     optimized: list[TableName] = field(default_factory=list)
     vacuumed: list[TableName] = field(default_factory=list)
     deleted_files: int = 0
@@ -49,12 +55,15 @@ class MaintenanceReport:
     left: list[TableName] = field(default_factory=list)
     """Not done for want of time: the next maintenance's."""
     failed: list[tuple[TableName, str]] = field(default_factory=list)
+    runs: int = 0
+    """Of Dagster's, forgotten by the job that did this maintenance."""
     seconds: float = 0.0
 
     @property
     def idle(self) -> bool:
         """Nothing was there to be done."""
-        return not (self.log_files or self.feed_files or self.points or self.optimized or self.deleted_files)
+        counts = (self.log_files, self.feed_files, self.points, self.deleted_files)
+        return not (any(counts) or self.rewritten or self.optimized)
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,10 @@ class Maintenance:
             with self._told(mirror.name):
                 # Before anything follows it: points of the last days name this version.
                 upkeep.keep_readable(mirror)
-                if upkeep.worth_optimizing(upkeep.of_mirror(mirror).live) and self._may_begin(mirror.name):
+                upkeep.keep_promised(mirror, self._work.settings.retention)
+                self._rewrite_int96(mirror)
+                mirror = mirror.again()
+                if upkeep.worth_optimizing(mirror.delta.files if mirror.delta else ()) and self._may_begin(mirror.name):
                     upkeep.optimize(self._work.session(), mirror)
                     passed(FaultPoint.MIRROR_OPTIMIZED)
                     self._say(f"optimized {mirror.name}")
@@ -116,15 +128,13 @@ class Maintenance:
         now = {mirror.name: mirror.version for mirror in self._level()}
         if any(now[name] != newest.tables[name] for name in now):
             positions = {**newest.positions, **self._work.progress.settled(now)}
-            points.publish(newest.replay_lsn, {**newest.tables, **now}, positions)
+            changed = {**newest.changed, **self._work.progress.changed}
+            points.publish(newest.replay_lsn, {**newest.tables, **now}, positions, changed)
 
     def prune(self) -> None:
-        """Take back the promise of points that are older than the retention."""
-        progress = self._work.progress
-        span = min(self._work.settings.retention, retention.LONGEST_POINTS)
-        followed = [entry.table.name for entry in progress.followed()]
-        self._report.points = progress.points.prune(oldest_kept(self._now, span, self._grace), followed)
-        progress.states.prune()
+        """Take back the promise of points that are older than the retention, and thin out the others."""
+        self._report.points = prune_points(self._work, self._now)
+        self._work.progress.states.prune()
         passed(FaultPoint.POINTS_PRUNED)
 
     def cut(self) -> None:
@@ -134,6 +144,7 @@ class Maintenance:
         needed = [entry.replay_lsn for entry in work.progress.followed()]
         oldest = oldest_kept(self._now, work.settings.retention, self._grace)
         self._report.log_files = forget(work.log, log_cut(files, work.log.start, needed, oldest))
+        UntakenLedger(work.layout).forget(work.log.start)
         passed(FaultPoint.LOG_CUT)
         if self._report.log_files:
             self._say(f"the log now starts at {work.log.start}")
@@ -148,25 +159,38 @@ class Maintenance:
 
     def vacuum(self) -> None:
         """Delete the files of mirrors, and of their logs, that no promised version needs."""
-        oldest = self._work.progress.points.oldest_versions()
+        promised = self._work.progress.points.versions(self._work.progress.states.all())
+        # One by one: somebody may commit to the next mirror while this one is looked at.
         for mirror in self._mirrors():
+            if self._catches_up(mirror.name):
+                continue
             with self._told(mirror.name):
-                promised = oldest.get(mirror.name, mirror.version)
-                found = upkeep.garbage(mirror, promised, self._grace)
-                if found.files and self._may_begin(mirror.name):
-                    upkeep.vacuum(self._work.session(), mirror, found)
-                    passed(FaultPoint.MIRROR_VACUUMED)
-                    self._say(f"vacuumed {mirror.name}: {len(found.files)} files, {found.bytes:,} bytes")
-                    self._report.vacuumed.append(mirror.name)
-                    self._report.deleted_files += len(found.files)
-                    self._report.deleted_bytes += found.bytes
-                upkeep.forget_log(mirror, promised)
+                found = passing(mirror, promised.get(mirror.name, frozenset()), self._grace)
+                if (found.files or found.log_files) and self._may_begin(mirror.name):
+                    self._vacuum(found)
+
+    def _catches_up(self, name: TableName) -> bool:
+        """Whether the table was copied, and no point lists it yet: its run settles all versions since."""
+        progress = self._work.progress
+        newest = progress.points.newest()
+        listed = newest is not None and name in newest.tables
+        return name in progress and progress[name].state is not TableState.SET_ASIDE and not listed
+
+    def _vacuum(self, found: Passing) -> None:
+        name, count, size = found.mirror.name, len(found.files), found.bytes
+        found.delete()
+        passed(FaultPoint.MIRROR_VACUUMED)
+        if count:
+            self._say(f"vacuumed {name}: {count} files, {size:,} bytes")
+            self._report.vacuumed.append(name)
+            self._report.deleted_files += count
+            self._report.deleted_bytes += size
 
     def sweep(self) -> None:
         """Delete the removed files of the tables that are ours alone, and what killed runs left."""
         layout = self._work.layout
         feeds = [feed.path for feed in self._feeds()]
-        for path in (layout.change_log, layout.consistent_points, layout.table_states, *feeds):
+        for path in (layout.change_log, layout.consistent_points, layout.table_states, layout.untaken_rows, *feeds):
             sweep(path, self._grace)
             passed(FaultPoint.LOG_SWEPT)
         shutil.rmtree(layout.staging, ignore_errors=True)
@@ -187,6 +211,15 @@ class Maintenance:
         for mirror in self._mirrors():
             if newest and mirror.name in newest.tables and upkeep.stands_as(mirror, newest.tables[mirror.name]):
                 yield mirror
+
+    def _rewrite_int96(self, mirror: Mirror) -> None:
+        row = self._work.progress.states.get(mirror.name)
+        if row is None or row.table is None or not self._may_begin(mirror.name):
+            return
+        found = upkeep.without_int96(mirror, row.table)
+        if found:
+            self._say(f"{mirror.name}: {found} files with INT96 timestamps, by another hand, were written anew")
+            self._report.rewritten.append(mirror.name)
 
     def _feeds(self) -> Iterator[FeedTable]:
         for row in self._work.progress.states.all().values():

@@ -33,6 +33,7 @@ class TableProgress:
     """Effective: what is applied, or known to hold nothing for this table."""
     version: int = -1
     reason: str | None = None
+    """Why it was set aside or waits; of a table that is followed: how another hand changed its mirror's rows."""
     refused: bool = False
     """Set aside because it cannot be mirrored at all: no copy brings it back."""
 
@@ -56,6 +57,11 @@ class Progress:
         rows = self.states.all()
         self.recovered = self._settlement.recover(rows, self.points)
         self._tables = {table.name: self._load(table, rows.get(table.name)) for table in catalog.tables}
+        self._unnamed = self._left_behind()
+        """Tables that may have been away under another name where the log stands now;"""
+        self._named_from: dict[TableName, Lsn] = {}
+        """and from where on those have the name that they had when the catalog was looked at."""
+        self._note_changed()
 
     def _load(self, table: Table, row: StateRow | None) -> TableProgress:
         """Where a table stands; set aside where its mirror cannot be read."""
@@ -83,7 +89,7 @@ class Progress:
         if snapshot_lsn < self._log_began or replay_lsn < self._log_start:
             # Copied under an earlier log, which this one need not continue; or away while the log was cut.
             return TableProgress(table, TableState.WAITING)
-        return TableProgress(row.table, TableState.CATCHING_UP, replay_lsn, mirror.version)
+        return TableProgress(row.table, TableState.CATCHING_UP, replay_lsn, mirror.version, row.reason)
 
     def __contains__(self, name: TableName) -> bool:
         return name in self._tables
@@ -137,10 +143,57 @@ class Progress:
             return ZERO
         return newest.replay_lsn
 
+    @property
+    def unlisted(self) -> bool:
+        """Whether the newest point lacks a table that is followed: a run ended between its copy and a point of it."""
+        return not {entry.table.name for entry in self.followed()} <= self._newest_names
+
+    @property
+    def renewed(self) -> bool:
+        """Whether a followed mirror has another version than the newest point that lists it says."""
+        newest = self.points.newest()
+        listed = {} if newest is None else newest.tables
+        return any(listed.get(entry.table.name, entry.version) != entry.version for entry in self.followed())
+
+    def log_cut(self, start: Lsn) -> None:
+        """The log begins here now: a mirror below, found again, can no longer be followed."""
+        self._log_start = start
+
+    @property
+    def _newest_names(self) -> set[TableName]:
+        newest = self.points.newest()
+        return set() if newest is None else set(newest.tables)
+
+    def _left_behind(self) -> set[TableName]:
+        """Followed tables that older points list, and the newest does not: they were away. What an ended run copied,
+        and no point has listed yet, was there."""
+        newest = self.points.newest()
+        return {name for name in (entry.table.name for entry in self.followed())
+                if newest is not None and name not in newest.tables and self._was_listed(name)}  # fmt: skip
+
+    def _was_listed(self, name: TableName) -> bool:
+        """Since its copy."""
+        listing, copied = self.points.listing(name), Mirror(self.layout, self.identity, name).snapshot_lsn
+        return listing is not None and copied is not None and listing.replay_lsn >= copied
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether :meth:`named` has to be told where the source stands."""
+        return bool(self._unnamed)
+
+    def named(self, position: Lsn) -> None:
+        """The catalog showed the followed tables' names before the source came to ``position``.
+
+        A table that was renamed and renamed back has the rows of every LSN between, but not the name: no point
+        before ``position`` lists it.
+        """
+        self._named_from |= dict.fromkeys(self._unnamed, position)
+        self._unnamed.clear()
+
     def request_copy(self, tables: Sequence[TableName]) -> None:
         """Have these copied anew by the next copy."""
-        for name in tables:
-            self._tables[name] = replace(self[name], state=TableState.WAITING, reason=None, refused=False)
+        waiting = {name: replace(self[name], state=TableState.WAITING, reason=None, refused=False) for name in tables}
+        self._tables |= waiting
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
         """The mirror is wrong from ``lsn`` on at the latest: only a new copy makes it right, in this run or another."""
@@ -168,12 +221,14 @@ class Progress:
         self.settled({table.name: version})
         self._set(table, TableState.CATCHING_UP, consistent_point)
         self._tables[table.name] = TableProgress(table, TableState.CATCHING_UP, consistent_point, version)
+        self._unnamed.discard(table.name)
+        self._named_from.pop(table.name, None)
 
     def moved(self, name: TableName, replay_lsn: Lsn, version: int | None = None, table: Table | None = None) -> None:
         """A table's position after a turn; it never goes down."""
         entry = self[name]
         if table is not None and table != entry.table:
-            self._set(table, TableState.CATCHING_UP, replay_lsn)
+            self._set(table, TableState.CATCHING_UP, replay_lsn, entry.reason)
         self._tables[name] = replace(
             entry,
             table=table or entry.table,
@@ -187,7 +242,7 @@ class Progress:
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason)
 
     def refuse(self, table: Table, reason: str) -> None:
-        """The table has columns that no mirror can hold. Not stored: the catalog tells it again."""
+        """No mirror can hold the table as it is. Not stored: the catalog tells it again."""
         entry = self[table.name]
         self._tables[table.name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, refused=True)
 
@@ -210,6 +265,7 @@ class Progress:
         rows = self.states.all() if new else {}
         for table in new:
             self._tables[table.name] = self._load(table, rows.get(table.name))
+            self._unnamed.add(table.name)
         return [table.name for table in new]
 
     def _set(self, table: Table, state: TableState, lsn: Lsn, reason: str | None = None) -> None:
@@ -231,14 +287,33 @@ class Progress:
                 f"would stand at {lsn}, above the change log, which is recorded to {transform_lsn}",
                 thing="consistent point", do="nothing was published: run `pgcdc sync`, and report this",
             )  # fmt: skip
-        versions = {entry.table.name: entry.version for entry in self.followed() if entry.replay_lsn == lsn}
+        versions = {entry.table.name: entry.version for entry in self.followed()
+                    if entry.replay_lsn == lsn and self._has_its_name(entry.table.name, lsn)}  # fmt: skip
         newest = self.points.newest()
         if not versions or (newest is not None and lsn < newest.replay_lsn):
             return False
-        self.points.publish(lsn, versions, self.settled(versions))
+        positions = self.settled(versions)
+        # Told before a point rests on it.
+        self._note_changed()
+        self.points.publish(lsn, versions, positions, self.changed)
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
         return len(versions) == len(self.followed())
+
+    def _has_its_name(self, name: TableName, lsn: Lsn) -> bool:
+        return name not in self._unnamed and self._named_from.get(name, ZERO) <= lsn
+
+    @property
+    def changed(self) -> dict[TableName, str]:
+        """The followed tables of which another hand has changed rows in the mirror, and how; a new copy ends it."""
+        return {entry.table.name: entry.reason for entry in self.followed() if entry.reason is not None}
+
+    def _note_changed(self) -> None:
+        for name, what in self._settlement.changed.items():
+            entry = self._tables.get(name)
+            if entry is not None and entry.state.readable and entry.reason is None:
+                self._set(entry.table, TableState.CATCHING_UP, entry.replay_lsn, what)
+                self._tables[name] = replace(entry, reason=what)
 
     def settled(self, versions: Mapping[TableName, int]) -> dict[TableName, Lsn]:
         """Where these versions stand by their own account; they are durable when this returns."""

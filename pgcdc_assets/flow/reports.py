@@ -78,5 +78,7 @@ class SyncReport:
     """Stream Aborts that were passed over: rollbacks that PostgreSQL 18 tells of, of transactions never sent."""
     seconds: float
     set_aside: list[tuple[TableName, str]]
+    changed: list[tuple[TableName, str]] = field(default_factory=list)
+    """Followed tables of which another hand has changed rows in the mirror, and how."""
     refused: frozenset[TableName] = frozenset()
     """Those of them that cannot be mirrored at all."""

@@ -13,7 +13,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.client import Event, ReceiverProcess
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.source.look import Look
-from pgcdc_assets.source.positions import flush_lsn
+from pgcdc_assets.source.positions import boundary, flush_lsn
 
 
 class Stream:
@@ -71,6 +71,12 @@ class Stream:
     def source_position(self) -> Lsn:
         """The source's flush position now: all that is durable there ends at or before it."""
         return flush_lsn(self._conn)
+
+    def mark_now(self) -> Lsn:
+        """Mark where the source stands now; where that is."""
+        now = boundary(self._conn)
+        self.mark(now)
+        return now
 
     def look(self, catalog: Catalog, patterns: Sequence[str]) -> Look:
         """The catalog's tables as the source has them now."""

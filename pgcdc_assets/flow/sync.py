@@ -18,10 +18,13 @@ from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.accounting import untaken
 from pgcdc_assets.flow.closing import closed_range, merge_files
 from pgcdc_assets.flow.copying import Beside, Copied, copy
+from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import OpenRange, up_to
 from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.serving import Serving
 from pgcdc_assets.flow.stream import Stream
+from pgcdc_assets.flow.thinning import Thinning
 from pgcdc_assets.flow.turn import Turn, take_turn
 from pgcdc_assets.flow.watching import watch
 from pgcdc_assets.flow.work import Work
@@ -72,25 +75,30 @@ class Sync:
         self._copies: Future[Failures] | None = None
         self._rounds: Counter[TableName] = Counter()
         """How often a table's copy was begun: in this run, or, where it follows, since one landed or the last regular
-        look."""
+        look beside no copy."""
         self._failure: PgcdcError | None = None
         """Of a copy: raised when the other tables have caught up."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
         self._seen: Look | None = None
         """The last whole look at the catalog, which all followed tables have been compared with."""
-        self._unpublished = False
+        # What an earlier run copied, and did not come to publish, is published by this one, whatever else happens.
+        self._unpublished = work.progress.unlisted
         self._refused_at: Lsn | None = None
         """Where the last point could not list every table."""
         known = work.observer.known_ranges()
         start = known[-1].end if known else work.log.start
+        self._named = ZERO
+        """Where the log has to come for tables that were away to be listed again."""
         self._range = OpenRange(start, work.settings.range_bytes, work.settings.range_seconds)
         self._counted = start
+        self._thinning = Thinning(work)
         self._started = self._moved = self._watched = time.monotonic()
         self._start = work.progress.replay_lsn
         self._copied: list[Copied] = []
         self._turns = self._transactions = self._rows = 0
         self._told: set[tuple[int, str]] = set()
         """Relations of which it was said that no mirror takes their rows, and why."""
+        self._serving = Serving(work, self, lambda max_seconds: Allowance(max_seconds, bounds.stop))
 
     def run(self) -> SyncReport:
         try:
@@ -98,6 +106,7 @@ class Sync:
             # Points that an earlier version published above the log, and copies that died before it came so far.
             self._stream.mark(self._work.progress.highest)
             self._watch()
+            self._tell_changed()
             if self._copies is None:
                 self._aim()
             while not self._finished():
@@ -112,7 +121,7 @@ class Sync:
         self._close_range()
         if self._failure is not None:
             raise self._failure
-        return self._summary()
+        return self.summary()
 
     def _step(self) -> bool:
         """Whether anything moved."""
@@ -123,19 +132,22 @@ class Sync:
             self._work.observer.progress("receive", f"the log is complete to {self._stream.complete_to}")
         moved |= self._take_copies()
         moved |= self._turn()
+        moved |= self._serving.serve()
         due = self._range.due
         if due:
             self._close_range()
         due |= time.monotonic() - self._watched >= self._work.settings.range_seconds
         if due and not self._stream.arrived:
             self._watch()
+        if due and self._level:
+            self._succeed()
         if moved:
             self._moved = time.monotonic()
         return moved
 
     def _watch(self) -> None:
         """Look at the catalog, save it, and begin the copies that it, or an earlier run, asks for."""
-        if self._bounds.follow:
+        if self._bounds.follow and self._copies is None:
             self._rounds.clear()
         self._look()
         self._begin_copies()
@@ -145,6 +157,9 @@ class Sync:
         self._seen = self._stream.look(work.catalog, work.settings.tables)
         live = self._seen.tables
         watch(work, live)
+        if work.progress.unnamed:
+            self._named = self._stream.mark_now()
+            work.progress.named(self._named)
         if live != work.catalog.tables:
             work.catalog = replace(work.catalog, tables=live)
             work.catalog.save(CATALOG_FILE)
@@ -211,6 +226,7 @@ class Sync:
                 again.add(name)
             elif self._bounds.follow:
                 self._work.observer.progress("snapshot", f"left for later: {failure.thing} {failure.what}")
+                self._serving.not_copied(name, failure)
             elif name in self._work.progress:
                 self._fail(failure)
         return again
@@ -271,11 +287,11 @@ class Sync:
         if request is not None and request.lsn is not None:
             # Before the goal, which may be the same: the receiver ends once it has reached that.
             self._stream.mark(request.lsn)
-        if not self._following:
-            self._stream.until(max(self._bounds.until or self._stream.source_position(), copied))
+        if not self.following:
+            self._stream.until(max(self._bounds.until or max(self._stream.source_position(), self._named), copied))
 
     @property
-    def _following(self) -> bool:
+    def following(self) -> bool:
         return self._bounds.follow and self._failure is None
 
     # Turns ------------------------------------------------------------------------------------
@@ -313,6 +329,8 @@ class Sync:
         if turn.tables or exact == upto or self._unpublished:
             self._unpublished = not self._publish(upto)
             self._refused_at = upto if self._unpublished else None
+            if not self._unpublished:
+                self._succeed()
         self._stream.report_apply(work.progress.replay_lsn)
         return moved or bool(turn.tables) or (exact == upto and not self._unpublished)
 
@@ -327,11 +345,13 @@ class Sync:
             if not self._stream.arrived:
                 # What is copied after the receiver's end could not catch up: the next run begins with it.
                 self._begin_copies()
-        return self._work.progress.publish(upto, self._work.log.position())
+        whole = self._work.progress.publish(upto, self._work.log.position())
+        self._tell_changed()
+        return whole
 
     def _gathering(self, complete: Lsn) -> bool:
         """Whether the log holds too little for a turn yet, and more is on its way."""
-        if self._following or self._unpublished or self._copies is not None or self._stream.arrived:
+        if self.following or self._unpublished or self._copies is not None or self._stream.arrived:
             return False
         return sum(batch.bytes for batch in self._waiting(self._work.progress.followed(), complete)) < GATHERED_BYTES
 
@@ -375,6 +395,13 @@ class Sync:
         if turn.tables:
             self._turns += 1
 
+    def _tell_changed(self) -> None:
+        """Say of each table once what another hand did to its mirror."""
+        for name, what in self._work.progress.changed.items():
+            if name not in self._work.changed_told:
+                self._work.changed_told.add(name)
+                self._work.observer.progress("watch", f"the mirror of {name} is not what the source has: {what}")
+
     def _tell_untaken(self, batches: Sequence[BatchSummary]) -> None:
         """Say of each relation once what becomes of rows that no mirror takes."""
         span = LsnRange(batches[0].start, batches[-1].end)
@@ -392,6 +419,7 @@ class Sync:
         report = closed_range(self._work, self._range, self._stream.source_position())
         self._work.observer.range_closed(report)
         merge_files(self._work, report)
+        self._thinning.after_range(report.tables)
 
     def _finished(self) -> bool:
         bounds, now = self._bounds, time.monotonic()
@@ -400,18 +428,54 @@ class Sync:
         if self._copies is not None:
             # However long they take: a copy that is given up begins from nothing.
             return False
+        if self._serving.busy and self.following:
+            # Soon: the copies are made, and have yet to come into a point.
+            return False
         if bounds.give_way.is_set():
             return True
         if bounds.max_seconds is not None and now - self._started >= bounds.max_seconds:
             return True
         if bounds.idle_seconds is not None and now - self._moved >= bounds.idle_seconds:
             return True
-        if self._following or not self._stream.arrived:
+        if self.following or not self._stream.arrived:
             return False
+        return self._level
+
+    @property
+    def _level(self) -> bool:
         level = all(entry.replay_lsn >= self._stream.complete_to for entry in self._work.progress.followed())
         return level and (not self._unpublished or self._refused_at == self._stream.complete_to)
 
-    def _summary(self) -> SyncReport:
+    # What other commands ask for -----------------------------------------------------------------
+
+    @property
+    def copying(self) -> bool:
+        """Copies are under way."""
+        return self._copies is not None
+
+    def copy_anew(self, tables: Sequence[TableName]) -> None:
+        """Begin copies of these, as the source has them now; UnknownTable for one that is not published."""
+        self._look()
+        self._work.progress.request_copy(tables)
+        for name in tables:
+            del self._rounds[name]
+        self._begin_copies()
+
+    def rest_on(self) -> None:
+        """Go on from the mirrors and the log as they are now: they were worked on between two turns."""
+        progress, start = self._work.progress, self._work.log.start
+        progress.reread_versions()
+        progress.log_cut(start)
+        self._range.start, self._counted = max(self._range.start, start), max(self._counted, start)
+        if progress.renewed:
+            self._unpublished, self._refused_at = True, None
+
+    def _succeed(self) -> None:
+        """A run that follows may go on for days: it has done what an earlier one failed to do."""
+        if self.following and self._copies is None:
+            self._work.operation.succeed()
+
+    def summary(self) -> SyncReport:
         progress = self._work.progress
         return SyncReport(
             start=self._start,
@@ -424,5 +488,6 @@ class Sync:
             stream_aborts=self._stream.stream_aborts,
             seconds=time.monotonic() - self._started,
             set_aside=[(entry.table.name, entry.reason or "") for entry in progress.set_aside()],
+            changed=sorted(progress.changed.items()),
             refused=frozenset(entry.table.name for entry in progress.set_aside() if entry.refused),
         )

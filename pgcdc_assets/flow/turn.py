@@ -48,24 +48,28 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = No
 
 
 def _ask_for_copies(work: Work, tables: Sequence[TableProgress]) -> list[TableName]:
-    """Have those copied anew whose log has rows of a partition that they did not have at their copy.
+    """Have those copied anew whose log shows that rows went elsewhere, or came from where none were known.
 
-    Published via the root, such rows look like all others; where the partition was dropped or detached since, they
-    went with it, and the catalog shows nothing of it.
+    Published via the root, rows of a partition look like all others of the root; where the partition was dropped or
+    detached since, the catalog shows nothing of it.
     """
     batches = work.log.batches(min((entry.replay_lsn for entry in tables), default=work.log.position()))
-    found = [entry for entry in tables if _strangers(entry, batches)]
-    for entry in found:
-        what = "a partition came, and rows with it, which may have gone as it was dropped or detached"
+    found = [(entry, what) for entry in tables if (what := _astray(entry, batches)) is not None]
+    for entry, what in found:
         work.observer.progress("watch", f"table {entry.table.name}: {what}")
         work.progress.must_copy(entry.table.name, work.log.position(), what)
-    return [entry.table.name for entry in found]
+    return [entry.table.name for entry, _ in found]
 
 
-def _strangers(entry: TableProgress, batches: Sequence[BatchSummary]) -> set[int]:
-    """Leaves that rows above the table's position came from, and that it did not have."""
-    told = (batch.partitions.get(entry.table.oid, ()) for batch in batches if batch.end > entry.replay_lsn)
-    return {leaf for leaves in told for leaf in leaves} - {leaf.oid for leaf in entry.table.leaves}
+def _astray(entry: TableProgress, batches: Sequence[BatchSummary]) -> str | None:
+    """Which rows above the table's position cannot be told to be its own, or not its own; None where all can."""
+    told = [batch.partitions for batch in batches if batch.end > entry.replay_lsn]
+    known = {leaf.oid for leaf in entry.table.leaves}
+    if any(set(leaves.get(entry.table.oid, ())) - known for leaves in told):
+        return "a partition came, and rows with it, which may have gone as it was dropped or detached"
+    if any(entry.table.oid in of_root for leaves in told for of_root in leaves.values()):
+        return "it was a partition for a while, and its rows came as those of the table that it was attached to"
+    return None
 
 
 def _derive_and_apply(

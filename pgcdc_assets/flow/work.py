@@ -12,6 +12,7 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.observer import Observer
+from pgcdc_assets.flow.outcomes import Operation
 from pgcdc_assets.flow.progress import Progress
 from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import Settings
@@ -30,6 +31,10 @@ class Work:
     """None while nothing has needed it."""
     foreign_told: set[TableName] = field(default_factory=set)
     """Tables of whose mirrors' foreign columns this run has told."""
+    changed_told: set[TableName] = field(default_factory=set)
+    """Tables of whose mirrors this run has told that another hand changed their rows."""
+    operation: Operation = field(default_factory=Operation)
+    """What is told of the run while it goes on."""
     _starting: threading.Lock = field(default_factory=threading.Lock)
 
     def session(self) -> SparkSession:

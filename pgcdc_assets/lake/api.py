@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
@@ -24,6 +24,10 @@ from pgcdc_assets.lake.points import ConsistentPoints, Point
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+READ_EXACTLY: Final = {"datafusion.execution.parquet.coerce_int96": "us"}
+"""For DataFusion: a user's OPTIMIZE writes timestamps as INT96, which are nanoseconds otherwise, and wrong before 1678
+and after 2261."""
+
 
 class Lake:
     """A lake by its root folder. Nothing is held open; every call sees what is published by then."""
@@ -36,7 +40,7 @@ class Lake:
     def tables(self) -> list[TableName]:
         """The tables of the newest consistent point, in name order; empty before the first."""
         newest = self._points.newest()
-        return sorted(newest.tables) if newest else []
+        return sorted(newest.tables.keys() - newest.changed.keys()) if newest else []
 
     def at(self, lsn: Lsn | str | int | None = None) -> LakeAt:
         """The newest published point at or below ``lsn`` (``X/Y`` or an integer), or the newest of all.
@@ -46,8 +50,8 @@ class Lake:
         wanted = Lsn.parse(lsn) if isinstance(lsn, str) else None if lsn is None else Lsn(lsn)
         point = self._points.newest() if wanted is None else self._points.at(wanted)
         if point is None:
-            oldest = next(iter(self._points.all()), None)
-            do = f"the oldest is {oldest.replay_lsn}" if oldest else "run `pgcdc sync` first"
+            oldest = self._points.oldest()
+            do = f"the oldest is {oldest}" if oldest is not None else "run `pgcdc sync` first"
             where = "" if wanted is None else f" at or below {wanted}"
             raise LakeError(f"has no consistent point{where}", thing=f"lake {self._layout.root}", do=do)
         return LakeAt(self._layout, point)
@@ -66,8 +70,9 @@ class LakeAt:
 
     @property
     def tables(self) -> list[TableName]:
-        """In name order. A table that is being copied or was set aside is not among them."""
-        return sorted(self._point.tables)
+        """In name order. A table that is being copied, was set aside, or has rows that another hand changed is not
+        among them."""
+        return sorted(self._point.tables.keys() - self._point.changed.keys())
 
     @property
     def versions(self) -> Mapping[TableName, int]:
@@ -77,7 +82,7 @@ class LakeAt:
     def path(self, table: TableName | str) -> Path:
         """The mirror's folder, for other readers; pass them :attr:`versions` too.
 
-        LakeError where the version is not the one that was published.
+        LakeError where the version is not the one that was published, or another hand has changed its rows.
         """
         return self._layout.mirror(self._as_published(table))
 
@@ -85,13 +90,15 @@ class LakeAt:
         """The mirror's rows, in no order, with its own columns and ours (``_pgcdc_...``).
 
         By DataFusion, which reads deletion vectors and mapped columns; pyarrow's own reader does not.
-        LakeError where the version is gone (older than the mirrors' retention), or not the one that was published.
+        LakeError where the version is gone (older than the mirrors' retention), or not the one that was published,
+        or where another hand has changed its rows.
         """
         name = self._as_published(table)
         version = self._point.tables[name]
         try:
             delta = DeltaTable(self._layout.mirror(name), version=version)
-            found = pa.table(QueryBuilder().register("mirror", delta).execute("SELECT * FROM mirror").read_all())
+            engine = QueryBuilder(READ_EXACTLY).register("mirror", delta)
+            found = pa.table(engine.execute("SELECT * FROM mirror").read_all())
         except Exception as error:
             # delta-rs and DataFusion raise bare ones where a file is gone or damaged.
             raise LakeError(f"version {version} cannot be read: {type(error).__name__}", thing=f"mirror {name}",
@@ -107,6 +114,11 @@ class LakeAt:
     def _as_published(self, table: TableName | str) -> TableName:
         """A table of the point. Points of older lakes do not tell where its version stood; the others are compared."""
         name = self._known(table)
+        if (changed := self._point.changed.get(name)) is not None:
+            raise LakeError(
+                f"is not what the source has: {changed}", thing=f"mirror {name}", lsn=self.lsn,
+                do=f"take an LSN from before that, or copy it anew with `pgcdc snapshot {name.shell}`",
+            )  # fmt: skip
         published, version = self._point.positions.get(name), self._point.tables[name]
         if published is None:
             return name
@@ -116,7 +128,7 @@ class LakeAt:
             raise LakeError(
                 f"version {version} stands at {found}, but the one that was published stood at {published}",
                 thing=f"mirror {name}", lsn=self.lsn,
-                do="take a newer LSN; where the newest is refused too, copy the table anew with `pgcdc snapshot`",
+                do=f"take a newer LSN; where the newest is refused too, run `pgcdc snapshot {name.shell}`",
             )  # fmt: skip
         return name
 

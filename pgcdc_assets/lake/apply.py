@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -23,15 +24,16 @@ from typing import TypeVar
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.durable import AT_A_TIME
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.lake.collapsing import Collapsing, Effect, collapse_units
-from pgcdc_assets.lake.compaction import Compacted, compact_mirror, small_files
+from pgcdc_assets.lake.compaction import Compacted, compact_mirror, worth_rewriting
 from pgcdc_assets.lake.deltacommit import commit_compaction
 from pgcdc_assets.lake.deltalog import Added, DeltaVersion
-from pgcdc_assets.lake.failures import lost_race, of_one_table
+from pgcdc_assets.lake.failures import ATTEMPTS, lost_race, of_one_table
 from pgcdc_assets.lake.feed import FeedPart
 from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.lake.tablework import Applied, Work
@@ -41,9 +43,7 @@ from pgcdc_assets.lake.tasks import run_tasks
 Result = TypeVar("Result")
 
 LOOK_EVERY = 10
-"""Versions of a mirror: the number of its small files grows by one a version."""
-ATTEMPTS = 3
-"""To commit to a mirror that somebody else commits to as well; after these it is left for the next turn."""
+"""Versions of a mirror: the number of its small files grows by one a version, its vectors by the rows that go."""
 
 
 def apply_tables(
@@ -55,6 +55,7 @@ def apply_tables(
     Tables without changes are left out of the result. A table that fails for itself comes back with
     ``set_aside``; any other error ends the apply, and what was committed stands and is skipped next time.
     ``known``: the tables as their mirrors last took them; what a mirror lacks of that is not made again.
+    A table that somebody else's commits came before is tried again alone, and at last left for the next turn.
     """
     done: list[Applied] = []
     left = list(parts)
@@ -72,25 +73,37 @@ def _attempted(
     spark: SparkSession, layout: Layout, identity: Identity, parts: Sequence[FeedPart], upto: Lsn,
     known: Mapping[TableName, Table],
 ) -> list[Applied]:  # fmt: skip
-    """Look at each mirror, and commit to it once."""
+    """Look at each mirror, and commit to it once; a few tables at a time, for a commit mostly waits for the disk."""
     done: list[Applied] = []
     rest: list[tuple[Work, list[Collapsing]]] = []
-    for part in parts:
-        work = _own(part.table, part.span.start, partial(Work.of, layout, identity, part, upto, known))
-        if not isinstance(work, Work):
-            done += [] if work is None else [work]
-            continue
-        begun = _own(work.table, work.pending.span.start, partial(work.begin, spark))
-        if isinstance(begun, Applied):
-            done.append(begun)
-        else:
-            rest.append((work, begun))
-    started = time.monotonic()
-    effects = collapsed(spark, [units for _, units in rest])
-    share = (time.monotonic() - started) / max(1, len(rest))
-    for (work, _), found in zip(rest, effects, strict=True):
-        done.append(_own(work.table, work.pending.span.start, partial(work.commit, found, share)))
+    with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="commit") as pool:
+        for begun in pool.map(partial(_begun, spark, layout, identity, upto, known), parts):
+            if isinstance(begun, Applied):
+                done.append(begun)
+            elif begun is not None:
+                rest.append(begun)
+        started = time.monotonic()
+        effects = collapsed(spark, [units for _, units in rest])
+        share = (time.monotonic() - started) / max(1, len(rest))
+        done += pool.map(partial(_committed, share), zip(rest, effects, strict=True))
     return done
+
+
+def _begun(
+    spark: SparkSession, layout: Layout, identity: Identity, upto: Lsn, known: Mapping[TableName, Table],
+    part: FeedPart,
+) -> Applied | tuple[Work, list[Collapsing]] | None:  # fmt: skip
+    """What one look at a mirror does or leaves to be collapsed; None where nothing of the part is left to do."""
+    work = _own(part.table, part.span.start, partial(Work.of, layout, identity, part, upto, known))
+    if not isinstance(work, Work):
+        return work
+    begun = _own(work.table, work.pending.span.start, partial(work.begin, spark))
+    return begun if isinstance(begun, Applied) else (work, begun)
+
+
+def _committed(seconds: float, found: tuple[tuple[Work, list[Collapsing]], Sequence[Effect]]) -> Applied:
+    (work, _), effects = found
+    return _own(work.table, work.pending.span.start, partial(work.commit, effects, seconds))
 
 
 def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Applied:
@@ -106,7 +119,7 @@ def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Appli
 
 
 def _compacted(spark: SparkSession, layout: Layout, identity: Identity, done: Sequence[Applied]) -> list[Applied]:
-    """Merge the small files of mirrors that gathered many; what was applied, with the versions then."""
+    """Write files anew of mirrors that gathered many, or worn ones; what was applied, with the versions then."""
     outcomes = {result.table.name: result for result in done}
     works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
     targets: list[Target] = []
@@ -114,20 +127,20 @@ def _compacted(spark: SparkSession, layout: Layout, identity: Identity, done: Se
         if result.set_aside is not None or result.outrun or result.version % LOOK_EVERY:
             continue
         mirror = Mirror(layout, identity, result.table.name)
-        if mirror.delta is not None and (small := small_files(mirror.delta.files)):
-            works.append((result, mirror.delta, small))
-            targets.append(mirror.target(result.table, small))
-    for (result, delta, small), made in zip(works, run_tasks(spark, compact_mirror, targets), strict=True):
-        outcomes[result.table.name] = _with_compacted(result, delta, small, made)
+        if mirror.delta is not None and (files := worth_rewriting(mirror.delta.files)):
+            works.append((result, mirror.delta, files))
+            targets.append(mirror.target(result.table, files))
+    for (result, delta, files), made in zip(works, run_tasks(spark, compact_mirror, targets), strict=True):
+        outcomes[result.table.name] = _with_compacted(result, delta, files, made)
     return list(outcomes.values())
 
 
-def _with_compacted(result: Applied, delta: DeltaVersion, small: Sequence[Added], made: Compacted) -> Applied:
+def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added], made: Compacted) -> Applied:
     """Commit a merged file. What another writer's commit came before is left for the next look."""
     if made.failure is not None:
         return replace(result, set_aside=(result.replay_lsn, made.failure))
     try:
-        version = commit_compaction(delta, small, made.report)
+        version = commit_compaction(delta, files, made.report)
     except Exception as error:
         if lost_race(error):
             return result

@@ -38,7 +38,8 @@ TASK_BYTES = 4 << 20
 """Compressed log that is worth a task of its own: some 0.3 s of decoding."""
 BUCKET_ROWS = 400_000
 """Changes collapsed by one task: some 300 MB of a wide table in memory."""
-MOST_BUCKETS = 16
+MOST_BUCKETS = 256
+"""Files that a task has open at once, twice as many where keys change."""
 
 
 @dataclass(frozen=True)

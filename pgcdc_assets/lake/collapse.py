@@ -38,6 +38,9 @@ PRESENT = "_pgcdc_present"
 """Whether the target must hold the key: true, false, or NULL where it cannot be known."""
 ORIGIN = "_pgcdc_origin"
 """Struct of the key (and ``_pgcdc_raw``) whose target row supplies the masked values; NULL: the row's own."""
+ARRIVES = "_pgcdc_arrives"
+"""Column of events that were divided by key: whether the event is the new half of a key change, wherever the old one
+went. The new halves have all their values then."""
 MASK = "_pgcdc_masked_"
 """Prefix, followed by the attnum: the value is to be kept from the target row."""
 
@@ -94,7 +97,8 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
     """
     events = events.combine_chunks()
     if any(column.key for column in columns):
-        net = net_effect(*_places(events, columns), _present_masks(events, masked))
+        arrives = events[ARRIVES].to_numpy() if ARRIVES in events.column_names else None
+        net = net_effect(*_places(events, columns), _present_masks(events, masked), divided=arrives)
     else:
         # Followed by its inserts alone: every row is one of its own.
         every = np.arange(events.num_rows, dtype=np.int64)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -19,7 +20,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import MergeMismatch
-from pgcdc_assets.lake.collapse import after_truncates, collapse, collapse_touched
+from pgcdc_assets.lake.collapse import ARRIVES, after_truncates, collapse, collapse_touched
 from pgcdc_assets.lake.failures import of_one_table
 from pgcdc_assets.lake.feed import COMMIT_LSN, XID, feed_columns, feed_schema
 from pgcdc_assets.lake.files import DataFile, FileReport
@@ -39,6 +40,10 @@ class Collapsing:
     span: LsnRange
     target: Target
     """Whose files are looked at. None of them: nothing of the mirror is left, or nothing in it changes."""
+    divided: bool = False
+    """The unit has the events of some keys, and halves of key changes may be in other units."""
+    arrivals: tuple[Path, ...] = ()
+    """More files: the new halves of key changes."""
     masked: tuple[int, ...] = ()
     leaves: tuple[str, ...] = ()
     """Leaves that were truncated."""
@@ -85,7 +90,7 @@ def _effect(unit: Collapsing) -> Effect:
 
 
 def _merged(unit: Collapsing, write: Write) -> Merged:
-    left = after_truncates(read_events(unit.table, unit.files, unit.span))
+    left = after_truncates(_events(unit))
     columns = feed_columns(unit.table)
     if unit.table.multiset:
         return merge_multiset(unit.target, net_rows(left.events, columns), columns, unit.leaves, write)
@@ -96,6 +101,16 @@ def _merged(unit: Collapsing, write: Write) -> Merged:
     return merge_keyed(unit.target, rows, columns, unit.masked, unit.leaves, write)
 
 
+def _events(unit: Collapsing) -> pa.Table:
+    """All events of the unit. Where it has one half of key changes alone, it is told which rows arrived so."""
+    events = read_events(unit.table, unit.files, unit.span) if unit.files else _none(unit)
+    if not unit.divided:
+        return events
+    came = read_events(unit.table, unit.arrivals, unit.span) if unit.arrivals else events.slice(0, 0)
+    both = pa.concat_tables([events, came])
+    return both.append_column(ARRIVES, pa.array(np.arange(len(both)) >= len(events)))
+
+
 def _write(file: DataFile, target: Target, rows: pa.Table) -> None:
     """Append rows to a file of the mirror. Of a column that the changes do not know yet, they have no value."""
     for name, held in zip(target.names, target.schema, strict=True):
@@ -104,6 +119,11 @@ def _write(file: DataFile, target: Target, rows: pa.Table) -> None:
     rows = rows.select(list(target.names))
     for start in range(0, rows.num_rows, ROW_GROUP_ROWS):
         file.write(rows.slice(start, ROW_GROUP_ROWS).columns)
+
+
+def _none(unit: Collapsing) -> pa.Table:
+    schema = feed_schema(unit.table)
+    return schema.empty_table().select([name for name in schema.names if name != XID])
 
 
 def read_events(table: Table, files: Sequence[Path], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:

@@ -1,8 +1,9 @@
-"""Small files of a mirror made one while the sync goes on, so that a turn does not cost more the more turns there were.
+"""Files of a mirror written anew while the sync goes on, so that a turn does not cost more the more turns there were.
 
 Each turn leaves a small file in each mirror that changed. Once there are many, their rows that are still
-there are written to one, in a commit that changes no row and no position. Larger files, and rows that
-are deleted and still there, are for ``pgcdc maintain``.
+there are written to one, in a commit that changes no row and no position. And each turn writes the deletion vector
+of every file that it touches, whole: a large file of which many rows are deleted is written again without them, one
+file at a time. Middling files are for ``pgcdc maintain``.
 """
 
 from __future__ import annotations
@@ -24,10 +25,25 @@ GROUP_BYTES: Final = 32 << 20
 """Of rows in memory that make a row group: many small ones would cost a merge what the small files did."""
 MOST_SMALL: Final = 32
 """So many small files are left alone: to open one costs a merge less than a millisecond."""
+WORN_SHARE: Final = 32
+"""One row in so many deleted, but still in the file, is worth writing it again: a vector has two bytes for each, and is
+written with every turn,"""
+FEWEST_WORN: Final = 10_000
+"""unless they are few."""
+
+
+def worth_rewriting(live: Sequence[Added]) -> tuple[Added, ...]:
+    """Those to make one now: the small files where they are many, or the one that is worn most; none as a rule."""
+    return small_files(live) or worn_file(live)
+
+
+def worn_file(live: Sequence[Added]) -> tuple[Added, ...]:
+    worn = [file for file in live
+            if file.rows is not None and file.deleted >= max(FEWEST_WORN, file.rows / WORN_SHARE)]  # fmt: skip
+    return tuple(sorted(worn, key=lambda file: -file.deleted)[:1])
 
 
 def small_files(live: Sequence[Added]) -> tuple[Added, ...]:
-    """Those to make one; none where there are few."""
     small = tuple(file for file in live if file.size < SMALL_BYTES and file.rows is not None)
     return small if len(small) > MOST_SMALL else ()
 

@@ -12,6 +12,8 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,7 +28,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
 from pgcdc_assets.lake.blocks import BlockReader
 from pgcdc_assets.lake.deltacommit import commit_files
-from pgcdc_assets.lake.failures import of_one_table
+from pgcdc_assets.lake.failures import again_after_lost_races, of_one_table
 from pgcdc_assets.lake.feedtable import moved_away
 from pgcdc_assets.lake.files import DataFile, FileReport
 from pgcdc_assets.lake.mirrors import (
@@ -39,6 +41,7 @@ from pgcdc_assets.lake.mirrors import (
     sql_path,
 )
 from pgcdc_assets.lake.tasks import run_tasks
+from pgcdc_assets.lake.tombstones import keeping
 from pgcdc_assets.source.connection import APPLICATION, connect
 from pgcdc_assets.source.copies import Interrupted, copy_blocks, read_whole
 from pgcdc_assets.source.pieces import Piece, pieces
@@ -114,15 +117,15 @@ class _Written:
 
 def copy_tables(
     session: SparkSession, conninfo: str, tables: Sequence[Table], layout: Layout, identity: Identity,
-    snapshot: Snapshot, on_table: Callable[[CopyReport], None],
+    snapshot: Snapshot, on_table: Callable[[CopyReport], None], retention: timedelta = timedelta(0),
 ) -> Failures:  # fmt: skip
     """Copy the tables as the snapshot shows them; ``on_table`` hears of each after its commit, in this thread.
 
     A table that fails does not keep the others from their commits; returns which ones failed and why: CopyOutdated
     and CopyBlocked where somebody altered a table meanwhile, IdentityMismatch where a mirror's folder holds somebody
-    else's table.
+    else's table. ``retention``: for how long versions of the mirrors are promised to readers.
     """
-    copier = _Copier(session, conninfo, layout, identity, snapshot)
+    copier = _Copier(session, conninfo, layout, identity, snapshot, retention)
     jobs, failures = copier.jobs(tables)
     for reports, failed in _in_parallel(copier.copy, jobs):
         failures |= failed
@@ -154,13 +157,15 @@ def _in_parallel(copy: Callable[[list[_Task]], _Outcome], jobs: Sequence[list[_T
 
 class _Copier:
     def __init__(
-        self, session: SparkSession, conninfo: str, layout: Layout, identity: Identity, snapshot: Snapshot
-    ) -> None:
+        self, session: SparkSession, conninfo: str, layout: Layout, identity: Identity, snapshot: Snapshot,
+        retention: timedelta,
+    ) -> None:  # fmt: skip
         self._session = session
         self._conninfo = conninfo
         self._layout = layout
         self._identity = identity
         self._snapshot = snapshot
+        self._retention = retention
 
     # Planning -------------------------------------------------------------------------------------
 
@@ -205,13 +210,16 @@ class _Copier:
             try:
                 files = _sound([one for one in written if one.table == name])
                 passed(FaultPoint.COPY_COMMITTING)
-                version = self._commit(target, files)
+                version = again_after_lost_races(partial(self._commit, target, files))
                 passed(FaultPoint.COPY_COMMITTED)
             except Exception as error:
                 if (failure := _own(name, error)) is None:
                     raise
                 failures[name] = failure
                 continue
+            finally:
+                if target.staged:
+                    shutil.rmtree(target.folder, ignore_errors=True)
             rows, size = sum(file.rows for file in files), sum(file.size for file in files)
             point, seconds = self._snapshot.consistent_point, time.monotonic() - started
             reports.append(CopyReport(name, point, rows, size, len(files), seconds, version))
@@ -239,7 +247,7 @@ class _Copier:
             folder.mkdir(parents=True)
             return _Target(table, folder, schema.arrow, point, staged=True)
         if not mirror.exists:
-            properties = {IDENTITY: self._identity.app_id(), SOURCE_TABLE: str(table.name)}
+            properties = {IDENTITY: self._identity.app_id(), SOURCE_TABLE: str(table.name), **keeping(self._retention)}
             create_mirror(self._session, mirror.path, schema, properties)
             passed(FaultPoint.MIRROR_MADE)
             mirror = Mirror(self._layout, self._identity, table.name)
@@ -260,11 +268,8 @@ class _Copier:
         if not target.staged:
             assert mirror.delta is not None
             return commit_files(mirror.delta, files, "overwrite", {mirror.snapshot_app_id: target.commit_lsn})
-        try:
-            replace_mirror(self._session, mirror, MirrorSchema.of(target.table), target.folder, files,
-                           Lsn(target.commit_lsn))  # fmt: skip
-        finally:
-            shutil.rmtree(target.folder, ignore_errors=True)
+        replace_mirror(self._session, mirror, MirrorSchema.of(target.table), target.folder, files,
+                       Lsn(target.commit_lsn))  # fmt: skip
         return Mirror(self._layout, self._identity, target.table.name).version
 
 

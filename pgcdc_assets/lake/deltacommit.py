@@ -25,20 +25,24 @@ from typing import Final, Literal
 from deltalake import DeltaTable
 from pyroaring import BitMap64
 
-from pgcdc_assets.core.deltafiles import ACTIONS, ENGINE, Action
+from pgcdc_assets.core.deltafiles import ACTIONS, ENGINE, Action, checksum_of
 from pgcdc_assets.core.durable import sync_file, sync_folder, sync_folders
 from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
 from pgcdc_assets.errors import CommitLost, LakeError
 from pgcdc_assets.lake.deltalog import Added, DeltaVersion
 from pgcdc_assets.lake.files import FileReport, check_files
+from pgcdc_assets.lake.tombstones import forget_the_short_lived
 from pgcdc_assets.lake.vectors import Descriptor, read_vector, write_vectors
 
 FEATURES: Final = frozenset({
     "appendOnly", "changeDataFeed", "columnMapping", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
+    "variantType",
 })  # fmt: skip
 """Writer features that ask nothing more of these commits."""
 _TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
 _STAGED: Final = "_commit_{}.json.tmp"
+_ANY_STAGED: Final = "_*.tmp"
+"""A checkpoint under way, too."""
 _STALE_SECONDS: Final = 3600
 """Of a commit that waits for its number: whoever wrote it is dead."""
 _CHECKPOINT_EVERY: Final = 10
@@ -97,7 +101,11 @@ def commit_change(table: DeltaVersion, change: Change, positions: Mapping[str, i
 
 def commit_compaction(table: DeltaVersion, files: Sequence[Added], report: FileReport | None) -> int:
     """Put one file (None: nothing is left) in the place of ``files``, whose rows it holds; returns the new version."""
-    reports = [report] if report is not None else []
+    return commit_rewritten(table, files, [report] if report is not None else [])
+
+
+def commit_rewritten(table: DeltaVersion, files: Sequence[Added], reports: Sequence[FileReport]) -> int:
+    """Put files in the place of others, whose rows they hold; returns the new version."""
     left = sum((file.rows or 0) - file.deleted for file in files)
     if sum(report.rows for report in reports) != left:
         raise LakeError(f"{left} rows were to be written anew", thing=str(table.folder))
@@ -116,7 +124,22 @@ def _commit(
         *replaced,
         *({"add": _add(report, now, changes=changes)} for report in files),
     ]
-    info[ACTIONS] = len(actions)
+    return _appended(table, actions)
+
+
+def commit_properties(table: DeltaVersion, properties: Mapping[str, str]) -> int:
+    """Set properties of the table on top of this version; returns the new one."""
+    refuse_features(table)
+    configuration = {**table.configuration, **properties}
+    return _appended(table, [
+        {"commitInfo": _info(_now(), "SET TBLPROPERTIES", {})},
+        {"metaData": {**table.metadata, "configuration": configuration}},
+    ])  # fmt: skip
+
+
+def _appended(table: DeltaVersion, actions: Sequence[Action]) -> int:
+    """Make a commit of the actions, the first of which is its ``commitInfo``."""
+    actions[0]["commitInfo"][ACTIONS] = len(actions)
     version = table.number + 1
     _link(table.folder / DELTA_LOG, version, "".join(json.dumps(action) + "\n" for action in actions))
     if version % int(table.configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY)) == 0:
@@ -133,6 +156,7 @@ def make_checkpoint(folder: Path, version: int) -> None:
     settle([folder])
     table = DeltaTable(folder, version=version)
     table.create_checkpoint()
+    forget_the_short_lived(folder, folder / DELTA_LOG / checkpoint_name(version))
     sync_file(folder / DELTA_LOG / checkpoint_name(version))
     with suppress(FileNotFoundError):
         # Lost once, it is not made again beside a checkpoint that is there already; others list the folder then.
@@ -140,10 +164,10 @@ def make_checkpoint(folder: Path, version: int) -> None:
     sync_folder(folder / DELTA_LOG)
     # Hadoop keeps checksums of what Spark wrote, and would find these wrong.
     for name in (LAST_CHECKPOINT, checkpoint_name(version)):
-        (folder / DELTA_LOG / f".{name}.crc").unlink(missing_ok=True)
+        checksum_of(folder / DELTA_LOG / name).unlink(missing_ok=True)
     table.cleanup_metadata()
     before = time.time() - _STALE_SECONDS
-    for staged in (folder / DELTA_LOG).glob(_STAGED.format("*")):
+    for staged in (folder / DELTA_LOG).glob(_ANY_STAGED):
         if staged.stat().st_mtime < before:
             staged.unlink()
 

@@ -122,28 +122,40 @@ class DeltaLog:
 
     def newest(self) -> DeltaVersion | None:
         """The newest version; None where there is no table yet. LakeError where the log does not say."""
-        if self._number < 0 or (not self._read_on() and not (self._log / commit_name(self._number)).exists()):
-            # Never read, or so long ago that this commit, and so perhaps the next ones, have been cleaned up since.
+        if self._number < 0 or self._lost():
             self._begin()
         return self._told()
 
     def at(self, version: int) -> DeltaVersion:
         """LakeError where the log does not hold that version (any more)."""
-        self._start(*newest_checkpoint(self._log, version))
-        self._play_upto(version)
+        try:
+            self._seek(version)
+        except LakeError:
+            # What was listed may have gone before it was read, where versions around it are let go.
+            self._seek(version)
         told = self._told()
         if told is None:
             raise LakeError(f"has no version {version}", thing=f"Delta table {self.folder}")
         return told
 
+    def _seek(self, version: int) -> None:
+        self._start(*newest_checkpoint(self._log, version))
+        self._play_upto(version)
+
+    def _lost(self) -> bool:
+        """Read on; whether that no longer leads to the newest version. It was read so long ago that its commit, or
+        those behind it, have gone since: not all up to the checkpoint of the hint, from which on the log is whole."""
+        moved = self._read_on()
+        return self._number < hinted(self._log) or (not moved and not (self._log / commit_name(self._number)).exists())
+
     def _begin(self) -> None:
-        hint = _hinted(self._log)
+        hint = hinted(self._log)
         try:
             self._start(*_checkpoint_at(self._log, hint))
         except TornLog:
             # The commits behind it stay until it is durable.
             self._start(-1, ())
-        if self._number == hint and self._read_on():
+        if 0 <= hint == self._number and self._read_on():
             return
         # Nothing follows the checkpoint that the hint names: is it the end, or is the hint an old one?
         last = max(commit_numbers(self._log), default=-1)
@@ -221,7 +233,7 @@ def _checkpoint_at(log: Path, version: int) -> tuple[int, list[Action]]:
     return (version, list(checkpoint_actions([path]))) if version >= 0 and path.exists() else (-1, [])
 
 
-def _hinted(log: Path) -> int:
+def hinted(log: Path) -> int:
     """The version that the last checkpoint was made of, as the hint beside it says; -1 where it says nothing."""
     try:
         return int(json.loads((log / LAST_CHECKPOINT).read_bytes())["version"])

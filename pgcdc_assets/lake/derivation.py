@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
@@ -33,6 +33,8 @@ from pgcdc_assets.lake.feed import (
     LEAF,
     OP,
     ORDINAL,
+    POSTIMAGE,
+    PREIMAGE,
     RAW,
     ROW,
     TRUNCATE,
@@ -48,6 +50,9 @@ from pgcdc_assets.log.segment import check_content
 
 SLICE_BYTES = 8 << 20
 """Payload decoded at once; text, typed values and Parquet buffers take some ten times as much."""
+
+HELD_BYTES = 128 << 20
+"""Rows of all of a task's files that are not written yet. A large transaction goes to hundreds of files."""
 
 _COLUMNS = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "relation_id", "schema_id", "payload"]
 _KINDS = ("I", "U", "D", "T")
@@ -123,7 +128,8 @@ class _Work:
 
     def __init__(self, task: Derivation) -> None:
         self._task = task
-        self._writers: dict[tuple[TableName, int | None], FeedWriter] = {}
+        self._writers: dict[tuple[TableName, int | None, bool], FeedWriter] = {}
+        """By table, bucket, and whether they hold arrivals."""
         self.set_aside: dict[TableName, tuple[Lsn, str]] = {}
         self.taken: Counter[TableName] = Counter()
 
@@ -165,17 +171,22 @@ class _Work:
                 if (kept := self._within(name, part)).num_rows:
                     self._decode(kind, kept, route)
             return
+        left = np.zeros(0, dtype=np.int64)
         for change, rows in found:
             if isinstance(change, Unfollowable):
                 self._refuse(name, group["commit_lsn"][change.row].as_py(), change.reason)
             else:
-                self._write(change, rows, route)
+                if change.op == PREIMAGE:
+                    left = change.rows
+                self._write(change, rows, route, np.isin(change.rows, left))
                 # The other half of some rows is counted with the row itself.
                 self.taken[name] += len(change.rows) if change.half else 0
 
-    def _write(self, change: Change, rows: pa.Table, route: Route) -> None:
+    def _write(self, change: Change, rows: pa.Table, route: Route, moved: Bools) -> None:
+        """``moved``: which rows are halves of key changes."""
         try:
-            self._write_to_files(change, rows, route)
+            self._write_to_files(change, rows, route, moved)
+            self._let_go()
         except Exception as error:
             if (failure := of_one_table(error)) is None:
                 raise
@@ -188,7 +199,17 @@ class _Work:
                 self._writers.pop(key).abandon()
         self._refuse(name, self._task.targets[name].span.start, failure)
 
-    def _write_to_files(self, change: Change, rows: pa.Table, route: Route) -> None:
+    def _let_go(self) -> None:
+        """Write the fullest until what is held is bounded again."""
+        fullest = sorted(self._writers.values(), key=lambda writer: -writer.held_bytes)
+        over = sum(writer.held_bytes for writer in fullest) - HELD_BYTES
+        for writer in fullest if over > 0 else ():
+            over -= writer.held_bytes
+            writer.flush()
+            if over <= -HELD_BYTES // 2:
+                break
+
+    def _write_to_files(self, change: Change, rows: pa.Table, route: Route, moved: Bools) -> None:
         if change.op == TRUNCATE:
             # A truncate is of all keys, and so of no bucket.
             self._writer(route, None).write(rows)
@@ -199,15 +220,17 @@ class _Work:
             self._writer(route, None).write(rows, odd_keys=odd_keys)
             return
         bucket = _key_hash(change, route, rows).view(np.uint64) % np.uint64(buckets)
-        for number in np.unique(bucket).tolist():
-            part = rows.filter(pa.array(bucket == number))
-            self._writer(route, number).write(part, odd_keys=odd_keys)
+        arrives = moved & (change.op == POSTIMAGE and not route.table.multiset)
+        place = 2 * bucket.astype(np.int64) + arrives
+        for number in np.unique(place).tolist():
+            part = rows.filter(pa.array(place == number))
+            self._writer(route, number // 2, arrivals=bool(number % 2)).write(part, odd_keys=odd_keys)
 
-    def _writer(self, route: Route, bucket: int | None) -> FeedWriter:
+    def _writer(self, route: Route, bucket: int | None, *, arrivals: bool = False) -> FeedWriter:
         target = self._task.targets[route.table.name]
-        key = (route.table.name, bucket)
+        key = (route.table.name, bucket, arrivals)
         if key not in self._writers:
-            self._writers[key] = FeedWriter(target.folder, bucket, target.buckets)
+            self._writers[key] = FeedWriter(target.folder, bucket, target.buckets, arrivals=arrivals)
         return self._writers[key]
 
     def _refuse(self, name: TableName, lsn: int, reason: str) -> None:
@@ -216,7 +239,7 @@ class _Work:
 
     def close(self) -> dict[TableName, list[FeedFile]]:
         files: dict[TableName, list[FeedFile]] = {}
-        for (name, _), writer in list(self._writers.items()):
+        for (name, _, _), writer in list(self._writers.items()):
             try:
                 files.setdefault(name, []).append(writer.close())
             except Exception as error:

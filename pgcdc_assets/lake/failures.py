@@ -10,12 +10,16 @@ from __future__ import annotations
 import errno
 import os
 import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
 from pgcdc_assets.errors import (
+    ROOM,
     CommitLost,
     IdentityMismatch,
     LakeError,
@@ -25,11 +29,17 @@ from pgcdc_assets.errors import (
     SourceFailed,
 )
 
+Result = TypeVar("Result")
+
+ATTEMPTS: Final = 3
+"""To commit to a mirror that somebody else commits to as well."""
+
 _OF_A_TABLE: Final = (LakeError, ProtocolError, IdentityMismatch, SourceFailed)
 """SourceFailed: the source refuses a statement about one table (it cannot convert a value of it, for one)."""
 _OF_THE_MACHINE: Final = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
 })  # fmt: skip
+_WRITING: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _BY_RUST: Final = re.compile(r"\(os error (\d+)\)")
 """delta-rs tells the system's number in its text alone."""
 
@@ -58,6 +68,17 @@ def lost_race(error: BaseException) -> bool:
     return told is not None and "CONCURRENT" in told
 
 
+def again_after_lost_races(step: Callable[[], Result]) -> Result:
+    """A step that looks and commits, tried again while others' commits come first; the last failure is raised."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return step()
+        except Exception as error:
+            if not lost_race(error):
+                raise
+    return step()
+
+
 def unreadable(path: Path, error: Exception) -> PgcdcError:
     """The error of a file that is not there or is damaged, in words, with its name."""
     if isinstance(error, OSError):
@@ -70,7 +91,38 @@ def unreadable(path: Path, error: Exception) -> PgcdcError:
 
 def of_the_machine(error: OSError) -> MachineError | None:
     """In words what the system refuses to every table alike; None for what it refuses to one."""
-    return MachineError(_system(error), thing="lake") if _of_the_machine(error) else None
+    return MachineError(_system(error), thing="lake", do=ROOM) if _of_the_machine(error) else None
+
+
+@contextmanager
+def machine_told(lake: Path) -> Iterator[None]:
+    """MachineError, with the folder, for what the system refuses to everybody, whichever library says it."""
+    try:
+        yield
+    except OSError as error:
+        if (refused := of_the_machine(error)) is None:
+            raise
+        raise MachineError(refused.what, thing=str(lake), do=ROOM) from error
+    except MachineError as error:
+        if error.thing == "lake":
+            raise MachineError(error.what, thing=str(lake), do=error.do or ROOM) from error
+        raise
+    except Exception as error:
+        if (what := _refused_to_spark(error)) is None:
+            raise
+        scratch = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
+        raise MachineError(what, thing=f"{lake}, or Spark's scratch folder in {scratch}", do=ROOM) from error
+
+
+def _refused_to_spark(error: Exception) -> str | None:
+    """What the system refused to a job of Spark's, which tells of it in the text of its failure alone."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    if not isinstance(error, (PySparkException, Py4JError)):
+        return None
+    told = str(error)
+    return next((text for text in map(os.strerror, _WRITING) if text in told), None)
 
 
 def _by_spark(error: BaseException) -> str | None:
@@ -79,6 +131,8 @@ def _by_spark(error: BaseException) -> str | None:
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException, PythonException
 
+    if isinstance(error, Exception) and _refused_to_spark(error) is not None:
+        return None
     if isinstance(error, PySparkException) and not isinstance(error, PythonException):
         return f"Spark refuses: {error.getCondition() or type(error).__name__}"
     if isinstance(error, Py4JJavaError):

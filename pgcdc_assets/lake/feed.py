@@ -104,6 +104,8 @@ class FeedFacts:
     bucket: int | None = None
     """Number of the file's bucket of keys; None: holds any key."""
     buckets: int = 1
+    arrivals: bool = False
+    """All rows are new halves of key changes, whose old halves stand in files of other buckets."""
 
     @property
     def rows(self) -> int:

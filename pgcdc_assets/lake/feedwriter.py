@@ -27,12 +27,14 @@ ROW_GROUP_BYTES = 32 << 20
 class FeedWriter:
     """Collects rows of one file. Nothing is visible until the file's name is committed."""
 
-    def __init__(self, folder: Path, bucket: int | None, buckets: int) -> None:
+    def __init__(self, folder: Path, bucket: int | None, buckets: int, *, arrivals: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{uuid.uuid4().hex}.parquet"
         self._writer: pq.ParquetWriter | None = None
         self._held: list[pa.Table] = []
-        self._bucket, self._buckets = bucket, buckets
+        self.held_bytes = 0
+        """Of rows that are not written yet."""
+        self._bucket, self._buckets, self._arrivals = bucket, buckets, arrivals
         self._bounds: list[int] = []
         self._counts: Counter[str] = Counter()
         self._masked: set[int] = set()
@@ -48,11 +50,12 @@ class FeedWriter:
         if rows[UNCHANGED].null_count < rows.num_rows:
             self._masked |= set(pc.unique(pc.list_flatten(rows[UNCHANGED])).to_pylist())
         self._held.append(rows)
-        if sum(table.nbytes for table in self._held) >= ROW_GROUP_BYTES:
-            self._flush()
+        self.held_bytes += rows.nbytes
+        if self.held_bytes >= ROW_GROUP_BYTES:
+            self.flush()
 
     def close(self) -> FeedFile:
-        self._flush()
+        self.flush()
         if self._writer is None:
             raise LakeError("no rows were written", thing=str(self._path))
         facts = FeedFacts(
@@ -63,6 +66,7 @@ class FeedWriter:
             odd_keys=self._odd_keys,
             bucket=self._bucket,
             buckets=self._buckets,
+            arrivals=self._arrivals,
         )
         self._writer.add_key_value_metadata({FACTS: facts.to_json()})
         self._writer.close()
@@ -75,13 +79,14 @@ class FeedWriter:
             self._writer.close()
         self._path.unlink(missing_ok=True)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is held as a row group."""
         if self._held:
             table = pa.concat_tables(self._held)
             if self._writer is None:
                 self._writer = parquet_writer(self._path, table)
             self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
-            self._held = []
+            self._held, self.held_bytes = [], 0
 
 
 def feed_file(path: Path) -> FeedFile:
@@ -102,7 +107,7 @@ def trimmed(path: Path, end: Lsn) -> FeedFile | None:
     path.unlink()
     if not rows.num_rows:
         return None
-    writer = FeedWriter(path.parent, file.facts.bucket, file.facts.buckets)
+    writer = FeedWriter(path.parent, file.facts.bucket, file.facts.buckets, arrivals=file.facts.arrivals)
     writer.write(rows, odd_keys=file.facts.odd_keys)
     return writer.close()
 

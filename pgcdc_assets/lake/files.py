@@ -8,6 +8,7 @@ of other types is read as NULL. So the committer looks at each.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ INDEXED_COLUMNS: Final = 32
 """Columns with statistics, besides our own: Delta's default, so that the log of wide tables stays small."""
 LONGEST_BOUND: Final = 64
 """Characters of a string that stands whole in the statistics. A cut one would hide rows."""
+HIGHEST_CHARACTER: Final = "\U0010ffff"
+"""Delta ends a bound that was cut with it. delta-rs and Polars find no row where a whole bound begins with it."""
 PARQUET_OPTIONS: Final[dict[str, Any]] = {
     # Measured on mixed rows: less than half of snappy's size at no more CPU.
     "compression": "zstd",
@@ -42,6 +45,10 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 DICTIONARY_SAMPLE: Final = 1000
 """Rows looked at to tell columns with few values. A dictionary of many costs a third of all the writing."""
 DICTIONARY_SHARE: Final = 8
+
+
+OWN_NAME: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
+"""Of a data file that was made here; Spark's names are longer."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,7 @@ def _limits(type_: pa.DataType, found: Sequence[Any]) -> tuple[Any, Any] | None:
     if not told or any(not one.has_min_max and one.num_values for one in found) or not _bounded(type_):
         return None
     low, high = min(one.min for one in told), max(one.max for one in told)
-    if isinstance(low, str) and max(len(low), len(high)) > LONGEST_BOUND:
+    if isinstance(low, str) and (max(len(low), len(high)) > LONGEST_BOUND or HIGHEST_CHARACTER in low + high):
         return None
     return _stated(low), _stated(high)
 
@@ -190,6 +197,14 @@ def odd_columns(file: pa.Schema, table: Schema) -> list[str]:
     found = {field.name: str(field.type) for field in Schema.from_arrow(file).fields}
     odd = [name for name in expected if found.get(name) != expected[name]]
     return sorted(odd + [name for name in found if name not in expected and not name.startswith(OWN_PREFIX)])
+
+
+def in_int96(footer: pq.FileMetaData) -> bool:
+    """Whether a file's timestamps are in Parquet's old form, as Spark's own default has them.
+
+    Read as nanoseconds, as delta-rs does, they are wrong before 1678 and after 2261.
+    """
+    return any(footer.schema.column(place).physical_type == "INT96" for place in range(footer.num_columns))
 
 
 def read_footer(path: Path) -> pq.FileMetaData:

@@ -1,14 +1,17 @@
 """A small Delta table that only grows, in the order of its rows' times: states and consistent points.
 
 Written under the lake's lock, a commit of milliseconds per row, durable when it returns; read file by file,
-newest first, so that asking for the last row costs the same however long the table is.
+newest first, so that asking for the last row costs the same however long the table is. What looks at all rows
+looks at one file after the other, and remembers none of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +31,7 @@ AT: Final = pa.field("at", pa.timestamp("us", "UTC"))
 """When the row was written; strictly rising, whatever the clock does: the order of the rows."""
 
 MOST_FILES: Final = 100
-"""Then the small ones are merged."""
+"""So many small files; then they are merged. Those that are large enough do not count: they are left alone."""
 SMALL_ROWS: Final = 1000
 """A file of this many rows is left alone, so that each row is merged a few times at most."""
 
@@ -38,6 +41,39 @@ _PROPERTIES: dict[str, str | None] = {
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
+
+
+Staying = Callable[["LedgerFile"], pa.BooleanArray]
+"""Says of each row of a file whether it stays. Asked file by file, that of the newest rows first."""
+
+
+@dataclass(frozen=True)
+class LedgerFile:
+    """One file of a ledger, read when asked."""
+
+    added: Added
+    _folder: Path
+    _schema: pa.Schema
+
+    def rows(self, *names: str) -> pa.Table:
+        """Its rows in order, with these columns (all). LakeError where it cannot be read."""
+        wanted = pa.schema([self._schema.field(name) for name in names]) if names else self._schema
+        path = self._folder / self.added.path
+        try:
+            with pq.ParquetFile(path) as file:
+                there = [name for name in wanted.names if name in file.schema_arrow.names]
+                found = file.read(columns=there)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise LakeError(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
+        return _widened(found, wanted).cast(wanted)
+
+    @property
+    def count(self) -> int:
+        return self.added.rows or 0
+
+    def lowest(self, name: str) -> int:
+        """Of a column of integers, as the file's statistics say."""
+        return int(json.loads(self.added.action["stats"])["minValues"][name])
 
 
 class Ledger:
@@ -50,13 +86,21 @@ class Ledger:
         self._read: dict[str, pa.Table] = {}
 
     def newest_first(self) -> Iterator[pa.Table]:
-        """The rows by file: within one in order, and no later file has a newer row."""
-        for file in self._files():
-            yield self._rows(file.path)
+        """The rows by file: within one in order, and no later file has a newer row. They are remembered."""
+        for file in self.files():
+            yield self._rows(file)
+
+    def files(self) -> list[LedgerFile]:
+        """The live files, that of the newest rows first."""
+        table = self._log.newest()
+        live = sorted(table.files, key=_last, reverse=True) if table is not None else []
+        names = {file.path for file in live}
+        self._read = {name: rows for name, rows in self._read.items() if name in names}
+        return [LedgerFile(file, self.path, self._schema) for file in live]
 
     def rows(self) -> pa.Table:
-        """All rows, oldest first."""
-        return pa.concat_tables([self._schema.empty_table(), *reversed(list(self.newest_first()))])
+        """All rows, oldest first: of a ledger that is known to be short."""
+        return pa.concat_tables([self._schema.empty_table(), *(file.rows() for file in reversed(self.files()))])
 
     def version(self) -> int:
         """-1 before the first row. Looks at the folder, not at what was read before."""
@@ -71,24 +115,27 @@ class Ledger:
         report = self._write(pa.Table.from_pylist(stamped, schema=self._schema))
         commit_files(self._table, [report], "append", {})
         settle([self.path])
-        if len(self._files()) > MOST_FILES:
-            self._merge()
+        small = self._small()
+        if len(small) > MOST_FILES:
+            self._merge(small)
 
-    def keep(self, ats: Collection[datetime]) -> int:
-        """Remove the rows but those of these times, in one commit; how many went."""
-        wanted = pa.array(list(ats), AT.type)
+    def keep(self, staying: Staying) -> int:
+        """Remove the rows that do not stay, in one commit; how many went. Neighbours that are small then become one:
+        files never lie around one another in time."""
         gone: list[Added] = []
         left: list[FileReport] = []
         count = 0
-        for file in self._files():
-            rows = self._rows(file.path)
-            kept = rows.filter(pc.is_in(rows[AT.name], value_set=wanted))
-            if len(kept) == len(rows):
+        masks = ((file, staying(file)) for file in self.files())
+        for alone, neighbours in groupby(masks, key=lambda one: one[0].count >= SMALL_ROWS and pc.all(one[1]).as_py()):
+            held = [] if alone else list(neighbours)
+            going = sum(len(mask) - (pc.sum(mask).as_py() or 0) for _, mask in held)
+            if not going:
                 continue
-            count += len(rows) - len(kept)
-            gone.append(file)
-            if len(kept):
-                left.append(self._write(kept))
+            count += going
+            gone += [file.added for file, _ in held]
+            rows = pa.concat_tables([file.rows().filter(mask) for file, mask in reversed(held)])
+            if len(rows):
+                left.append(self._write(rows))
         if gone:
             replace_files(self._table, gone, left, {})
             settle([self.path])
@@ -124,21 +171,14 @@ class Ledger:
         assert table is not None
         return table
 
-    def _files(self) -> list[Added]:
-        """The live files, that of the newest rows first."""
-        table = self._log.newest()
-        files = sorted(table.files, key=_last, reverse=True) if table is not None else []
-        live = {file.path for file in files}
-        self._read = {name: rows for name, rows in self._read.items() if name in live}
-        return files
+    def _small(self) -> list[LedgerFile]:
+        """Of the newest rows, up to the first that is large: older ones have large neighbours."""
+        return list(takewhile(lambda file: file.count < SMALL_ROWS, self.files()))
 
-    def _rows(self, name: str) -> pa.Table:
+    def _rows(self, file: LedgerFile) -> pa.Table:
+        name = file.added.path
         if name not in self._read:
-            try:
-                rows = pq.read_table(self.path / name, partitioning=None)
-            except (OSError, pa.ArrowInvalid) as error:
-                raise LakeError(f"cannot be read: {type(error).__name__}", thing=str(self.path / name)) from None
-            self._read[name] = _widened(rows, self._schema).cast(self._schema)
+            self._read[name] = file.rows()
         return self._read[name]
 
     def _write(self, rows: pa.Table) -> FileReport:
@@ -148,11 +188,10 @@ class Ledger:
         assert report is not None
         return report
 
-    def _merge(self) -> None:
+    def _merge(self, small: Sequence[LedgerFile]) -> None:
         """Small files into one, in a commit that changes no data."""
-        small = [file for file in self._files() if (file.rows or 0) < SMALL_ROWS]
-        report = self._write(pa.concat_tables([self._rows(file.path) for file in reversed(small)]))
-        commit_compaction(self._table, small, report)
+        report = self._write(pa.concat_tables([self._rows(file) for file in reversed(small)]))
+        commit_compaction(self._table, [file.added for file in small], report)
         settle([self.path])
 
 

@@ -48,7 +48,7 @@ def java_command() -> str:
     java = f"{home}/bin/java" if home else shutil.which("java")
     install = f"install Java {OLDEST_JAVA} (a JRE is enough) and set JAVA_HOME to it"
     if java is None or not os.access(java, os.X_OK):
-        where = "under JAVA_HOME" if home else "on the PATH"
+        where = f"in {home}/bin (JAVA_HOME is {home})" if home else "on the PATH"
         raise MachineError(f"no `java` {where}", thing="Java", do=install)
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     found = _JAVA_VERSION.search(told)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,9 +20,11 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.lake.deltalog import Added, DeltaLog, DeltaVersion, open_delta
 from pgcdc_assets.lake.feed import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, REFUSED, ROW, feed_name
+from pgcdc_assets.lake.files import OWN_NAME
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.lake.rows import RAW_TYPE
 from pgcdc_assets.lake.targets import Target
+from pgcdc_assets.lake.tombstones import keeping
 from pgcdc_assets.protocol.types import arrow_type
 
 if TYPE_CHECKING:
@@ -34,10 +36,9 @@ SOURCE_TABLE: Final = "pgcdc.table"
 
 PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
-    # What readers of an older consistent point need is kept by `pgcdc maintain`, by versions and not by time. The
-    # log's time has to be longer than that of any point. That of deleted files has not: each checkpoint names them all.
-    "delta.logRetentionDuration": "interval 30 days",
-    "delta.deletedFileRetentionDuration": "interval 1 hours",
+    # What readers of an older consistent point need is kept by `pgcdc maintain`, by versions and not by time. These
+    # are for a VACUUM by somebody else.
+    **keeping(timedelta(days=7)),
     "delta.checkpointInterval": "50",
     "delta.autoOptimize.autoCompact": "false",
     "delta.autoOptimize.optimizeWrite": "false",
@@ -72,14 +73,15 @@ def refusal(table: Table) -> str | None:
         other = seen.setdefault(name.lower(), name)
         if other != name:
             return f"columns {other} and {name} differ in case alone, which Delta Lake cannot hold"
-    return None
+    unlogged = [leaf.name for leaf in table.leaves if leaf.unlogged]
+    return f"partition {unlogged[0]} is UNLOGGED, and what is written to it is in no stream" if unlogged else None
 
 
 def way_back(name: TableName, *, refused: bool) -> str:
     """What to do about a table that is set aside. One that cannot be mirrored at all is not helped by a new copy."""
     if refused:
-        return f"rename the column, or leave the table out: '-{name}' in the setting `tables`"
-    return f"run `pgcdc snapshot {shlex.quote(str(name))}`"
+        return f"change that on the source, or leave the table out: '-{name}' in the setting `tables`"
+    return f"run `pgcdc snapshot {name.shell}`"
 
 
 OWN_COLUMNS: Final = frozenset((COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH))
@@ -157,10 +159,20 @@ def create_mirror(session: SparkSession, path: Path, schema: MirrorSchema, prope
     if schema.mapped:
         told["delta.columnMapping.mode"] = "name"
     stated = ", ".join(f"{sql_text(key)} = {sql_text(value)}" for key, value in told.items())
-    if (path / DELTA_LOG).is_dir() and open_delta(path) is None:
-        # A run died between the folder and the first commit; Spark would take it for a table.
-        shutil.rmtree(path / DELTA_LOG)
+    if path.is_dir() and open_delta(path) is None:
+        _clear_what_was_begun(path)
     session.sql(f"CREATE TABLE {sql_path(path)} ({schema.ddl}) USING delta TBLPROPERTIES ({stated})").collect()
+
+
+def _clear_what_was_begun(path: Path) -> None:
+    """A run died before the first commit, or a power cut took the log's folder and left rows of a copy: Spark would
+    take the one for a table, and refuse to make a table beside the other. Files of other names stay, and are refused.
+    """
+    if (path / DELTA_LOG).is_dir():
+        shutil.rmtree(path / DELTA_LOG)
+    for file in path.iterdir():
+        if OWN_NAME.fullmatch(file.name):
+            file.unlink()
 
 
 def own_position(positions: Mapping[str, int], owner: str, name: TableName) -> Lsn | None:
@@ -203,6 +215,11 @@ class Mirror:
                 do="keep the lake on a file system that tells upper from lower case, or leave one of the two out",
             )
         return table
+
+    @property
+    def staging(self) -> Path:
+        """For what is made before it has its name."""
+        return self._layout.staging
 
     def again(self) -> Mirror:
         """The same mirror as it stands now."""

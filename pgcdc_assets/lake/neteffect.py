@@ -41,14 +41,15 @@ class Net:
 
 def net_effect(
     key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, masks: Mapping[int, Bools], *,
-    passing: bool = False,
+    passing: bool = False, divided: Bools | None = None,
 ) -> Net:  # fmt: skip
     """Work out what the events amount to, by key.
 
     ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be gone.
     ``masks`` tells by attnum which events lack a value. Keys that come and go within the events are left
-    out unless ``passing``. Raises MergeMismatch where events contradict each other: an insert of a key
-    that exists, an update or delete of one that was deleted.
+    out unless ``passing``. ``divided``: the events are those of some keys, so that halves of key changes may stand
+    alone, and it says which are new ones; these lack no value. Raises MergeMismatch where events contradict each
+    other: an insert of a key that exists, an update or delete of one that was deleted.
     """
     order = np.lexsort((ordinal, commit_lsn))
     by_key = order[np.argsort(key[order], kind="stable")]
@@ -56,16 +57,17 @@ def net_effect(
     first[1:] = key[by_key[1:]] != key[by_key[:-1]]
     before = np.full(len(key), -1, dtype=np.int64)
     before[by_key[1:]] = np.where(first[1:], -1, by_key[:-1])
-    old_half = _old_halves(op, commit_lsn, ordinal, order)
+    alone = np.zeros(len(op), dtype=bool) if divided is None else divided
+    old_half = _old_halves(op, commit_lsn, ordinal, order) if divided is None else np.full(len(op), -1, dtype=np.int64)
     live = (op != _DELETE) & (op != _PREIMAGE)
-    arrives = (op == _INSERT) | (old_half >= 0)
+    arrives = (op == _INSERT) | alone | (old_half >= 0)
     _refuse_contradictions(before, live, arrives, commit_lsn)
     last = by_key[np.append(first, True)[1:]]
     present = ~arrives[by_key[first]]
     kept = live[last] | present | passing
     last, present = last[kept], present[kept]
     net = Net(last, live[last], present, np.full(len(last), -1, dtype=np.int64))
-    return _with_masks(net, key, before, old_half, op, masks) if masks else net
+    return _with_masks(net, key, before, old_half, (op == _INSERT) | alone, masks) if masks else net
 
 
 def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: Ints) -> Ints:
@@ -93,11 +95,12 @@ def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn
 
 
 def _with_masks(
-    net: Net, key: Ints, before: Ints, old_half: Ints, op: NDArray[np.int8], masks: Mapping[int, Bools]
+    net: Net, key: Ints, before: Ints, old_half: Ints, begins: Bools, masks: Mapping[int, Bools]
 ) -> Net:
-    """Find the event that carries each masked value, by pointer doubling along the rows' chains."""
+    """Find the event that carries each masked value, by pointer doubling along the rows' chains. Events that begin
+    one have all values."""
     previous = np.where(old_half >= 0, before[old_half], before)
-    previous = np.where(op == _INSERT, -1, previous)
+    previous = np.where(begins, -1, previous)
     here = np.arange(len(key), dtype=np.int64)
     root = _ends(np.where(previous >= 0, previous, here))[net.last]
     origin = np.where(old_half[root] >= 0, old_half[root], root)

@@ -72,19 +72,36 @@ class Pending:
         """Leaves that were truncated, where the whole table was not."""
         return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
 
-    def units(self, target: Target) -> list[Collapsing]:
-        """The work: by bucket of keys, where no row can go from one key to another."""
-        unit = Collapsing(self.table, self.paths, self.span, target, self.part.masked, self.leaves)
+    def units(self, target: Target, *, together: bool = False) -> list[Collapsing]:
+        """The work: by bucket of keys, where none needs to know what became of a row under another key.
+
+        ``together``: rows are followed from key to key, so that one unit needs both halves of every key change.
+        """
+        unit = Collapsing(self.table, self.paths, self.span, target, masked=self.part.masked, leaves=self.leaves)
         if self.leaves:
             return [unit]
         buckets = {file.facts.buckets for file in self.files if file.facts.bucket is not None}
-        if self.part.key_changes or len(buckets) != 1 or any(_of_any_key(file) for file in self.files):
+        if len(buckets) != 1 or any(_of_any_key(file) for file in self.files):
             return [unit]
-        return [replace(unit, files=self._bucket(number)) for number in range(buckets.pop())]
+        if self.part.key_changes and (together or not self._halves_stand_alone):
+            return [unit]
+        found = (self._bucket(unit, number) for number in range(buckets.pop()))
+        return [unit for unit in found if unit.files or unit.arrivals]
 
-    def _bucket(self, number: int) -> tuple[Path, ...]:
-        chosen = zip(self.files, self.paths, strict=True)
-        return tuple(path for file, path in chosen if file.facts.bucket in (None, number))
+    @property
+    def _halves_stand_alone(self) -> bool:
+        """Whether the new halves of key changes are told apart, and lack no value that only the old key's row has."""
+        arrivals = [file.facts for file in self.files if file.facts.arrivals]
+        return sum(facts.rows for facts in arrivals) == self.part.key_changes and not any(f.masked for f in arrivals)
+
+    def _bucket(self, unit: Collapsing, number: int) -> Collapsing:
+        chosen = [(file.facts, path) for file, path in zip(self.files, self.paths, strict=True)
+                  if file.facts.bucket in (None, number)]  # fmt: skip
+        if not self.part.key_changes:
+            return replace(unit, files=tuple(path for _, path in chosen))
+        plain = tuple(path for facts, path in chosen if not facts.arrivals)
+        arrivals = tuple(path for facts, path in chosen if facts.arrivals)
+        return replace(unit, files=plain, arrivals=arrivals, divided=True)
 
 
 def _of_any_key(file: FeedFile) -> bool:

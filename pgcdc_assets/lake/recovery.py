@@ -8,7 +8,7 @@ log goes on from the version before: what the versions held is derived again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from pgcdc_assets.core.deltafiles import (
     Action,
     above,
     checkpoint_files,
+    checksum_of,
     commit_numbers,
     put_aside,
     whole_commits,
@@ -39,6 +40,8 @@ class Recovered:
     positions: Mapping[str, int]
     aside: tuple[str, ...] = ()
     """Names of the files that were put aside."""
+    tail: Mapping[int, Sequence[Action]] = field(default_factory=dict)
+    """The commits above the version that was known to be durable."""
 
 
 def recover(folder: Path, promised: int = -1) -> Recovered:
@@ -62,6 +65,7 @@ def recover(folder: Path, promised: int = -1) -> Recovered:
         return Recovered(-1, {})
     aside = put_aside(log, [*above(log, last), *torn])
     tail = {number: actions for number, actions in kept.items() if promised < number <= last}
+    _forget_checksums(folder, tail)
     sync_files(foreign_files(folder, tail))
     if aside or tail:
         sync_folder(folder)
@@ -69,7 +73,7 @@ def recover(folder: Path, promised: int = -1) -> Recovered:
     for number in range(base + 1, last + 1):
         for action in kept[number]:
             replay.play(action)
-    return Recovered(last, dict(replay.positions), aside)
+    return Recovered(last, dict(replay.positions), aside, tail)
 
 
 def foreign_files(folder: Path, commits: Mapping[int, Sequence[Action]]) -> list[Path]:
@@ -83,7 +87,17 @@ def foreign_files(folder: Path, commits: Mapping[int, Sequence[Action]]) -> list
         vectors = [vector_file(add["deletionVector"]) for add in adds if add.get("deletionVector")]
         paths = {Added.of(add).path for add in adds} | {name for name in vectors if name is not None}
         found += [folder / path for path in sorted(paths)]
-    return found
+    return [*found, *(beside for path in found if (beside := checksum_of(path)).exists())]
+
+
+def _forget_checksums(folder: Path, commits: Mapping[int, Sequence[Action]]) -> None:
+    """Of what others wrote and nobody has synced: a file that is whole could not be read beside a torn one of these.
+    Nor Delta's own of the version."""
+    for number, actions in commits.items():
+        if not is_own(actions):
+            version = folder / DELTA_LOG / f"{number:020}.crc"
+            for path in (*map(checksum_of, (*foreign_files(folder, {number: actions}), version)), version):
+                path.unlink(missing_ok=True)
 
 
 def is_own(actions: Sequence[Action]) -> bool:

@@ -22,6 +22,7 @@ from pgcdc_assets.lake.apply import collapsed
 from pgcdc_assets.lake.changes import Followed, transform
 from pgcdc_assets.lake.collapsing import Collapsing, Effect
 from pgcdc_assets.lake.deltacommit import commit_files
+from pgcdc_assets.lake.failures import again_after_lost_races
 from pgcdc_assets.lake.merging import LACKS
 from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.lake.pending import Pending
@@ -52,7 +53,8 @@ def repair_table(
     pending = Pending.of(layout, part, LsnRange(start, replay_lsn))
     if pending is None:
         return nothing
-    counts = _repaired(spark, pending, mirror, LsnRange(start, span.end))
+    touched = LsnRange(start, span.end)
+    counts = again_after_lost_races(lambda: _repaired(spark, pending, mirror.again(), touched))
     numbers = (counts.inserted, counts.updated, counts.deleted)
     version = Mirror(layout, identity, table.name).version
     return Applied(table, version, replay_lsn, *numbers, time.monotonic() - started)
@@ -67,7 +69,8 @@ def _repaired(spark: SparkSession, pending: Pending, mirror: Mirror, touched: Ls
     wanted = None if pending.leaves else touched
     delta = mirror.delta
     assert delta is not None
-    units = pending.units(mirror.target(table, () if pending.emptied else delta.files))
+    target = mirror.target(table, () if pending.emptied else delta.files)
+    units = pending.units(target, together=not pending.emptied)
     if not pending.emptied:
         units = [replace(unit, repair=True, touched=wanted) for unit in units]
     effects = _effects(spark, units, table, touched)
@@ -97,4 +100,4 @@ def _effects(spark: SparkSession, units: Sequence[Collapsing], table: Table, tou
 
 
 def _again(table: Table) -> str:
-    return f"copy it anew: pgcdc snapshot '{table.name}'"
+    return f"copy it anew: `pgcdc snapshot {table.name.shell}`"

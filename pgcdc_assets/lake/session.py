@@ -5,11 +5,18 @@ Every setting stands in the builder: ``newSession()`` inherits those and not wha
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -52,11 +59,29 @@ def spark_session(settings: Settings) -> SparkSession:
     for key, value in _configuration(settings, master).items():
         builder = builder.config(key, value)
     try:
-        session: SparkSession = builder.getOrCreate()
+        session = _started(builder)
     except (PySparkException, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise MachineError(f"did not start: {reason}", thing="Spark") from error
     return session
+
+
+def _started(builder: SparkSession.Builder) -> SparkSession:
+    """In a thread of its own. In the main thread PySpark would put a handler of SIGINT in the place of ours, which
+    interrupts whatever goes on; and who waits here can be interrupted meanwhile."""
+    started: Future[SparkSession] = Future()
+
+    def start() -> None:
+        try:
+            started.set_result(builder.getOrCreate())
+        except BaseException as error:  # noqa: BLE001 - told to who waits
+            started.set_exception(error)
+
+    # What py4j says to a call that is interrupted is no news: our own errors tell of it.
+    logging.getLogger("py4j").addHandler(logging.NullHandler())
+    logging.getLogger("py4j").propagate = False
+    threading.Thread(target=start, name="spark-start", daemon=True).start()
+    return started.result()
 
 
 def stop_session(session: SparkSession) -> None:
@@ -128,6 +153,14 @@ def _refuse_without_delta(session: SparkSession) -> None:
         raise LakeError("the process runs a Spark session without Delta Lake", thing="Spark", do="stop it first")
 
 
+@cache
+def _local_folder() -> str:
+    """Where Spark spills rows, for as long as this process lives: it would make a folder open to all."""
+    folder = tempfile.mkdtemp(prefix="pgcdc-spark-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def _configuration(settings: Settings, master: str) -> dict[str, str]:
     """What the user set wins, save what correctness needs."""
     jars = [str(jar) for jar in delta_jars()]
@@ -136,6 +169,7 @@ def _configuration(settings: Settings, master: str) -> dict[str, str]:
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": _local_folder(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} -XX:-UsePerfData",

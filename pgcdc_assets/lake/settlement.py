@@ -6,7 +6,7 @@ what was committed here, whose content is durable already, and all of what other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from pgcdc_assets.core.layout import DELTA_LOG, Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.lake.foreign import seen
 from pgcdc_assets.lake.mirrors import own_position
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.lake.recovery import foreign_files, recover
@@ -34,6 +35,8 @@ class Settlement:
         self._layout = layout
         self._owner = owner
         self._settled: dict[TableName, _Settled] = {}
+        self.changed: dict[TableName, str] = {}
+        """Mirrors whose rows another hand changed since their copy, as far as this run has seen, and how."""
 
     def recover(self, names: Iterable[TableName], points: ConsistentPoints) -> dict[TableName, tuple[str, ...]]:
         """Put aside what a power cut left torn of these mirrors, and settle them as they then are; which files, by
@@ -45,6 +48,7 @@ class Settlement:
             found = recover(self._layout.mirror(name), promised)
             if found.number >= 0:
                 self._settled[name] = _Settled(found.number, found.positions)
+                self._see(name, found.tail)
             if found.aside:
                 aside[name] = found.aside
         return aside
@@ -65,15 +69,24 @@ class Settlement:
             contents += foreign_files(folder, commits)
             folders += [folder / DELTA_LOG, *([folder] if before.number >= 0 else up_to(folder, self._layout.root))]
             found[name] = _Settled(number, {**before.positions, **_positions(commits)})
+            self._see(name, commits)
         sync_files(contents)
         sync_folders(folders)
         self._settled |= found
         return {name: self._position(name) for name in versions}
 
+    def _see(self, name: TableName, commits: Mapping[int, Sequence[Action]]) -> None:
+        found = seen(self._layout.mirror(name), self._owner, commits)
+        if found.copied:
+            self.changed.pop(name, None)
+        if found.change is not None:
+            self.changed.setdefault(name, found.change)
+
     def _position(self, name: TableName) -> Lsn:
         position = own_position(self._settled[name].positions, self._owner, name)
         if position is None:
-            raise LakeError("says of no copy that it holds it", thing=f"mirror {name}", do=f"pgcdc snapshot '{name}'")
+            raise LakeError("says of no copy that it holds it", thing=f"mirror {name}",
+                            do=f"run `pgcdc snapshot {name.shell}`")  # fmt: skip
         return position
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
@@ -84,8 +85,8 @@ class TableStates:
         """Remove the rows that a later one of the same table has replaced; how many."""
         rows = self._ledger.rows()
         last = rows.group_by(["schema", "name"], use_threads=False).aggregate([(AT.name, "last")])
-        kept = set(last[f"{AT.name}_last"].to_pylist())
-        return self._ledger.keep(kept) if len(kept) < len(rows) else 0
+        kept = last[f"{AT.name}_last"].combine_chunks()
+        return self._ledger.keep(lambda file: pc.is_in(file.rows(AT.name)[AT.name].combine_chunks(), value_set=kept))
 
 
 def _row(name: TableName, row: dict[str, Any]) -> StateRow:

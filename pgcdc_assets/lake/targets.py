@@ -103,7 +103,9 @@ class RowGroup:
 
 def _opened(path: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path)
+        # Spark writes INT96 unless it is told otherwise, as a user's OPTIMIZE is not: nanoseconds would not reach
+        # before 1678 and after 2261.
+        return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from None
 

@@ -1,30 +1,29 @@
-"""Upkeep of mirrors: small files and deletion vectors merged, and what no promised version needs deleted.
+"""Upkeep of mirrors: small files and deletion vectors merged, and what readers are promised kept from other hands.
 
-Mirrors are optimized and vacuumed by Spark alone; whether there is anything to do is seen without it.
+Mirrors are optimized by Spark alone; whether there is anything to do is seen without it.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException
 
-from pgcdc_assets.core.deltafiles import checkpoint_files
-from pgcdc_assets.core.durable import sync_files, sync_folder
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.layout import DELTA_LOG
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.lake.deltacommit import make_checkpoint
-from pgcdc_assets.lake.deltalog import Added, newest_checkpoint
+from pgcdc_assets.lake.compaction import compact_file
+from pgcdc_assets.lake.deltacommit import commit_properties, commit_rewritten, make_checkpoint
+from pgcdc_assets.lake.deltalog import Added, DeltaVersion
+from pgcdc_assets.lake.failures import again_after_lost_races
+from pgcdc_assets.lake.files import in_int96, read_footer
 from pgcdc_assets.lake.mirrors import Mirror, sql_path
-from pgcdc_assets.lake.references import References, references
+from pgcdc_assets.lake.tombstones import lacking
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,28 +40,10 @@ FEWEST_DELETED: Final = 100_000
 QUIET: Final = timedelta(days=10)
 """A third of the time that Delta keeps its log: see :func:`keep_readable`."""
 
-_VERSIONED: Final = re.compile(r"\.?(\d{20})\.")
-"""What is in a log by version: commits, checkpoints, and the checksums that Spark keeps beside them."""
-
 _OPTIMIZE_SETTINGS: Final = {
     "spark.databricks.delta.optimize.maxFileSize": str(FILE_BYTES),
     "spark.databricks.delta.optimize.minFileSize": str(SMALL_BYTES),
 }
-_VACUUM_SETTINGS: Final = {
-    # What may go is decided by versions, and told as an inventory: the age that Delta checks says nothing.
-    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-    # Otherwise each VACUUM makes two versions of the table.
-    "spark.databricks.delta.vacuum.logging.enabled": "false",
-}
-
-
-@dataclass(frozen=True)
-class Garbage:
-    """Files in a mirror's folder that no version from the oldest promised one on refers to."""
-
-    files: tuple[Path, ...]
-    bytes: int
-
 
 def worth_optimizing(live: Sequence[Added]) -> bool:
     """Whether readers gain: many small files, or many rows that are deleted and still there."""
@@ -81,6 +62,36 @@ def optimize(session: SparkSession, mirror: Mirror) -> int:
     return mirror.again().version
 
 
+def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
+    """Have the mirror's properties spare what is promised for ``retention`` from anybody's VACUUM; whether they had to
+    be changed. Lakes of earlier versions kept deleted files for an hour."""
+    assert mirror.delta is not None
+    properties = lacking(mirror.delta.configuration, retention)
+    if properties:
+        again_after_lost_races(lambda: commit_properties(_version(mirror.again()), properties))
+    return bool(properties)
+
+
+def without_int96(mirror: Mirror, table: Table) -> int:
+    """Write the files anew whose timestamps are INT96, which other readers than Spark read wrong before 1678 and after
+    2261; how many there were. Spark writes such files unless it is told otherwise, as in a user's OPTIMIZE.
+
+    One file at a time, a row group's worth in memory.
+    """
+
+    def attempt() -> int:
+        now = mirror.again()
+        delta = _version(now)
+        odd = [(file, footer) for file in delta.files if in_int96(footer := read_footer(now.path / file.path))]
+        counted = [replace(file, rows=footer.num_rows) for file, footer in odd]
+        reports = [compact_file(now.target(table, (file,))) for file in counted]
+        if counted:
+            commit_rewritten(delta, counted, [report for report in reports if report is not None])
+        return len(counted)
+
+    return again_after_lost_races(attempt)
+
+
 def stands_as(mirror: Mirror, version: int) -> bool:
     """Whether the mirror has, since that version, taken nothing from the stream: the same copy and ``replay_lsn``.
 
@@ -90,37 +101,6 @@ def stands_as(mirror: Mirror, version: int) -> bool:
     if older is None or mirror.snapshot_lsn is None:
         return False
     return (older.snapshot_lsn, older.replay_lsn) == (mirror.snapshot_lsn, mirror.replay_lsn)
-
-
-def of_mirror(mirror: Mirror, oldest: int | None = None) -> References:
-    """What the mirror's versions refer to, from ``oldest`` (the present one) on."""
-    return references(mirror.path, mirror.version if oldest is None else min(oldest, mirror.version), mirror.version)
-
-
-def garbage(mirror: Mirror, oldest: int, grace: timedelta) -> Garbage:
-    """What may be deleted where ``oldest`` is the lowest version that readers are promised.
-
-    Also what a killed run left, once it is older than ``grace``: its last process may take a moment to die.
-    """
-    needed = of_mirror(mirror, oldest).needed
-    before = time.time() - grace.total_seconds()
-    found = [
-        (file, status.st_size) for file in _data_files(mirror.path)
-        if str(file.relative_to(mirror.path)) not in needed and (status := file.stat()).st_ctime <= before
-    ]  # fmt: skip
-    return Garbage(tuple(file for file, _ in found), sum(size for _, size in found))
-
-
-def vacuum(session: SparkSession, mirror: Mirror, found: Garbage) -> None:
-    """Have Delta delete the files: it refuses those that the present version has, whatever it is told."""
-    own = _own_session(session, _VACUUM_SETTINGS)
-    # As Hadoop writes paths: with a scheme, and without escapes.
-    rows = [(f"file:{file}", file.stat().st_size, False, int(file.stat().st_mtime * 1000)) for file in found.files]
-    columns = "path string, length bigint, isDir boolean, modificationTime bigint"
-    own.createDataFrame(rows, columns).createOrReplaceTempView("pgcdc_inventory")
-    inventory = "(SELECT path, length, isDir, modificationTime FROM pgcdc_inventory)"
-    with _failing_as("vacuumed", mirror):
-        own.sql(f"VACUUM {sql_path(mirror.path)} USING INVENTORY {inventory} RETAIN 0 HOURS").collect()
 
 
 def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
@@ -139,27 +119,6 @@ def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
     return True
 
 
-def forget_log(mirror: Mirror, oldest: int) -> int:
-    """Delete the commits and checkpoints that no version from ``oldest`` on needs; how many.
-
-    Delta's own rule goes by age alone, 30 days: a mirror under steady change has a million commits by then.
-    """
-    log = mirror.path / DELTA_LOG
-    begin, _ = newest_checkpoint(log, oldest)
-    if begin < 0:
-        return 0
-    # Spark makes checkpoints too.
-    sync_files(checkpoint_files(log, begin)[begin])
-    sync_folder(log)
-    old = [
-        path for path in sorted(log.iterdir())
-        if (match := _VERSIONED.match(path.name)) is not None and int(match[1]) < begin
-    ]  # fmt: skip
-    for path in old:
-        path.unlink(missing_ok=True)
-    return len(old)
-
-
 @contextmanager
 def _failing_as(done: str, mirror: Mirror) -> Iterator[None]:
     try:
@@ -169,15 +128,13 @@ def _failing_as(done: str, mirror: Mirror) -> Iterator[None]:
         raise LakeError(f"could not be {done}: {reason}", thing=f"mirror {mirror.name}") from error
 
 
+def _version(mirror: Mirror) -> DeltaVersion:
+    assert mirror.delta is not None
+    return mirror.delta
+
+
 def _own_session(session: SparkSession, settings: dict[str, str]) -> SparkSession:
     own = session.newSession()
     for key, value in settings.items():
         own.conf.set(key, value)
     return own
-
-
-def _data_files(folder: Path) -> Iterator[Path]:
-    """As Delta sees a table's folder: names that begin with a dot or an underscore are not its data."""
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
-        yield from (Path(place, name) for name in names if not name.startswith((".", "_")))

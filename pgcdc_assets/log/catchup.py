@@ -21,6 +21,10 @@ class Stream(Protocol):
     """What the receiver needs of a connection."""
 
     @property
+    def endpoint(self) -> str:
+        """For messages: where it leads."""
+
+    @property
     def frames(self) -> Frames:
         """Ask anew for each look: it may be another one."""
 
@@ -29,6 +33,9 @@ class Stream(Protocol):
 
     def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
         """How far we are."""
+
+    def at_work(self) -> bool:
+        """Whether the server is seen to be at work for us, or has been asked and answered, though no frame comes."""
 
     def end_stream(self) -> None:
         """Let the slot go."""
@@ -41,6 +48,7 @@ class CatchUp:
         self._stream = stream
         self._drain: Drain | None = drain
         self._begin = begin
+        self.endpoint = stream.endpoint
 
     @property
     def frames(self) -> Frames:
@@ -60,6 +68,9 @@ class CatchUp:
         else:
             self._stream.send_status(write, flush, apply, reply=reply)
 
+    def at_work(self) -> bool:
+        return self._stream.at_work()
+
     def end_stream(self) -> None:
         if self._drain is not None:
             self._drain.finish()
@@ -73,6 +84,7 @@ class Polled:
     def __init__(self, connection: LibpqConnection, polling: Polling) -> None:
         self._connection = connection
         self.frames = polling
+        self.endpoint = connection.endpoint
 
     def wait(self, timeout: float) -> bool:
         return self._connection.wait(timeout)
@@ -81,6 +93,13 @@ class Polled:
         self.frames.flushed(flush)
         if reply:
             self.frames.ask()
+
+    def at_work(self) -> bool:
+        if self.frames.calling:
+            return self._connection.at_work()
+        # Between two calls nobody has asked it anything: the answer is what counts.
+        self._connection.execute("SELECT 1")
+        return True
 
     def end_stream(self) -> None:
         self.frames.finish()

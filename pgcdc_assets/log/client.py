@@ -26,8 +26,9 @@ _ALLOCATION = {
     "MALLOC_MMAP_THRESHOLD_": str(2 << 20),
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-STOP_SECONDS = 30.0
-"""A stop ends after the batch under way, which takes a second; a process that needs longer is stuck."""
+STOP_SECONDS = 5.0
+"""A stop ends after the batch under way, which takes a second; a process that needs longer is stuck, or its disk is
+slow. It may be killed at any place."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,11 @@ from pgcdc_assets.log.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.tape import IS_CONTROL, OpenTransaction, Run, transaction_after
 from pgcdc_assets.protocol.messages import LogicalMessage, Relation, Type
+from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.catalog import relation_facts
+
+RELATIONS_AT_ONCE = 500
+"""Whose facts are asked for together: a second's work or two for a busy server, and some megabytes."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,11 @@ class Intake:
 
     def __init__(
         self, conn: psycopg.Connection[Any], relations: Relations, publications: Sequence[str], transform_lsn: Lsn,
-        overlap: Overlap | None = None,
+        overlap: Overlap | None = None, between: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
+        """``between`` is called after each round of questions to the catalog."""
         self._conn = conn
+        self._between = between
         self._relations = relations
         self._publications = publications
         self._transform_lsn = transform_lsn
@@ -98,17 +104,31 @@ class Intake:
         """Relation and Type messages take effect, in transactions that are skipped too: they come but once
         in a connection. Returns the non-transactional messages' places."""
         loose: dict[int, Lsn] = {}
-        for index in np.flatnonzero(IS_CONTROL[run.kinds]).tolist():
-            message = run.message(index)
+        messages = {index: run.message(index) for index in np.flatnonzero(IS_CONTROL[run.kinds]).tolist()}
+        facts = self._facts([message for message in messages.values() if isinstance(message, Relation)])
+        for index, message in messages.items():
             if isinstance(message, Relation):
-                oids = {column.type_oid for column in message.columns}
-                facts = relation_facts(self._conn, message.relation_id, oids, self._publications)
-                self._relations.see(message, run.payload(index), facts, int(run.sequence[index]))
+                known = facts[message.relation_id, _types(message)]
+                self._relations.see(message, run.payload(index), known, int(run.sequence[index]))
             elif isinstance(message, Type):
                 self._relations.see_type(message.type_oid, run.payload(index))
             elif isinstance(message, LogicalMessage) and not message.transactional:
                 loose[index] = message.lsn
         return loose
+
+    def _facts(self, relations: Sequence[Relation]) -> dict[tuple[int, frozenset[int]], RelationFacts]:
+        """What the catalog says of them, asked for many at a time: a transaction may touch thousands of tables, and
+        the server must hear of us meanwhile. Of each relation and its columns' types, which a run may change."""
+        asked = sorted({(relation.relation_id, _types(relation)) for relation in relations}, key=lambda one: one[0])
+        found: dict[tuple[int, frozenset[int]], RelationFacts] = {}
+        while asked:
+            # Once more in the same run, with other columns: of its own.
+            together = dict(asked[:RELATIONS_AT_ONCE])
+            answers = relation_facts(self._conn, together, self._publications)
+            found |= {(oid, types): answers[oid] for oid, types in together.items()}
+            asked = [one for one in asked if one not in found]
+            self._between()
+        return found
 
     def _first_new(self, run: Run, before: OpenTransaction | None, loose: dict[int, Lsn]) -> int:
         """Where the log goes on: the first frame of a transaction that it does not hold yet.
@@ -171,3 +191,7 @@ class Intake:
                 self.reached(lsn)
                 ends.append(index - first + 1)
         return max(ends, default=0)
+
+
+def _types(relation: Relation) -> frozenset[int]:
+    return frozenset(column.type_oid for column in relation.columns)

@@ -13,6 +13,8 @@ import os
 import select
 import signal
 import sys
+import threading
+import time
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import ROOM, PgcdcError
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.catchup import begin
 from pgcdc_assets.log.overlap import Overlap
@@ -34,6 +36,8 @@ from pgcdc_assets.source.drain import LEAST_BYTES
 from pgcdc_assets.source.session import open_source
 from pgcdc_assets.source.slots import require_slot
 
+_ALONE_SECONDS = 1.0
+"""The parent may have taken nine of the ten seconds that a command has to end in."""
 _COLLECT_AFTER = 200_000
 """New objects between two looks for cycles; a run of frames makes 8,192 and lets them go again."""
 
@@ -177,8 +181,19 @@ def _emit(event: str, **fields: Any) -> None:
             return
 
 
+def _end_with_parent(descriptor: int) -> None:
+    """End some seconds after the parent, if no boundary was found by then: it may wait for a dead server."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    while not poll.poll():
+        continue
+    time.sleep(_ALONE_SECONDS)
+    os._exit(1)
+
+
 def main() -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, args=(sys.stdin.fileno(),), name="parent", daemon=True).start()
     orders = Orders(sys.stdin.fileno())
     line = orders.first_line()
     if not line:
@@ -186,12 +201,19 @@ def main() -> int:
     # Every frame is a new object that the cycle collector would look at: a fifth of the time, for nothing.
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
+    settings = ReceiverSettings.from_line(line)
     try:
-        ReceiverRun(ReceiverSettings.from_line(line), orders).run()
+        ReceiverRun(settings, orders).run()
     except PgcdcError as error:
         lsn = None if error.lsn is None else str(error.lsn)
         told = {"what": error.what, "thing": error.thing, "lsn": lsn, "do": error.do}
         _emit("error", **{"class": type(error).__name__, **told})
+        return 1
+    except OSError as error:
+        # A full disk, as a rule. The system's words quote no row.
+        thing = error.filename or str(Layout(Path(settings.lake)).change_log)
+        what = os.strerror(error.errno) if error.errno else f"ended by {type(error).__name__}"
+        _emit("error", **{"class": "MachineError", "what": what, "thing": str(thing), "do": ROOM})
         return 1
     except Exception as error:  # noqa: BLE001 - the last place that can say what happened
         # Where it happened, but not the message: it might quote a row.

@@ -30,6 +30,7 @@ from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.tape import HEADER, Run
 from pgcdc_assets.log.watch import SourceClock
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
+from pgcdc_assets.source.silence import FOR_STREAMS, Patience, Silence
 
 SEGMENT_BYTES = 16 << 20
 """Frames in memory before they are written. Twice this is held at the worst (one being written, one
@@ -105,6 +106,7 @@ class Receiver:
         limits: Limits,
         report: Callable[[Report], None],
         orders: Callable[[Receiver], None] = lambda receiver: None,
+        patience: Patience = FOR_STREAMS,
     ) -> None:
         self._stream = stream
         self._writer = writer
@@ -114,7 +116,7 @@ class Receiver:
         self._clock = SourceClock(conn)
         self._progress = Progress(floor)
         self._pending = Pending()
-        self._intake = Intake(conn, relations, publications, writer.position, overlap)
+        self._intake = Intake(conn, relations, publications, writer.position, overlap, self._send_due_status)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._job: Future[Committed | None] | None = None
         self._planned = writer.position
@@ -124,6 +126,9 @@ class Receiver:
         self._stopping = False
         self._arrived = False
         self._status_at = self._asked_at = 0.0
+        self._silence = Silence(
+            patience, stream.endpoint, stream.at_work, lambda: self._send_status(ask=True)
+        )
         self._progress.durable(writer.position)
 
     # Orders, given between two rounds ----------------------------------------------------------------
@@ -168,21 +173,29 @@ class Receiver:
 
     def _receive(self) -> bool:
         """Take what has arrived, up to one run; whether the stream is quiet."""
-        frames = self._stream.frames
+        frames, came = self._stream.frames, False
         deadline = time.monotonic() + _RUN_SECONDS
         while time.monotonic() < deadline:
             if frames.pull():
+                came = True
                 if frames.held >= _RUN_BYTES:
                     # Enough; or the beginning of one frame that is larger, and comes in thousands of pieces.
                     break
                 continue
             if not frames.held:
                 self._stream.wait(_LINGER_SECONDS if self._job else _IDLE_SECONDS)
+                self._silence.listened()
                 return True
             time.sleep(_GATHER_SECONDS)
             if not self._stream.wait(_LINGER_SECONDS):
                 break
-        self._take(frames.take())
+        taken = frames.take()
+        # What is held may be the beginning of a frame whose end never comes.
+        if came or len(taken):
+            self._silence.heard()
+        else:
+            self._silence.listened()
+        self._take(taken)
         return False
 
     def _take(self, frames: FrameBlock) -> None:
@@ -324,6 +337,11 @@ class Receiver:
         if self._arrived:
             self._report(Arrived(self._progress.flush))
         self._stream.end_stream()
+
+    def _send_due_status(self) -> None:
+        """Between two rounds of something that may take longer than the server's patience."""
+        if time.monotonic() - self._status_at > STATUS_SECONDS:
+            self._send_status()
 
     def _send_status(self, *, ask: bool = False) -> None:
         progress = self._progress

@@ -22,6 +22,7 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import DELTA_LOG, Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.private import private_folder
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogCorrupt, SetupNeeded
 from pgcdc_assets.log.commit import check_file, create_log, start_app_id, timeline_app_id
@@ -111,6 +112,7 @@ class ChangeLog:
 
     def __init__(self, layout: Layout) -> None:
         self.path = layout.change_log
+        self._root = layout.root
         self._table: DeltaTable | None = None
         self._shapes: dict[int, Shape] = {}
         self._summaries: dict[str, tuple[BatchSummary, ...]] = {}
@@ -122,6 +124,7 @@ class ChangeLog:
 
     def create(self, identity: Identity, start: Lsn, timeline: int) -> None:
         """Make the empty log of a slot, standing at ``start`` (the slot's consistent point)."""
+        private_folder(self._root)
         create_log(self.path, identity, start, timeline)
 
     def open(self) -> Self:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import psycopg
@@ -23,7 +24,8 @@ from pgcdc_assets.source.typeparts import TypeParts
 _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
        pg_catalog.pg_relation_filenode(c.oid), c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
-       CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid)::oid END, c.relpersistence = 'u'
+       CASE WHEN c.relispartition THEN nullif(pg_catalog.pg_partition_root(c.oid)::oid, c.oid) END,
+       c.relpersistence = 'u'
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY(%s)
 """
@@ -44,11 +46,13 @@ SELECT i.indrelid, i.indisprimary, i.indisreplident,
 FROM pg_catalog.pg_index i
 WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident)
 """
-# Not by pg_partition_tree, which would wait for whoever has a leaf locked.
+# Not by pg_partition_tree, which would wait for whoever has a leaf locked. A DETACH CONCURRENTLY that was ended before
+# its second half leaves a partition that no query of its table sees any more.
 _LEAVES = """
 WITH RECURSIVE tree (root, oid) AS (
   SELECT r.oid, r.oid FROM unnest(%s::oid[]) AS r (oid)
-  UNION ALL SELECT tree.root, i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid
+  UNION ALL SELECT tree.root, i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i
+    ON i.inhparent = tree.oid AND NOT i.inhdetachpending
     JOIN pg_catalog.pg_class parent ON parent.oid = i.inhparent AND parent.relkind = 'p'
 )
 SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid WHERE c.relkind <> 'p'
@@ -171,29 +175,33 @@ def read_catalog(
 
 
 def relation_facts(
-    conn: psycopg.Connection[Any], relation_id: int, type_oids: Iterable[int], publications: Sequence[str]
-) -> RelationFacts:
-    """What a Relation message lacks, as the catalog has it now.
+    conn: psycopg.Connection[Any], relations: Mapping[int, Iterable[int]], publications: Sequence[str]
+) -> dict[int, RelationFacts]:
+    """What Relation messages lack, as the catalog has it now. ``relations``: for each its columns' types, by OID.
 
-    ``table`` is the relation itself: a leaf has its own columns by its own attnums, its root's name,
-    and the root's key by the leaf's attnums. It is None once the relation is dropped.
+    Some ten queries, however many relations: a transaction may touch thousands. ``table`` is the relation itself: a
+    leaf has its own columns by its own attnums, its root's name, and the root's key by the leaf's attnums. It is None
+    once the relation is dropped.
     """
-    oids = list(type_oids)
-    types = PgTypes.read(conn, oids)
-    known = {oid: types.get(oid) for oid in oids if oid in types}
-    relations = read_relations(conn, [relation_id])
-    if relation_id not in relations:
-        return RelationFacts(None, known)
-    relation = relations[relation_id]
-    root = None if relation.partitioned else relation.root
-    leaves = read_leaves(conn, [root or relation_id]) if root or relation.partitioned else {}
-    family = {oid for group in leaves.values() for oid in group}
-    published = read_published(conn, publications, {relation_id, *family})
-    if root:
-        family = {oid for oid in family if oid in published} | {root}
-    relations |= read_relations(conn, family - relations.keys())
-    assembly = _Assembly(conn.info.server_version, published, relations, leaves)
-    return RelationFacts(assembly.leaf(relation) if root else assembly.plain(relation), known)
+    wanted = {oid: list(type_oids) for oid, type_oids in relations.items()}
+    types = PgTypes.read(conn, {type_oid for type_oids in wanted.values() for type_oid in type_oids})
+    found = read_relations(conn, wanted)
+    roots = {oid: relation.root for oid, relation in found.items() if relation.root and not relation.partitioned}
+    partitioned = {oid for oid, relation in found.items() if relation.partitioned}
+    leaves = read_leaves(conn, {*roots.values(), *partitioned})
+    published = read_published(conn, publications, {*found, *(oid for group in leaves.values() for oid in group)})
+    family = {oid for root in partitioned for oid in leaves.get(root, ())} | set(roots.values())
+    family |= {oid for root in roots.values() for oid in leaves.get(root, ()) if oid in published}
+    assembly = _Assembly(
+        conn.info.server_version, published, found | read_relations(conn, family - found.keys()), leaves
+    )  # fmt: skip
+    facts = {}
+    for oid, type_oids in wanted.items():
+        known = {type_oid: types.get(type_oid) for type_oid in type_oids if type_oid in types}
+        relation = found.get(oid)
+        table = None if relation is None else assembly.leaf(relation) if oid in roots else assembly.plain(relation)
+        facts[oid] = RelationFacts(table, known)
+    return facts
 
 
 @dataclass(frozen=True)
@@ -244,14 +252,20 @@ class _Assembly:
         own = self._table(relation, relation.oid, [relation.identity], ())
         if root is None:
             return own
-        siblings = [
-            other for other in self.relations.values()
-            if other.root == root.oid and not other.partitioned and other.oid in self.published
-        ]  # fmt: skip
-        whole = self.root(root, siblings or [relation])
+        whole = self._roots.get(root.oid) or self.root(root, [relation])
         key = relation.attnums(column.name for column in whole.key_columns)
         seen = own.updates_seen and whole.updates_seen
         return replace(own, root=root.name, root_oid=root.oid, key=key, updates_seen=seen)
+
+    @cached_property
+    def _roots(self) -> dict[int, Table]:
+        """The roots of published leaves, each put together once: it may have thousands of them."""
+        senders: dict[int, list[Relation]] = defaultdict(list)
+        for relation in self.relations.values():
+            if relation.root and not relation.partitioned and relation.oid in self.published:
+                senders[relation.root].append(relation)
+        known = self.relations
+        return {oid: self.root(known[oid], leaves) for oid, leaves in senders.items() if oid in known}
 
     def _table(
         self, relation: Relation, sender: int, identities: Sequence[RowIdentity], storage: Sequence[Relation]

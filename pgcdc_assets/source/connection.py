@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, ClassVar, TypeVar
 
 import psycopg
-from psycopg import ProgrammingError
+from psycopg import ProgrammingError, waiting
 from psycopg.abc import Params, PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgcdc_assets.errors import SettingsError, SourceUnavailable
+from pgcdc_assets.projectfile import NO_SOURCE, SOURCE_FORM, is_secret
 from pgcdc_assets.source.commands import literal
 from pgcdc_assets.source.failures import of_exception, of_refusal
+from pgcdc_assets.source.silence import FOR_QUERIES, Patience, Session, Silence
+
+logger = logging.getLogger(__name__)
 
 RV = TypeVar("RV")
 
@@ -40,9 +46,15 @@ _TRANSPORT = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
+    # With something unacknowledged on its way (a status goes out every five seconds) keepalives do not count, and
+    # Linux would try for a quarter of an hour.
+    "tcp_user_timeout": "60000",
     "client_encoding": "UTF8",
 }
-"""A peer that vanished is noticed within a minute. The conninfo's own values win, the encoding aside."""
+"""A peer that vanished is noticed within a minute; a path that is dead and keeps TCP alive: by
+:mod:`pgcdc_assets.source.silence`. The conninfo's own values win, the encoding aside."""
+_CANCEL_SECONDS = 1.0
+"""For asking the server to give up a query that nobody waits for any more."""
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 
@@ -52,10 +64,18 @@ stream at the first text that is not; so changes and copies come as they are, an
 
 
 class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A psycopg connection whose loss is a SourceUnavailable, wherever it is noticed."""
+    """A psycopg connection whose loss is a SourceUnavailable, wherever it is noticed, and whose silence is a loss.
 
+    A query may take its time as long as its session is seen to be at work; ``on_wait`` hears of it every ten seconds.
+    """
+
+    patience: ClassVar[Patience] = FOR_QUERIES
     endpoint: str = "source"
     """For messages: see :func:`redacted`."""
+    session: Session | None = None
+    """None until the server has told it."""
+    on_wait: Callable[[str], None] | None = None
+    """Hears what a long wait is for; None: the log does."""
 
     def execute(
         self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
@@ -66,12 +86,54 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
 
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         try:
-            return super().wait(gen, interval, timeout)
+            return waiting.wait(self._listening(gen), self.pgconn.socket, interval=interval, timeout=timeout)
         except psycopg.OperationalError as error:
             typed = of_exception(error).typed(self.endpoint)
             if isinstance(typed, SourceUnavailable) or self.closed:
                 raise SourceUnavailable(typed.what, thing=self.endpoint) from None
             raise
+        except psycopg.Error:
+            raise
+        except BaseException:
+            # Silent, interrupted or given up: nobody waits for the answer, and no other can be had on this connection.
+            self.abandon()
+            raise
+
+    def silence(self) -> Silence:
+        """For one answer of this connection's, whoever reads it."""
+        return Silence(self.patience, self.endpoint, self._at_work)
+
+    def abandon(self) -> None:
+        """Give up the command under way, and the connection with it."""
+        with suppress(psycopg.Error):
+            self.cancel_safe(timeout=_CANCEL_SECONDS)
+        self.close()
+
+    def _listening(self, gen: PQGen[RV]) -> PQGen[RV]:
+        """Passes the sides of ``gen`` on to each other, and counts how often the server's has nothing."""
+        silence = self.silence()
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready:
+                    silence.heard()
+                else:
+                    silence.listened()
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            result: RV = end.value
+            return result
+
+    def _at_work(self) -> bool:
+        work = self.session.work() if self.session else None
+        if work is not None:
+            (self.on_wait or log_waiting)(f"for a session {work}")
+        return work is not None
+
+
+def log_waiting(what: str) -> None:
+    logger.warning("the source keeps us waiting: %s", what)
 
 
 def session_options(**more: str) -> str:
@@ -103,21 +165,32 @@ def connect(
     if not row_security:
         extra["row_security"] = "off"
     full = source_conninfo(conninfo, application_name=application_name, options=extra)
+    conn = opened(conninfo, full, **{"autocommit": True, **kwargs})
+    row = conn.execute(session_settings(conn.info.server_version, extra).encode()).fetchone()
+    assert row is not None
+    conn.session = Session(full, row[0], application_name)
+    return conn
+
+
+def opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
+    """Connected by ``full``, which was made of ``conninfo``; interruptible at any time. Raises as :func:`connect`."""
     try:
-        conn = SourceConnection.connect(full, **{"autocommit": True, **kwargs})
+        conn = SourceConnection.connect(full, **kwargs)
     except psycopg.OperationalError as error:
         raise of_refusal(without_secret(str(error), conninfo)).typed(redacted(conninfo)) from None
+    except ProgrammingError as error:
+        raise SettingsError(without_secret(str(error), conninfo), thing="setting `source`") from None
     conn.endpoint = redacted(conninfo)
-    conn.execute(session_settings(conn.info.server_version, extra).encode())
     return conn
 
 
 def session_settings(server_version: int, more: Mapping[str, str]) -> str:
-    """A statement that sets all of them again: a pooler may drop the start-up option string."""
+    """A statement that sets all of them again: a pooler may drop the start-up option string. Its first column is the
+    pid of the session, which a pooler does not know either."""
     # transaction_timeout is unknown before 17, where naming it at start-up would refuse the connection.
     late = {"transaction_timeout": "0"} if server_version >= _TRANSACTION_TIMEOUT_SINCE else {}
     calls = [f"set_config('{name}', {literal(value)}, false)" for name, value in {**_SESSION, **more, **late}.items()]
-    return f"SELECT {', '.join(calls)}"
+    return f"SELECT pg_backend_pid(), {', '.join(calls)}"
 
 
 def parsed(conninfo: str) -> dict[str, Any]:
@@ -125,7 +198,7 @@ def parsed(conninfo: str) -> dict[str, Any]:
     try:
         return dict(conninfo_to_dict(conninfo))
     except ProgrammingError:
-        raise SettingsError("is not a libpq conninfo or URL", thing="setting `source`") from None
+        raise SettingsError(NO_SOURCE, thing="setting `source`", do=SOURCE_FORM) from None
 
 
 def redacted(conninfo: str) -> str:
@@ -146,7 +219,7 @@ def redacted(conninfo: str) -> str:
 def without_secret(text: str, conninfo: str) -> str:
     """``text`` with every secret of the conninfo blotted out, should a library ever quote one."""
     for name, value in parsed(conninfo).items():
-        if value and ("password" in name or "secret" in name or name == "scram_client_key"):
+        if value and is_secret(name):
             text = text.replace(str(value), "***")
     return text
 

@@ -35,6 +35,7 @@ PATIENCE_SECONDS: Final = 10.0
 """How long one of them waits for the table to be free. It keeps a core of Spark's idle meanwhile."""
 _PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
 """Seconds between two requests for the lock, the last one from then on."""
+_POLL_MILLISECONDS: Final = 500
 _LOCK_TIMEOUT: Final = "100ms"
 """For what COPY locks besides the table: its indexes and TOAST table, which REINDEX may have."""
 
@@ -207,18 +208,25 @@ def _blocks(conn: SourceConnection, statement: str, block_bytes: int) -> Generat
     pgconn = conn.pgconn
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN)
+    silence = conn.silence()
+
+    def more() -> None:
+        if poll.poll(_POLL_MILLISECONDS):
+            silence.heard()
+            pgconn.consume_input()
+        else:
+            silence.listened()
+
     try:
         pgconn.send_query(statement.encode())
         while pgconn.is_busy():
-            poll.poll()
-            pgconn.consume_input()
+            more()
         _expect(pgconn, pq.ExecStatus.COPY_OUT)
         # Joining the rows' memoryviews in the end would take three times the CPU.
         block = bytearray()
         while (got := pgconn.get_copy_data(1))[0] >= 0:
             if got[0] == 0:
-                poll.poll()
-                pgconn.consume_input()
+                more()
                 continue
             if len(block) >= block_bytes:
                 yield bytes(block)

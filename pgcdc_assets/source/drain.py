@@ -47,6 +47,9 @@ UNSURE_BYTES: Final = 1 << 20
 """In front of a flush position inside a record: how far back that record begins at most. The function that decodes
 would wait for its end, with all that it has collected: for seconds, if the source has come to rest. A larger record
 (of a message, as a rule) is waited for."""
+TOUCH_SECONDS: Final = 10.0
+"""The slot is touched this often, wherever it stands: one that nobody takes for long is invalidated
+(idle_replication_slot_timeout), though a copy of it is at work."""
 RELEASE_BYTES: Final = 256 << 20
 """WAL that may be durable in the log while the slot still holds it: to advance reads it once more."""
 
@@ -76,6 +79,8 @@ WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
                   WHERE s.slot_name = w.slot AND s.confirmed_flush_lsn > w.lsn)
 """
 _HELD_SECONDS: Final = 30.0
+_CANCELLED_SECONDS: Final = 3.0
+"""For the end of a call that was cancelled."""
 _U64: Final = Struct("!Q")
 
 
@@ -107,6 +112,7 @@ class Ranges(Frames):
         told = plugin_options(copy.publications, copy.options)
         self._options = ", ".join(literal(part) for option in told.items() for part in option)
         self._advanced = self._flushed = copy.position
+        self._touch_due = 0.0
         self._upto: Lsn | None = None
         """End of the range that is under way."""
         self._first = True
@@ -116,6 +122,11 @@ class Ranges(Frames):
     @property
     def held(self) -> int:
         return self._wire.held
+
+    @property
+    def calling(self) -> bool:
+        """Whether a range is under way."""
+        return self._upto is not None
 
     def pull(self) -> bool:
         if self._upto is None:
@@ -133,8 +144,13 @@ class Ranges(Frames):
         return self._frames(rows) if len(rows) else rows
 
     def flushed(self, lsn: Lsn) -> None:
-        """All below is durable: between two ranges the slot is advanced to it."""
+        """All below is durable: between two ranges the slot is advanced to it. Meanwhile it is touched where it stands,
+        which decodes nothing."""
         self._flushed = max(self._flushed, lsn)
+        now = time.monotonic()
+        if now >= self._touch_due:
+            self._touch_due = now + TOUCH_SECONDS
+            self._advance_to(self._advanced)
 
     def finish(self) -> None:
         """End, wherever it stands: the range under way is cancelled, and the slot advanced to what is durable."""
@@ -168,10 +184,12 @@ class Ranges(Frames):
 
     def _advance(self, least: int) -> None:
         """Let go of what is durable, if it is so much. A slot that somebody has advanced further stays there."""
-        if self._flushed - self._advanced < least:
-            return
+        if self._flushed - self._advanced >= least:
+            self._advance_to(self._flushed)
+
+    def _advance_to(self, lsn: Lsn) -> None:
         try:
-            self._beside.execute(_ADVANCE, [self._slot, str(self._flushed)])
+            self._beside.execute(_ADVANCE, [self._slot, str(lsn)])
         except psycopg.Error as error:
             typed = of_exception(error).typed(f"slot {self._slot}")
             # Somebody looks into it, as monitoring may. Whoever stays holds the source's WAL.
@@ -179,7 +197,7 @@ class Ranges(Frames):
             if not isinstance(typed, SlotActive) or time.monotonic() - self._refused_at > _HELD_SECONDS:
                 raise typed from None
             return
-        self._advanced, self._refused_at = self._flushed, None
+        self._advanced, self._refused_at = max(self._advanced, lsn), None
 
     def _where(self) -> tuple[Lsn, Lsn, Lsn]:
         """The source's flush position, the end of its whole records below, and where the next call begins to read."""
@@ -189,8 +207,9 @@ class Ranges(Frames):
         return flushed, whole, Lsn.parse(restart or "")
 
     def _let_go(self) -> None:
-        """Read and drop until the server is ready for a command."""
-        while True:
+        """Read and drop until the server is ready for a command. SourceUnavailable if it does not get there."""
+        deadline = time.monotonic() + _CANCELLED_SECONDS
+        while time.monotonic() < deadline:
             self._wire.data()
             try:
                 kind = self._wire.other()
@@ -202,7 +221,8 @@ class Ranges(Frames):
             if kind == b"Z":
                 return
             if kind is None and not self._wire.pull():
-                self._connection.wait(1)
+                self._connection.wait(0.2)
+        raise SourceUnavailable("does not give up the call under way", thing=self._connection.endpoint)
 
     # Rows ---------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from psycopg import pq
 from pgcdc_assets.errors import (
     CopyBlocked,
     PgcdcError,
+    SettingsError,
     SlotActive,
     SlotLost,
     SlotMissing,
@@ -35,6 +36,9 @@ _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "28P01": (SourceNotReady, "check PGPASSWORD, the service file or the passfile"),
     "3D000": (SourceNotReady, "check the database's name in the setting `source`"),
 }
+UNREACHED = (
+    "see that the server runs, and that host and port in the setting `source` (PGCDC_SOURCE, or pgcdc.yaml) are its own"
+)
 _NO_UTF8 = ("22021", "22P05")
 """No text in the server's own encoding; a character that UTF8 has no place for."""
 _UNAVAILABLE_CLASSES = ("08", "57P", "53300")
@@ -48,6 +52,12 @@ _AT_CONNECT = (
 )
 """libpq gives no SQLSTATE for a refused connection; in other languages than English it stays retryable."""
 
+_NO_CONNINFO = re.compile(
+    r"^(?:connection (?:failed|is bad): )*(?:invalid (?:port number|integer value|\S+ value)|definition of service)"
+    r"|Servname not supported"
+)
+"""libpq's words on a field that it cannot use, before it has tried to connect."""
+
 _LOST = re.compile(
     r"can no longer (?:get changes|access)|cannot read from logical replication slot|has been invalidated"
 )
@@ -60,13 +70,15 @@ class ServerError:
 
     state: str | None
     message: str
+    do: str | None = None
+    """What to do where it cannot be reached."""
 
     def typed(self, thing: str = "source") -> PgcdcError:
         slot = _SLOT_NAME.search(self.message)
         if slot and (lost := self._slot_error(slot[1])):
             return lost
         if self.state is None or self.state.startswith(_UNAVAILABLE_CLASSES):
-            return SourceUnavailable(self.message, thing=thing)
+            return SourceUnavailable(self.message, thing=thing, do=self.do)
         if self.state == "58P01" and "WAL segment" in self.message:
             return SlotLost(self.message, thing=thing, do=COPY_ANEW)
         if self.state in _BY_STATE:
@@ -91,6 +103,13 @@ class ServerError:
         return None
 
 
+class Unusable(ServerError):
+    """libpq's complaint about the conninfo itself."""
+
+    def typed(self, thing: str = "source") -> PgcdcError:
+        return SettingsError(self.message, thing="setting `source`")
+
+
 def of_exception(error: psycopg.Error) -> ServerError:
     """From psycopg's exception: its primary line alone."""
     return ServerError(error.sqlstate, first_line(error.diag.message_primary or str(error)))
@@ -107,8 +126,10 @@ def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn) -> ServerError:
 def of_refusal(text: str) -> ServerError:
     """From libpq's words on a connection that did not come about."""
     line = first_line(text)
+    if _NO_CONNINFO.search(line):
+        return Unusable(None, line)
     state = next((state for pattern, state in _AT_CONNECT if pattern.search(text)), None)
-    return ServerError(state, line)
+    return ServerError(state, line, UNREACHED)
 
 
 def first_line(text: str) -> str:

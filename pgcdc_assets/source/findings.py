@@ -1,10 +1,10 @@
-"""What ``setup`` finds on the source: settings, rights, free places, things that are not replicated."""
+"""What ``setup`` finds on the source: settings, free places, things that are not replicated."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import psycopg
@@ -27,15 +27,6 @@ SELECT pg_is_in_recovery(), current_setting('wal_level'), current_setting('synch
        current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_catalog.pg_stat_replication),
        EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = %s)
 """
-# Managed services give replication by membership in a role of their own.
-_RIGHTS = """
-SELECT r.rolsuper OR r.rolreplication
-         OR EXISTS (SELECT FROM pg_catalog.pg_roles g WHERE g.rolname = ANY(%s) AND pg_has_role(g.oid, 'MEMBER')),
-       has_database_privilege(current_database(), 'CREATE'), r.rolsuper, r.rolbypassrls, r.rolname::text
-FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
-"""
-_REPLICATION_ROLES = ["rds_replication", "rds_superuser", "cloudsqlsuperuser", "azure_pg_admin"]
-
 _NOT_REPLICATED = """
 SELECT CASE WHEN c.relkind = 'f' THEN 'foreign tables' WHEN c.relkind = 'm' THEN 'materialised views'
             WHEN c.relkind = 'S' THEN 'sequences' ELSE 'unlogged tables' END,
@@ -47,27 +38,32 @@ UNION ALL
 SELECT 'large objects', count(*)::text FROM pg_catalog.pg_largeobject_metadata HAVING count(*) > 0
 ORDER BY 1, 2
 """
-_TO_LOCK = "UPDATE, DELETE, TRUNCATE"
-"""Any of these lets a role take the SHARE lock of a copy without replication connections; MAINTAIN does from 17 on."""
-_MAINTAIN_SINCE = 170000
-_TABLE_RIGHTS = """
-SELECT c.oid::regclass::text, has_table_privilege(c.oid, 'SELECT'), pg_has_role(c.relowner, 'USAGE'),
-       row_security_active(c.oid), c.relispartition OR has_table_privilege(c.oid, %s)
-FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s) ORDER BY 1
-"""
-
-
 @dataclass(frozen=True)
 class Finding:
-    """An ``error`` stops setup; a ``warning`` is a risk; an ``info`` is told once. ``do`` may be empty."""
+    """An ``error`` stops setup; a ``warning`` is a risk; an ``info`` is told once. ``do`` may be empty.
+
+    ``sql``: statements that mend it, as they can be run.
+    """
 
     severity: Severity
     thing: str
     what: str
     do: str = ""
+    sql: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.thing}: {self.what}" + (f"; {self.do}" if self.do else "")
+        return "; ".join([f"{self.thing}: {self.what}", *([self.do] if self.do else []), *self._sql()])
+
+    @property
+    def lines(self) -> list[str]:
+        """The same with a line for each statement."""
+        told = replace(self, sql=())
+        return [str(told), *(f"  {statement}" for statement in self._sql())]
+
+    def _sql(self) -> list[str]:
+        more = len(self.sql) - _NAMES_SHOWN
+        rest = [f"-- and {more} more: `pgcdc setup --sql` prints all"] if more > 0 else []
+        return [*self.sql[:_NAMES_SHOWN], *rest]
 
 
 def server_findings(conn: psycopg.Connection[Any], slot: str, *, replication: bool = True) -> list[Finding]:
@@ -109,8 +105,8 @@ def _settings(recovering: bool, wal_level: str, standbys: str) -> Iterator[Findi
         yield Finding("error", "source", "is a standby: publications are made on its primary",
                       "run `pgcdc setup` against the primary")  # fmt: skip
     if wal_level != "logical":
-        yield Finding("error", "source", f"has wal_level = {wal_level}",
-                      "ALTER SYSTEM SET wal_level = logical, then restart it")  # fmt: skip
+        yield Finding("error", "source", f"has wal_level = {wal_level}", "restart the server after",
+                      ("ALTER SYSTEM SET wal_level = logical;",))  # fmt: skip
     if matches_standby_names(standbys, APPLICATION):
         yield Finding(
             "error", "source",
@@ -138,42 +134,6 @@ def _bounds(keep: str, idle: str | None) -> Iterator[Finding]:
     if idle not in (None, "0"):
         yield Finding("warning", "source", f"invalidates a slot that nobody reads for {idle}",
                       "set idle_replication_slot_timeout above the longest pause between two runs")  # fmt: skip
-
-
-def rights_findings(
-    conn: psycopg.Connection[Any], tables: Sequence[int], *, own_publication: bool, replication: bool = True
-) -> list[Finding]:
-    """Rights of our role on the server and on these tables (roots and leaves)."""
-    row = conn.execute(_RIGHTS, [_REPLICATION_ROLES]).fetchone()
-    assert row is not None
-    may_replicate, create, superuser, bypass, role = row
-    found: list[Finding] = []
-    if not may_replicate:
-        found.append(Finding("error", f"role {role}", "may not replicate", f'ALTER ROLE "{role}" REPLICATION'))
-    if own_publication and not create:
-        found.append(Finding("error", f"role {role}", "may not make a publication",
-                             f'GRANT CREATE ON DATABASE ... TO "{role}"'))  # fmt: skip
-    to_lock = _TO_LOCK + (", MAINTAIN" if conn.info.server_version >= _MAINTAIN_SINCE else "")
-    rows = [] if superuser else list(conn.execute(_TABLE_RIGHTS, [to_lock, list(tables)]))
-    unread = [name for name, select, *_ in rows if not select]
-    foreign = [name for name, _, owner, *_ in rows if not owner]
-    hidden = [name for name, *_, security, _ in rows if security and not bypass]
-    unlockable = [] if replication else [name for name, *_, lock in rows if not lock]
-    if unread:
-        found.append(
-            Finding("error", named(unread), f"may not be read by role {role}", f'GRANT SELECT ... TO "{role}"')
-        )
-    if unlockable:
-        found.append(Finding("error", named(unlockable), f"may not be locked by role {role}, as a copy without "
-                             "replication connections does for a moment",
-                             f'GRANT TRUNCATE ... TO "{role}" (or MAINTAIN, from PostgreSQL 17 on)'))  # fmt: skip
-    if own_publication and foreign:
-        found.append(Finding("error", named(foreign), f"not owned by role {role}, so it cannot publish them",
-                             "run this as their owner, or exclude them in the setting `tables`"))  # fmt: skip
-    if hidden:
-        found.append(Finding("error", named(hidden), f"row-level security hides rows from role {role}",
-                             f'ALTER ROLE "{role}" BYPASSRLS, or use the owner'))  # fmt: skip
-    return found
 
 
 def not_replicated(conn: psycopg.Connection[Any]) -> list[Finding]:

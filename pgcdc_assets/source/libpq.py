@@ -10,7 +10,6 @@ import re
 import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Self
@@ -22,17 +21,20 @@ from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.source.connection import (
     APPLICATION,
     UNCHECKED,
-    redacted,
+    SourceConnection,
+    log_waiting,
+    opened,
     session_settings,
     source_conninfo,
-    without_secret,
 )
-from pgcdc_assets.source.failures import ServerError, first_line, of_refusal, result_error
+from pgcdc_assets.source.failures import ServerError, first_line, result_error
 from pgcdc_assets.source.reading import LibpqRows, RowReader
+from pgcdc_assets.source.silence import Session, Silence
 from pgcdc_assets.source.wire import SocketReader
 
 POLL_SECONDS = 0.5
 """How long a command waits at a time, so that signals and ``waiting`` get their turn."""
+_CANCEL_SECONDS = 2.0
 _ENCRYPTED = "SELECT coalesce((SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()), false)"
 _HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
@@ -72,9 +74,13 @@ class LibpqConnection(ABC):
     _parameters: ClassVar[Mapping[str, str]] = {}
     """Connection parameters of this kind of connection."""
 
-    def __init__(self, pgconn: pq.abc.PGconn, endpoint: str) -> None:
-        self.pgconn = pgconn
-        self.endpoint = endpoint
+    def __init__(self, connection: SourceConnection) -> None:
+        self._connection = connection
+        self.pgconn = connection.pgconn
+        # What we send is short, and its sending is not looked after.
+        self.pgconn.nonblocking = 0
+        self.endpoint = connection.endpoint
+        self._session: Session | None = None
         self._socket: SocketReader | None = None
 
     @classmethod
@@ -88,16 +94,16 @@ class LibpqConnection(ABC):
         """Connect to the conninfo's database; ``options`` are more session settings."""
         settings = {**cls._settings, **(options or {})}
         full = source_conninfo(conninfo, application_name=application_name, options=settings, **cls._parameters)
-        pgconn = pq.PGconn.connect(full.encode())
-        endpoint = redacted(conninfo)
-        if pgconn.status != pq.ConnStatus.OK:
-            message = without_secret(pgconn.get_error_message(), conninfo)
-            pgconn.finish()
-            raise of_refusal(message).typed(endpoint)
-        connection = cls(pgconn, endpoint)
-        connection.execute(session_settings(pgconn.server_version, settings))
-        if pgconn.parameter_status(b"server_encoding") == UNCHECKED.encode():
-            connection.execute(f"SET client_encoding = '{UNCHECKED}'")
+        source = opened(conninfo, full)
+        connection = cls(source)
+        try:
+            ((pid, *_),) = connection.execute(session_settings(connection.pgconn.server_version, settings))
+            connection._session = Session(full, int(pid or 0), application_name)
+            if connection.pgconn.parameter_status(b"server_encoding") == UNCHECKED.encode():
+                connection.execute(f"SET client_encoding = '{UNCHECKED}'")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     # What the two kinds do each in their way ---------------------------------------------------------
@@ -128,7 +134,7 @@ class LibpqConnection(ABC):
     def execute(self, command: str, *, waiting: Callable[[], None] | None = None) -> list[tuple[str | None, ...]]:
         """Run a replication command or simple SQL; the last result's rows as text.
 
-        ``waiting`` is called every half second until the server answers.
+        ``waiting`` is called every half second until the server answers; without it, the log hears of long waits.
         """
         result = self._result(command, waiting)
         columns = range(result.nfields)
@@ -136,7 +142,14 @@ class LibpqConnection(ABC):
 
     def cancel(self) -> None:
         """Ask the server to give up the command under way."""
-        self.pgconn.get_cancel().cancel()
+        self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
+
+    def at_work(self) -> bool:
+        """Whether another connection finds this one's session at work."""
+        return self._work() is not None
+
+    def _work(self) -> str | None:
+        return self._session.work() if self._session else None
 
     # Data ---------------------------------------------------------------------------------------
 
@@ -164,7 +177,7 @@ class LibpqConnection(ABC):
         return self.pgconn.status != pq.ConnStatus.OK
 
     def close(self) -> None:
-        self.pgconn.finish()
+        self._connection.close()
         if self._socket is not None:
             self._socket.close()
 
@@ -198,7 +211,7 @@ class LibpqConnection(ABC):
             raise SourceUnavailable(first_line(str(error)), thing=self.endpoint) from None
         except BaseException:
             # Interrupted while the server waits, where it would not notice that we are gone.
-            self._cancel()
+            self._connection.abandon()
             raise
         if failed is not None:
             raise failed.typed(self.endpoint)
@@ -206,18 +219,22 @@ class LibpqConnection(ABC):
             raise SourceUnavailable("the server gave no answer", thing=self.endpoint)
         return last
 
-    def _cancel(self) -> None:
-        with suppress(OperationalError):
-            self.cancel()
-            while self.pgconn.get_result() is not None:
-                pass
-
     def _until_ready(self, waiting: Callable[[], None] | None) -> None:
+        silence = Silence(SourceConnection.patience, self.endpoint, self.at_work if waiting else self._at_work_told)
         while self.pgconn.is_busy():
             if self.wait(POLL_SECONDS):
                 self.pgconn.consume_input()
-            elif waiting is not None:
+                silence.heard()
+                continue
+            silence.listened()
+            if waiting is not None:
                 waiting()
+
+    def _at_work_told(self) -> bool:
+        work = self._work()
+        if work is not None:
+            log_waiting(f"for a session {work}")
+        return work is not None
 
 
 def _text(value: bytes | None) -> str | None:

@@ -32,6 +32,7 @@ FROM (SELECT {INSERT_LSN} AS lsn, current_setting('wal_block_size')::int AS page
 """  # noqa: S608  (put together of our own constants)
 """SQL: a query for the end of the last record, where, unlike at the insert position, a flush position can stand."""
 _FLUSHED: Final = f"SELECT {FLUSH_LSN}::text"
+_BOUNDARY: Final = f"SELECT CASE WHEN {WITHIN} THEN ({RECORD_END}) ELSE {FLUSH_LSN}::text END"
 
 
 def wal_writer_delay(conn: psycopg.Connection[Any]) -> float:
@@ -44,5 +45,13 @@ def wal_writer_delay(conn: psycopg.Connection[Any]) -> float:
 def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:
     """The source's flush position now: all that is durable there ends at or before it."""
     row = conn.execute(_FLUSHED).fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
+
+
+def boundary(conn: psycopg.Connection[Any]) -> Lsn:
+    """A record's end, where the log can be recorded: the flush position; or the end of what is written, where somebody
+    writes so much that the flush position may stand inside a record."""
+    row = conn.execute(_BOUNDARY).fetchone()
     assert row is not None
     return Lsn.parse(row[0])

@@ -14,8 +14,10 @@ from psycopg import sql
 
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked
+from pgcdc_assets.source.creation import OnWait
 from pgcdc_assets.source.holders import alterers
 from pgcdc_assets.source.published import GENERATED_SINCE
+from pgcdc_assets.source.rights import Changes
 from pgcdc_assets.source.wanted import wanted_tables
 
 _MARK = re.compile(r"Made by pgcdc_assets for slot (\w+)(, with the slot)?")
@@ -44,15 +46,21 @@ class Publication:
     slot: str | None = None
     with_slot: bool = False
 
-    def create(self, conn: psycopg.Connection[Any], operations: str) -> None:
-        """Empty, leaves as themselves; stored generated columns too, where the server can (18)."""
+    def statements(self, server_version: int, operations: str) -> list[sql.Composed]:
+        """That make it: empty, leaves as themselves; stored generated columns too, where the server can (18)."""
         options = [sql.SQL("publish = {}").format(operations), sql.SQL("publish_via_partition_root = false")]
-        if conn.info.server_version >= GENERATED_SINCE:
+        if server_version >= GENERATED_SINCE:
             options.append(sql.SQL("publish_generated_columns = stored"))
         name = sql.Identifier(self.name)
-        conn.execute(sql.SQL("CREATE PUBLICATION {} WITH ({})").format(name, sql.SQL(", ").join(options)))
         mark = f"Made by pgcdc_assets for slot {self.slot}" + (", with the slot" if self.with_slot else "")
-        conn.execute(sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, mark))
+        return [
+            sql.SQL("CREATE PUBLICATION {} WITH ({})").format(name, sql.SQL(", ").join(options)),
+            sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, mark),
+        ]
+
+    def create(self, conn: psycopg.Connection[Any], operations: str) -> None:
+        for statement in self.statements(conn.info.server_version, operations):
+            conn.execute(statement)
 
 
 def read_publication(conn: psycopg.Connection[Any], name: str) -> Publication | None:
@@ -76,9 +84,12 @@ def inserts_name(publication: str) -> str:
 
 
 def write_ours(
-    conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], *, with_slot: bool
-) -> list[str]:
+    conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], *, with_slot: bool,
+    on_wait: OnWait | None = None,
+) -> list[str]:  # fmt: skip
     """Make our pair of publications, or bring their tables up to date; says what it made or changed.
+
+    ``on_wait`` hears every few seconds who alters or locks a table that cannot be listed for that reason.
 
     Table by table, each in a transaction of its own that is looked at once more at its end: while it adds a table it
     holds a lock that keeps DDL off, so a key dropped meanwhile cannot leave an unpublishable table behind. All in one
@@ -95,7 +106,33 @@ def write_ours(
             deadline = time.monotonic() + _PATIENCE_SECONDS
         elif time.monotonic() > deadline:
             raise _blocked(conn, misplaced[0])
+        elif on_wait is not None:
+            on_wait(alterers(conn, [relation.oid for relation in misplaced]))
     return done + [f"tables of publication {one}" for one in sorted(changed) if f"publication {one}" not in done]
+
+
+def needed(conn: psycopg.Connection[Any], name: str, patterns: Sequence[str]) -> Changes:
+    """What :func:`write_ours` would change."""
+    pair = _Pair(name, inserts_name(name), patterns)
+    misplaced = pair.misplaced(conn)
+    lacking = _lacking(conn, pair)
+    altered = {one for relation in misplaced for one in relation.listed ^ relation.wanted}
+    return Changes(lacking, sorted(altered - {*lacking}), [one.oid for one in misplaced if one.wanted - one.listed])
+
+
+def script(
+    conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], *, with_slot: bool
+) -> list[sql.Composed]:
+    """The statements that :func:`write_ours` would run, for somebody who may."""
+    pair = _Pair(name, inserts_name(name), patterns)
+    made = [
+        statement
+        for lacking in _lacking(conn, pair)
+        for statement in Publication(lacking, slot, with_slot).statements(
+            conn.info.server_version, pair.operations[lacking]
+        )
+    ]
+    return made + [statement for relation in pair.misplaced(conn) for statement in _moves(relation)]
 
 
 @dataclass(frozen=True)
@@ -118,6 +155,10 @@ class _Pair:
     inserts: str
     patterns: Sequence[str]
 
+    @property
+    def operations(self) -> dict[str, str]:
+        return {self.name: "insert, update, delete, truncate", self.inserts: "insert, truncate"}
+
     def misplaced(self, conn: psycopg.Connection[Any], only: int | None = None) -> list[_Listing]:
         """The relations that are not listed as they should be; ``only`` those of one table."""
         plan = wanted_tables(conn, self.patterns, only)
@@ -138,12 +179,15 @@ class _Pair:
 
 def _make(conn: psycopg.Connection[Any], pair: _Pair, slot: str, *, with_slot: bool) -> list[str]:
     """Both at once, and empty: START_REPLICATION fails on WAL older than any of them."""
-    operations = {pair.name: "insert, update, delete, truncate", pair.inserts: "insert, truncate"}
     with conn.transaction():
-        lacking = [name for name in operations if read_publication(conn, name) is None]
+        lacking = _lacking(conn, pair)
         for name in lacking:
-            Publication(name, slot, with_slot).create(conn, operations[name])
+            Publication(name, slot, with_slot).create(conn, pair.operations[name])
     return lacking
+
+
+def _lacking(conn: psycopg.Connection[Any], pair: _Pair) -> list[str]:
+    return [name for name in pair.operations if read_publication(conn, name) is None]
 
 
 def _settle(conn: psycopg.Connection[Any], pair: _Pair, relation: _Listing) -> bool:
@@ -151,11 +195,8 @@ def _settle(conn: psycopg.Connection[Any], pair: _Pair, relation: _Listing) -> b
     try:
         with conn.transaction() as scope:
             conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(_LOCK_SECONDS * 1000)])
-            for verb, publications in (
-                ("DROP", relation.listed - relation.wanted), ("ADD", relation.wanted - relation.listed)
-            ):  # fmt: skip
-                for publication in publications:
-                    conn.execute(_alter(publication, verb, relation.name))
+            for statement in _moves(relation):
+                conn.execute(statement)
             if any(one.oid == relation.oid for one in pair.misplaced(conn, relation.table)):
                 raise psycopg.Rollback(scope)
             return True
@@ -168,6 +209,17 @@ def _blocked(conn: psycopg.Connection[Any], relation: _Listing) -> CopyBlocked:
     who = ", ".join(str(one) for one in alterers(conn, [relation.oid])) or "somebody who has just left"
     return CopyBlocked(f"cannot be published, for it is altered or locked by {who}", thing=f"table {relation.name}",
                        do="run again when that transaction has ended")  # fmt: skip
+
+
+def _moves(relation: _Listing) -> list[sql.Composed]:
+    """The statements that list a relation where it belongs, and there alone."""
+    return [
+        _alter(publication, verb, relation.name)
+        for verb, publications in (
+            ("DROP", relation.listed - relation.wanted), ("ADD", relation.wanted - relation.listed)
+        )
+        for publication in sorted(publications)
+    ]  # fmt: skip
 
 
 def _alter(publication: str, verb: str, table: TableName) -> sql.Composed:

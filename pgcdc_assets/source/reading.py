@@ -100,9 +100,12 @@ class LibpqReader(FrameReader):
         return frames
 
     def send(self, frame: bytes) -> None:
-        with _lost_is_unavailable(self._endpoint):
+        try:
             self._pgconn.put_copy_data(frame)
             self._pgconn.flush()
+        except OperationalError as error:
+            # Where the server has ended the stream with an error, libpq knows no COPY any more.
+            raise self._ending(SourceUnavailable(first_line(str(error)), thing=self._endpoint)) from None
 
     def finish(self) -> bool:
         try:
@@ -139,13 +142,20 @@ class LibpqReader(FrameReader):
                 consumed = True
 
     def _error(self) -> PgcdcError:
+        return self._ending(SourceUnavailable("the server ended the stream", thing=self._endpoint))
+
+    def _ending(self, otherwise: PgcdcError) -> PgcdcError:
+        """What the server said at the end of the stream; ``otherwise`` where it has said nothing."""
         try:
-            result = self._pgconn.get_result()
+            while (result := self._pgconn.get_result()) is not None:
+                if result.status == pq.ExecStatus.FATAL_ERROR:
+                    return result_error(result, self._pgconn).typed(self._endpoint)
+                if result.status != pq.ExecStatus.COMMAND_OK:
+                    # A COPY that goes on: its end is not known.
+                    break
         except OperationalError as error:
             return SourceUnavailable(first_line(str(error)), thing=self._endpoint)
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            return result_error(result, self._pgconn).typed(self._endpoint)
-        return SourceUnavailable("the server ended the stream", thing=self._endpoint)
+        return otherwise
 
 
 class LibpqRows:

@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from psycopg import pq
-
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.frames import EPOCH, status_update
 from pgcdc_assets.source.commands import identifier, literal, plugin_options
+from pgcdc_assets.source.connection import SourceConnection
 from pgcdc_assets.source.libpq import (
     POLL_SECONDS,
     CreatedSlot,
@@ -24,6 +23,7 @@ from pgcdc_assets.source.libpq import (
     SystemIdentity,
 )
 from pgcdc_assets.source.reading import FrameReader, LibpqReader
+from pgcdc_assets.source.silence import Silence
 
 
 class ReplicationConnection(LibpqConnection):
@@ -33,8 +33,8 @@ class ReplicationConnection(LibpqConnection):
     _settings: ClassVar[Mapping[str, str]] = {"wal_sender_timeout": "60s"}
     _parameters: ClassVar[Mapping[str, str]] = {"replication": "database"}
 
-    def __init__(self, pgconn: pq.abc.PGconn, endpoint: str) -> None:
-        super().__init__(pgconn, endpoint)
+    def __init__(self, connection: SourceConnection) -> None:
+        super().__init__(connection)
         self._frames: FrameReader | None = None
 
     def identify(self) -> SystemIdentity:
@@ -76,8 +76,12 @@ class ReplicationConnection(LibpqConnection):
             self._frames = LibpqReader(self.pgconn, self.endpoint)
             return
         reader.command(command)
+        silence = Silence(SourceConnection.patience, self.endpoint, self.at_work)
         while not reader.begun():
-            self.wait(POLL_SECONDS)
+            if self.wait(POLL_SECONDS):
+                silence.heard()
+            else:
+                silence.listened()
         self._frames = reader
 
     @property

@@ -16,21 +16,30 @@ from psycopg import sql
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.errors import EmptyPublication, SlotActive, SourceNotReady
+from pgcdc_assets.core.names import nearest
+from pgcdc_assets.errors import EmptyPublication, SetupRefused, SlotActive
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog import read_catalog, read_leaves, read_relations
 from pgcdc_assets.source.connection import APPLICATION, connect
 from pgcdc_assets.source.creation import LOCK_SECONDS, OnWait, create_slot
 from pgcdc_assets.source.failures import of_exception
-from pgcdc_assets.source.findings import Finding, not_replicated, rights_findings, server_findings
+from pgcdc_assets.source.findings import Finding, named, not_replicated, server_findings
 from pgcdc_assets.source.foreign import foreign_findings
 from pgcdc_assets.source.patterns import TablePatterns
-from pgcdc_assets.source.publications import Publication, inserts_name, made_by_us, read_publication, write_ours
+from pgcdc_assets.source.publications import (
+    Publication,
+    inserts_name,
+    made_by_us,
+    needed,
+    read_publication,
+    write_ours,
+)
 from pgcdc_assets.source.published import read_published
+from pgcdc_assets.source.rights import BY_OWNER, Changes, not_owned, rights_findings
 from pgcdc_assets.source.session import open_source
 from pgcdc_assets.source.silent import trace_findings
 from pgcdc_assets.source.slots import check_slot, identity, slot_status
-from pgcdc_assets.source.wanted import Wanted, wanted_tables
+from pgcdc_assets.source.wanted import Wanted, meant_tables, wanted_tables
 
 _DROP_SECONDS = 10
 """How long teardown waits for a slot that a run has just left."""
@@ -44,10 +53,22 @@ class SetupReport:
     findings: list[Finding]
 
 
-def check_source(conn: psycopg.Connection[Any], settings: Settings) -> list[Finding]:
-    """All that is wrong, risky or worth knowing, errors first. Changes nothing."""
+def _refused(errors: Sequence[Finding]) -> SetupRefused:
+    if len(errors) == 1 and len(errors[0].sql) < 2:
+        return SetupRefused([str(errors[0])])
+    by_script = any(finding.sql or BY_OWNER in finding.do for finding in errors)
+    lines = [line for finding in errors for line in finding.lines]
+    return SetupRefused(lines, "`pgcdc setup --sql` prints one script for the owner" if by_script else None)
+
+
+def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | None = None) -> list[Finding]:
+    """All that is wrong, risky or worth knowing, errors first. Changes nothing.
+
+    ``role``: whose rights are asked for; None: those of the connection's own.
+    """
     publication = read_publication(conn, settings.publication)
     own = publication is None or made_by_us(publication, settings.slot)
+    changes = needed(conn, settings.publication, settings.tables) if own else Changes()
     wanted = wanted_tables(conn, settings.tables) if own else []
     if own:
         tables = [relation.oid for item in wanted for relation in item.relations]
@@ -58,14 +79,14 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings) -> list[Find
     found = [
         *server_findings(conn, settings.slot, replication=settings.replication_connections),
         *rights_findings(
-            conn, _with_storage(conn, tables), own_publication=own, replication=settings.replication_connections
+            conn, stored_tables(conn, tables), changes, role=role or _user(conn),
+            replication=settings.replication_connections,
         ),
         *content,
-        *trace_findings(conn, _with_storage(conn, tables), own_publication=own),
+        *trace_findings(conn, stored_tables(conn, tables), own_publication=own),
         *not_replicated(conn),
     ]
-    if own and not wanted:
-        found.append(Finding("error", "source", "has no table to mirror", "create one, or see the setting `tables`"))
+    found += _pattern_findings(conn, settings, needed=own and not wanted)
     order = ("error", "warning", "info")
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
@@ -79,10 +100,10 @@ def setup(
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         findings = check_source(conn, settings)
-        if errors := [str(finding) for finding in findings if finding.severity == "error"]:
-            raise SourceNotReady(" | ".join(errors))
+        if errors := [finding for finding in findings if finding.severity == "error"]:
+            raise _refused(errors)
         try:
-            created = _publish(conn, settings)
+            created = _publish(conn, settings, on_wait)
             created += _make_slot(conn, settings, conninfo, lock_seconds, on_wait)
         except psycopg.Error as error:
             raise of_exception(error).typed("source") from None
@@ -97,7 +118,8 @@ def setup(
 def teardown(settings: Settings, conninfo: str) -> list[str]:
     """Remove what setup made: the slot first, so that it never decodes without its publications.
 
-    Returns what was removed. What somebody else made stays. SlotActive if the slot is in use.
+    Returns what was removed. What somebody else made stays, and a publication that an owner made for us, see
+    :func:`left_to_owners`. SlotActive if the slot is in use.
     """
     removed: list[str] = []
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
@@ -105,10 +127,19 @@ def teardown(settings: Settings, conninfo: str) -> list[str]:
         if any(publication.with_slot for publication in marked) and slot_status(conn, settings.slot):
             _drop_slot(conn, settings.slot)
             removed.append(f"slot {settings.slot}")
+        others = not_owned(conn, _user(conn), [publication.name for publication in marked])
         for publication in marked:
+            if publication.name in others:
+                continue
             conn.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(publication.name)))
             removed.append(f"publication {publication.name}")
     return removed
+
+
+def left_to_owners(settings: Settings, conninfo: str) -> list[str]:
+    """The publications of this slot that are still there."""
+    with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
+        return [publication.name for publication in _ours(conn, settings)]
 
 
 def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tuple[str, ...]:
@@ -119,13 +150,15 @@ def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tupl
     return (settings.publication,)
 
 
-def _publish(conn: psycopg.Connection[Any], settings: Settings) -> list[str]:
+def _publish(conn: psycopg.Connection[Any], settings: Settings, on_wait: OnWait | None) -> list[str]:
     """Both publications are made at once: START_REPLICATION fails on WAL older than any of them."""
     publication = read_publication(conn, settings.publication)
     if publication is not None and not made_by_us(publication, settings.slot):
         return []
     with_slot = publication.with_slot if publication else slot_status(conn, settings.slot) is None
-    return write_ours(conn, settings.publication, settings.slot, settings.tables, with_slot=with_slot)
+    return write_ours(
+        conn, settings.publication, settings.slot, settings.tables, with_slot=with_slot, on_wait=on_wait
+    )  # fmt: skip
 
 
 def _make_slot(
@@ -176,6 +209,29 @@ def _drop_slot(conn: psycopg.Connection[Any], slot: str) -> None:
         ) from None
 
 
+def _user(conn: psycopg.Connection[Any]) -> str:
+    row = conn.execute("SELECT current_user::text").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def _pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, needed: bool) -> list[Finding]:
+    """Patterns that mean no table there is. ``needed``: and so nothing is left to mirror."""
+    idle = [text for text in settings.tables if not meant_tables(conn, [text.removeprefix("-")])]
+    there = list(meant_tables(conn, ())) if idle or needed else []
+    found = []
+    for text in idle:
+        near = nearest(text.split(".")[-1], there)
+        others = f"the tables are {named([str(name) for name in there])}" if there else ""
+        do = f"did you mean {near}?" if near else others
+        found.append(Finding("error" if needed else "warning", f"pattern `{text}`",
+                             "in the setting `tables` matches no table", do))  # fmt: skip
+    if needed and not idle:
+        do = "the setting `tables` leaves none of them" if there else "create one"
+        found.append(Finding("error", "source", "has no table to mirror", do))
+    return found
+
+
 def _identity_findings(wanted: Sequence[Wanted]) -> list[Finding]:
     return [
         Finding(
@@ -195,7 +251,7 @@ def _key_findings(wanted: Sequence[Wanted]) -> list[Finding]:
         Finding(
             "info", "keys", f"{keyed} tables are published for updates: where one loses its key or replica identity, "
             "PostgreSQL refuses its UPDATE and DELETE",
-            "give it the new one in the same transaction, or ALTER TABLE ... REPLICA IDENTITY FULL before",
+            "give it the new one in the same transaction, or set REPLICA IDENTITY FULL before",
         )
     ]  # fmt: skip
 
@@ -204,8 +260,14 @@ def _order_findings(
     conn: psycopg.Connection[Any], settings: Settings, publication: Publication | None
 ) -> list[Finding]:
     """A slot from before its publication fails on the WAL between them, or from 18 on loses it in silence."""
-    if publication is not None or slot_status(conn, settings.slot) is None:
+    status = slot_status(conn, settings.slot)
+    if publication is not None or status is None:
         return []
+    if status.database != status.connected_to:
+        return [
+            Finding("error", status.thing, f"belongs to database {status.database}, not to {status.connected_to}",
+                    "choose another name in the setting `slot`")
+        ]  # fmt: skip
     return [
         Finding(
             "error", f"slot {settings.slot}", f"exists, but publication {settings.publication} does not: changes "
@@ -216,7 +278,7 @@ def _order_findings(
     ]  # fmt: skip
 
 
-def _with_storage(conn: psycopg.Connection[Any], tables: Iterable[int]) -> list[int]:
+def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int]) -> list[int]:
     """These and the leaves of the partitioned ones: a copy reads leaf by leaf, and needs the right on each."""
     relations = read_relations(conn, tables)
     roots = [oid for oid, relation in relations.items() if relation.partitioned]

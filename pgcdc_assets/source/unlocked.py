@@ -46,9 +46,11 @@ _QUERY: Final = """
 WITH RECURSIVE pub AS (SELECT * FROM pg_catalog.pg_publication WHERE pubname = ANY(%(names)s)),
 member AS ({members}),
 below (pub, relid) AS (
-  SELECT m.pub, i.inhrelid FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.relid
+  SELECT m.pub, i.inhrelid FROM member m JOIN pg_catalog.pg_inherits i
+    ON i.inhparent = m.relid AND NOT i.inhdetachpending
   JOIN pg_catalog.pg_class c ON c.oid = m.relid AND c.relkind = 'p'
-  UNION SELECT b.pub, i.inhrelid FROM below b JOIN pg_catalog.pg_inherits i ON i.inhparent = b.relid
+  UNION SELECT b.pub, i.inhrelid FROM below b JOIN pg_catalog.pg_inherits i
+    ON i.inhparent = b.relid AND NOT i.inhdetachpending
   JOIN pg_catalog.pg_class c ON c.oid = b.relid AND c.relkind = 'p'
 ),
 shown AS (

@@ -81,7 +81,7 @@ def table_changes(before: Table, now: Table | None) -> list[Change]:
     if before.oid != now.oid:
         return [Change(name, Kind.RECREATED, Action.COPY, "was dropped and made anew")]
     return [*_publication(before, now), *_partitions(before, now), *_storage(before, now), *_labels(before, now),
-            *_unlogged(now), *_composites(before, now), *_columns(before, now), *_key(before, now)]  # fmt: skip
+            *_composites(before, now), *_columns(before, now), *_key(before, now)]  # fmt: skip
 
 
 def _publication(before: Table, now: Table) -> Iterator[Change]:
@@ -106,13 +106,6 @@ def _partitions(before: Table, now: Table) -> Iterator[Change]:
         if was and is_ and was != is_:
             what = f"partition {new[oid].name} was detached, and attached again: changes may be missing"
             yield Change(before.name, Kind.PARTITIONS, Action.COPY, what)
-
-
-def _unlogged(now: Table) -> Iterator[Change]:
-    for leaf in now.leaves:
-        if leaf.unlogged:
-            what = f"partition {leaf.name} is UNLOGGED: what is written to it is not in the stream; set it LOGGED"
-            yield Change(now.name, Kind.PARTITIONS, Action.SET_ASIDE, what)
 
 
 def _storage(before: Table, now: Table) -> Iterator[Change]:

@@ -166,8 +166,9 @@ class SocketReader(FrameReader):
                 del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
             return
-        except OSError as error:
-            raise SourceUnavailable(error.strerror or type(error).__name__, thing=self._endpoint) from None
+        except OSError:
+            # Nobody is there any more. Why, and that, is told to whoever reads.
+            self._unsent.clear()
 
     def _gone(self) -> PgcdcError:
         return SourceUnavailable("the server closed the connection", thing=self._endpoint)

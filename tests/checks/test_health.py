@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.checks.facts import Backend, Facts, LogFacts, Publication, SourceFacts, TableFacts
+from pgcdc_assets.checks.facts import Backend, Facts, LogFacts, Publication, SourceFacts, TableFacts, UntakenFacts
 from pgcdc_assets.checks.health import GIB, MIB, problems
 from pgcdc_assets.core.catalog import Catalog, Identity, Leaf, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.lake.untaken import UntakenRows
 from pgcdc_assets.source.holders import Holder
 from pgcdc_assets.source.slots import SlotStatus
 
@@ -374,3 +375,23 @@ def test_errors_come_first() -> None:
     changes = {**_source(wal_level="minimal"), "slot": _slot(safe_wal_size=1), **_table(TableState.SET_ASIDE)}
     severities = [p.severity for p in problems(replace(WELL, **changes))]
     assert severities == ["error", "error", "warning"]
+
+
+@pytest.mark.parametrize(
+    ("table", "copied", "told"),
+    [
+        (None, None, ("warning", "table public.detached", "belonged to no table that was followed")),
+        (EVENTS, AT, None),
+        (EVENTS, Lsn(AT - 100), ("error", "table public.events", "its copy is older than they are")),
+    ],
+    ids=["of nobody", "copied since", "copied before"],
+)
+def test_rows_that_no_mirror_took(
+    table: TableName | None, copied: Lsn | None, told: tuple[str, str, str] | None
+) -> None:
+    """What is told once a run is over, too."""
+    rows = UntakenRows(9, TableName("public", "detached"), 12, Lsn(AT - 100), Lsn(AT - 100), Lsn(AT - 50))
+    found = [p for p in problems(replace(WELL, untaken=(UntakenFacts(rows, table, copied),))) if "12 rows" in p.what]
+    assert [(p.severity, p.thing) for p in found] == ([told[:2]] if told else [])
+    assert all(f"between {rows.start} and {rows.end}" in p.what and told is not None and told[2] in p.what
+               for p in found)  # fmt: skip

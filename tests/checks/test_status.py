@@ -19,6 +19,7 @@ from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import WrongSource
 from pgcdc_assets.lake.mirrors import IDENTITY, Mirror
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.lake.states import TableStates
@@ -94,7 +95,7 @@ def test_before_setup(project: Project) -> None:
     found = project.status()
     assert json.loads(json.dumps(found.to_json())) == {
         "ok": False, "slot": {}, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None, "tables": [],
-        "problems": [{"severity": "error", "what": "project is not set up", "do": "run `pgcdc setup`"}],
+        "problems": [{"severity": "error", "what": "project is not set up", "do": "run `pgcdc setup`"}], "last": {},
     }  # fmt: skip
     assert not project.settings.lake.exists()
 
@@ -199,7 +200,8 @@ def test_a_log_ahead_of_the_source(project: Project) -> None:
 def test_another_source_under_the_same_name(project: Project) -> None:
     catalog = project.setup()
     project.log(replace(catalog, identity=replace(catalog.identity, system_identifier="1")))
-    assert project.problem("change log").startswith("belongs to system 1,")
+    with pytest.raises(WrongSource, match=r"the lake .* was set up for database \w+ of system 1;"):
+        project.status()
 
 
 def test_an_emptied_publication(project: Project) -> None:
@@ -290,6 +292,19 @@ def test_a_publication_of_somebody_else_need_not_list_all(project: Project) -> N
     assert [table.name for table in catalog.tables] == [A]
     assert theirs.status().ok
     assert not [problem for problem in theirs.status().problems if "public.b" in problem.thing]
+
+
+def test_a_publication_that_was_always_so_is_no_alarm_for_ever(project: Project) -> None:
+    """Somebody's own, of updates of a table without identity: told once, as a warning; a key that goes is an error."""
+    with project.source.connect() as conn:
+        conn.execute("CREATE TABLE c (x int); CREATE PUBLICATION theirs FOR TABLE a, c")
+        theirs = replace(project, settings=project.settings.model_copy(update={"publication": "theirs"}))
+        theirs.setup()
+        assert "UPDATE and DELETE fail on the source" in theirs.problem("table public.c")
+        assert theirs.status().ok
+        conn.execute("ALTER TABLE a DROP CONSTRAINT a_pkey")
+    assert "UPDATE and DELETE fail on the source" in theirs.problem("table public.a")
+    assert not theirs.status().ok
 
 
 def test_a_key_that_came_asks_for_setup(project: Project) -> None:

@@ -37,7 +37,7 @@ def ranges(project: Project) -> list[str]:
 
 @pytest.mark.long
 def test_the_embedded_shop_from_setup_to_teardown(tmp_path: Path) -> None:
-    project = Project(tmp_path, {"PGCDC_RANGE_SECONDS": "2"})
+    project = Project(tmp_path, {"PGCDC_SOURCE": "embedded", "PGCDC_RANGE_SECONDS": "2"})
     server = EmbeddedServer(tmp_path / ".pgcdc" / "postgres", database="shop")
     try:
         assert project.run("sync", expect=1).err.strip().endswith("run `pgcdc setup`")

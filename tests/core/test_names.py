@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,3 +56,9 @@ def test_the_lake_s_own_folder_is_no_schema_s() -> None:
     assert schema != "_pgcdc"
     assert (decoded(schema), decoded(name)) == ("_pgcdc", "..")
     assert name != ".."
+
+
+@given(_NAMES, _NAMES)
+def test_advice_can_be_typed_into_a_shell(schema: str, name: str) -> None:
+    table = TableName(schema, name)
+    assert shlex.split(f"pgcdc snapshot {table.shell}") == ["pgcdc", "snapshot", str(table)]

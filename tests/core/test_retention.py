@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.retention import GRACE, LogFile, log_cut, oldest_kept
+from pgcdc_assets.core.retention import EVERY_POINT, GRACE, LADDER, LogFile, log_cut, oldest_kept, sparse
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 START = Lsn(100)
@@ -53,3 +55,51 @@ def test_without_a_consumer_age_alone_decides() -> None:
     assert log_cut(held, START, [], NOW - timedelta(days=1)) == 120
     assert log_cut(held, START, [], NOW) == 130
     assert log_cut(held, START, [Lsn(119)], NOW) == START
+
+
+MINUTE = 60_000_000
+"""In microseconds."""
+ages = st.lists(st.integers(0, 5 * 24 * 60), max_size=300, unique=True).map(lambda found: sorted(found, reverse=True))
+
+
+def left(times: list[int], now: int) -> list[int]:
+    held = np.array(times, np.int64)
+    return list(held[sparse(held, None, now)]) if times else []
+
+
+@given(ages, st.integers(0, 3 * 24 * 60))
+def test_points_are_thinned_out_with_age(minutes: list[int], later: int) -> None:
+    """The young stay, of each step the newest stays, and what stays does not depend on how often it was looked at."""
+    now = 10**15
+    times = [now - minute * MINUTE for minute in minutes]
+    kept = left(times, now)
+    assert [time for time in times if now - time <= 60 * MINUTE] == [time for time in kept if now - time <= 60 * MINUTE]
+    assert kept[-1:] == times[-1:]
+    for time in times:
+        span = 0 if now - time <= 60 * MINUTE else 10 * MINUTE if now - time <= 24 * 60 * MINUTE else 60 * MINUTE
+        near = [other for other in kept if time <= other <= time + span]
+        assert near, "nothing near is left of it"
+    for step in (10, 60):
+        age = 24 * 60 if step == 60 else 60
+        old = [time // (step * MINUTE) for time in kept if now - time > (age + step) * MINUTE]
+        assert len(old) == len(set(old))
+    after = now + later * MINUTE
+    assert left(kept, after) == left(times, after)
+
+
+def test_a_file_of_points_ends_where_the_next_begins() -> None:
+    now = 10**15
+    times = np.arange(now - 7 * 3600 * 10**6, now, 10**6, dtype=np.int64)
+    whole = list(times[sparse(times, None, now)])
+    halves = [times[:9_000], times[9_000:]]
+    parts = [*halves[0][sparse(halves[0], int(halves[1][0]), now)], *halves[1][sparse(halves[1], None, now)]]
+    assert parts == whole
+    assert 3600 + 6 * 6 <= len(whole) <= 3600 + 6 * 6 + 1
+
+
+def test_the_ladder_is_of_whole_steps() -> None:
+    """An hour's last ten minutes have its newest point: thinned twice or once, the same is left."""
+    assert [age for age, _ in LADDER] == sorted((age for age, _ in LADDER), reverse=True)
+    assert LADDER[-1][0] == EVERY_POINT >= GRACE
+    for (_, longer), (_, shorter) in pairwise(LADDER):
+        assert longer % shorter == timedelta(0)

@@ -244,6 +244,7 @@ def _kill_jvm(pid: int) -> None:
 
 @pytest.mark.process
 @pytest.mark.timeout(7200)
+@pytest.mark.takes(80)
 def test_a_killed_command_loses_nothing(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, tally: Tally, tmp_path: Path,
     request: pytest.FixtureRequest,

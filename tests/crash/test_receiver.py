@@ -274,6 +274,7 @@ def _oid(conn: psycopg.Connection[Any], table: str) -> int:
 
 
 @pytest.mark.timeout(7200)
+@pytest.mark.takes(40)
 def test_killed_at_every_step_and_at_any_time(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, cycles: int, tally: Tally, tmp_path: Path
 ) -> None:

@@ -82,6 +82,8 @@ class RecordingEngines:
     def engine(self, settings: Settings, observer: Observer, command: str) -> RecordingEngine:
         return RecordingEngine(self.script, observer, command)
 
+    engine_at_rest = engine
+
 
 def report_of(span: LsnRange, *tables: TableName, version: int = 3) -> RangeReport:
     turns = {

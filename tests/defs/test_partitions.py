@@ -9,7 +9,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister, register_snapshot, selected_span
+from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister, Selection, register_snapshot
 from pgcdc_assets.errors import BadRange, RangeGap
 
 
@@ -64,14 +64,73 @@ def test_a_copy_is_registered_once(instance: dg.DagsterInstance) -> None:
     assert instance.get_dynamic_partitions("snapshot_ranges") == ["000000000000-000000000ABC"]
 
 
-def test_selected_keys_make_one_range() -> None:
-    assert selected_span([span(0x20, 0x30).key, span(0x10, 0x20).key]) == span(0x10, 0x30)
+def test_selected_keys_make_one_range(register: RangeRegister) -> None:
+    for known in (span(0x10, 0x20), span(0x20, 0x30)):
+        register.add(known)
+    assert Selection([span(0x20, 0x30).key, span(0x10, 0x20).key], register).span == span(0x10, 0x30)
 
 
-def test_no_keys_or_keys_with_holes_fail() -> None:
+def test_no_keys_or_keys_that_leave_a_range_out_fail(register: RangeRegister) -> None:
+    for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
+        register.add(known)
     with pytest.raises(BadRange, match="no range was selected"):
-        selected_span([])
+        Selection([], register)
     with pytest.raises(RangeGap, match="0/20 is followed by 0/30"):
-        selected_span([span(0x10, 0x20).key, span(0x30, 0x40).key])
-    with pytest.raises(BadRange, match="not a range key"):
-        selected_span(["..."])
+        Selection([span(0x10, 0x20).key, span(0x30, 0x40).key], register)
+    with pytest.raises(RangeGap, match="000000000040-000000000050 is registered"):
+        Selection([span(0x30, 0x40).key, span(0x40, 0x50).key], register)
+
+
+ODD = [
+    "2026-01-01", "", "000000000030-000000000020", "000000000020-000000000020", "00000000000010-00000000000020",
+    "000000000018-000000000028", "000000000010-000000000020\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_key_stops_nothing_and_is_named(register: RangeRegister, instance: dg.DagsterInstance, odd: str) -> None:
+    register.add(span(0x10, 0x20))
+    instance.add_dynamic_partitions(str(LSN_RANGES.name), [odd])
+    assert register.add(span(0x20, 0x30)) == span(0x20, 0x30)
+    assert register.known() == [span(0x10, 0x20), span(0x20, 0x30)]
+    assert register.odd() == [odd]
+    assert register.mend() == []
+    gone = register.prune(Lsn(0x20), Lsn(0x30))
+    assert gone[0] == span(0x10, 0x20)
+    assert register.known() == [span(0x20, 0x30)]
+    if len(gone) > 1:  # What lay over a key must not take its place once that is gone.
+        assert gone[1].key == odd
+        return
+    selection = Selection([odd, span(0x20, 0x30).key], register)
+    assert (selection.span, selection.odd) == (span(0x20, 0x30), [odd])
+    assert repr(odd) in selection.told[0]
+    assert "Delete partitions" in selection.told[0]
+    with pytest.raises(BadRange, match="is no range of the log"):
+        Selection([odd], register)
+
+
+def test_a_key_ahead_of_all_that_is_closed_goes(register: RangeRegister, instance: dg.DagsterInstance) -> None:
+    """Somebody added it while a run goes on; it would be taken for the range that is closed next."""
+    register.add(span(0x10, 0x20))
+    instance.add_dynamic_partitions(str(LSN_RANGES.name), [span(0x50, 0x60).key])
+    assert register.add(span(0x20, 0x30)) == span(0x20, 0x30)
+    assert register.known() == [span(0x10, 0x20), span(0x20, 0x30)]
+
+
+def test_holes_of_deleted_keys_are_mended_in_order(register: RangeRegister, instance: dg.DagsterInstance) -> None:
+    for start in (0x10, 0x20, 0x30, 0x40, 0x50):
+        register.add(span(start, start + 0x10))
+    name = str(LSN_RANGES.name)
+    for gone in (span(0x20, 0x30), span(0x30, 0x40)):
+        instance.delete_dynamic_partition(name, gone.key)
+    selection = Selection([span(0x10, 0x20).key, span(0x40, 0x50).key], register)
+    assert (selection.span, selection.holes) == (span(0x10, 0x50), [span(0x20, 0x40)])
+    assert "0/20..0/40" in selection.told[0]
+    assert register.mend() == [span(0x20, 0x40)]
+    mended = [span(0x10, 0x20), span(0x20, 0x40), span(0x40, 0x50), span(0x50, 0x60)]
+    assert instance.get_dynamic_partitions(name) == [one.key for one in mended]
+    # Deleted, and added again by hand: Dagster has it at the end.
+    instance.delete_dynamic_partition(name, mended[2].key)
+    instance.add_dynamic_partitions(name, [mended[2].key])
+    assert register.mend() == []
+    assert instance.get_dynamic_partitions(name) == [one.key for one in mended]

@@ -19,7 +19,9 @@ from pgcdc_assets.defs.demand import Cursor
 from pgcdc_assets.defs.resources import Source
 from pgcdc_assets.defs.sensors import tick
 from pgcdc_assets.defs.sync import sync_job
+from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.flow.lock import lake_lock
+from pgcdc_assets.flow.outcomes import Kind, recorded
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.lake.states import TableStates
 from pgcdc_assets.log.table import ChangeLog
@@ -184,11 +186,16 @@ def test_a_run_that_died_is_reported_and_the_next_one_waits_its_pause(
 ) -> None:
     run = instance.create_run_for_job(sync_job, status=dg.DagsterRunStatus.STARTED)
     instance.add_run_tags(run.run_id, {runs.PROCESS_TAG: dead_mark()})
+    with (
+        pytest.raises(SlotMissing), lake_lock(settings.layout, "sync"),
+        recorded(settings.layout, Kind.SYNC, "sync", print),
+    ):  # fmt: skip
+        raise SlotMissing("does not exist", thing="slot s")
     said = why(look(instance, settings))
     found = instance.get_run_by_id(run.run_id)
     assert found is not None
     assert found.status is dg.DagsterRunStatus.FAILURE
-    assert "the last 1 runs failed" in said
+    assert "the last 1 runs failed (slot s: does not exist)" in said
 
 
 @pytest.mark.usefixtures("level")

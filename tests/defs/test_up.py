@@ -83,9 +83,8 @@ def events(project: Project, key: Sequence[str]) -> dict[str, dict[str, Any]]:
     for record in records:
         event = record.asset_materialization
         assert event is not None
-        found.setdefault(
-            str(event.partition), {name: value.value for name, value in event.metadata.items()}
-        )
+        if event.partition is not None:  # A mirror's copy, before there is any range.
+            found.setdefault(event.partition, {name: value.value for name, value in event.metadata.items()})
     return found
 
 

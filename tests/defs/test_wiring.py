@@ -21,6 +21,8 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs.assets import pipeline_assets
+from pgcdc_assets.defs.checks import current_health, evaluations
+from pgcdc_assets.defs.downstream import mirror_updated
 from pgcdc_assets.defs.observer import Nobody
 from pgcdc_assets.defs.partitions import RangeRegister
 from pgcdc_assets.defs.project import LOCATION
@@ -135,6 +137,56 @@ def test_a_closed_range_is_registered_and_every_asset_materialised(
     assert instance.get_dynamic_partitions("snapshot_ranges") == ["000000000000-000000000010"]
 
 
+def latest(instance: dg.DagsterInstance, *key: str) -> dg.AssetMaterialization:
+    event = instance.get_latest_materialization_event(dg.AssetKey(list(key)))
+    assert event is not None
+    assert event.asset_materialization is not None
+    return event.asset_materialization
+
+
+def test_a_mirror_is_materialised_when_its_copy_lands(instance: dg.DagsterInstance) -> None:
+    """Also on a source where nothing changes: no range is closed there."""
+    assert sync(instance, Script(copies=[CopyReport(ORDERS, Lsn(0x10), 40, 4000, 2, 1.5, 1)])).success
+    found = latest(instance, "public", "orders")
+    assert (found.partition, found.metadata["dagster/row_count"].value) == (None, 40)
+    assert str(found.metadata["dagster/uri"].value).endswith("/lake/public/orders")
+    RangeRegister(instance).add(span(0x10, 0x20))
+    RangeRegister(instance).add(span(0x20, 0x30))
+    assert sync(instance, Script(copies=[CopyReport(EVENTS, Lsn(0x28), 7, 70, 1, 1.5, 1)])).success
+    found = latest(instance, "public", "events")
+    assert (found.partition, found.metadata["dagster/row_count"].value) == (span(0x10, 0x20).key, 7)
+
+
+@pytest.mark.filterwarnings("ignore:Parameter `include_sources`")
+@pytest.mark.parametrize(
+    ("condition", "fires"), [(dg.AutomationCondition.eager(), False), (mirror_updated(), True)], ids=["eager", "ours"]
+)
+def test_what_depends_on_a_table_that_was_published_later(
+    instance: dg.DagsterInstance, condition: dg.AutomationCondition[dg.AssetKey], fires: bool
+) -> None:
+    """It lacks the ranges before its copy, and ``eager`` waits for them until the retention drops their keys."""
+    points = ConsistentPoints(Settings().layout)
+    points.publish(Lsn(0x20), {ORDERS: 3}, {})
+    assert sync(instance, Script(ranges=[report_of(span(0x10, 0x20), ORDERS)])).success
+    assert sync(instance, Script(ranges=[report_of(span(0x20, 0x30), ORDERS)])).success
+
+    @dg.asset(deps=[dg.AssetKey(["public", "events"])], automation_condition=condition)
+    def on_events() -> None: ...
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        defs = dg.Definitions(
+            assets=[*pipeline_assets(CATALOG), on_events],
+            resources={"engines": RecordingEngines(Script()), "watcher": Nobody()},
+        )
+    first = dg.evaluate_automation_conditions(defs, instance)
+    points.publish(Lsn(0x40), {ORDERS: 4, EVENTS: 2}, {})
+    copy = CopyReport(EVENTS, Lsn(0x30), 7, 70, 1, 1.5, 1)
+    assert sync(instance, Script(copies=[copy], ranges=[report_of(span(0x30, 0x40), EVENTS)])).success
+    second = dg.evaluate_automation_conditions(defs, instance, cursor=first.cursor)
+    assert second.total_requested == fires
+
+
 def test_a_table_that_is_not_published_is_not_called_materialised(instance: dg.DagsterInstance) -> None:
     ConsistentPoints(Settings().layout).publish(Lsn(0x20), {ORDERS: 3}, {})
     report = report_of(span(0x10, 0x20), ORDERS)
@@ -210,6 +262,10 @@ def test_materialising_ranges_of_mirrors_is_one_call(instance: dg.DagsterInstanc
     assert script.asked == [("apply", (ORDERS, EVENTS), span(0x10, 0x30))]
     found = metadata(instance, ["public", "orders"], ranges[1].key)
     assert (found["start_lsn"], found["end_lsn"], found["rows_inserted"]) == ("0/20", "0/30", 5)
+    assert "2 partitions" in found["counted"]
+    # Counted once: plots and sums over partitions are right.
+    first = metadata(instance, ["public", "orders"], ranges[0].key)
+    assert (first["start_lsn"], first.get("rows_inserted"), first["counted"]) == ("0/10", None, found["counted"])
     assert ranges[2].key not in instance.get_materialized_partitions(dg.AssetKey(["public", "events"]))
 
 
@@ -231,13 +287,34 @@ def test_a_selection_against_the_order_of_keys_fails(instance: dg.DagsterInstanc
     assert "no range was selected" in failure(result)
 
 
-def test_a_selection_with_a_hole_fails(instance: dg.DagsterInstance) -> None:
-    for known in (span(0x10, 0x20), span(0x30, 0x40)):
-        instance.add_dynamic_partitions("lsn_ranges", [known.key])
+def test_an_odd_key_and_a_deleted_one_stop_no_run(instance: dg.DagsterInstance) -> None:
+    """All of them is what the dialogue offers first."""
+    for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
+        RangeRegister(instance).add(known)
+    instance.delete_dynamic_partition("lsn_ranges", span(0x20, 0x30).key)
+    instance.add_dynamic_partitions("lsn_ranges", ["2026-01-01"])
+    keys = [span(0x10, 0x20).key, span(0x30, 0x40).key, "2026-01-01"]
     script = Script()
-    result = materialize(instance, script, [["change_log"]], [span(0x10, 0x20).key, span(0x30, 0x40).key])
-    assert "do not follow each other" in failure(result)
-    assert script.asked == []
+    assert materialize(instance, script, [["change_log"], ["public", "orders"]], [keys[0], keys[-1]]).success
+    assert script.asked == [("check", span(0x10, 0x40)), ("apply", (ORDERS,), span(0x10, 0x40))]
+    assert "no range of the log" in metadata(instance, ["public", "orders"], "2026-01-01")["passed_over"]
+    found = [metadata(instance, ["public", "orders"], key).get("rows_inserted") for key in keys]
+    assert found == [None, 5, None]
+    # The next sync sees them in order, and goes on.
+    log = ChangeLog(Settings().layout)
+    log.create(Identity("1", "db", "s"), Lsn(0x10), 1)
+    assert RangeRegister(instance).mend() == [span(0x20, 0x30)]
+    assert sync(instance, script).success
+
+
+def test_an_odd_key_is_told_by_the_slot_s_check(instance: dg.DagsterInstance) -> None:
+    assert [p.thing for p in current_health(instance).problems if "partition" in p.thing] == []
+    instance.add_dynamic_partitions("lsn_ranges", ["2026-01-01"])
+    (problem,) = [p for p in current_health(instance).problems if "partition" in p.thing]
+    assert (problem.severity, problem.thing) == ("warning", "partition '2026-01-01' of lsn_ranges")
+    (slot, *_) = evaluations(current_health(instance))
+    assert "2026-01-01" in str(slot.description)
+    assert "Delete partitions" in str(slot.description)
 
 
 def test_materialising_a_snapshot_asks_for_a_new_copy_and_registers_its_key(instance: dg.DagsterInstance) -> None:

@@ -75,6 +75,7 @@ def left(found: Locator) -> float:
     return box["x"]
 
 
+@pytest.mark.takes(50)
 def test_the_graph_reads_from_slot_to_mirrors(up: Served, page: Page, pictures: Path) -> None:
     up.wait(lambda: all(up.materialised("snapshot", "public", table) for table in TABLES), "the copies")
     if not up.ranges():
@@ -123,6 +124,7 @@ def test_past_ranges_are_backfilled_and_so_repaired(up: Served, page: Page) -> N
         assert_equal(conn, up.project.lake, "public.products")
 
 
+@pytest.mark.long
 def test_a_snapshot_partition_asks_for_a_new_copy(up: Served, page: Page) -> None:
     up.wait(lambda: all(up.materialised("snapshot", "public", table) for table in TABLES), "the copies")
     before = set(up.materialised("snapshot", "public", "customers"))

@@ -69,6 +69,7 @@ def project(database: Database, tmp_path: Path) -> Project:
 
 @pytest.mark.process
 @pytest.mark.timeout(600)  # A dozen commands, one after the other.
+@pytest.mark.takes(120)
 def test_the_whole_path(project: Project, database: Database) -> None:
     with database.connect() as conn:
         conn.execute(SCHEMA)

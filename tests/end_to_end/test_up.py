@@ -73,6 +73,7 @@ def test_ranges_are_contiguous_and_each_table_is_copied_once(up: Served) -> None
     assert Lsn.parse(copy["consistent_point"]) > spans[0].start
 
 
+@pytest.mark.takes(40)
 def test_checks_are_of_the_newest_materialisation(up: Served) -> None:
     """Else the UI shows them as not evaluated."""
     up.follow("UPDATE public.customers SET credit = credit + 1 WHERE id = 1")

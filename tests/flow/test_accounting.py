@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -74,6 +76,9 @@ def test_every_row_of_every_turn_is_accounted_for(rig: Rig) -> None:
             _check(rig, closed.span, {entry.relation_id: entry.rows for entry in closed.untaken})
             reasons |= {entry.name.name: entry.why for entry in closed.untaken}
     assert reasons["z"] == Why.UNKNOWN
+    told = [problem for problem in status(rig.settings).problems if "went into no mirror" in problem.what]
+    assert [problem.thing for problem in told] == ["table public.z"]
+    assert re.fullmatch(r"2 rows of it, between \S+ and \S+, went into no mirror: it belonged to .*", told[0].what)
     assert reasons["t"] == Why.SET_ASIDE, "a column of it was renamed"
     rig.assert_equal("public.k", "public.p", "public.u")
 

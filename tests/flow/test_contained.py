@@ -6,12 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from pgcdc_assets.checks.table_facts import read_tables
 from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.layout import DELTA_LOG, checkpoint_name, commit_name
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.lake.deltacommit import make_checkpoint
 from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.delta import live_files
@@ -88,3 +91,54 @@ def test_one_tables_trouble_is_that_tables(rig: Rig) -> None:
         rig.conn.execute(f"INSERT INTO {name} VALUES (3, 'back')".encode())
     assert rig.sync().set_aside == []
     rig.assert_equal("public.t", "public.u", *(f"public.{name}" for name in BROKEN))
+
+
+UNREADABLE = {
+    "first_commit": "its first commit is empty, and rests under the newest point",
+    "checkpoint": "its checkpoint is torn, and the commits in front of it are gone",
+    "feed_checkpoint": "the same of its change feed",
+    "feed_commit": "the first commit of its change feed is empty: a power cut may leave it so, and it is begun anew",
+}
+"""Tables by what is torn of a Delta log of theirs."""
+
+
+def _tear(rig: Rig, table: str) -> None:
+    folder = rig.settings.layout.changes(_name(table)) if table.startswith("feed") else _mirror(rig, table)
+    log, number = folder / DELTA_LOG, DeltaTable(folder).version()
+    if table.endswith("commit"):
+        (log / commit_name(0)).write_bytes(b"")
+        return
+    make_checkpoint(folder, number)
+    (log / checkpoint_name(number)).write_bytes(b"PAR1")
+    for old in range(number + 1):
+        (log / commit_name(old)).unlink(missing_ok=True)
+
+
+def test_a_log_that_cannot_be_read_is_moved_aside_by_a_new_copy(rig: Rig) -> None:
+    """As `pgcdc snapshot TABLE` has it done; the others have gone on, and the table does again."""
+    for name in UNREADABLE:
+        rig.conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)".encode())
+    rig.setup()
+    rig.sync()
+    for number in range(2):
+        for name in UNREADABLE:
+            rig.conn.execute(f"INSERT INTO {name} VALUES ({number}, 'a')".encode())
+        assert rig.sync().set_aside == []
+    for name in UNREADABLE:
+        _tear(rig, name)
+        rig.conn.execute(f"UPDATE {name} SET v = 'changed'".encode())
+    rig.conn.execute("UPDATE t SET v = 'goes on'")
+    told = {name.name: reason for name, reason in rig.sync().set_aside}
+    assert told.keys() == UNREADABLE.keys() - {"feed_commit"}, told
+    rig.assert_equal()
+
+    assert rig.engine().sync(Bounds(), copy_anew=[_name(name) for name in UNREADABLE]).set_aside == []
+    titles = [f"public.{name}" for name in UNREADABLE]
+    rig.assert_equal(*titles)
+    for name in UNREADABLE:
+        rig.conn.execute(f"UPDATE {name} SET v = 'back' WHERE id = 1; DELETE FROM {name} WHERE id = 0".encode())
+    assert rig.sync().set_aside == []
+    rig.assert_equal("public.t", "public.u", *titles)
+    point = ConsistentPoints(rig.settings.layout).newest()
+    assert point is not None
+    assert {_name(name) for name in UNREADABLE} <= set(point.tables)

@@ -14,6 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked, IdentityMismatch, LogAhead
 from pgcdc_assets.flow import copying, turn
@@ -126,6 +127,27 @@ def test_a_run_ends_though_no_table_is_left_to_be_published(rig: Rig) -> None:
     thread.start()
     thread.join(100)
     assert [table for table, _ in reports[0].set_aside] == [T]
+
+
+def test_a_copy_that_no_point_lists_is_published_by_the_next_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run died between the two, and the source is quiet since."""
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    rig.conn.execute("CREATE TABLE t2 (id int PRIMARY KEY); INSERT INTO t2 VALUES (1)")
+    rig.setup()
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsistentPoints, "publish", dies)
+        with pytest.raises(KeyboardInterrupt):
+            rig.sync()
+    rig.sync()
+    newest = ConsistentPoints(rig.settings.layout).newest()
+    assert newest is not None
+    assert TableName("public", "t2") in newest.tables
+    rig.assert_equal("public.t2")
+    assert rig.sync().turns == 0
+    assert len(ConsistentPoints(rig.settings.layout).all()) == 1, "a quiet run publishes nothing"
 
 
 def test_a_table_out_of_the_publication_is_out_of_the_points(rig: Rig) -> None:

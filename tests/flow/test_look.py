@@ -14,6 +14,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.flow import thinning
 from pgcdc_assets.flow.copying import Copied
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import Progress
@@ -125,3 +126,30 @@ def test_a_copy_is_listed_only_after_a_look_that_shows_it_so(run: Run) -> None:
     (as_it_is,) = (table for table in run.work.catalog.tables if table.name == T)
     run.land(as_it_is)
     assert run.listed() == {QUIET, T}
+
+
+def test_a_table_under_another_name_is_not_listed_where_the_log_stands_when_it_is_back(run: Run) -> None:
+    assert run.listed() == {QUIET, T}
+    run.user.execute("ALTER TABLE quiet RENAME TO other")
+    assert run.listed() == {T}
+    run.user.execute("ALTER TABLE other RENAME TO quiet")
+    assert run.listed() == {T}, "the log ends where it was `other`"
+    assert run.work.progress[QUIET].state.readable, "its rows are followed all the same"
+
+
+def test_a_table_that_is_copied_is_not_thinned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files of hours ago are nobody's yet; one that no point lists is settled from where the run found it."""
+    monkeypatch.setattr(thinning, "EVERY", 2)
+    assert run.listed() == {QUIET, T}
+    progress, due = run.work.progress, thinning.Thinning(run.work)
+    table, at = progress[QUIET].table, run.work.log.position()
+    progress.moved(QUIET, at, 5)
+    progress.copying([table], at)
+    assert not due._is_due(QUIET)
+    progress.copied(table, at, 1)
+    progress.moved(QUIET, at, 7)
+    assert not due._is_due(QUIET)
+    assert progress[T].version == 1
+    progress.moved(T, at, 3)
+    assert due._is_due(T)
+    assert not due._is_due(T)

@@ -72,6 +72,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedtable, "FEWEST_MERGED", 2)
 
 
+@pytest.mark.takes(40)
 def test_nothing_promised_or_needed_goes_and_the_second_time_does_nothing(rig: Rig) -> None:  # noqa: F811
     rig.setup()
     rig.sync()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
+from pgcdc_assets.checks.table_facts import read_tables
 from pgcdc_assets.core.catalog import Catalog, Column, Identity, PgType, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
@@ -43,6 +47,19 @@ def copied_at_10_applied_to_20(layout: Layout, table: Table) -> None:
     """In versions 1 and 2 of its mirror."""
     copied_mirror(layout, OWNER, table.name, 10)
     commit(layout.mirror(table.name), [], "append", {OWNER.app_id(f"{Lsn(10):X}"): 20})
+
+
+def both_published(layout: Layout, catalog: Catalog, lsn: Lsn) -> Progress:
+    """A run that copied A and B at 10, and published both at ``lsn``."""
+    for table in (A, B):
+        copied_at_10_applied_to_20(layout, table)
+    progress = Progress(layout, catalog, Lsn(1), Lsn(1))
+    progress.copying([A, B], Lsn(10))
+    for table in (A, B):
+        progress.copied(table, Lsn(10), 2)
+        progress.moved(table.name, lsn)
+    assert progress.publish(lsn, RECORDED)
+    return progress
 
 
 def _listed(progress: Progress) -> set[str]:
@@ -100,23 +117,103 @@ def test_a_point_never_falls_for_a_late_copy(progress: Progress) -> None:
     assert _listed(progress) == {"a", "b", "c"}
 
 
-def test_a_mirror_that_cannot_be_read_holds_no_other_up(tmp_path: Path) -> None:
-    """A version that a point names was torn, as no power cut does it: the file is named, and the others go on."""
+def test_a_table_that_was_away_is_listed_from_where_its_name_was_seen_again(tmp_path: Path) -> None:
+    layout, catalog = Layout(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    first = both_published(layout, catalog, Lsn(20))
+    assert first.gone({A.name}) == [B.name]
+    first.moved(A.name, Lsn(21))
+    assert first.publish(Lsn(21), RECORDED)
+    second = Progress(layout, catalog, Lsn(1), Lsn(1))
+    assert first.found([A, B]) == [B.name]
+    for progress, end in ((first, 25), (second, 29)):
+        assert progress.unnamed
+        for table in (A, B):
+            progress.moved(table.name, Lsn(end - 2))
+        assert not progress.publish(Lsn(end - 2), RECORDED), "before anybody looked at the catalog"
+        progress.named(Lsn(end))
+        assert not progress.publish(Lsn(end - 2), RECORDED)
+        assert _listed(progress) == {"a"}
+        for table in (A, B):
+            progress.moved(table.name, Lsn(end))
+        if progress is second:
+            assert progress.publish(Lsn(end), RECORDED)
+            assert _listed(progress) == {"a", "b"}
+
+
+def test_a_copy_of_a_run_that_ended_before_a_point_is_listed_where_it_stands(tmp_path: Path) -> None:
+    """Nobody was away: a bounded run after it may have no other place to list it at."""
     layout, catalog = Layout(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     for table in (A, B):
         copied_at_10_applied_to_20(layout, table)
-    before = Progress(layout, catalog, Lsn(1), Lsn(1))
-    before.copying([A, B], Lsn(10))
-    for table in (A, B):
-        before.copied(table, Lsn(10), 2)
-        before.moved(table.name, Lsn(20))
-    assert before.publish(Lsn(20), RECORDED)
+    first = Progress(layout, catalog, Lsn(1), Lsn(1))
+    first.copying([A, B], Lsn(10))
+    first.copied(A, Lsn(10), 2)
+    first.copied(B, Lsn(10), 2)
+    for b_stands_at, listed in ((21, {"a"}), (20, {"a", "b"})):
+        second = Progress(layout, catalog, Lsn(1), Lsn(1))
+        assert not second.unnamed, "no point has listed b yet"
+        second.moved(A.name, Lsn(20))
+        second.moved(B.name, Lsn(b_stands_at))
+        second.publish(Lsn(20), RECORDED)
+        assert _listed(second) == listed
+
+
+def test_a_table_that_is_back_and_stands_at_the_newest_point_is_not_listed_there(tmp_path: Path) -> None:
+    """A run found it and brought it there, and was killed before it listed it: there it had another name."""
+    layout, catalog = Layout(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    first = both_published(layout, catalog, Lsn(19))
+    assert first.gone({A.name}) == [B.name]
+    first.moved(A.name, Lsn(20))
+    assert first.publish(Lsn(20), RECORDED)
+    second = Progress(layout, catalog, Lsn(1), Lsn(1))
+    assert second[B.name].replay_lsn == 20
+    assert second.unnamed
+    second.named(Lsn(22))
+    second.publish(Lsn(20), RECORDED)
+    assert _listed(second) == {"a"}
+
+
+def test_a_mirror_that_cannot_be_read_holds_no_other_up(tmp_path: Path) -> None:
+    """A version that a point names was torn, as no power cut does it: the file is named, and the others go on."""
+    layout, catalog = Layout(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    both_published(layout, catalog, Lsn(20))
     torn = layout.mirror(A.name) / "_delta_log" / f"{2:020}.json"
     torn.write_bytes(torn.read_bytes()[:100])
     progress = Progress(layout, catalog, Lsn(1), Lsn(1))
     assert [entry.table for entry in progress.followed()] == [B]
     assert torn.name in (progress[A.name].reason or "")
     assert progress.recovered == {}
+
+
+def test_what_another_hand_changed_is_told_until_a_new_copy(tmp_path: Path) -> None:
+    """Seen as a point is made of it or as a run begins, kept by the state, and told by ``status`` before either."""
+    layout, catalog = Layout(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    first = both_published(layout, catalog, Lsn(20))
+    assert first.changed == {}
+
+    rows = pa.table({"id": pa.array([9])})
+    write_deltalake(layout.mirror(A.name), rows, mode="append")
+    assert [(facts.reason or "")[:20] for facts in read_tables(layout, catalog)] == ["WRITE by delta-rs:py", ""]
+    first.moved(A.name, Lsn(25), 3)
+    first.moved(B.name, Lsn(25))
+    assert first.publish(Lsn(25), RECORDED)
+    newest = first.points.newest()
+    assert newest is not None
+    assert newest.changed.keys() == first.changed.keys() == {A.name}
+    write_deltalake(layout.mirror(B.name), rows, mode="append")
+    second = Progress(layout, catalog, Lsn(1), Lsn(1))
+    assert second.changed == {A.name: first.changed[A.name], B.name: second[B.name].reason}
+    assert all(facts.reason for facts in read_tables(layout, catalog))
+    second.moved(A.name, Lsn(26), table=replace(A, rows=7))
+    assert second.changed.keys() == {A.name, B.name}
+
+    for table in (A, B):
+        version = commit(layout.mirror(table.name), [], "overwrite", {OWNER.app_id("snapshot", table.name.folder): 30})
+        second.copied(table, Lsn(30), version)
+    assert second.publish(Lsn(30), RECORDED)
+    for progress in (second, Progress(layout, catalog, Lsn(1), Lsn(1))):
+        assert progress.changed == {}
+    assert not any(facts.reason for facts in read_tables(layout, catalog))
 
 
 @pytest.mark.parametrize(

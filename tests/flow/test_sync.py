@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,17 @@ from pgcdc_assets import Lake
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import LockHeld, NotRepairable, RangeGap, ReceiverDied, SetupNeeded, UnknownTable, UsageError
-from pgcdc_assets.flow import hold
+from pgcdc_assets.errors import (
+    LockHeld,
+    NotRepairable,
+    RangeGap,
+    ReceiverDied,
+    SetupNeeded,
+    SourceUnavailable,
+    UnknownTable,
+    UsageError,
+)
+from pgcdc_assets.flow import hold, outcomes
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.observer import Silent
@@ -171,6 +181,10 @@ def test_until_in_the_past_and_in_a_transaction(rig: Rig) -> None:
 
 def test_follow_stops_at_a_boundary_and_a_second_writer_is_refused(rig: Rig) -> None:
     rig.setup()
+    with pytest.raises(SourceUnavailable):
+        Engine(rig.settings, "host=/nowhere", rig.observer, rig.session, "sync").sync(Bounds())
+    last = partial(outcomes.read, rig.settings.layout)
+    assert last()["sync"].failed is not None
     stop = threading.Event()
     reports: list[SyncReport] = []
     thread = threading.Thread(target=lambda: reports.append(rig.engine("follow").sync(Bounds(follow=True, stop=stop))))
@@ -183,6 +197,8 @@ def test_follow_stops_at_a_boundary_and_a_second_writer_is_refused(rig: Rig) -> 
         rig.conn.execute("UPDATE u SET v = v + 1")
         goal = rig.flush()
         wait_for(lambda: (newest := points.newest()) is not None and newest.replay_lsn >= goal, what="the update")
+        wait_for(lambda: last()["sync"].failed is None, what="the word that it succeeds")
+        assert last()["sync"].under_way is not None
     finally:
         stop.set()
         thread.join(120)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ class Project:
         self.written = self.insert_position()
         names = [TableName(spec.schema, spec.name) for spec in anew]
         report = self.engine(**sizes).sync(Bounds(**bounds), copy_anew=names)
-        assert report.set_aside == []
+        assert not report.set_aside, report.set_aside
         return report
 
     def insert_position(self) -> int:
@@ -136,13 +137,22 @@ def project(server: EmbeddedServer, spark: SparkSession, tables: Sequence[Spec])
             workload.close()
 
 
-def play(at: Project, history: History) -> None:
+During = Callable[[Project, Callable[[], Any]], None]
+"""How a run is run: as it is, or with something done to it."""
+
+
+def undisturbed(at: Project, act: Callable[[], Any]) -> None:
+    """As it is."""
+    act()
+
+
+def play(at: Project, history: History, during: During = undisturbed) -> None:
     """All of it, then one more sync; every boundary published on the way is compared with the journal."""
     for step in history.before:
         at.workload.take(step)
     at.workload.finish(random.Random(0))
     at.setup()
-    at.sync()
+    during(at, at.sync)
     rest = [(list(steps), doing) for steps, doing in history.parts]
     for number, (steps, doing) in enumerate(rest):
         for step in steps:
@@ -151,7 +161,9 @@ def play(at: Project, history: History) -> None:
         beside, following[: doing.beside] = following[: doing.beside], []
         at.workload.release()
         event(f"{doing.kind}{' beside writes' if beside else ''}")
-        _DOINGS[doing.kind](at, doing, beside)
+        act = partial(_DOINGS[doing.kind], at, doing, beside)
+        # Of damage by hand a part would be left, and nobody to repair it.
+        (undisturbed if doing.kind == "damage" else during)(at, act)
     at.workload.finish(random.Random(1))
     at.sync()
     at.assert_now()
@@ -289,7 +301,7 @@ def _kill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
 
     def steps() -> None:
         try:
-            wait_for(lambda: _receiving(at), what="the receiver")
+            wait_for(lambda: receiving(at), what="the receiver")
             for step in beside:
                 at.workload.take(step)
             for child in psutil.Process().children(recursive=True):
@@ -301,13 +313,13 @@ def _kill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
             raise
 
     try:
-        _beside(lambda: at.sync(doing, follow=True, stop=stop), steps)
+        beside_it(lambda: at.sync(doing, follow=True, stop=stop), steps)
     except ReceiverDied:
         event("receiver died")
-    wait_for(lambda: not _receiving(at), what="the receiver's end")
+    wait_for(lambda: not receiving(at), what="the receiver's end")
 
 
-def _receiving(at: Project) -> bool:
+def receiving(at: Project) -> bool:
     """From the slot itself, or from a temporary copy of it: a run that polls never holds the slot for long."""
     query = "SELECT count(active_pid) > 0 FROM pg_replication_slots WHERE database = %s AND slot_name ~ %s"
     given = (at.workload.database.name, f"^({at.settings.slot}|pgcdc_drain_.*)$")
@@ -323,12 +335,12 @@ def _while_running(at: Project, run: Callable[[], Any], steps: Sequence[Step], *
             at.workload.finish(random.Random(len(steps)))
 
     if steps:
-        _beside(run, act)
+        beside_it(run, act)
     else:
         run()
 
 
-def _beside(run: Callable[[], Any], act: Callable[[], None]) -> None:
+def beside_it(run: Callable[[], Any], act: Callable[[], None]) -> None:
     """``act`` here, while ``run`` runs in a thread of its own; raises what either raised."""
     failures: list[BaseException] = []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,8 +15,9 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.lake import changes
+from pgcdc_assets.lake import apply, changes, derivation
 from pgcdc_assets.lake.changes import Followed, grouped, transform
+from pgcdc_assets.lake.collapsing import Collapsing, Effect
 from pgcdc_assets.lake.feed import feed_name
 from pgcdc_assets.lake.feedtable import FeedTable
 from pgcdc_assets.lake.routing import Place, Router
@@ -122,6 +123,42 @@ def test_changes_are_split_by_key_and_applied_in_parts(pipe: Pipeline, monkeypat
     pipe.same("t")
     pipe.run("UPDATE t SET v = v + 1", "UPDATE t SET b = b + 1000 WHERE b < 50")
     pipe.turn()
+    pipe.same("t")
+
+
+@pytest.mark.spark
+def test_changes_of_keys_are_applied_in_parts_too(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a value was not sent with one: its row has to be followed from key to key."""
+    monkeypatch.setattr(changes, "BUCKET_ROWS", 100)
+    monkeypatch.setattr(derivation, "HELD_BYTES", 1)
+    units: list[int] = []
+    collapsed = apply.collapsed
+
+    def counted(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:
+        units.extend(map(len, works))
+        return collapsed(spark, works)
+
+    monkeypatch.setattr(apply, "collapsed", counted)
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v int, big text)", "ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
+    pipe.follow("t")
+    pipe.run("INSERT INTO t SELECT g, g, 'small' FROM generate_series(1, 300) g")
+    pipe.turn()
+    for statements in (
+        ("UPDATE t SET v = v + 1", "UPDATE t SET id = id + 1000 WHERE id < 50"),
+        ("UPDATE t SET id = -id", "DELETE FROM t WHERE id % 3 = 0", "UPDATE t SET id = -id WHERE id > -200"),
+        ("INSERT INTO t VALUES (5000, 1, 'x')", "UPDATE t SET id = 5001, v = 2 WHERE id = 5000",
+         "UPDATE t SET id = 5002 WHERE id = 5001", "DELETE FROM t WHERE id = 5002", "UPDATE t SET v = v - 1"),
+    ):  # fmt: skip
+        pipe.transaction(*statements)
+        pipe.turn()
+        assert pipe.set_aside == {}
+        pipe.same("t")
+        assert units.pop() > 1
+    pipe.run("UPDATE t SET big = repeat(md5(id::text), 100) WHERE id % 50 = 0")
+    pipe.turn()
+    pipe.transaction("UPDATE t SET v = v + 1", "UPDATE t SET id = id + 9000 WHERE id % 50 = 0")
+    pipe.turn()
+    assert units.pop() == 1
     pipe.same("t")
 
 

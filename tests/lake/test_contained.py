@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from deltalake.exceptions import DeltaError
+from pyspark.errors import AnalysisException
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.errors import LakeError, LogCorrupt, MachineError, ProtocolError, SourceUnavailable, SparkDied
 from pgcdc_assets.lake import apply, compaction, tablework
-from pgcdc_assets.lake.failures import of_one_table, of_the_machine
+from pgcdc_assets.lake.failures import ATTEMPTS, machine_told, of_one_table, of_the_machine
 from tests.delta import commit, live_files
 from tests.lake.pipeline import Pipeline
 from tests.lake.test_apply import pipe
@@ -33,6 +34,7 @@ def test_failures_of_one_table(error: Exception) -> None:
     LogCorrupt("a segment is damaged"), SourceUnavailable("gone"), SparkDied("ended"), KeyboardInterrupt(),
     OSError(28, "No space left on device"), OSError(122, "Disk quota exceeded"), OSError(24, "Too many open files"),
     OSError("Generic LocalFileSystem error: No space left on device (os error 28)"), ConnectionRefusedError(111, "no"),
+    AnalysisException("Job aborted: java.io.IOException: No space left on device"),
     TimeoutError(), TypeError("a fault of this program"), DeltaError("unknown"),
 ])  # fmt: skip
 def test_failures_of_everybody(error: BaseException) -> None:
@@ -43,6 +45,20 @@ def test_what_the_machine_refuses_is_told_in_words() -> None:
     told = of_the_machine(OSError(28, "No space left on device", "/lake/t/part-1.parquet"))
     assert isinstance(told, MachineError)
     assert "No space left on device" in str(told)
+
+
+@pytest.mark.parametrize("error", [
+    OSError(28, "No space left on device", "/lake/t/part-1.parquet"),
+    MachineError("No space left on device", thing="lake"),
+    OSError("Generic LocalFileSystem error: No space left on device (os error 28)"),
+    AnalysisException("Job aborted: java.io.IOException: No space left on device"),
+])  # fmt: skip
+def test_a_full_disk_is_told_with_its_folder(error: Exception) -> None:
+    with pytest.raises(MachineError) as told, machine_told(Path("/srv/lake")):
+        raise error
+    assert "No space left on device" in told.value.what
+    assert "/srv/lake" in str(told.value.thing)
+    assert "make room" in str(told.value)
 
 
 def _files(pipe: Pipeline, name: str) -> list[Path]:
@@ -176,7 +192,7 @@ def test_small_files_that_cannot_be_merged(pipe: Pipeline, monkeypatch: pytest.M
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("times", [1, apply.ATTEMPTS])
+@pytest.mark.parametrize("times", [1, ATTEMPTS])
 def test_a_lost_race_sets_nothing_aside(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Another writer commits to the mirror while a turn is at work on it, once or each time."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
@@ -198,7 +214,7 @@ def test_a_lost_race_sets_nothing_aside(pipe: Pipeline, monkeypatch: pytest.Monk
         assert pipe.set_aside == {}
         pipe.same("u")
         if done["t"].outrun:
-            assert times == apply.ATTEMPTS
+            assert times == ATTEMPTS
             pipe.replayed["t"] = stood
             assert not pipe.turn()["t"].outrun
         pipe.same("t")

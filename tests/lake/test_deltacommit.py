@@ -24,13 +24,12 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import compaction
-from pgcdc_assets.lake.compaction import compact_file, small_files
+from pgcdc_assets.lake.compaction import compact_file, small_files, worth_rewriting
 from pgcdc_assets.lake.deltacommit import Change, commit_change, commit_compaction, loosened
-from pgcdc_assets.lake.deltalog import DeltaLog, DeltaVersion
+from pgcdc_assets.lake.deltalog import DeltaVersion
 from pgcdc_assets.lake.files import DataFile, FileReport
 from pgcdc_assets.lake.mirrors import IDENTITY, Mirror, MirrorSchema, create_mirror
 from pgcdc_assets.lake.targets import Target
-from pgcdc_assets.lake.upkeep import forget_log
 from tests.delta import live_files, opened
 from tests.history.mirror import make
 
@@ -183,20 +182,6 @@ def test_small_files_become_one(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> 
     assert live_files(rows.path) == ()
 
 
-def test_old_commits_go_and_what_is_younger_stays_readable(rows: Rows, tmp_path: Path) -> None:
-    for number in range(25):
-        rows.change([number], {number - 3} & rows.held)
-    forget_log(Mirror(Layout(tmp_path), OWNER, TableName("public", "t")), 16)
-    assert sorted(int(file.name[:20]) for file in (rows.path / "_delta_log").glob("*.json"))[0] == 10
-    for version in range(16, 26):
-        assert rows.read(version) == sorted(rows.history[version - 1])
-        assert DeltaLog(rows.path).at(version).number == version
-    with pytest.raises(LakeError, match="lacks a commit"):
-        DeltaLog(rows.path).at(9)
-    rows.change([100], set())
-    assert rows.read() == sorted(rows.held)
-
-
 def test_what_a_killed_writer_staged_goes_with_a_checkpoint(rows: Rows) -> None:
     log = rows.path / "_delta_log"
     old, young = log / "_commit_1.json.tmp", log / "_commit_2.json.tmp"
@@ -206,6 +191,22 @@ def test_what_a_killed_writer_staged_goes_with_a_checkpoint(rows: Rows) -> None:
     for number in range(10):
         rows.change([number], set())
     assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_the_file_that_is_worn_most_is_written_again(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time; a vector costs each turn that touches its file."""
+    monkeypatch.setattr(compaction, "FEWEST_WORN", 4)
+    rows.change(list(range(100)), set())
+    rows.change(list(range(100, 200)), {0, 1, 2})
+    assert worth_rewriting(live_files(rows.path)) == (), "few rows, though a share that counts"
+    rows.change([], {3, *range(100, 106)})
+    (most,) = worn = worth_rewriting(rows.delta.files)
+    assert most.deleted == 6
+    version = commit_compaction(rows.delta, worn, compact_file(Target(rows.path, SCHEMA, ("id", "v"), worn)))
+    assert rows.read() == rows.read(version - 1) == sorted(rows.held)
+    assert [file.deleted for file in worth_rewriting(rows.delta.files)] == [4]
+    monkeypatch.setattr(compaction, "WORN_SHARE", 24)
+    assert worth_rewriting(rows.delta.files) == ()
 
 
 def test_a_compaction_that_lost_rows_is_refused(rows: Rows) -> None:

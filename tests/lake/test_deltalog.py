@@ -96,7 +96,8 @@ def test_it_is_the_table_that_others_read(tmp_path: Path, steps: list[str]) -> N
         same(DeltaLog(table.folder).at(version), DeltaTable(table.folder, version=version))
 
 
-def test_a_handle_that_slept_through_a_clean_up_sees_what_came(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hint", ["whole", "lost"])
+def test_a_handle_that_slept_through_a_clean_up_sees_what_came(tmp_path: Path, hint: str) -> None:
     table = Grown(tmp_path / "t")
     table.step("append")
     early = DeltaLog(table.folder)
@@ -104,6 +105,8 @@ def test_a_handle_that_slept_through_a_clean_up_sees_what_came(tmp_path: Path) -
     for kind in ("append", "append", "checkpoint", "forget"):
         table.step(kind)
     assert not (table.log / f"{2:020}.json").exists()
+    if hint == "lost":
+        (table.log / "_last_checkpoint").unlink()
     same(early.newest(), DeltaTable(table.folder))
 
 

@@ -70,6 +70,7 @@ def test_bounds_are_exact_or_absent(tmp_path: Path) -> None:
             "f": pa.array([1.0, float("nan"), None]),
             "s": pa.array(["b", "a\0", None]),
             "long": pa.array(["b" * 65, "a", None]),
+            "high": pa.array(["a", "b\U0010ffff", None]),
             "none": pa.nulls(3, pa.int32()),
             "l": pa.array([[1], None, []], pa.list_(pa.int32())),
             "b": pa.array([True, False, None]),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from pyspark.errors import AnalysisException
 
 from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
 from pgcdc_assets.core.layout import Layout
@@ -169,3 +172,20 @@ def test_a_mirror_that_a_dead_run_began_is_made(spark: SparkSession, tmp_path: P
     (log / ".00000000000000000000.json.0a1b.tmp").write_text("{}")
     create_mirror(spark, log.parent, MirrorSchema.of(table_of("id", key=(1,))), {})
     assert DeltaTable(log.parent).version() == 0
+
+
+@pytest.mark.spark
+def test_a_copy_whose_log_a_power_cut_took_begins_anew(spark: SparkSession, tmp_path: Path) -> None:
+    """The names of its files were on disk, that of Delta's folder was not. Spark refuses a folder with files in it."""
+    left = tmp_path / "t" / f"part-{uuid4().hex}.parquet"
+    left.parent.mkdir()
+    pq.write_table(pa.table({"id": [1]}), left)
+    create_mirror(spark, left.parent, MirrorSchema.of(table_of("id", key=(1,))), {})
+    assert DeltaTable(left.parent).version() == 0
+    assert not left.exists()
+    theirs = tmp_path / "u" / "rows.parquet"
+    theirs.parent.mkdir()
+    pq.write_table(pa.table({"id": [1]}), theirs)
+    with pytest.raises(AnalysisException):
+        create_mirror(spark, theirs.parent, MirrorSchema.of(table_of("id", key=(1,))), {})
+    assert theirs.exists(), "what nobody here has written is nobody's here to delete"

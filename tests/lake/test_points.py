@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from datetime import UTC, datetime, timedelta
+from itertools import count, islice
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pgcdc_assets.core import retention
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
@@ -198,13 +200,67 @@ def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, n
         before, followed = points.all(), [TableName("public", name) for name in names]
         said = {name: points.listing(name) for name in followed}
         oldest = before[at].at if at < len(before) else datetime.now(UTC) + timedelta(days=1)
-        gone = points.prune(oldest, followed)
+        now = datetime.now(UTC)
+        gone = points.prune(oldest, followed, now)
         after = points.all()
         assert len(after) == len(before) - gone
         last = [max((p.at for p in before if name in p.tables), default=None) for name in followed]
         assert after == [p for p in before if p.at >= oldest or p is before[-1] or p.at in last]
         assert {name: ConsistentPoints(Layout(Path(folder))).listing(name) for name in followed} == said
-        assert points.prune(oldest, followed) == 0
+        assert points.prune(oldest, followed, now) == 0
         promised = {name for point in after for name in point.tables}
-        lowest = {name: min(p.tables[name] for p in after if name in p.tables) for name in promised}
-        assert points.oldest_versions() == lowest
+        named = {name: {p.tables[name] for p in after if name in p.tables} for name in promised}
+        assert points.versions(named) == named
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=12))
+@example([(9, 0), (8, 8), (6, 6)])
+@settings(max_examples=20, deadline=None)
+def test_thinned_points_are_found_by_their_order(rounds: list[tuple[int, int]]) -> None:
+    """Files of many points lie between those of few that thinning left: no merge goes around them."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger, "MOST_FILES", 3)
+        patch.setattr(ledger, "SMALL_ROWS", 5)
+        day = timedelta(days=1)
+        patch.setattr(retention, "LADDER", ((day, timedelta(days=40_000)),))
+        points, lsns = ConsistentPoints(Layout(Path(folder))), count(10, 10)
+        for added, young in rounds:
+            for lsn in islice(lsns, added):
+                points.publish(Lsn(lsn), {A: lsn} if lsn > 30 else {A: lsn, B: lsn}, {})
+            there = points.all()
+            points.prune(datetime(2000, 1, 1, tzinfo=UTC), [A, B], there[max(-young - 1, -len(there))].at + day)
+            there = points.all()
+            assert [point.replay_lsn for point in there] == sorted({point.replay_lsn for point in there})
+            reader = ConsistentPoints(Layout(Path(folder)))
+            assert reader.oldest() == there[0].replay_lsn
+            for point in there:
+                assert reader.at(Lsn(point.replay_lsn + 3)) == point
+            for name in (A, B):
+                mentions = [point for point in there if name in point.tables]
+                listing = reader.listing(name)
+                assert listing is not None
+                assert listing.replay_lsn == mentions[-1].replay_lsn
+
+
+def test_an_append_costs_the_same_among_large_files(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are never merged again do not count, and no look at all points keeps them in memory."""
+    monkeypatch.setattr(ledger, "MOST_FILES", 4)
+    monkeypatch.setattr(ledger, "SMALL_ROWS", 6)
+    points = ConsistentPoints(layout)
+    for number in range(1, 60):
+        points.publish(Lsn(number), {A: number}, {})
+    assert sum(file.count >= 6 for file in points._ledger.files()) > ledger.MOST_FILES
+    versions = []
+    for number in range(60, 80):
+        points.publish(Lsn(number), {A: number}, {})
+        versions.append(points._ledger.version())
+    merges = versions[-1] - versions[0] - 19
+    assert merges < 19 // 3
+    reader = ConsistentPoints(layout)
+    assert reader.oldest() == 1
+    assert reader.versions([A, B]) == {A: set(range(1, 80))}
+    assert reader.prune(datetime(2000, 1, 1, tzinfo=UTC), [A, B], datetime.now(UTC)) == 0
+    at = reader.at(Lsn(3))
+    assert at is not None
+    assert at.replay_lsn == 3
+    assert reader._ledger._read == {}

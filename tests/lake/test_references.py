@@ -71,9 +71,15 @@ def test_needed_is_what_any_version_asked_for_has(
         (folder / "_delta_log").mkdir()
         states = _write(folder / "_delta_log", versions, checkpoints)
         newest = len(states) - 1
-        oldest = data.draw(st.integers(0, newest))
-        found = references(folder, oldest, newest)
-        assert found.needed == set().union(*(_names(state) for state in states[oldest:]))
+        wanted = data.draw(st.sets(st.integers(0, newest))) | {newest}
+        # Between two wanted versions the log may be gone, where the second has a checkpoint.
+        for version in sorted(checkpoints & wanted):
+            for gone in range(max({-1, *(one for one in wanted if one < version)}) + 1, version):
+                if not data.draw(st.booleans()):
+                    continue
+                (folder / "_delta_log" / f"{gone:020}.json").unlink()
+        found = references(folder, wanted, newest)
+        assert found.needed == set().union(*(_names(states[version]) for version in wanted))
         assert {(file.path, file.vector) for file in found.live} == {
             (path.replace("%20", " "), None if vector is None else VECTORS[vector]) for path, vector in states[newest]
         }
@@ -85,7 +91,7 @@ def test_a_log_with_a_hole_is_not_guessed_at(tmp_path: Path) -> None:
     _write(tmp_path / "_delta_log", [[("a.parquet", None)], [], []], set())
     (tmp_path / "_delta_log" / f"{1:020}.json").unlink()
     with pytest.raises(LakeError, match="lacks a commit"):
-        references(tmp_path, 0, 2)
+        references(tmp_path, {0}, 2)
 
 
 @pytest.mark.parametrize("odd", [
@@ -97,7 +103,7 @@ def test_files_outside_of_the_folder_are_refused(tmp_path: Path, odd: dict[str, 
     line = json.dumps({"add": {"size": 1, **odd}}, separators=(",", ":"))
     (tmp_path / "_delta_log" / f"{0:020}.json").write_text(line)
     with pytest.raises(LakeError):
-        references(tmp_path, 0, 0)
+        references(tmp_path, {0}, 0)
 
 
 def test_what_is_worth_an_optimize() -> None:

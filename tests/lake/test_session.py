@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,10 @@ def broken(number: int) -> int:
 
 def marking(folder: str) -> None:
     (Path(folder) / f"{os.getpid()}-{os.urandom(8).hex()}").touch()
+
+
+def test_the_session_leaves_our_handlers_of_signals_in_force(spark: SparkSession) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "as tests/conftest.py set it"
 
 
 def test_results_come_in_the_order_of_the_specs(spark: SparkSession) -> None:

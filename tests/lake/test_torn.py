@@ -19,7 +19,7 @@ from pgcdc_assets.lake.deltacommit import commit_files, make_checkpoint, settle
 from pgcdc_assets.lake.deltalog import DeltaLog, open_delta
 from pgcdc_assets.lake.files import DataFile, FileReport
 from pgcdc_assets.lake.ledger import AT, Ledger
-from pgcdc_assets.lake.recovery import recover
+from pgcdc_assets.lake.recovery import foreign_files, recover
 from tests.delta import opened
 from tests.log.durable import Disk
 
@@ -162,6 +162,34 @@ def test_a_log_without_its_first_commit_is_begun_anew(tmp_path: Path) -> None:
     table.damage(0, lambda content: content.splitlines(keepends=True)[0].rstrip())
     assert recover(table.folder).aside == (commit_name(0),)
     assert open_delta(table.folder) is None
+
+
+@pytest.mark.parametrize("last", ["metaData", "protocol"])
+def test_a_first_commit_that_was_cut_at_a_line_is_begun_anew(tmp_path: Path, last: str) -> None:
+    """Spark writes the protocol last and delta-rs the columns; neither says how many lines there are."""
+    table = Grown(tmp_path / "t")
+    lines = (table.log / commit_name(0)).read_bytes().splitlines()
+    left = b"".join(line + b"\n" for line in lines if not line.startswith(f'{{"{last}"'.encode()))
+    table.damage(0, lambda _: left.replace(b"delta-rs", b"Apache-Spark"))
+    assert recover(table.folder).aside == (commit_name(0),)
+    assert open_delta(table.folder) is None
+
+
+def test_torn_checksums_of_others_go(table: Grown) -> None:
+    """Hadoop believes them before the file: Spark could not read what is whole. What a point rests on was synced."""
+    rival = DeltaTable(table.folder)
+    for _ in range(2):
+        rival.alter.set_table_properties({"delta.checkpointInterval": "10"})
+    newest = opened(table.folder).number
+    torn = [table.log / f".{commit_name(number)}.crc" for number in (newest - 1, newest)]
+    torn += [table.log / f"{newest:020}.crc", table.log / f".{newest:020}.crc.crc"]
+    for path in torn:
+        path.write_bytes(b"")
+    found = recover(table.folder, newest - 1)
+    assert (found.number, found.aside) == (newest, ())
+    assert [path for path in torn if path.exists()] == torn[:1]
+    commits = {newest - 1: commit_actions(table.log, newest - 1)}
+    assert foreign_files(table.folder, commits) == [table.log / commit_name(newest - 1), torn[0]]
 
 
 def test_blanks_and_known_actions_are_fine_unknown_ones_are_named(table: Grown) -> None:

@@ -17,6 +17,7 @@ from pgcdc_assets.source.drain import LEAST_BYTES
 from pgcdc_assets.source.libpq import LibpqConnection
 from pgcdc_assets.source.replication import ReplicationConnection
 from pgcdc_assets.source.session import SqlConnection
+from pgcdc_assets.source.silence import FOR_STREAMS, Patience
 from tests.log.conftest import PUBLICATION, Source
 
 Confirmation = Callable[[Lsn], None]
@@ -46,15 +47,16 @@ def watched(conn: SourceConnection, confirming: Confirmation) -> SourceConnectio
 
 
 def receive_inside(
-    source: Source, log: ChangeLog, until: Lsn, confirming: Confirmation, *,
+    source: Source, log: ChangeLog, until: Lsn | None, confirming: Confirmation, *,
     writer: type[BatchWriter] = BatchWriter, batch_seconds: float = 0.02, batch_bytes: int = 1 << 20,
     drain_bytes: int = LEAST_BYTES, replication: bool = True,
-    orders: Callable[[Receiver], None] = lambda receiver: None, **options: Any,
+    orders: Callable[[Receiver], None] = lambda receiver: None, conninfo: str | None = None,
+    patience: Patience = FOR_STREAMS, **options: Any,
 ) -> Lsn:  # fmt: skip
-    """One run to a goal, as the receiver's process makes it; where the log stands then."""
+    """One run (to a goal, if there is one), as the receiver's process makes it; where the log stands then."""
     log.open()
     identity, timeline, position = log.identity, log.timeline, log.position()
-    conninfo = source.database.conninfo
+    conninfo = conninfo or source.database.conninfo
     kind: type[LibpqConnection] = Watched if replication else SqlConnection
     with connect(conninfo) as plain, kind.open(conninfo, options=options) as stream:
         conn = watched(plain, confirming)
@@ -67,7 +69,8 @@ def receive_inside(
         receiver = Receiver(
             frames, conn, writer(log.path, identity, found.timeline, relations), relations,
             publications=[PUBLICATION], floor=floor, limits=Limits(batch_bytes, batch_seconds),
-            report=lambda report: None, orders=orders,
+            report=lambda report: None, orders=orders, patience=patience,
         )  # fmt: skip
-        receiver.until(until)
+        if until is not None:
+            receiver.until(until)
         return receiver.run()

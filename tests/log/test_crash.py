@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import ReceiverDied, SourceUnavailable
+from pgcdc_assets.errors import MachineError, ReceiverDied, SourceUnavailable
 from pgcdc_assets.log.process import ReceiverSettings
 from pgcdc_assets.log.spill import SPILL
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
@@ -131,3 +133,19 @@ def _alive(pid: int) -> bool:
         return False
     with open(f"/proc/{pid}/stat") as stat:
         return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_a_disk_that_takes_no_more_is_named(source: Source) -> None:
+    """With its folder and the system's word for it. The system's own refusal, by a limit on files, stands for all."""
+    log = source.log()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    assert receiver.pid is not None
+    resource.prlimit(receiver.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+    end = source.run("INSERT INTO a SELECT g, md5(g::text) FROM generate_series(1, 20000) g")
+    with pytest.raises(MachineError) as told:
+        until_event(receiver, "batch")
+    assert told.value.what == os.strerror(errno.EFBIG)
+    assert str(log.path) in str(told.value.thing)
+    source.receive(log, end)
+    assert len(rows(log, "kind = 'I'")) == 20000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -175,6 +176,47 @@ def test_the_slot_follows_what_is_durable(source: Source, monkeypatch: pytest.Mo
     receive_inside(source, log, end, confirming, drain_bytes=1)
     assert len(set(confirmed)) > 5
     assert source.confirmed(log) == log.position()
+
+
+def test_the_slot_is_touched_while_a_drain_is_at_work(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 18 on a slot that nobody takes for long is invalidated, and here only its copy is taken."""
+    monkeypatch.setattr(drain, "TOUCH_SECONDS", 0.1)
+    ranges_of(monkeypatch, 4000)
+    log = source.log("drained")
+    source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)))
+    touched: list[Lsn] = []
+
+    def slow(receiver: Receiver) -> None:
+        if len(touched) < 4:
+            time.sleep(0.15)
+            receiver._send_status()
+
+    receive_inside(source, log, source.lsn(), touched.append, drain_bytes=1, orders=slow)
+    assert sum(lsn == log.start for lsn in touched) >= 4
+
+
+@pytest.mark.since(18, "idle_replication_slot_timeout")
+def test_an_idle_slot_outlives_a_drain(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "TOUCH_SECONDS", 0.2)
+    ranges_of(monkeypatch, 4000)
+    log = source.log("drained")
+    source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)),
+               "ALTER SYSTEM SET idle_replication_slot_timeout = '2s'", "SELECT pg_reload_conf()")  # fmt: skip
+    rounds: list[str] = []
+
+    def slow(receiver: Receiver) -> None:
+        if len(rounds) < 20:
+            time.sleep(0.2)
+            receiver._send_status()
+            source.run("CHECKPOINT")
+            rounds.append(source.slot_row(log, "wal_status"))
+
+    try:
+        receive_inside(source, log, source.lsn(), lambda lsn: None, drain_bytes=1, orders=slow)
+    finally:
+        source.run("ALTER SYSTEM RESET idle_replication_slot_timeout", "SELECT pg_reload_conf()")
+    assert rounds == ["reserved"] * 20
+    assert len(rows(log, "kind = 'I'")) == 30
 
 
 def test_a_transaction_open_for_long_is_streamed(

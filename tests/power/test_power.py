@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
+from tests.conftest import SEED
 from tests.crash.faults import wait_until
 from tests.fix_postgres import Database, fresh_database
 from tests.power.images import Disk, Folder, Image, Syncs, fresh, told
@@ -36,7 +37,7 @@ PER_RUN = 60
 PER_MOMENT = 2
 STEPS, FEW_STEPS = (0, 1, 3, 10, 30, 60, 100), (5, 40, 80, 120)
 """Syncs of the run between two looks at it."""
-_SEED = int(os.environ.get("PGCDC_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+_SEED = int(SEED)
 
 
 @dataclass
@@ -53,6 +54,7 @@ def images(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.mark.timeout(14400)
+@pytest.mark.takes(100)
 def test_what_a_power_cut_leaves_is_recovered(
     server: EmbeddedServer, spark: SparkSession, images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,8 @@ import random
 import sys
 from datetime import timedelta
 
+import pytest
+
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.engine import Engine
@@ -26,21 +28,23 @@ from tests.fix_spark import SPARK_SETTINGS
 TABLES = ("t", "bag", "entry", "wiped")
 
 
-def often() -> None:
+def often(patch: pytest.MonkeyPatch) -> None:
     """Settings of the project's own that are no user's."""
-    apply.LOOK_EVERY = 2
-    compaction.MOST_SMALL = 3  # type: ignore[misc]
-    feedtable.FEWEST_MERGED = 3  # type: ignore[misc]
-    feedtable._PROPERTIES.update({"delta.checkpointInterval": "6", "delta.logRetentionDuration": "interval 0 seconds"})
-    ledger._PROPERTIES.update({"delta.checkpointInterval": "5", "delta.logRetentionDuration": "interval 0 seconds"})
-    mirrors.PROPERTIES.update({"delta.checkpointInterval": "7"})
-    commit.CHECKPOINT_EVERY = 9
-    # Its commits stay for their hour: a compaction and the receiver commit beside each other, and look at them.
-    retention.GRACE = timedelta(0)  # type: ignore[misc]
+    patch.setattr(apply, "LOOK_EVERY", 2)
+    patch.setattr(compaction, "MOST_SMALL", 3)
+    patch.setattr(feedtable, "FEWEST_MERGED", 3)
+    patch.setattr(commit, "CHECKPOINT_EVERY", 9)
+    for properties, every in ((feedtable._PROPERTIES, "6"), (ledger._PROPERTIES, "5"), (mirrors.PROPERTIES, "7")):
+        patch.setitem(properties, "delta.checkpointInterval", every)
+    for properties in (feedtable._PROPERTIES, ledger._PROPERTIES):
+        patch.setitem(properties, "delta.logRetentionDuration", "interval 0 seconds")
 
 
 def main(told: str) -> None:
-    often()
+    patch = pytest.MonkeyPatch()
+    often(patch)
+    # Its commits stay for their hour: a compaction and the receiver commit beside each other, and look at them.
+    patch.setattr(retention, "GRACE", timedelta(0))
     settings = Settings.model_validate_json(told)
     spark = spark_session(settings.model_copy(update={"spark": SPARK_SETTINGS}))
     spark.range(1).collect()

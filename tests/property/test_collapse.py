@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcdc_assets.lake.collapse import after_truncates, collapse
+from pgcdc_assets.lake.collapse import ARRIVES, after_truncates, collapse
 from pgcdc_assets.lake.feed import FeedColumn
 from pgcdc_assets.lake.multiset import net_rows
 from tests.lake.feed_rows import COLUMNS, SCHEMA
@@ -141,6 +141,36 @@ def test_the_merge_source_brings_the_target_to_the_state_of_the_source(
     left = after_truncates(events_of(source, shuffle))
     result = collapse(left.events, WIDE, masked=(3, 4))
     assert merged({} if left.truncated else target, result) == source.rows
+
+
+class Sending(Source):
+    """Key changes come with all values."""
+
+    def move(self, key: int, to: int, sent: frozenset[int]) -> None:
+        super().move(key, to, frozenset({3, 4}))
+
+
+@given(start=st.sets(KEYS), steps=st.lists(STEPS, max_size=40), buckets=st.integers(1, 4), shuffle=st.integers(0, 99))
+@settings(max_examples=300, deadline=None)
+def test_divided_by_key_the_parts_are_the_whole(
+    start: set[int], steps: list[tuple[Any, ...]], buckets: int, shuffle: int
+) -> None:
+    """Each part has the events of some keys, and halves of key changes stand alone in it."""
+    target = {key: (f"b{key}", f"c{key}", f"d{key}") for key in start}
+    source = Sending(dict(target))
+    for kind, *args in steps:
+        getattr(source, kind)(*args)
+    events = events_of(source, shuffle)
+    olds = {(row["_pgcdc_commit_lsn"], row["_pgcdc_ordinal"] + 1) for row in source.events
+            if row["_pgcdc_op"] == "update_preimage"}  # fmt: skip
+    places = zip(events["_pgcdc_commit_lsn"].to_pylist(), events["_pgcdc_ordinal"].to_pylist(), strict=True)
+    events = events.append_column(ARRIVES, pa.array([place in olds for place in places], pa.bool_()))
+    of = np.array([key % buckets for key in events["id"].to_pylist()], dtype=np.int64)
+    out: dict[int, tuple[Any, ...]] = {}
+    for number in range(buckets):
+        held = {key: row for key, row in target.items() if key % buckets == number}
+        out |= merged(held, collapse(events.filter(pa.array(of == number)), WIDE, masked=(3, 4)))
+    assert out == source.rows
 
 
 @given(

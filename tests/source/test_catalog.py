@@ -160,14 +160,15 @@ def test_a_leafs_facts_have_its_own_attnums_and_its_roots_key(database: Database
     with connect(database.conninfo) as conn:
         row = conn.execute("SELECT 'public.r_s'::regclass::oid, 'public.r'::regclass::oid").fetchone()
         assert row is not None
-        facts = relation_facts(conn, row[0], [23, 25, 999_999], ["p"])
+        found = relation_facts(conn, {row[0]: [23, 25, 999_999], 999_999: [23]}, ["p"])
+        facts = found[row[0]]
         assert facts.table is not None
         assert (facts.table.name.name, facts.table.root) == ("r_s", TableName("public", "r"))
         assert facts.table.mirror == TableName("public", "r")
         assert {column.name: column.attnum for column in facts.table.columns} == {"v": 2, "region": 3, "id": 4}
         assert facts.table.key == (4, 3)
         assert {oid: type_.name for oid, type_ in facts.types.items()} == {23: "int4", 25: "text"}
-        assert relation_facts(conn, 999_999, [23], ["p"]).table is None
+        assert found[999_999].table is None
 
 
 def test_a_relation_that_is_published_no_more_still_has_facts(database: Database) -> None:
@@ -175,7 +176,7 @@ def test_a_relation_that_is_published_no_more_still_has_facts(database: Database
     with connect(database.conninfo) as conn:
         row = conn.execute("SELECT 'public.t'::regclass::oid").fetchone()
         assert row is not None
-        table = relation_facts(conn, row[0], [23], ["p"]).table
+        table = relation_facts(conn, {row[0]: [23]}, ["p"])[row[0]].table
         assert table is not None
         assert [column.attnum for column in table.columns] == [1, 2]
 

@@ -12,6 +12,7 @@ import pytest
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import CopyBlocked, SlotActive, SlotMissing, SourceFailed, SourceNotReady, SourceUnavailable
 from pgcdc_assets.source.commands import identifier, literal
+from pgcdc_assets.source.reading import LibpqReader
 from pgcdc_assets.source.replication import ReplicationConnection
 from tests.fix_postgres import Database
 
@@ -159,3 +160,26 @@ def test_slot_creation_waits_for_writers_and_lock_timeout_ends_it(
 def test_names_are_quoted_for_the_replication_grammar() -> None:
     assert identifier('a"b') == '"a""b"'
     assert literal("a'b\\c") == "'a''b\\c'"
+
+
+def test_the_server_s_own_error_is_told_by_whoever_notices(
+    walsender: ReplicationConnection, database: Database, slot: str
+) -> None:
+    """A status that cannot be sent any more does not hide why."""
+    created = walsender.create_slot(slot)
+    walsender.start(slot, created.consistent_point, ["p"])
+    with database.connect() as conn:
+        conn.execute("SELECT pg_terminate_backend(%s, 5000)", [_pid(walsender)])
+    assert walsender.wait(5)
+    if isinstance(walsender.frames, LibpqReader):
+        # Libpq has taken the end of the stream, and knows no COPY any more.
+        walsender.frames._read()
+    with pytest.raises(SourceUnavailable, match="terminating connection"):
+        _converse(walsender)
+
+
+def _converse(walsender: ReplicationConnection) -> None:
+    for _ in range(5):
+        walsender.send_status(ZERO, ZERO, ZERO)
+        walsender.frames.pull()
+        walsender.frames.take()

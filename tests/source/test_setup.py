@@ -15,6 +15,7 @@ from pgcdc_assets.errors import CopyBlocked, SlotActive, SourceNotReady
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connection import connect
 from pgcdc_assets.source.findings import Finding, _version, matches_standby_names
+from pgcdc_assets.source.holders import Holder
 from pgcdc_assets.source.publications import inserts_name
 from pgcdc_assets.source.replication import ReplicationConnection
 from pgcdc_assets.source.setup import check_source, setup, teardown
@@ -148,7 +149,8 @@ def test_setup_waits_for_one_table_with_no_other_locked(
                  "CREATE TABLE c (id int PRIMARY KEY)")  # fmt: skip
     with database.connect() as owner:
         owner.execute("BEGIN; LOCK TABLE b IN SHARE UPDATE EXCLUSIVE MODE")
-        run = threading.Thread(target=lambda: setup(settings, database.conninfo))
+        told: list[list[Holder]] = []
+        run = threading.Thread(target=lambda: setup(settings, database.conninfo, on_wait=told.append))
         run.start()
         deadline = time.monotonic() + 20
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'b'::regclass"
@@ -158,6 +160,10 @@ def test_setup_waits_for_one_table_with_no_other_locked(
         conn.execute("ALTER TABLE a ADD COLUMN n int")
         while published(conn, settings.publication) != {"a", "c"}:
             assert time.monotonic() < deadline
+        while not told:
+            assert time.monotonic() < deadline, "nobody was told whom it waits for"
+            time.sleep(0.02)
+        assert [holder.pid for holder in told[0]] == [owner.info.backend_pid]
         owner.execute("COMMIT")
         run.join(20)
     assert published(conn, settings.publication) == {"a", "b", "c"}
@@ -183,7 +189,7 @@ def test_patterns_choose(conn: psycopg.Connection, settings: Settings, database:
     assert [table.name.name for table in setup(chosen, database.conninfo).catalog.tables] == ["a"]
     assert published(conn, "Our pub") == {"a"}
     nothing = settings.model_copy(update={"tables": ("public.nowhere",)})
-    with pytest.raises(SourceNotReady, match="no table to mirror"):
+    with pytest.raises(SourceNotReady, match=r"pattern `public\.nowhere`: .* matches no table"):
         setup(nothing, database.conninfo)
 
 
@@ -268,10 +274,13 @@ def test_missing_rights_are_told_one_by_one(conn: psycopg.Connection, settings: 
         with pytest.raises(SourceNotReady) as caught:
             setup(settings, conninfo)
         told = str(caught.value)
-        for part in (f'ALTER ROLE "{role}" REPLICATION', "may not make a publication", "public.a: may not be read",
-                     "public.a, public.s: not owned", "public.s: row-level security"):  # fmt: skip
+        for line in (f"ALTER ROLE {role} REPLICATION;", f"GRANT SELECT ON TABLE public.a TO {role};",
+                     f"ALTER ROLE {role} BYPASSRLS;", f"public.a: may not be read by role {role}"):  # fmt: skip
+            assert line in [line.strip() for line in told.splitlines()]
+        for part in ("public.a, public.s: not owned", "nor make a publication", "public.s: row-level security"):
             assert part in told
-        assert "\n" not in told
+        assert told.endswith("`pgcdc setup --sql` prints one script for the owner")
+        assert "..." not in told
         assert "locked" not in told
         with pytest.raises(SourceNotReady, match=r"public\.a, public\.s: may not be locked"):
             setup(settings.model_copy(update={"replication_connections": False}), conninfo)

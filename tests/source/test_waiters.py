@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import psycopg
 import pytest
@@ -16,6 +16,7 @@ from pgcdc_assets.source import copies
 from pgcdc_assets.source.copies import copy_blocks, read_whole
 from pgcdc_assets.source.pieces import Piece
 from pgcdc_assets.source.snapshots import Snapshot, exported_snapshot
+from pgcdc_assets.source.waiters import giving_way
 from tests.fix_postgres import Database
 from tests.source.test_snapshots import T, copied, cut, either_way, publish, read, scalar, wait_for
 
@@ -97,6 +98,23 @@ def test_who_wants_the_table_gets_it_while_a_copy_reads(database: Database, read
             reader.join(60)
         assert counts == [ROWS], "read again from its beginning, and whole"
     assert waits[0] < 2, "half a second, and what a busy machine adds"
+
+
+def test_a_copy_that_heeds_no_cancel_request_is_terminated(database: Database) -> None:
+    """In the middle of a row the server waits for its client to take the rest, and heeds nothing else."""
+    with (
+        database.connect() as user,
+        closing(psycopg.connect(database.conninfo, application_name=copies.READING, autocommit=True)) as resting,
+        giving_way(database.conninfo),
+    ):
+        user.execute("CREATE TABLE t AS SELECT repeat('x', 10000000)")
+        resting.execute("BEGIN; LOCK TABLE t IN ACCESS SHARE MODE")
+        resting.pgconn.send_query(b"COPY t TO STDOUT")
+        held = f"SELECT wait_event FROM pg_stat_activity WHERE pid = {resting.info.backend_pid}"
+        wait_for(lambda: scalar(user, held) == "ClientWrite")
+        user.execute("SET lock_timeout = '10s'; ALTER TABLE t ADD COLUMN n int")
+        # It lets go of the table before it is gone itself.
+        wait_for(lambda: scalar(user, held.replace("wait_event", "count(*)")) == 0)
 
 
 def test_a_storm_does_not_hold_a_copy_up_for_ever(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from pgcdc_assets.lake.points import ConsistentPoints
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.end_to_end.command import wait_for
 from tests.flow.test_sync import Rig
+from tests.oracle import assert_equal
 from tests.traps.scenario import assert_same, empty_rig
 
 pytestmark = pytest.mark.spark
@@ -225,6 +226,38 @@ def test_a_partition_that_comes_and_goes_between_two_looks(rig: Rig, gone: str) 
     run("INSERT INTO root VALUES (4, 'followed again')")
     assert rig.sync().copied == []
     rig.assert_equal("public.root")
+
+
+@pytest.mark.parametrize("apart", ["; ", "\n"], ids=["in one transaction", "in several"])
+def test_a_table_that_is_a_partition_for_a_while(rig: Rig, apart: str) -> None:
+    """Its rows came under the root's OID meanwhile: no point lists its own mirror without them."""
+    run, own = rig.conn.execute, TableName("public", "own")
+    _named(rig, "theirs")
+    run("CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); CREATE TABLE own (LIKE root "
+        "INCLUDING ALL); CREATE TABLE root_1 PARTITION OF root FOR VALUES FROM (0) TO (10); "
+        "INSERT INTO own VALUES (20, 'x'); "
+        "CREATE PUBLICATION theirs FOR ALL TABLES WITH (publish_via_partition_root = true)")  # fmt: skip
+    rig.setup()
+    rig.sync()
+    rig.assert_equal("public.root", "public.own")
+    points = ConsistentPoints(rig.settings.layout)
+    before = points.newest()
+    assert before is not None
+    steps = ("ALTER TABLE root ATTACH PARTITION own FOR VALUES FROM (20) TO (30)",
+             "INSERT INTO root VALUES (21, 'as a partition')", "DELETE FROM root WHERE id = 20",
+             "ALTER TABLE root DETACH PARTITION own")  # fmt: skip
+    for statements in apart.join(steps).split("\n"):
+        run(statements.encode())
+    since = rig.flush()
+    rig.sync()
+    for point in points.all():
+        if point.replay_lsn >= since and own in point.tables:
+            assert_equal(rig.conn, rig.lake, "public.own", version={"public.own": point.tables[own]})
+    rig.sync()
+    rig.assert_equal("public.root", "public.own")
+    run("INSERT INTO own VALUES (22, 'followed again')")
+    assert rig.sync().copied == []
+    rig.assert_equal("public.root", "public.own")
 
 
 @pytest.mark.long

@@ -248,8 +248,9 @@ MIGRATIONS = (
     )),
     Migration("SwapPageViews", (
         "CREATE TABLE page_views_new (LIKE page_views INCLUDING ALL)",
-        "INSERT INTO page_views_new SELECT * FROM page_views",
-        _versioned(20260209000000, "ALTER TABLE page_views RENAME TO page_views_old",
+        # Locked first: the nightly TRUNCATE restarts the sequence, which must not happen between copy and swap.
+        _versioned(20260209000000, "LOCK TABLE page_views", "INSERT INTO page_views_new SELECT * FROM page_views",
+                   "ALTER TABLE page_views RENAME TO page_views_old",
                    "ALTER TABLE page_views_new RENAME TO page_views",
                    "ALTER SEQUENCE page_views_id_seq OWNED BY page_views.id"),
         "INSERT INTO page_views (path, at) VALUES ('/swapped', now())",

@@ -40,6 +40,7 @@ def in_process(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("application", APPLICATIONS)
+@pytest.mark.takes(45)
 def test_an_application_is_followed(application: Application, database: Database, in_process: InProcess) -> None:
     with Play.begun(application, database, in_process) as play:
         in_process.setup()

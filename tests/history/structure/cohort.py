@@ -38,9 +38,11 @@ from tests.history.structure.judge import Judge, Silence
 from tests.history.structure.player import Player, Session
 from tests.history.structure.source import Schemas
 from tests.history.structure.story import CONNECTIONS, Kind, Story
+from tests.power.images import told
+from tests.power.outages import Outages, outages
 
-SECONDS = 200.0
-"""For any one run."""
+SECONDS = 900.0
+"""For any one run, on a machine that does other things as well."""
 PATIENCE = 3.0
 """How long a run may go on beside open transactions before these are ended: a copy waits for them."""
 WAYS: Sequence[dict[str, Any]] = (
@@ -60,6 +62,8 @@ class Cohort:
     players: Sequence[Player]
     judge: Judge
     chance: random.Random
+    power: Outages | None = None
+    """Then every run loses the power at some moment, and another one recovers."""
     observer: Silent = field(default_factory=Silent)
     _following: Run | None = None
 
@@ -122,6 +126,19 @@ class Cohort:
     def run(self, anew: Sequence[TableName] = ()) -> None:
         """To the end of what is committed; then all is judged. ``anew``: what is copied again."""
         self.stop()
+        if self.power is not None:
+            image = self.power.cut(lambda: self._whole(anew))
+            for player in self.players:
+                player.told.append("-- power cut\n" + told(image.lost))
+            self.judge.forget()
+        self._whole(anew)
+        newest = ConsistentPoints(self.settings.layout).newest()
+        for player in self.players:
+            again = [str(name) for name in anew if name.schema in player.schemas.both]
+            player.told.append(f"-- run to {newest.replay_lsn if newest else None}, copies {again} anew")
+        self._note(self.judge.judge())
+
+    def _whole(self, anew: Sequence[TableName]) -> None:
         run = Run(self.engine(), anew=anew)
         if not run.ended(PATIENCE):
             self.finish()
@@ -130,11 +147,6 @@ class Cohort:
         except EmptyPublication as error:
             # A story that is played alone may leave nothing published: then a run may do nothing but say so.
             self.judge.told[str(error)] += 1
-        newest = ConsistentPoints(self.settings.layout).newest()
-        for player in self.players:
-            again = [str(name) for name in anew if name.schema in player.schemas.both]
-            player.told.append(f"-- run to {newest.replay_lsn if newest else None}, copies {again} anew")
-        self._note(self.judge.judge())
 
     def stop(self) -> None:
         if self._following is not None:
@@ -194,8 +206,13 @@ class Run:
 
 
 @contextmanager
-def cohort(server: EmbeddedServer, spark: SparkSession, kind: Kind, stories: Sequence[Story]) -> Iterator[Cohort]:
-    """With the tables made and published, and the chronicle begun, in a directory that is current meanwhile."""
+def cohort(
+    server: EmbeddedServer, spark: SparkSession, kind: Kind, stories: Sequence[Story], power: int | None = None
+) -> Iterator[Cohort]:
+    """With the tables made and published, and the chronicle begun, in a directory that is current meanwhile.
+
+    ``power``: seed of the power cuts; None for none.
+    """
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
@@ -225,7 +242,8 @@ def cohort(server: EmbeddedServer, spark: SparkSession, kind: Kind, stories: Seq
             players.append(Player(story, schemas, settings.publication, kind.via_root, sessions, chronicle))
         judge = Judge(settings, database.conninfo, chronicle, everything=kind.scope != "schema")
         chance = random.Random(f"runs {stories[0].seed}")
-        found = Cohort(kind, settings, database.conninfo, spark, players, judge, chance)
+        cuts = None if power is None else closing.enter_context(outages(spark, settings, admin, power))
+        found = Cohort(kind, settings, database.conninfo, spark, players, judge, chance, cuts)
         try:
             yield found
         finally:

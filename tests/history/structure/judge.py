@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import LiteralString
 
 from pgcdc_assets.checks.status import Status, status
 from pgcdc_assets.core.names import TableName
@@ -16,6 +17,17 @@ from tests.history.structure.chronicle import Chronicle, Contents, Tables
 from tests.oracle import RAW, written
 
 _OURS = "_pgcdc_"
+_UNPUBLISHED_ROOTS: LiteralString = """
+SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'p' AND (
+  SELECT coalesce(bool_or(l.relpersistence = 'u'), true)
+  FROM pg_partition_tree(c.oid) t JOIN pg_class l ON l.oid = t.relid WHERE t.isleaf
+)
+"""
+_SCHEMAS: LiteralString = """
+SELECT n.nspname FROM pg_publication_namespace p JOIN pg_namespace n ON n.oid = p.pnnspid
+JOIN pg_publication b ON b.oid = p.pnpubid WHERE b.pubname = %s
+"""
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,8 @@ class Silence:
 
     schema: str
     what: str
+    table: TableName | None = None
+    """Whose rows differ."""
 
 
 @dataclass
@@ -39,19 +53,34 @@ class Judge:
     """Tables of points that were compared with the source."""
     told: Counter[str] = field(default_factory=Counter)
     """Tables that were not listed after a run, by what said so."""
+    _inserts_only: set[TableName] = field(default_factory=set)
+    """Tables of which ``status`` said at the last judgement that their updates and deletes are not seen."""
     _known: set[TableName] = field(default_factory=set)
     """Tables that some point listed."""
     _read: dict[tuple[str, int], tuple[tuple[str, ...], Counter[tuple[str | None, ...]]]] = field(default_factory=dict)
 
+    def forget(self) -> None:
+        """Judge all points anew: the lake is another one."""
+        self.seen = 0
+        self._read.clear()
+
     def judge(self) -> list[Silence]:
         """All that was published since the last time, and how things stand; nobody writes meanwhile."""
-        return [*self._points(), *self._now()]
+        told = status(self.settings, self.conninfo)
+        now = _inserts_only(told)
+        silences = [*self._points(self._inserts_only | now), *self._now(told)]
+        self._inserts_only = now
+        return silences
 
-    def _points(self) -> Iterator[Silence]:
+    def _points(self, inserts_only: set[TableName]) -> Iterator[Silence]:
         points = ConsistentPoints(self.settings.layout).all()
         commits = self.chronicle.commits()
         for point in points[self.seen :]:
-            yield from self._point(point, self.chronicle.at(int(point.replay_lsn), commits))
+            for silence in self._point(point, self.chronicle.at(int(point.replay_lsn), commits)):
+                if silence.table in inserts_only:
+                    self.told["inserts only"] += 1
+                else:
+                    yield silence
         self.seen = len(points)
 
     def _point(self, point: Point, known: Sequence[Tables]) -> Iterator[Silence]:
@@ -63,7 +92,7 @@ class Judge:
             self._known.add(name)
             if all(wrong):
                 where = f"{title} at {point.replay_lsn}, version {point.tables[name]}"
-                yield Silence(name.schema, f"{where}: {wrong[0]}")
+                yield Silence(name.schema, f"{where}: {wrong[0]}", name)
 
     def _difference(self, at: LakeAt, name: TableName, source: Contents | None) -> str | None:
         if source is None:
@@ -103,19 +132,28 @@ class Judge:
         return Lake(self.settings.layout.root).at(at.lsn).versions == at.versions
 
     def lacking(self) -> list[Silence]:
-        """Permanent tables of the source that are not in the newest point."""
+        """Permanent tables of the source that are not in the newest point.
+
+        But a table whose schema somebody took out of a publication of his own stays away, and one without any
+        partition, or with one that is UNLOGGED, cannot be followed.
+        """
         names = {f"{name.schema}.{name.name}" for name in Lake(self.settings.layout.root).at().tables}
         wanted = {title for title, source in self.chronicle.now.items() if source.logged}
-        lacking = (wanted if self.everything else {title for title in wanted if title.startswith("app")}) - names
+        wanted -= self._titles(_UNPUBLISHED_ROOTS)
+        if not self.everything:
+            schemas = self._titles(_SCHEMAS, self.settings.publication)
+            wanted = {title for title in wanted if title.split(".")[0] in schemas}
         return [Silence(title.split(".")[0], f"{title} is not followed again after setup and a new copy")
-                for title in sorted(lacking)]  # fmt: skip
+                for title in sorted(wanted - names)]  # fmt: skip
+
+    def _titles(self, query: LiteralString, *values: str) -> set[str]:
+        return {title for (title,) in self.chronicle.conn.execute(query, values)}
 
     # What is not listed -----------------------------------------------------------------------------
 
-    def _now(self) -> Iterator[Silence]:
+    def _now(self, told: Status) -> Iterator[Silence]:
         newest = ConsistentPoints(self.settings.layout).newest()
         listed = set() if newest is None else set(newest.tables)
-        told = status(self.settings, self.conninfo)
         for title, source in self.chronicle.now.items():
             name = TableName(*title.split(".", 1))
             if name in listed or not source.logged:
@@ -135,3 +173,10 @@ def _told(told: Status, name: TableName) -> str | None:
         if table.name == name and table.state is not TableState.STREAMING:
             return str(table.state)
     return next(("problem" for problem in told.problems if problem.thing == f"table {name}"), None)
+
+
+def _inserts_only(told: Status) -> set[TableName]:
+    """Tables without a replica identity: `setup` has them published for inserts alone, and ``status`` says so."""
+    names = {problem.thing.removeprefix("table ") for problem in told.problems
+             if "updates and deletes are not seen" in problem.what}  # fmt: skip
+    return {table.name for table in told.tables if str(table.name) in names}

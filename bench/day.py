@@ -1,0 +1,164 @@
+"""What hours of steady change leave of a mirror: a turn a second, ten rows changed by each, time pressed together.
+
+Turns are made by what a turn writes (one file of the new rows, the deletion vectors of every file that lost one, a
+commit, a point) without the source and Spark; a second is half as long again as they take, for the retention's ladder
+and grace too.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from unittest.mock import patch
+
+import pyarrow as pa
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from bench.project import engine, project
+from bench.record import Record, Run
+from bench.source import database, run
+from pgcdc_assets.core import retention
+from pgcdc_assets.core.deltafiles import commit_actions
+from pgcdc_assets.core.layout import DELTA_LOG, commit_name
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.flow.thinning import EVERY
+from pgcdc_assets.lake.apply import LOOK_EVERY
+from pgcdc_assets.lake.compaction import compact_file, worth_rewriting
+from pgcdc_assets.lake.deltacommit import Change, commit_change, commit_rewritten
+from pgcdc_assets.lake.deltalog import DeltaLog
+from pgcdc_assets.lake.files import DataFile
+from pgcdc_assets.lake.mirrors import Mirror
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.lake.targets import Target
+from pgcdc_assets.lake.thinning import passing
+from pgcdc_assets.log.table import ChangeLog
+
+ROWS, HOURS, HOUR_TURNS, CHANGES = 10_000_000, 3, 3_600, 10
+WORN = 64
+"""One row in so many is deleted at the start: half of what has a file written again."""
+_NAME = TableName("public", "small")
+_CALIBRATED_BY = 200
+
+
+@dataclass
+class Day:
+    server: EmbeddedServer
+    spark: SparkSession
+    folder: Path
+    record: Record
+
+    def hours(self, rows: int = ROWS, hours: int = HOURS, turns: int = HOUR_TURNS) -> None:
+        """What is written, and what of it is left, an hour."""
+        with database(self.server, "day", ("small",)) as conninfo:
+            run(conninfo, f"INSERT INTO small SELECT g, g % 1000, md5(g::text) FROM generate_series(1, {rows}) g")
+            with project(self.folder / "day", conninfo, "day_main") as settings:
+                engine(settings, self.spark).sync(Bounds())
+                mirror = Mirror(settings.layout, ChangeLog(settings.layout).identity, _NAME)
+                turner = _Turns(mirror, ConsistentPoints(settings.layout))
+                turner.take(rows // WORN)
+                started = time.monotonic()
+                for _ in range(_CALIBRATED_BY):
+                    turner.take(CHANGES)
+                second = 1.5 * (time.monotonic() - started) / _CALIBRATED_BY
+                with _pressed(second):
+                    self._measure(turner, hours, turns, second)
+
+    def _measure(self, turner: _Turns, hours: int, turns: int, second: float) -> None:
+        before, written = _size(turner.mirror.path), turner.written
+        for hour in range(1, hours + 1):
+            started = time.monotonic()
+            for number in range(turns):
+                turner.take(CHANGES)
+                if number % EVERY == EVERY - 1:
+                    turner.thin()
+                time.sleep(max(0.0, started + (number + 1) * second - time.monotonic()))
+            left, wrote = _size(turner.mirror.path), turner.written
+            more = {"written_mb": (wrote - written) / 1e6, "left_mb": (left - before) / 1e6,
+                    "log_files": len(list((turner.mirror.path / DELTA_LOG).iterdir()))}  # fmt: skip
+            self.record.add(Run("S6", f"hour {hour} of a turn a second", time.monotonic() - started, turns * CHANGES,
+                                more=more))  # fmt: skip
+            before, written = left, wrote
+
+
+class _Turns:
+    """Rows all over the mirror change, each once."""
+
+    def __init__(self, mirror: Mirror, points: ConsistentPoints) -> None:
+        self.mirror = mirror
+        self.written = 0
+        self._points = points
+        self._log = DeltaLog(mirror.path)
+        self._chance = random.Random(1)
+        self._version = mirror.version
+        self._gone: dict[str, set[int]] = {}
+
+    def take(self, count: int) -> None:
+        table = self._log.newest()
+        newest = self._points.newest()
+        assert table is not None
+        assert newest is not None
+        large = [file for file in table.files if (file.rows or 0) > 10 * CHANGES]
+        gone: dict[str, set[int]] = {}
+        for _ in range(count):
+            (file,) = self._chance.choices(large, [file.rows or 0 for file in large])
+            place = self._chance.randrange(file.rows or 0)
+            if place not in self._gone.setdefault(file.path, set()):
+                self._gone[file.path].add(place)
+                gone.setdefault(file.path, set()).add(place)
+        with DataFile(self.mirror.path, pa.schema(table.schema.to_arrow())) as data:
+            data.write([pa.nulls(CHANGES, field.type) for field in pa.schema(table.schema.to_arrow())])
+            report = data.finish()
+        assert report is not None
+        change = Change([report], {path: BitMap64(places) for path, places in gone.items()})
+        self._version = commit_change(table, change, {}, {})
+        if self._version % LOOK_EVERY == 0:
+            self._rewrite()
+        self._points.publish(newest.replay_lsn, {_NAME: self._version}, newest.positions)
+        self.written += _written(self.mirror.path, self._version)
+
+    def _rewrite(self) -> None:
+        table = self._log.newest()
+        assert table is not None
+        files = worth_rewriting(table.files)
+        if files:
+            schema = pa.schema(table.schema.to_arrow())
+            report = compact_file(Target(self.mirror.path, schema, tuple(schema.names), files))
+            self._version = commit_rewritten(table, files, [report] if report is not None else [])
+            for file in files:
+                self._gone.pop(file.path, None)
+            self.written += _written(self.mirror.path, self._version)
+
+    def thin(self) -> None:
+        now = datetime.now(UTC)
+        promised = self._points.versions([_NAME])[_NAME]
+        self._points.prune(now - timedelta(days=7), [_NAME], now)
+        passing(self.mirror.again(), promised, retention.GRACE).delete()
+
+
+@contextmanager
+def _pressed(second: float) -> Iterator[None]:
+    """Have a second last so long, wherever age decides."""
+    ladder = tuple((age * second, step * second) for age, step in retention.LADDER)
+    with patch.object(retention, "LADDER", ladder), patch.object(retention, "GRACE", retention.GRACE * second):
+        yield
+
+
+def _written(folder: Path, version: int) -> int:
+    """Bytes of a commit, and of what it adds."""
+    log = folder / DELTA_LOG
+    adds = [action["add"] for action in commit_actions(log, version) if "add" in action]
+    vectors = sum(add["deletionVector"]["sizeInBytes"] for add in adds if add.get("deletionVector"))
+    files = sum(add["size"] for add in adds if not add.get("deletionVector"))
+    return (log / commit_name(version)).stat().st_size + int(vectors + files)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,22 @@
+"""What the last operations left to be told: each kind's failure, until one of that kind succeeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pgcdc_assets.checks.health import Problem, Severity
+from pgcdc_assets.flow.outcomes import Failure, Kind, Outcome
+
+
+def of_outcomes(outcomes: Mapping[str, Outcome]) -> Iterator[Problem]:
+    """A failed sync means that the lake does not follow; the others, that a wish was not fulfilled."""
+    for kind, outcome in outcomes.items():
+        if outcome.failed is not None:
+            severity: Severity = "error" if kind == Kind.SYNC else "warning"
+            yield Problem(severity, f"last {kind}", _words(outcome.failed), outcome.failed.do)
+
+
+def _words(failed: Failure) -> str:
+    what = f"{failed.thing}: {failed.what}" if failed.thing else failed.what
+    where = f", at LSN {failed.lsn}" if failed.lsn else ""
+    return f"(`pgcdc {failed.command}`, {failed.at:%Y-%m-%d %H:%M:%S} UTC) failed: {what}{where}"

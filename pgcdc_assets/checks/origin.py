@@ -1,0 +1,147 @@
+"""Which source a command means, and that it is the one that this project was set up with.
+
+Asked before anything is started or written: a shell that lacks ``PGCDC_SOURCE`` would otherwise work on another
+database, or make one. What counts is the system identifier and the database, not the host's name: a server that moved
+and a standby that was promoted are the same source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psycopg
+from deltalake.exceptions import DeltaError
+
+from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.demo import shop
+from pgcdc_assets.errors import PgcdcError, WrongSource
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE
+from pgcdc_assets.settings import CATALOG_FILE, STATE_FOLDER, Settings
+from pgcdc_assets.source.connection import APPLICATION, connect, redacted
+from pgcdc_assets.source.slots import identity
+
+ORIGIN_FILE = STATE_FOLDER / "source.json"
+"""Where setup found the source, without secrets: for messages only."""
+
+_CONNECT_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Whose changes the project's catalog, or its lake's log, holds."""
+
+    thing: str
+    identity: Identity
+
+    def __str__(self) -> str:
+        named = _named(self.identity)
+        with suppress(OSError, ValueError):
+            found = json.loads(ORIGIN_FILE.read_text())
+            if found["system_identifier"] == self.identity.system_identifier:
+                return f"{found['source']} ({named})"
+        return named
+
+
+def source_of(settings: Settings) -> str:
+    """The source's conninfo. Starts nothing, asks nothing; WrongSource where none is named."""
+    if is_embedded(settings):
+        return shop.server().conninfo
+    assert settings.source is not None
+    return settings.source
+
+
+def is_embedded(settings: Settings) -> bool:
+    """Whether the embedded server is meant: by explicit wish, or because the project was set up with it.
+
+    WrongSource where no source is named and the project was set up with another one, or not at all.
+    """
+    if settings.source is not None:
+        return settings.embedded
+    saved, own = _saved(settings), shop.server().system_identifier
+    if saved and all(found.identity.system_identifier == own for found in saved):
+        return True
+    unset = f"PGCDC_SOURCE is not set, nor `source` in {SETTINGS_FILE}"
+    if saved:
+        raise WrongSource(f"{unset}; {saved[0].thing} was set up for {saved[0]}", do="set it to that source")
+    raise WrongSource(
+        unset, do="name your database, like PGCDC_SOURCE='host=db.example.org dbname=shop user=replicator', or say "
+        f"PGCDC_SOURCE={EMBEDDED} for a PostgreSQL with a sample shop",
+    )  # fmt: skip
+
+
+def refuse_other_source(settings: Settings) -> None:
+    """WrongSource where another source answers than the one saved."""
+    try:
+        require_same_source(settings)
+    except WrongSource:
+        raise
+    except (PgcdcError, psycopg.Error):
+        # One that does not answer is not judged: the command that needs it goes on, and tells.
+        return
+
+
+def require_same_source(settings: Settings) -> None:
+    """WrongSource where it is another than the one saved; what :func:`connect` raises where it cannot be asked.
+
+    Of the embedded server its files are asked, so that nothing is started.
+    """
+    conninfo, saved = source_of(settings), _saved(settings)
+    if not saved:
+        return
+    if is_embedded(settings):
+        own = shop.server().system_identifier
+        _compare(settings, saved, Identity(own, shop.DATABASE, settings.slot) if own else None)
+        return
+    with connect(conninfo, application_name=f"{APPLICATION}/setup", connect_timeout=_CONNECT_SECONDS) as conn:
+        _compare(settings, saved, identity(conn, settings.slot))
+
+
+def refuse_other_identity(settings: Settings, found: Identity) -> None:
+    """WrongSource where ``found``, which the source has told, is not what is saved."""
+    _compare(settings, _saved(settings), found)
+
+
+def remember(settings: Settings, conninfo: str, found: Identity) -> None:
+    """Note where setup found the source, for messages."""
+    where = EMBEDDED if is_embedded(settings) else redacted(conninfo)
+    ORIGIN_FILE.write_text(json.dumps({"source": where, "system_identifier": found.system_identifier}) + "\n")
+
+
+def _saved(settings: Settings) -> list[Saved]:
+    """What catalog and log say; one that cannot be read is told of by those who need it."""
+    found: list[Saved] = []
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if catalog := Catalog.load(CATALOG_FILE):
+            found.append(Saved("this project", catalog.identity))
+    with suppress(PgcdcError, DeltaError, OSError, KeyError):
+        log = ChangeLog(settings.layout)
+        if log.exists:
+            found.append(Saved(f"the lake {settings.layout.root}", log.identity))
+    return found
+
+
+def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None) -> None:
+    """``found`` None: the embedded server is meant, and there is none."""
+    for one in saved:
+        if found is not None and _stream(found) == _stream(one.identity):
+            continue
+        embedded = is_embedded(settings)
+        is_ = f"is {_named(found)}" if found else "has not been made yet"
+        raise WrongSource(
+            f"{is_}, but {one.thing} was set up for {one}",
+            thing="embedded PostgreSQL" if embedded else f"source {redacted(source_of(settings))}",
+            do=f"set PGCDC_SOURCE, or `source` in {SETTINGS_FILE}, to that one, or take a new folder for the other; "
+            "where that one is gone for good: `pgcdc teardown --forget`",
+        )  # fmt: skip
+
+
+def _stream(found: Identity) -> tuple[str, str]:
+    return found.system_identifier, found.database
+
+
+def _named(found: Identity) -> str:
+    return f"database {found.database} of system {found.system_identifier}"

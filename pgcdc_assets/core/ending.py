@@ -1,0 +1,122 @@
+"""How a process ends that a signal asks to end: within ten seconds, wherever it stands.
+
+It is asked to end at a boundary. If it has not got there in time, its main thread is interrupted, and if that cannot
+end either (a call of a library that hears nothing, a thread that waits for a dead server), the process ends as it is.
+That does no harm: whatever is written here stands a kill at any place.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+BOUNDARY_SECONDS = 6.0
+"""For a turn under way to come to its end. Then it is interrupted."""
+END_SECONDS = 9.0
+"""From the first signal to the end of the process."""
+SECOND_SECONDS = 1.5
+"""From the second one, or from the interruption: to stop what has been started."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+CODE = 1
+_CURSOR = b"\x1b[?25h"
+"""A living line of progress hides it."""
+_WORD = b"pgcdc: ended before all had stopped; nothing is half done, and the next run goes on from what is durable\n"
+
+
+class Ending:
+    """What signals ask of this process. One a process: :data:`ENDING`."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        """Whether a signal has asked the process to end."""
+        self._owned = False
+        self._terminal = 2
+        self._generation = 0
+
+    def own(self) -> None:
+        """The process is ours: once it is asked to end it ends, whatever goes on in it. Called in the main thread."""
+        self._owned = True
+        # A run sends what libraries print into a file.
+        self._terminal = os.dup(2)
+        heard, told = os.pipe()
+        os.set_blocking(told, False)
+        # Python's handlers run in the main thread alone, and not before the library that it is in returns.
+        signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+        threading.Thread(target=self._hear, args=(heard,), name="signals", daemon=True).start()
+
+    @contextmanager
+    def at_boundary(self, stop: threading.Event, *, boundary: float | None = BOUNDARY_SECONDS) -> Iterator[None]:
+        """SIGINT and SIGTERM set ``stop``, to end at a boundary; the second one, or ``boundary`` seconds, interrupt.
+
+        In the main thread alone; elsewhere signals stay what they are.
+        """
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if stop.is_set():
+                raise KeyboardInterrupt
+            self.asked = True
+            stop.set()
+            if boundary is not None:
+                # By nothing that takes a lock, which the interrupted thread may hold.
+                _thread.start_new_thread(self._interrupt, (self._generation, boundary))
+
+        with self._handled(handle):
+            yield
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """SIGINT and SIGTERM interrupt the main thread, as Python does for SIGINT."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.asked = True
+            raise KeyboardInterrupt
+
+        with self._handled(handle):
+            yield
+
+    @contextmanager
+    def _handled(self, handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, handle) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            # Nothing is interrupted any more that comes after the boundary.
+            self._generation += 1
+            # Somebody else's process, a test's or Dagster's own, goes on.
+            self.asked &= self._owned
+
+    def _interrupt(self, generation: int, seconds: float) -> None:
+        time.sleep(seconds)
+        if generation == self._generation:
+            # A real signal, that ends what the main thread waits for.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def _hear(self, heard: int) -> None:
+        """The end comes some seconds after the first signal, and soon after the second one."""
+        seconds = END_SECONDS
+        while True:
+            for number in os.read(heard, 64):
+                if number in SIGNALS:
+                    self.asked = True
+                    _thread.start_new_thread(self._end, (seconds,))
+                    seconds = SECOND_SECONDS
+
+    def _end(self, seconds: float) -> None:
+        time.sleep(seconds)
+        with suppress(OSError):
+            os.write(self._terminal, (_CURSOR if os.isatty(self._terminal) else b"") + _WORD)
+        os._exit(CODE)
+
+
+ENDING = Ending()

@@ -1,0 +1,138 @@
+"""How a command gets work out of the sync that holds the lake's lock, instead of being refused.
+
+Who finds the lock held by a sync that follows writes what it wants into the request, a file that it keeps locked for
+as long as it waits: so the request of a command that died, or was interrupted, is none. The sync looks for it between
+two turns, does the work as its own, and writes the answer into another file, by the request's number. There is one
+request at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Self, TypeVar
+
+from pgcdc_assets import errors
+from pgcdc_assets.core.durable import write_whole
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LakeError, PgcdcError
+from pgcdc_assets.flow import filelock
+from pgcdc_assets.flow.lock import sole
+from pgcdc_assets.flow.plain import from_plain, to_plain
+
+R = TypeVar("R")
+
+
+class Job(StrEnum):
+    """What can be asked for."""
+
+    SNAPSHOT = "snapshot"
+    """Copy ``tables`` anew."""
+    REPAIR = "repair"
+    """``span`` of one table."""
+    CHECK = "check"
+    """That the log holds ``span``."""
+    DERIVE = "derive"
+    """The feeds of ``tables`` for ``span``."""
+    APPLY = "apply"
+    """``span`` to ``tables``."""
+    MAINTAIN = "maintain"
+
+
+@dataclass(frozen=True)
+class Request:
+    job: Job
+    command: str
+    """Who asks, as the lake's lock would name it."""
+    tables: Sequence[TableName] = ()
+    span: LsnRange | None = None
+    max_seconds: float | None = None
+    pid: int = field(default_factory=os.getpid)
+    number: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __str__(self) -> str:
+        return f"`pgcdc {self.command}` (pid {self.pid})"
+
+    def to_text(self) -> str:
+        """One line: a text without its end is still being written."""
+        return json.dumps(to_plain(self)) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> Self | None:
+        """None for one that is not whole, or that another version wrote."""
+        if not text.endswith("\n"):
+            return None
+        try:
+            request: Self = from_plain(cls, json.loads(text))
+        except (ValueError, KeyError, TypeError, AttributeError, PgcdcError):
+            return None
+        return request
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A report, or the error that ended the work."""
+
+    number: str
+    report: Any = None
+    """As :func:`to_plain` has it."""
+    error: dict[str, str | None] | None = None
+
+    @classmethod
+    def of_error(cls, number: str, error: PgcdcError) -> Self:
+        lsn = None if error.lsn is None else str(error.lsn)
+        told = {"class": type(error).__name__, "what": error.what, "thing": error.thing, "lsn": lsn, "do": error.do}
+        return cls(number, error=told)
+
+    def result(self, kind: type[R]) -> R:
+        """The report; or raises the error, as if the work had been done here."""
+        if self.error is not None:
+            raise _error(self.error)
+        report: R = from_plain(kind, self.report)
+        return report
+
+
+@contextmanager
+def placed(layout: Layout, request: Request) -> Iterator[None]:
+    """Ask for the time of the block; LockHeld where another command asks already."""
+    with sole(
+        layout, layout.request, lambda: f"{current(layout) or 'another command'} asks the running sync already"
+    ) as file:  # fmt: skip
+        layout.answer.unlink(missing_ok=True)
+        file.write(request.to_text())
+        file.flush()
+        yield
+
+
+def current(layout: Layout) -> Request | None:
+    """What is asked for now by a command that waits, if anything: the sync's side."""
+    text = filelock.text_of_holder(layout.request)
+    return None if text is None else Request.from_text(text)
+
+
+def answered(layout: Layout, answer: Answer) -> None:
+    """The sync's side: let the command have it."""
+    write_whole(layout.answer, json.dumps(vars(answer)))
+
+
+def answer_to(layout: Layout, request: Request) -> Answer | None:
+    """The answer to this very request, once it is there."""
+    with suppress(FileNotFoundError):
+        data = json.loads(layout.answer.read_text())
+        if data["number"] == request.number:
+            return Answer(**data)
+    return None
+
+
+def _error(told: dict[str, str | None]) -> PgcdcError:
+    kind = getattr(errors, told["class"] or "", None)
+    if not (isinstance(kind, type) and issubclass(kind, PgcdcError) and kind.__init__ is PgcdcError.__init__):
+        kind = LakeError
+    return kind(told["what"] or "", thing=told["thing"], lsn=told["lsn"], do=told["do"])

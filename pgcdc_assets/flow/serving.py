@@ -1,0 +1,210 @@
+"""The sync's side of requests: work that other commands ask of a run, done between its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
+from pgcdc_assets.flow import backfill, hold, requests
+from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
+from pgcdc_assets.flow.outcomes import Kind, Operation
+from pgcdc_assets.flow.plain import to_plain
+from pgcdc_assets.flow.reports import RangeReport, SyncReport
+from pgcdc_assets.flow.requests import Answer, Job, Request
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.lake.copy import CopyReport
+
+OUTCOMES = {
+    Job.REPAIR: Kind.REPAIR, Job.CHECK: Kind.BACKFILL, Job.DERIVE: Kind.BACKFILL, Job.APPLY: Kind.BACKFILL,
+    Job.MAINTAIN: Kind.MAINTENANCE,
+}  # fmt: skip
+"""As what the end of a job is kept, by whomever it is done."""
+COPIES = 3
+"""Of one table for one request, where somebody alters it after each of them."""
+
+
+def ranged(work: Work, request: Request) -> RangeReport:
+    """A job on a range of the log."""
+    assert request.span is not None
+    if request.job is Job.CHECK:
+        return backfill.check(work, request.span)
+    if request.job is Job.REPAIR:
+        (table,) = request.tables
+        return backfill.repair(work, table, request.span)
+    do = backfill.derive if request.job is Job.DERIVE else backfill.apply
+    return do(work, request.tables, request.span)
+
+
+def maintained(work: Work, operation: Operation, allowance: Allowance) -> MaintenanceReport:
+    """Housekeeping; what it could not do is told with its end."""
+    report = Maintenance(work, allowance).run()
+    operation.failures += [LakeError(error) for _, error in report.failed]
+    operation.given_up = allowance.stop.is_set
+    return report
+
+
+class Run(Protocol):
+    """What serving asks of the run."""
+
+    @property
+    def following(self) -> bool:
+        """It goes on: only such a run takes requests."""
+
+    @property
+    def copying(self) -> bool:
+        """Copies are under way."""
+
+    def copy_anew(self, tables: Sequence[TableName]) -> None:
+        """Begin copies of these; UnknownTable for one that is not published. None are under way."""
+
+    def rest_on(self) -> None:
+        """Take mirrors and log as they are now, and publish them: they were worked on beside the turns."""
+
+    def summary(self) -> SyncReport:
+        """Of the run so far."""
+
+
+@dataclass
+class _Copies:
+    """A request for copies that have begun."""
+
+    request: Request
+    before: SyncReport
+    """The run's, when it was taken up."""
+    left: dict[TableName, PgcdcError] = field(default_factory=dict)
+    """Tables that could not be copied for now, and why."""
+
+
+class Serving:
+    """One request at a time. Every method runs in the run's own thread."""
+
+    def __init__(self, work: Work, run: Run, allowance: Callable[[float | None], Allowance]) -> None:
+        self._work = work
+        self._run = run
+        self._allowance = allowance
+        self._copies: _Copies | None = None
+        self._last = ""
+        """The number of the last request that was taken up: it stands until its command has read the answer."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command waits for copies that this run has begun or made, and has yet to publish."""
+        return self._copies is not None
+
+    def serve(self) -> bool:
+        """Do what is asked for, if anything is; whether anything was done."""
+        request = requests.current(self._work.layout)
+        if self._copies is not None:
+            return self._look_after(self._copies, request)
+        if request is None or request.number == self._last or not self._run.following or not self._may_begin(request):
+            return False
+        self._last = request.number
+        self._say(f"{request} begins")
+        try:
+            self._begin(request)
+        except PgcdcError as error:
+            self._answer(Answer.of_error(request.number, error))
+        return True
+
+    def not_copied(self, table: TableName, failure: PgcdcError) -> None:
+        """The table is left for a later copy."""
+        if self._copies is not None:
+            self._copies.left[table] = failure
+
+    def _may_begin(self, request: Request) -> bool:
+        """Copies under way are waited for where the work would meet them, and a ``verify`` that has yet to get its
+        point: it compares what stands there."""
+        held = hold.current(self._work.layout)
+        if held is not None and (held.lsn is None or not self._work.progress.points.has(held.lsn)):
+            return False
+        if not self._run.copying:
+            return True
+        if request.job in (Job.SNAPSHOT, Job.MAINTAIN):
+            return False
+        progress = self._work.progress
+        return not any(name in progress and self._unsettled(name) for name in request.tables)
+
+    def _unsettled(self, name: TableName) -> bool:
+        return self._work.progress[name].state in (TableState.WAITING, TableState.COPYING)
+
+    def _begin(self, request: Request) -> None:
+        if request.job is Job.SNAPSHOT:
+            self._run.copy_anew(request.tables)
+            self._copies = _Copies(request, self._run.summary())
+            return
+        with self._work.operation.within(OUTCOMES[request.job], request.command) as operation:
+            report: Any
+            try:
+                if request.job is Job.MAINTAIN:
+                    report = maintained(self._work, operation, self._allowance(request.max_seconds))
+                else:
+                    report = ranged(self._work, request)
+            finally:
+                self._run.rest_on()
+        self._answer(Answer(request.number, to_plain(report)))
+
+    # Copies -----------------------------------------------------------------------------------
+
+    def _look_after(self, copies: _Copies, request: Request | None) -> bool:
+        """Answer once each table is in a consistent point, or is known to come into none."""
+        if request is None or request.number != copies.request.number:
+            self._say(f"{copies.request} waits no more: its copies go on")
+            self._copies = None
+            return False
+        tables = [name for name in copies.request.tables if name in self._work.progress]
+        restless = next((name for name in tables if self._unsettled(name) and self._given_up(copies, name)), None)
+        if restless is not None:
+            self._copies = None
+            failure = copies.left.get(restless) or self._restless(restless)
+            self._answer(Answer.of_error(request.number, failure))
+            return True
+        if not all(self._ended(name) for name in tables):
+            return False
+        self._copies = None
+        report = self._report(copies)
+        self._work.operation.renew([str(copy.table) for copy in report.copied])
+        self._answer(Answer(request.number, to_plain(report)))
+        return True
+
+    def _ended(self, name: TableName) -> bool:
+        """Streaming is what the point that lists it makes of a table that was copied; no copy comes of one that is
+        set aside."""
+        return self._work.progress[name].state in (TableState.STREAMING, TableState.SET_ASIDE)
+
+    def _given_up(self, copies: _Copies, name: TableName) -> bool:
+        """Whether no copy of the table is on its way, or one more after several that somebody made useless."""
+        return not self._run.copying or len([one for one in self._made(copies) if one.table == name]) >= COPIES
+
+    def _restless(self, name: TableName) -> CopyOutdated:
+        reason = self._work.progress[name].reason or "was altered after or during each of its copies"
+        return CopyOutdated(reason, thing=f"table {name}", do="the running sync copies it later: see `pgcdc status`")
+
+    def _report(self, copies: _Copies) -> SyncReport:
+        """The run's since the request was taken up, as of a run of its own; of the copies, those asked for."""
+        before, now = copies.before, self._run.summary()
+        made = {copy.table: copy for copy in self._made(copies)}
+        return replace(
+            now,
+            start=before.end,
+            copied=[made[name] for name in dict.fromkeys(copies.request.tables) if name in made],
+            turns=now.turns - before.turns,
+            transactions=now.transactions - before.transactions,
+            rows=now.rows - before.rows,
+            stream_aborts=now.stream_aborts - before.stream_aborts,
+            seconds=now.seconds - before.seconds,
+        )
+
+    def _made(self, copies: _Copies) -> list[CopyReport]:
+        """All copies since the request was taken up, whoever asked for them."""
+        return self._run.summary().copied[len(copies.before.copied) :]
+
+    def _answer(self, answer: Answer) -> None:
+        requests.answered(self._work.layout, answer)
+        self._say("answered" if answer.error is None else f"failed: {answer.error['what']}")
+
+    def _say(self, message: str) -> None:
+        self._work.observer.progress("serve", message)

@@ -1,0 +1,121 @@
+"""``pgcdc.yaml``, the settings file of a project directory: read without secrets, one line of it written by setup."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from pgcdc_assets.core.durable import write_whole
+from pgcdc_assets.errors import SettingsError
+
+SETTINGS_FILE = Path("pgcdc.yaml")
+EMBEDDED = "embedded"
+"""As the setting ``source``: the embedded PostgreSQL with the sample shop."""
+NO_SOURCE = "is not a libpq conninfo or URL"
+"""Our own words: libpq's complaint would quote the text, password and all."""
+SOURCE_FORM = "write it like `host=db.example.org dbname=shop user=replicator`, or `postgresql://replicator@db/shop`"
+
+_SOURCE_LINE = re.compile(r"(?im)^source[ \t]*:.*$")
+_QUOTED = re.compile(r"'[^']{3,}'|\"[^\"]{3,}\"")
+
+
+def is_secret(field: str) -> bool:
+    """Whether a conninfo's field of this name must not be shown or written anywhere."""
+    return "password" in field or "secret" in field or field in ("scram_client_key", "scram_server_key")
+
+
+def content() -> dict[str, Any]:
+    """The file's settings; empty where there is none. SettingsError for what is no YAML, or holds a secret.
+
+    Names are in lower case, as settings are read.
+    """
+    if not SETTINGS_FILE.is_file():
+        return {}
+    try:
+        found = _parsed(SETTINGS_FILE.read_text())
+    except yaml.YAMLError as error:
+        raise SettingsError(_told(error), thing=str(SETTINGS_FILE), do=_form()) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot be read: {error}", thing=str(SETTINGS_FILE)) from None
+    if found is None:
+        raise SettingsError("does not hold `name: value` lines", thing=str(SETTINGS_FILE), do=_form())
+    _refuse_secret(found.get("source"))
+    return found
+
+
+def without_secrets(source: str) -> str:
+    """The same source for a file: in the user's own words where they hold no secret."""
+    if source == EMBEDDED:
+        return source
+    given = conninfo_to_dict(source)
+    kept = {name: value for name, value in given.items() if not is_secret(name)}
+    return source if kept == given else make_conninfo("", **kept)
+
+
+def save_source(source: str) -> bool:
+    """Write the ``source`` line, without secrets; all else in the file stays as it is. Whether it was changed.
+
+    Raises SettingsError with the line where it could not be written into the text that is there.
+    """
+    before = content()
+    wanted = without_secrets(source)
+    if before.get("source") == wanted:
+        return False
+    line = yaml.safe_dump({"source": wanted}, width=float("inf"), allow_unicode=True).rstrip("\n")
+    by_hand = f"write this line into it: {line}"
+    try:
+        text = SETTINGS_FILE.read_text() if SETTINGS_FILE.is_file() else ""
+        written, count = _SOURCE_LINE.subn(lambda _: line, text, count=1)
+        if not count:
+            written = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
+        # A value that goes on over several lines, or a text in braces, is not ours to edit.
+        if _parsed(written) != {**before, "source": wanted}:
+            raise SettingsError("has a form that a line cannot be added to", thing=str(SETTINGS_FILE), do=by_hand)
+        write_whole(SETTINGS_FILE, written)
+    except yaml.YAMLError:
+        raise SettingsError(
+            "has a form that a line cannot be added to", thing=str(SETTINGS_FILE), do=by_hand
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"cannot be written: {error.strerror}", thing=str(SETTINGS_FILE), do=by_hand) from None
+    return True
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    """None where it is YAML of another kind."""
+    found = yaml.safe_load(text)
+    found = {} if found is None else found
+    named = isinstance(found, dict) and all(isinstance(name, str) for name in found)
+    return {name.lower(): value for name, value in found.items()} if named else None
+
+
+def _refuse_secret(source: object) -> None:
+    if not isinstance(source, str) or source == EMBEDDED:
+        return
+    try:
+        given = conninfo_to_dict(source)
+    except ProgrammingError:
+        raise SettingsError(NO_SOURCE, thing="setting `source`", do=SOURCE_FORM) from None
+    if any(is_secret(name) for name in given):
+        raise SettingsError(
+            f"holds a password in {SETTINGS_FILE}",
+            thing="setting `source`",
+            do="put it into PGPASSWORD, PGCDC_SOURCE, a service file or a passfile",
+        )
+
+
+def _told(error: yaml.YAMLError) -> str:
+    """Where, and what the parser missed; never what stands there: it may be a password."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return "is not YAML"
+    mark = error.problem_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {_QUOTED.sub('...', error.problem or 'is not YAML')}"
+
+
+def _form() -> str:
+    return "write one `name: value` a line, a value with `: ` or ` #` in quotes"

@@ -1,0 +1,32 @@
+"""How a command's own run ends, without its source."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.cli import jobs
+from pgcdc_assets.cli.console import Progress
+from tests.cli.conftest import Shell
+
+
+@dg.op(config_schema={})
+def deaf() -> None:
+    """Listens to no signal itself."""
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+
+
+@dg.job
+def deaf_job() -> None:
+    deaf()
+
+
+def test_an_interrupted_run_is_an_interruption_and_no_error_of_dagster(shell: Shell) -> None:
+    jobs.project_settings()
+    with pytest.raises(KeyboardInterrupt):
+        jobs._run(deaf_job, "deaf", {}, Progress())

@@ -1,0 +1,195 @@
+"""A project works on the source that it was set up with, and on no other, whatever a shell has or lacks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+import yaml
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.demo import shop
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from tests.cli.conftest import Shell
+from tests.fix_postgres import Database, fresh_database
+
+COMMANDS = (
+    ["status"], ["status", "--json"], ["setup"], ["setup", "--sql"], ["sync"], ["follow"], ["verify"],
+    ["snapshot", "a"], ["repair", "a", "--range", "0/1..0/2"], ["maintain"], ["up"], ["teardown", "--yes"],
+)  # fmt: skip
+
+
+def traces(database: Database) -> list[tuple[object, ...]]:
+    """What we would leave on a source."""
+    with database.connect() as conn:
+        return conn.execute(
+            "SELECT pubname::text FROM pg_publication UNION ALL SELECT slot_name::text FROM pg_replication_slots"
+            " WHERE database = current_database()"
+        ).fetchall()
+
+
+@pytest.fixture
+def other(database: Database) -> Iterator[Database]:
+    with fresh_database(database.server) as other:
+        with other.connect() as conn:
+            conn.execute("CREATE TABLE elsewhere (id int PRIMARY KEY)")
+        yield other
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_shell_without_the_variable_touches_nothing(shell: Shell, arguments: list[str]) -> None:
+    shell.pgcdc("setup")
+    Path("pgcdc.yaml").unlink()
+    shell.set(SOURCE=None)
+    before = shell.files()
+    said = shell.pgcdc(*arguments, expect=2)
+    assert "PGCDC_SOURCE is not set" in said
+    assert f"set up for postgres@{shell.database.server.socket_folder}:5432/{shell.database.name}" in said
+    assert len(said.strip().splitlines()) == 1
+    assert shell.files() == before
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_another_source_is_refused_before_anything_is_written(
+    shell: Shell, other: Database, arguments: list[str]
+) -> None:
+    shell.pgcdc("setup")
+    before = shell.files()
+    shell.set(SOURCE=other.conninfo)
+    said = shell.pgcdc(*arguments, expect=2)
+    assert f"is database {other.name} of system" in said
+    assert f"this project was set up for postgres@{shell.database.server.socket_folder}" in said
+    assert "pgcdc teardown --forget" in said
+    assert len(said.strip().splitlines()) == 1
+    assert shell.files() == before
+    assert traces(other) == []
+
+
+def test_another_system_under_the_same_name(shell: Shell) -> None:
+    shell.pgcdc("setup")
+    saved = Catalog.load(CATALOG_FILE)
+    assert saved is not None
+    replace(saved, identity=replace(saved.identity, system_identifier="1")).save(CATALOG_FILE)
+    assert "this project was set up for database" in shell.pgcdc("status", expect=2)
+    assert "of system 1;" in shell.pgcdc("setup", expect=2)
+
+
+def test_a_lake_of_another_source(shell: Shell, other: Database) -> None:
+    """Also where the project itself was never set up."""
+    shell.pgcdc("setup")
+    saved = Catalog.load(CATALOG_FILE)
+    assert saved is not None
+    ChangeLog(Settings.load().layout).create(saved.identity, Lsn(16), 1)
+    CATALOG_FILE.unlink()
+    shell.set(SOURCE=other.conninfo)
+    assert f"the lake {shell.folder / 'lake'} was set up for" in shell.pgcdc("setup", expect=2)
+    assert traces(other) == []
+
+
+def test_the_embedded_server_is_no_way_out(shell: Shell) -> None:
+    shell.pgcdc("setup")
+    before = shell.files()
+    shell.set(SOURCE="embedded")
+    assert "embedded PostgreSQL: has not been made yet, but this project was set up" in shell.pgcdc("setup", expect=2)
+    assert shell.files() == before
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_nothing_is_named_and_nothing_set_up(shell: Shell, arguments: list[str]) -> None:
+    shell.set(SOURCE=None)
+    said = shell.pgcdc(*arguments, expect=2)
+    assert "PGCDC_SOURCE='host=" in said
+    assert "PGCDC_SOURCE=embedded" in said
+    assert shell.files() == {}
+
+
+def test_setup_names_the_source_in_the_file(shell: Shell) -> None:
+    """The rest of the file is the user's, comments too; the next shell needs no variable."""
+    Path("pgcdc.yaml").write_text("# ours\nbatch_seconds: 2  # small\n")
+    shell.set(SOURCE=f"{shell.database.conninfo} password=geheim sslpassword=secret2")
+    said = shell.pgcdc("setup")
+    assert "pgcdc.yaml: names the source now, without its password; PGPASSWORD" in said
+    text = Path("pgcdc.yaml").read_text()
+    assert text.startswith("# ours\nbatch_seconds: 2  # small\nsource: ")
+    assert not {"geheim", "secret2"} & set(text.replace("=", " ").split())
+    shell.set(SOURCE=None)
+    assert "nothing is wrong" in shell.pgcdc("status")
+    assert "pgcdc.yaml" not in shell.pgcdc("setup")
+    assert Path("pgcdc.yaml").read_text() == text
+
+
+def test_a_url_with_a_password_is_written_without(shell: Shell) -> None:
+    given = conninfo_to_dict(shell.database.conninfo)
+    host = str(given["host"]).replace("/", "%2F")
+    shell.set(SOURCE=f"postgresql://postgres:geheim@{host}:{given['port']}/{given['dbname']}")
+    shell.pgcdc("setup")
+    assert "geheim" not in b"".join(shell.files().values()).decode(errors="replace")
+    assert conninfo_to_dict(yaml.safe_load(Path("pgcdc.yaml").read_text())["source"]) == given
+
+
+def test_a_file_that_no_line_fits_into_is_left_alone(shell: Shell) -> None:
+    Path("pgcdc.yaml").write_text("{batch_seconds: 2}\n")
+    said = shell.pgcdc("setup")
+    assert "write this line into it: source: " in said
+    assert Path("pgcdc.yaml").read_text() == "{batch_seconds: 2}\n"
+
+
+def test_the_same_system_under_a_new_name(shell: Shell, tmp_path: Path) -> None:
+    """A server that moved, a standby that was promoted: what counts is who it is."""
+    shell.pgcdc("setup")
+    moved = tmp_path / "moved"
+    moved.symlink_to(shell.database.server.socket_folder)
+    shell.set(SOURCE=make_conninfo(shell.database.conninfo, host=str(moved)))
+    assert "nothing is wrong" in shell.pgcdc("status")
+    shell.pgcdc("setup")
+    assert f"host={moved}" in Path("pgcdc.yaml").read_text()
+
+
+def test_a_deliberate_new_beginning(shell: Shell, other: Database) -> None:
+    """The old source is gone for good: it is not asked."""
+    shell.pgcdc("setup")
+    saved = Catalog.load(CATALOG_FILE)
+    assert saved is not None
+    ChangeLog(Settings.load().layout).create(saved.identity, Lsn(16), 1)
+    shell.set(SOURCE=other.conninfo)
+    said = shell.pgcdc("teardown", "--forget", "--yes")
+    assert "kept the change log as" in said
+    assert f"belongs to database {shell.database.name}" in shell.pgcdc("setup", expect=1)
+    shell.set(SLOT=f"s_{other.name}")
+    shell.pgcdc("setup")
+    assert Path("pgcdc.yaml").read_text().count("source:") == 1
+    shell.set(SOURCE=None)
+    assert "public.elsewhere" in shell.pgcdc("status")
+
+
+def test_the_embedded_server_where_the_project_was_set_up_with_it(shell: Shell) -> None:
+    shell.set(SOURCE="embedded", SLOT=None, PUBLICATION=None)
+    server = shop.server()
+    try:
+        shell.pgcdc("setup")
+        assert Path("pgcdc.yaml").read_text() == "source: embedded\n"
+        Path("pgcdc.yaml").unlink()
+        shell.set(SOURCE=None)
+        assert "nothing is wrong" in shell.pgcdc("status"), "an older project, whose file names none"
+        with psycopg.connect(conninfo_of(server.psql)) as conn:
+            assert conn.execute("SELECT count(*) > 0 FROM orders").fetchone() == (True,)
+        server.stop()
+        said = shell.pgcdc("status", expect=1)
+        assert "embedded PostgreSQL does not run; `pgcdc sync`" in said
+        assert not server.running
+    finally:
+        server.stop()
+
+
+def conninfo_of(psql: str) -> str:
+    """What a shell would hand over."""
+    program, conninfo = psql.split(" ", 1)
+    assert os.access(program, os.X_OK)
+    return conninfo.strip("'")

@@ -1,0 +1,118 @@
+"""``pgcdc setup --sql``: one script of an owner, and a role with REPLICATION and SELECT alone does the rest."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.cli.conftest import Shell
+
+
+@pytest.fixture
+def role(shell: Shell) -> Iterator[str]:
+    """A name that needs quotes; the role itself is not there yet."""
+    name = f'Plain "{secrets.token_hex(4)}'
+    yield name
+    with shell.database.connect() as conn:
+        quoted = sql.Identifier(name)
+        if conn.execute("SELECT FROM pg_roles WHERE rolname = %s", [name]).fetchone():
+            conn.execute(sql.SQL("DROP OWNED BY {}; DROP ROLE {}").format(quoted, quoted))
+
+
+@pytest.fixture
+def conn(shell: Shell) -> Iterator[psycopg.Connection]:
+    with shell.database.connect() as conn:
+        conn.execute('CREATE SCHEMA hr; CREATE TABLE hr."Staff list" (id int PRIMARY KEY);'
+                     "CREATE TABLE hr.keyless (v int);"
+                     "CREATE TABLE hr.p (id int, PRIMARY KEY (id)) PARTITION BY RANGE (id);"
+                     "CREATE TABLE hr.p1 PARTITION OF hr.p FOR VALUES FROM (0) TO (10)")  # fmt: skip
+        yield conn
+
+
+def traces(conn: psycopg.Connection) -> list[tuple[object, ...]]:
+    return conn.execute("SELECT pubname FROM pg_publication UNION ALL SELECT slot_name FROM pg_replication_slots"
+                        " WHERE database = current_database()").fetchall()  # fmt: skip
+
+
+def as_role(shell: Shell, role: str) -> str:
+    return psycopg.conninfo.make_conninfo(shell.database.conninfo, user=role)
+
+
+def test_the_script_is_all_that_a_role_with_few_rights_needs(
+    shell: Shell, conn: psycopg.Connection, role: str
+) -> None:
+    before = shell.files()
+    script = shell.pgcdc("setup", "--sql", "--role", role)
+    assert (traces(conn), shell.files()) == ([], before), "printing changes nothing"
+    assert "..." not in script
+    conn.execute(script.encode())
+    shell.set(SOURCE=as_role(shell, role))
+    said = shell.pgcdc("setup")
+    assert "5 tables are published" in said
+    assert "hr.keyless  (inserts only)" in said
+    shell.pgcdc("status")
+    assert "nothing is left for an owner to do" in shell.pgcdc("setup", "--sql")
+    conn.execute("INSERT INTO hr.keyless VALUES (1); UPDATE hr.keyless SET v = 2; UPDATE hr.p SET id = 3")
+
+
+def test_a_table_that_came_later(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    """Setup says who can publish it; the script of then holds that alone."""
+    conn.execute(shell.pgcdc("setup", "--sql", "--role", role).encode())
+    shell.set(SOURCE=as_role(shell, role))
+    shell.pgcdc("setup")
+    conn.execute("CREATE TABLE hr.later (id int PRIMARY KEY)")
+    said = shell.pgcdc("setup", expect=1)
+    assert "hr.later: not owned by role" in said
+    assert "let their owner run what `pgcdc setup --sql` prints" in said
+    script = shell.pgcdc("setup", "--sql")
+    statements = [line for line in script.splitlines() if not line.startswith("--")]
+    assert [line.split(" TO ")[0] for line in statements] == [
+        "GRANT SELECT ON TABLE hr.later",
+        f'ALTER PUBLICATION "s_{shell.database.name}" ADD TABLE ONLY "hr"."later";',
+    ]
+    conn.execute(script.encode())
+    assert "hr.later" in shell.pgcdc("setup")
+
+
+def test_what_is_lacking_stands_line_by_line(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    """Every statement can be run as it stands, and then nothing of it is told again."""
+    conn.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
+    shell.set(SOURCE=as_role(shell, role))
+    said = shell.pgcdc("setup", expect=1)
+    assert "..." not in said
+    assert "`pgcdc setup --sql` prints one script for the owner" in said
+    statements = [line.strip() for line in said.splitlines() if line.strip().endswith(";")]
+    assert len(statements) == 8, said
+    for statement in statements:
+        conn.execute(statement.encode())
+    assert traces(conn) == []
+    (left,) = shell.pgcdc("setup", expect=1).splitlines()
+    assert "not owned by role" in left
+    assert "nor make a publication in database" in left
+
+
+def test_a_publication_of_the_owners_is_enough(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    """Somebody's own, of any kind, beside a role with REPLICATION and SELECT."""
+    quoted = sql.Identifier(role)
+    conn.execute(sql.SQL("CREATE ROLE {0} LOGIN REPLICATION; GRANT USAGE ON SCHEMA hr TO {0};"
+                         'GRANT SELECT ON hr."Staff list" TO {0}; CREATE PUBLICATION theirs FOR TABLE hr."Staff list"')
+                 .format(quoted))  # fmt: skip
+    shell.set(SOURCE=as_role(shell, role), PUBLICATION="theirs")
+    assert "1 tables are published" in shell.pgcdc("setup")
+    shell.pgcdc("status")
+
+
+def test_teardown_leaves_what_an_owner_made(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+    conn.execute(shell.pgcdc("setup", "--sql", "--role", role).encode())
+    shell.set(SOURCE=as_role(shell, role))
+    shell.pgcdc("setup")
+    said = shell.pgcdc("teardown", "--yes")
+    name = f"s_{shell.database.name}"
+    assert f"removed slot {name}" in said
+    assert f"publication {name} stays: its owner can drop it" in said
+    assert sorted(traces(conn)) == [(name,), (f"{name}_inserts",)]
+    shell.pgcdc("setup")

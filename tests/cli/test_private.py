@@ -1,0 +1,52 @@
+"""Copies of all rows are for their owner alone, unless somebody opens the folder on purpose."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from stat import S_IMODE
+
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.defs.project import dagster_home, workspace_file
+from pgcdc_assets.flow import hold
+from pgcdc_assets.flow.lock import lake_lock
+from tests.cli.conftest import Shell
+
+
+def mode(path: Path) -> int:
+    return S_IMODE(path.stat().st_mode)
+
+
+def test_what_commands_make(shell: Shell) -> None:
+    before = os.umask(0o022)
+    try:
+        shell.pgcdc("setup")
+        workspace_file()
+        dagster_home()
+        with lake_lock(Layout(shell.folder / "lake"), "test"):
+            pass
+    finally:
+        os.umask(before)
+    made = {path.name: mode(path) for path in shell.folder.iterdir() if path.is_dir()}
+    assert made == {".pgcdc": 0o700, ".dagster": 0o700, "lake": 0o700}
+
+
+def test_verify_may_be_the_first(tmp_path: Path) -> None:
+    with hold.placed(Layout(tmp_path / "lake")):
+        assert mode(tmp_path / "lake") == 0o700
+
+
+def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    """A lake of before, or one that is shared on purpose; a folder above it is nobody's secret."""
+    lake = tmp_path / "above" / "lake"
+    with lake_lock(Layout(lake), "test"):
+        lake.chmod(0o2750)
+    with lake_lock(Layout(lake), "test"):
+        assert mode(lake) == 0o2750
+    assert mode(lake.parent) & 0o055
+
+
+def test_spark_spills_where_nobody_looks(spark: SparkSession) -> None:
+    assert mode(Path(spark.conf.get("spark.local.dir") or "/")) == 0o700

@@ -1,0 +1,23 @@
+"""The saved catalog, which no run begins without."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.settings import CATALOG_FILE
+from tests.log.durable import Disk
+
+CATALOG = Catalog(Identity("7123", "shop", "pgcdc"), "pgcdc", 180004, ())
+
+
+def test_it_survives_a_power_cut_with_the_folder_that_it_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    disk = Disk(project, os.fsync)
+    monkeypatch.setattr(os, "fsync", disk.fsync)
+    CATALOG.save(project / CATALOG_FILE)
+    assert Catalog.load(disk.left(tmp_path / "left") / CATALOG_FILE) == CATALOG

@@ -1,0 +1,138 @@
+"""A process that is asked to end by a signal ends in time, wherever it stands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from pgcdc_assets.core import ending
+from pgcdc_assets.core.ending import ENDING
+
+SCRIPT = """
+import sys, threading, time
+from pgcdc_assets.core import ending
+ending.END_SECONDS, ending.SECOND_SECONDS = 2.0, 0.3
+ending.ENDING.own()
+stop = threading.Event()
+
+def stubborn():
+    print("ready", flush=True)
+    while True:
+        try:
+            time.sleep(100)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+
+def deaf():
+    # As a library that hears nothing: Python's handlers do not run meanwhile.
+    import ctypes
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    print("ready", flush=True)
+    libc.pthread_mutex_lock(mutex)
+
+def boundary():
+    print("ready", flush=True)
+    stop.wait()
+    print("at a boundary", flush=True)
+
+def busy():
+    print("ready", flush=True)
+    try:
+        time.sleep(100)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+
+with ending.ENDING.{kind}:
+    {what}()
+print("end", flush=True)
+time.sleep({rest})
+"""
+
+
+def run(kind: str, what: str, numbers: list[int], *, boundary: float = 0.5, rest: float = 0) -> tuple[int, str, float]:
+    """Exit code, words, and seconds from the first signal to the end."""
+    script = SCRIPT.format(kind=kind.format(boundary), what=what, rest=rest)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.2)
+        started = time.monotonic()
+        for number in numbers:
+            process.send_signal(number)
+            time.sleep(0.2)
+        try:
+            words, _ = process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return process.returncode, words, time.monotonic() - started
+
+
+AT_BOUNDARY = "at_boundary(stop, boundary={})"
+KINDS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@KINDS
+def test_a_boundary_ends_it_well(number: int) -> None:
+    code, words, seconds = run(AT_BOUNDARY, "boundary", [number])
+    assert (code, words) == (0, "at a boundary\nend\n")
+    assert seconds < 1.5
+
+
+@KINDS
+def test_without_a_boundary_it_is_interrupted(number: int) -> None:
+    code, words, _ = run(AT_BOUNDARY, "busy", [number])
+    assert (code, words) == (0, "interrupted\nend\n")
+
+
+def test_a_second_signal_interrupts_at_once() -> None:
+    code, words, seconds = run(AT_BOUNDARY, "busy", [signal.SIGINT, signal.SIGINT], boundary=50)
+    assert (code, words) == (0, "interrupted\nend\n")
+    assert seconds < 1.5
+
+
+@pytest.mark.parametrize("what", ["stubborn", "deaf"])
+def test_what_cannot_be_interrupted_ends_with_the_process(what: str) -> None:
+    """Its threads and whatever it waits for do not count."""
+    code, words, seconds = run(AT_BOUNDARY, what, [signal.SIGTERM])
+    assert code == ending.CODE
+    assert "nothing is half done" in words
+    assert "end\n" not in words
+    assert seconds < 4
+    code, _, again = run(AT_BOUNDARY, what, [signal.SIGTERM, signal.SIGTERM], boundary=50)
+    assert (code, again < 4) == (ending.CODE, True)
+
+
+def test_a_rest_that_does_not_end_either() -> None:
+    """After the boundary: exit handlers, threads that are joined."""
+    code, words, seconds = run(AT_BOUNDARY, "boundary", [signal.SIGINT], rest=50)
+    assert (code, seconds < 4) == (ending.CODE, True)
+    assert words.startswith("at a boundary\nend\n")
+
+
+def test_commands_without_a_boundary_end_at_once() -> None:
+    code, words, seconds = run("at_once()", "busy", [signal.SIGTERM])
+    assert (code, words) == (0, "interrupted\nend\n")
+    assert seconds < 1.5
+    code, _, seconds = run("at_once()", "stubborn", [signal.SIGTERM])
+    assert (code, seconds < 4) == (ending.CODE, True)
+
+
+def test_a_process_that_is_not_ours_goes_on() -> None:
+    """Dagster's, or a test's: once the run has ended nobody is interrupted any more."""
+    stop = threading.Event()
+    with ENDING.at_boundary(stop, boundary=0.3):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(5)
+        assert ENDING.asked
+    time.sleep(0.6)
+    assert not ENDING.asked

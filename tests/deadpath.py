@@ -1,0 +1,85 @@
+"""A way to the server that dies and keeps its TCP connections alive, as a pooler or a load balancer may."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from psycopg.conninfo import make_conninfo
+
+from tests.fix_postgres import Database
+
+_BYTES = 65536
+PATIENCE_SECONDS = 25
+"""Of the server's side with a dead path, as its own timeouts would have it."""
+
+
+class DeadPath:
+    """A proxy over TCP in threads of this process. ``die`` ends the forwarding of all that has been connected, and of
+    whatever connects from then on; every socket stays open. ``die(new=True)``: later connections are served."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._target = f"{database.server.socket_folder}/.s.PGSQL.5432"
+        self._dead = threading.Event()
+        self._open: list[socket.socket] = []
+
+    @property
+    def conninfo(self) -> str:
+        """The database by this way, without TLS."""
+        port = self._listener.getsockname()[1]
+        return make_conninfo(self._database.conninfo, host="127.0.0.1", port=port, sslmode="disable")
+
+    def die(self, *, new: bool = False) -> None:
+        """From when this returns nothing passes in either direction. Whoever waits for ever is ended in the end."""
+        dead, self._dead = self._dead, threading.Event()
+        dead.set()
+        if not new:
+            self._dead.set()
+        timer = threading.Timer(PATIENCE_SECONDS, self.close)
+        timer.daemon = True
+        timer.start()
+
+    def close(self) -> None:
+        """The server sees the end of every connection, as it would when its own patience is over."""
+        self._listener.close()
+        for end in self._open:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def __enter__(self) -> Self:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                # Whatever connects from here on belongs to this state of the path.
+                dead = self._dead
+                server.connect(self._target)
+                self._open += [client, server]
+                for one, other in ((client, server), (server, client)):
+                    threading.Thread(target=_pass_on, args=(one, other, dead), daemon=True).start()
+
+
+def _pass_on(source: socket.socket, target: socket.socket, dead: threading.Event) -> None:
+    with suppress(OSError):
+        while piece := source.recv(_BYTES):
+            if dead.is_set():
+                # What comes is taken and lost, so that neither side sees a full socket.
+                continue
+            target.sendall(piece)
+        if not dead.is_set():
+            target.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,106 @@
+"""Dagster's events and runs go with the ranges, on an instance as the commands have it."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.instance import InstanceRef
+
+from pgcdc_assets.defs import keys
+from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister
+from pgcdc_assets.defs.project import INSTANCE_YAML
+from pgcdc_assets.defs.retention import forget_runs
+from pgcdc_assets.defs.runs import OURS
+from tests.defs.doubles import span
+
+MIRROR, QUIET_MIRROR = dg.AssetKey(["public", "orders"]), dg.AssetKey(["public", "quiet"])
+ASSETS = [keys.CHANGE_LOG, MIRROR, QUIET_MIRROR]
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    (tmp_path / "dagster.yaml").write_text(INSTANCE_YAML)
+    with dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(tmp_path))) as instance:
+        yield instance
+
+
+def run(instance: dg.DagsterInstance, *keys_: str, assets: list[dg.AssetKey], ours: bool = True) -> str:
+    """One that recorded these partitions of these assets."""
+
+    @dg.op
+    def record(context: dg.OpExecutionContext) -> None:
+        for asset in assets:
+            for key in keys_ or (None,):
+                context.log_event(dg.AssetMaterialization(asset, partition=key))
+
+    @dg.job
+    def sync() -> None:
+        record()
+
+    console = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    return sync.execute_in_process(run_config=console, instance=instance, tags=OURS if ours else {}).run_id
+
+
+def rows(folder: Path) -> int:
+    """Events in all databases."""
+    count = 0
+    for path in folder.rglob("history/runs/*.db"):
+        with sqlite3.connect(path) as conn:
+            count += int(conn.execute("SELECT count(*) FROM event_logs").fetchone()[0])
+    return count
+
+
+def test_what_is_forgotten_and_what_stays(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    gone, kept = span(0x10, 0x20), span(0x20, 0x30)
+    register = RangeRegister(instance)
+    for known in (gone, kept):
+        register.add(known)
+    copy = run(instance, assets=[QUIET_MIRROR])
+    old = [run(instance, gone.key, assets=[keys.CHANGE_LOG, MIRROR]) for _ in range(3)]
+    idle = run(instance, assets=[])
+    foreign = run(instance, gone.key, assets=[], ours=False)
+    closing = run(instance, kept.key, assets=[keys.CHANGE_LOG, MIRROR])
+    repair = run(instance, kept.key, assets=[MIRROR])
+    instance.report_runless_asset_event(dg.AssetObservation(keys.SLOT))
+    under_way = instance.create_run_for_job(_waiting, status=dg.DagsterRunStatus.STARTED, tags=OURS).run_id
+    register.prune(kept.start, kept.end)
+    before = rows(tmp_path), len(list(tmp_path.rglob("history/runs/*.db")))
+
+    assert forget_runs(instance, ASSETS, datetime.now(UTC) - timedelta(hours=1), lambda: False) == 0
+    assert rows(tmp_path) == before[0]
+    later = datetime.fromtimestamp(time.time() + 1, UTC)
+    assert forget_runs(instance, ASSETS, later, lambda: True) == 0
+    assert forget_runs(instance, ASSETS, later, lambda: False) == len(old) + 1
+
+    left = {record.run_id for record in instance.get_runs()}
+    assert left == {copy, foreign, closing, repair, under_way}
+    assert not left & {*old, idle}
+    after = rows(tmp_path), len(list(tmp_path.rglob("history/runs/*.db")))
+    assert after[1] == before[1] - 4
+    assert after[0] < before[0] / 2
+    assert instance.fetch_observations(keys.SLOT, limit=5).records == []
+    assert instance.get_materialized_partitions(MIRROR) == {kept.key}
+    assert instance.get_dynamic_partitions(str(LSN_RANGES.name)) == [kept.key]
+    assert instance.get_latest_materialization_event(QUIET_MIRROR) is not None
+    # Once the range is gone, and another run holds the newest materialisation, its run goes too.
+    register.prune(kept.end, kept.end)
+    newest = run(instance, span(0x30, 0x40).key, assets=ASSETS)
+    assert forget_runs(instance, ASSETS, datetime.fromtimestamp(time.time() + 1, UTC), lambda: False) == 3
+    assert {record.run_id for record in instance.get_runs()} == {foreign, under_way, newest}
+
+
+def test_ticks_are_bounded_in_the_project_s_instance(instance: dg.DagsterInstance) -> None:
+    assert set(yaml.safe_load(INSTANCE_YAML)["retention"]) == {"schedule", "sensor"}
+    for kind in (InstigatorType.SENSOR, InstigatorType.SCHEDULE):
+        kept = instance.get_tick_retention_settings(kind)
+        assert all(0 < days <= 30 for days in kept.values())
+
+
+@dg.job
+def _waiting() -> None: ...

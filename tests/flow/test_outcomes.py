@@ -1,0 +1,201 @@
+"""How operations ended stays known, whoever looks and whenever. Without Spark: none of these comes so far."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pgcdc_assets.checks.health import Problem
+from pgcdc_assets.checks.status import Status, status
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LakeError, LockHeld, NotRepairable, PgcdcError, SourceUnavailable, UnknownTable
+from pgcdc_assets.flow import outcomes
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.lock import lake_lock
+from pgcdc_assets.flow.maintenance import Allowance
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.outcomes import Kind, Operation, recorded
+from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from tests.defs.catalogs import catalog_of
+
+NOWHERE = "host=/nowhere user=u password=hunter2"
+HOLD_IT = """
+import sys
+from pathlib import Path
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.flow.lock import lake_lock
+from pgcdc_assets.flow.outcomes import Kind, recorded
+layout = Layout(Path(sys.argv[1]))
+with lake_lock(layout, "follow"), recorded(layout, Kind.SYNC, "follow", print):
+    print("begun", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Of a project with a catalog and a log, whose source cannot be reached."""
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(source=NOWHERE, lake=tmp_path / "lake", slot="s", publication="p")
+    catalog = catalog_of(("public", "orders"))
+    catalog.save(CATALOG_FILE)
+    ChangeLog(settings.layout).create(catalog.identity, Lsn(0x10), 1)
+    return settings
+
+
+def engine(settings: Settings, command: str = "sync") -> Engine:
+    return Engine(settings, NOWHERE, Silent(), _no_spark, command)
+
+
+@contextmanager
+def operation(settings: Settings, kind: Kind = Kind.SYNC, command: str = "sync") -> Iterator[Operation]:
+    """As the engine does one."""
+    with lake_lock(settings.layout, command), recorded(settings.layout, kind, command, print) as operation:
+        yield operation
+
+
+def _no_spark() -> Any:
+    raise AssertionError("nothing here needs Spark")
+
+
+def told(settings: Settings, kind: str) -> tuple[Status, list[Problem]]:
+    found = status(settings)
+    return found, [problem for problem in found.problems if problem.thing == f"last {kind}"]
+
+
+def test_a_failed_sync_is_told_until_one_succeeds(settings: Settings) -> None:
+    assert told(settings, "sync")[1] == []
+    with pytest.raises(SourceUnavailable):
+        engine(settings, "follow").sync(Bounds())
+    found, (problem,) = told(settings, "sync")
+    assert problem.severity == "error"
+    assert "(`pgcdc follow`, 20" in problem.what
+    assert "failed: u@/nowhere" in problem.what
+    last = json.loads(json.dumps(found.to_json()))["last"]["sync"]
+    assert (last["succeeded_at"], last["under_way"], last["failed"]["command"]) == (None, None, "follow")
+    assert "hunter2" not in settings.layout.outcomes.read_text()
+    # Another kind's success says nothing of it.
+    engine(settings).maintain(Allowance())
+    assert len(told(settings, "sync")[1]) == 1
+    with operation(settings):
+        pass
+    found, problems = told(settings, "sync")
+    assert problems == []
+    assert found.to_json()["last"]["sync"]["succeeded_at"] is not None
+
+
+def test_a_sync_that_follows_has_succeeded_before_it_ends(settings: Settings) -> None:
+    with pytest.raises(SourceUnavailable):
+        engine(settings).sync(Bounds())
+    with operation(settings, Kind.SYNC, "follow") as done:
+        found, problems = told(settings, "sync")
+        assert len(problems) == 1
+        assert found.last["sync"].under_way is not None
+        done.succeed()
+        assert told(settings, "sync")[1] == []
+
+
+def test_a_killed_operation_is_told_and_by_the_next_kind_too(settings: Settings) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_IT, str(settings.layout.root)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        assert told(settings, "sync")[1] == []
+        process.send_signal(signal.SIGKILL)
+    (problem,) = told(settings, "sync")[1]
+    assert "(`pgcdc follow`, 20" in problem.what
+    assert "was killed" in problem.what
+    engine(settings, "maintain").maintain(Allowance())
+    assert len(told(settings, "sync")[1]) == 1
+
+
+def test_another_writer_a_mistake_and_a_stop_are_no_failures(settings: Settings) -> None:
+    with lake_lock(settings.layout, "follow"), pytest.raises(LockHeld):
+        engine(settings).sync(Bounds())
+    with pytest.raises(PgcdcError):
+        engine(settings, "repair").repair(TableName("public", "ordrs"), LsnRange(Lsn(0x10), Lsn(0x10)))
+    for raised in (KeyboardInterrupt(), UnknownTable("is not known")):
+        with pytest.raises(type(raised)), operation(settings):
+            raise raised
+    with operation(settings) as done:
+        done.given_up = lambda: True
+    last = outcomes.read(settings.layout)
+    assert [(outcome.succeeded, outcome.failed, outcome.under_way) for outcome in last.values()] == [(None,) * 3] * 2
+
+
+def test_a_maintenance_that_could_not_keep_a_mirror_is_told_with_its_error(settings: Settings) -> None:
+    with operation(settings, Kind.MAINTENANCE, "maintain") as done:
+        done.failures += [LakeError("cannot be read", thing="public.t", do="restore it"), LakeError("b")]
+    found, (problem,) = told(settings, "maintenance")
+    assert (problem.severity, problem.do) == ("warning", "restore it")
+    assert "public.t: cannot be read (and 1 more)" in problem.what
+    assert all(problem.severity == "warning" for problem in found.problems if problem.thing.startswith("last"))
+
+
+def test_what_could_not_be_repaired_is_history_once_the_table_is_copied_anew(settings: Settings) -> None:
+    with pytest.raises(NotRepairable), operation(settings, Kind.REPAIR, "repair public.t"):
+        raise NotRepairable("lies before the log", thing="public.t", lsn=Lsn(0x20), do="copy it anew")
+    assert "at LSN 0/20" in told(settings, "repair")[1][0].what
+    for copied, left in (("public.u", 1), ("public.t", 0)):
+        with operation(settings, Kind.SYNC, "snapshot") as done:
+            done.renewed.append(copied)
+        assert len(told(settings, "repair")[1]) == left
+
+
+def test_an_operation_within_another_is_kept_beside_it(settings: Settings) -> None:
+    with operation(settings, Kind.SYNC, "follow") as run:
+        for table in ("public.t", "public.u"):
+            with pytest.raises(NotRepairable), run.within(Kind.REPAIR, f"repair {table}"):
+                raise NotRepairable("lies before the log", thing=table)
+        run.succeed()
+        found, (problem,) = told(settings, "repair")
+        assert "repair public.u" in problem.what
+        assert found.last["sync"].under_way is not None
+        assert found.last["repair"].under_way is None
+        run.renew(["public.t"])
+        assert len(told(settings, "repair")[1]) == 1
+        run.renew(["public.u"])
+        assert told(settings, "repair")[1] == []
+        with run.within(Kind.MAINTENANCE, "maintain"):
+            pass
+    assert outcomes.read(settings.layout)["maintenance"].succeeded is not None
+
+
+def test_an_unexpected_error_is_told_by_its_kind_alone(settings: Settings) -> None:
+    with pytest.raises(ZeroDivisionError), operation(settings, Kind.SYNC, "sync"):
+        raise ZeroDivisionError("hunter2")
+    (problem,) = told(settings, "sync")[1]
+    assert problem.what.endswith("failed: unexpected ZeroDivisionError")
+    assert "hunter2" not in settings.layout.outcomes.read_text()
+
+
+def test_a_file_that_cannot_be_read_is_told_and_written_anew(settings: Settings) -> None:
+    settings.layout.outcomes.write_text("[]")
+    (problem,) = [p for p in status(settings).problems if p.thing == str(settings.layout.outcomes)]
+    assert problem.severity == "warning"
+    engine(settings, "maintain").maintain(Allowance())
+    assert set(outcomes.read(settings.layout)) == {"maintenance"}
+
+
+def test_a_disk_that_does_not_take_the_note_stops_nothing(settings: Settings, tmp_path: Path) -> None:
+    settings.layout.outcomes.mkdir()
+    said: list[str] = []
+    with lake_lock(settings.layout, "s"), recorded(settings.layout, Kind.SYNC, "sync", said.append):
+        pass
+    assert any("cannot be written" in line for line in said)
+    assert not list(settings.layout.own.glob(f".outcomes.json.{os.getpid()}"))

@@ -1,0 +1,49 @@
+"""A run that goes on lets old points and versions go; what is left reads as it did."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from pgcdc_assets.core import retention
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.flow import thinning
+from pgcdc_assets.lake.mirrors import PROPERTIES
+from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.lake.thinning import Passing
+from tests.flow.test_maintenance import promised, turns
+from tests.flow.test_sync import Rig, T, rig  # noqa: F401
+
+pytestmark = pytest.mark.spark
+
+
+def commits(rig: Rig, table: str) -> int:  # noqa: F811
+    return len(list((rig.lake / f"public/{table}/_delta_log").glob("*.json")))
+
+
+def test_nothing_grows_with_the_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(retention, "GRACE", timedelta(0))
+    monkeypatch.setattr(retention, "LADDER", ((timedelta(0), timedelta(days=40_000)),))
+    monkeypatch.setattr(thinning, "EVERY", 3)
+    monkeypatch.setitem(PROPERTIES, "delta.checkpointInterval", "3")
+    delete = Passing.delete
+
+    def refused(found: Passing) -> None:
+        if found.mirror.name == T:
+            raise LakeError("cannot be read", thing="a file of t")
+        delete(found)
+
+    monkeypatch.setattr(Passing, "delete", refused)
+    told: list[str] = []
+    monkeypatch.setattr(rig.observer, "progress", lambda stage, message, **numbers: told.append(message))
+    rig.setup()
+    rig.sync()
+    turns(rig, 8)
+    assert len(ConsistentPoints(rig.settings.layout).all()) <= 4
+    assert commits(rig, "u") <= 6 < 9 <= commits(rig, "t")
+    assert any("the old versions of public.t stay" in message for message in told)
+    assert len({lsn for lsn, _ in promised(rig)}) == len(ConsistentPoints(rig.settings.layout).all())
+    rig.assert_equal()
+    turns(rig, 1, first=2000)
+    rig.assert_equal()

@@ -1,0 +1,97 @@
+"""One transaction over more tables than anybody would ask the catalog for one by one."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log import intake, receiver
+from pgcdc_assets.source import catalog
+from pgcdc_assets.source.connection import SourceConnection
+from tests.log.conftest import Source, content, rows
+from tests.log.inside import receive_inside
+
+
+def tables(source: Source, count: int) -> None:
+    """In transactions of 100, for a lock is held on each."""
+    for first in range(0, count, 100):
+        source.run(f"""DO $$ BEGIN FOR n IN {first}..{min(first + 100, count) - 1} LOOP
+            EXECUTE format('CREATE TABLE many_%s (id int PRIMARY KEY, v text)', n);
+            EXECUTE format('ALTER PUBLICATION p ADD TABLE many_%s', n);
+        END LOOP; END $$""")
+    source.run("CREATE TABLE parted (id int PRIMARY KEY, v text) PARTITION BY LIST (id)")
+    source.run(f"""DO $$ BEGIN FOR n IN 0..{count // 100} LOOP
+        EXECUTE format('CREATE TABLE leaf_%s PARTITION OF parted FOR VALUES IN (%s)', n, n);
+    END LOOP; END $$""", "ALTER PUBLICATION p ADD TABLE parted")  # fmt: skip
+
+
+def fill(source: Source, count: int) -> Lsn:
+    """A row in each, in one transaction."""
+    return source.run(f"""DO $$ BEGIN FOR n IN 0..{count - 1} LOOP
+        EXECUTE format('INSERT INTO many_%s VALUES (%s, ''x'')', n, n);
+        IF n % 100 = 0 THEN INSERT INTO parted VALUES (n / 100, 'x'); END IF;
+    END LOOP; END $$""")
+
+
+def test_the_catalog_is_asked_for_many_at_a_time(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables(source, 300)
+    log = source.log()
+    end = fill(source, 300)
+    asked: list[str] = []
+    execute = SourceConnection.execute
+
+    def counted(conn: SourceConnection, query: object, *args: object, **more: object) -> object:
+        asked.append(str(query))
+        return execute(conn, query, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SourceConnection, "execute", counted)
+    receive_inside(source, log, end, lambda lsn: None)
+    assert sum("pg_attribute" in query for query in asked) < 30
+    assert len(asked) < 150
+    assert len(rows(log, "kind = 'I'")) == 303
+
+
+def test_the_log_is_the_one_of_questions_one_by_one(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables(source, 40)
+    log, twin = source.log(), source.log("twin")
+    end = fill(source, 40)
+    receive_inside(source, log, end, lambda lsn: None)
+    monkeypatch.setattr(intake, "RELATIONS_AT_ONCE", 1)
+    receive_inside(source, twin, end, lambda lsn: None)
+    assert content(log) == content(twin)
+
+
+def test_the_server_hears_of_us_between_two_rounds(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver, "STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(receiver, "_RUN_SECONDS", 5.0)
+    monkeypatch.setattr(receiver, "_LINGER_SECONDS", 1.0)
+    monkeypatch.setattr(intake, "RELATIONS_AT_ONCE", 10)
+    tables(source, 100)
+    log = source.log()
+    told: list[Lsn] = []
+    asking = [0, 0]
+    facts = catalog.relation_facts
+
+    def slow(*args: object) -> object:
+        asking[0] += 1
+        asking[1] = len(told)
+        return facts(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("pgcdc_assets.log.intake.relation_facts", slow)
+    receive_inside(source, log, fill(source, 100), told.append)
+    assert asking[0] >= 10
+    assert asking[1] >= asking[0] - 1, "a status after each round"
+
+
+@pytest.mark.long
+def test_three_thousand(source: Source) -> None:
+    tables(source, 3000)
+    log = source.log()
+    end = fill(source, 3000)
+    started = time.monotonic()
+    source.receive(log, end)
+    seconds = time.monotonic() - started
+    assert len(rows(log, "kind = 'I'")) == 3030
+    assert seconds < 20

@@ -1,0 +1,110 @@
+"""A receiver whose server says nothing any more while the connection to it stays, and one that is only idle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pgcdc_assets.errors import SourceUnavailable
+from pgcdc_assets.log.receiver import Receiver
+from pgcdc_assets.source import silence
+from pgcdc_assets.source.connection import SourceConnection
+from pgcdc_assets.source.libpq import LibpqConnection
+from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.silence import Patience
+from tests.deadpath import DeadPath
+from tests.log.conftest import Source, rows
+from tests.log.inside import receive_inside
+
+SHORT = Patience(0.4, 1, 0.3)
+
+
+@pytest.fixture
+def path(source: Source, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadPath]:
+    monkeypatch.setattr(SourceConnection, "patience", SHORT)
+    monkeypatch.setattr(silence, "LOOK_SECONDS", 2)
+    with DeadPath(source.database) as path:
+        yield path
+
+
+def after(seconds: float, action: Callable[[Receiver], None]) -> Callable[[Receiver], None]:
+    """An order to a receiver that is given once, so many seconds after its start."""
+    due = [time.monotonic() + seconds]
+
+    def order(receiver: Receiver) -> None:
+        if due and time.monotonic() > due[0]:
+            due.clear()
+            action(receiver)
+
+    return order
+
+
+@pytest.mark.parametrize(
+    ("kind", "new"),
+    [
+        ("stream", False), ("stream", True), ("stream by libpq", False), ("drain", True), ("polling", False),
+        *(pytest.param(kind, new, marks=pytest.mark.long)
+          for kind, new in (("stream by libpq", True), ("drain", False), ("polling", True))),
+    ],
+)  # fmt: skip
+def test_a_path_that_died(
+    source: Source, path: DeadPath, kind: str, new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a word of it comes as an error: the run ends for the silence alone, and a later one goes on."""
+    if kind == "stream by libpq":
+        monkeypatch.setattr(LibpqConnection, "socket", lambda connection: None)
+    log = source.log()
+    source.run("INSERT INTO a VALUES (1, 'x')")
+    if kind == "drain":
+        # In the middle of a call: its rows do not fit into what the proxy holds.
+        source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 30) FROM generate_series(2, 60000) g")
+    started = time.monotonic()
+    with pytest.raises(SourceUnavailable, match=r"has said nothing for 1 s|timeout"):
+        receive_inside(
+            source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT,
+            replication=kind != "polling", drain_bytes=0 if kind == "drain" else 1 << 40,
+            orders=after(0 if kind == "drain" else 0.7, lambda receiver: path.die(new=new)),
+        )  # fmt: skip
+    assert time.monotonic() - started < 30
+    path.close()
+    source.receive(log, source.run("INSERT INTO a VALUES (0, 'y')"))
+    assert len(rows(log, "kind = 'I'")) == (60001 if kind == "drain" else 2)
+
+
+@pytest.mark.parametrize("replication", [True, False], ids=["stream", "polling"])
+def test_an_idle_source_is_not_silent(source: Source, path: DeadPath, replication: bool) -> None:
+    """It has nothing to send, and answers when it is asked."""
+    log = source.log()
+    end = receive_inside(
+        source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT, replication=replication,
+        orders=after(4, lambda receiver: receiver.until(source.run("INSERT INTO a VALUES (1, 'x')"))),
+    )  # fmt: skip
+    assert len(rows(log, "kind = 'I'")) == 1
+    assert end > log.start
+
+
+def test_a_walsender_at_work_is_waited_for(source: Source, path: DeadPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that decodes what is not for us sends nothing, and reads no request either."""
+    looked: list[bool] = []
+    at_work = ReplicationConnection.at_work
+
+    def busy(connection: ReplicationConnection) -> bool:
+        looked.append(at_work(connection))
+        return True
+
+    monkeypatch.setattr(ReplicationConnection, "at_work", busy)
+    log = source.log()
+
+    def give_up(receiver: Receiver) -> None:
+        if len(looked) > 3:
+            receiver.stop()
+
+    def orders(receiver: Receiver) -> None:
+        die(receiver)
+        give_up(receiver)
+
+    die = after(0.5, lambda receiver: path.die(new=True))
+    receive_inside(source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT, orders=orders)
+    assert looked[:2] == [False, False], "a walsender that waits for us is not at work"

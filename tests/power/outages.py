@@ -1,0 +1,84 @@
+"""Power cuts in runs of this process: each leaves an image, in which the next run goes on.
+
+The source knows nothing of them: what was confirmed to its slot must be in the log that is left.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.recovery import recover
+from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.settings import Settings
+from tests.end_to_end.command import wait_for
+from tests.power.images import Image
+from tests.power.supply import Supply
+from tests.power.victim import often
+
+_RECEIVED = "SELECT count(active_pid) FROM pg_replication_slots WHERE database = current_database() AND slot_name ~ %s"
+
+
+@dataclass
+class Outages:
+    """``chance`` draws when each comes and what it costs; when syncs follow each other is the machine's own."""
+
+    supply: Supply
+    folder: Path
+    chance: random.Random
+    settings: Settings
+    conn: psycopg.Connection[Any]
+    done: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    """Of names, removals, folders and contents."""
+    _confirmed_at_first: Lsn | None = None
+
+    def cut(self, act: Callable[[], Any]) -> Image:
+        """Do it, lose the power in it or right after it, and stand in the folder that is left."""
+        self._confirmed_at_first = self._confirmed_at_first or self._confirmed()
+        self.done += 1
+        image = self.supply.cut_during(act, self.chance, self.folder / str(self.done))
+        os.chdir(self.supply.root)
+        self.lost.update(one.split(" ")[0] for one in image.lost)
+        given = (f"^({self.settings.slot}|pgcdc_drain_.*)$",)
+        wait_for(lambda: self.conn.execute(_RECEIVED, given).fetchone() == (0,), what="the receiver's end")
+        self._assert_log_holds_what_was_confirmed()
+        return image
+
+    def _assert_log_holds_what_was_confirmed(self) -> None:
+        confirmed, layout = self._confirmed(), self.settings.layout
+        recover(layout.change_log)
+        log = ChangeLog(layout)
+        stands = log.position() if log.exists else self._confirmed_at_first
+        assert stands is not None
+        assert stands >= confirmed, f"confirmed {confirmed}, but the log ends at {stands}"
+
+    def _confirmed(self) -> Lsn:
+        query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+        row = self.conn.execute(query, [self.settings.slot]).fetchone()
+        assert row is not None
+        return Lsn.parse(row[0])
+
+
+@contextmanager
+def outages(spark: SparkSession, settings: Settings, conn: psycopg.Connection[Any], seed: int) -> Iterator[Outages]:
+    """In a folder below the current one, which each cut makes anew; all that is rare otherwise is done often."""
+    folder = Path.cwd()
+    first = folder / "0"
+    first.mkdir()
+    supply = Supply(first, folder / "syncs")
+    os.chdir(first)
+    with pytest.MonkeyPatch.context() as patch, supply.on(spark):
+        often(patch)
+        yield Outages(supply, folder, random.Random(seed), settings, conn)

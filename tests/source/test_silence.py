@@ -1,0 +1,174 @@
+"""A server that says nothing any more while the connection to it stays: told within the limit, by whatever waits."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import SettingsError, SourceUnavailable
+from pgcdc_assets.source import silence
+from pgcdc_assets.source.catalog import read_tables
+from pgcdc_assets.source.connection import SourceConnection, connect
+from pgcdc_assets.source.copies import Interrupted, copy_blocks
+from pgcdc_assets.source.pieces import pieces
+from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.silence import Patience, Silence
+from pgcdc_assets.source.snapshots import exported_snapshot
+from tests.deadpath import DeadPath
+from tests.fix_postgres import Database
+
+NEW = pytest.mark.parametrize("new", [False, True], ids=["all is dead", "new connections are served"])
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SourceConnection, "patience", Patience(0.5, 1, 0.5))
+    monkeypatch.setattr(silence, "LOOK_SECONDS", 2)
+
+
+@pytest.fixture
+def path(database: Database) -> Iterator[DeadPath]:
+    with DeadPath(database) as path:
+        yield path
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
+
+
+@contextmanager
+def soon(action: Callable[[], object], seconds: float = 0.7) -> Iterator[None]:
+    """``action`` in the middle of what the block waits for."""
+    timer = threading.Timer(seconds, action)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+@NEW
+def test_a_query(path: DeadPath, new: bool) -> None:
+    with connect(path.conninfo) as conn:
+        conn.execute("SELECT 1")
+        path.die(new=new)
+        with within(20), pytest.raises(SourceUnavailable, match="has said nothing for 1 s"):
+            conn.execute("SELECT 1")
+        assert conn.closed
+
+
+@NEW
+def test_an_answer_that_is_lost_on_its_way(path: DeadPath, new: bool) -> None:
+    with (
+        connect(path.conninfo) as conn, soon(lambda: path.die(new=new)), within(20),
+        pytest.raises(SourceUnavailable, match="has said nothing"),
+    ):  # fmt: skip
+        conn.execute("SELECT pg_sleep(1.2)")
+
+
+def test_a_command_of_the_walsender(path: DeadPath) -> None:
+    with ReplicationConnection.open(path.conninfo) as walsender:
+        path.die()
+        with within(20), pytest.raises(SourceUnavailable, match="has said nothing"):
+            walsender.identify()
+
+
+@NEW
+def test_a_piece_of_a_copy(path: DeadPath, database: Database, new: bool) -> None:
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY, x text); CREATE PUBLICATION p FOR TABLE t")
+        conn.execute("INSERT INTO t SELECT i, repeat(md5(i::text), 300) FROM generate_series(1, 5000) AS i")
+        (table,) = read_tables(conn, ["p"])
+        with exported_snapshot(database.conninfo, [TableName("public", "t")]) as snapshot:
+            (piece,) = pieces(conn, table, 1 << 30)
+            blocks = copy_blocks(path.conninfo, snapshot.name, piece, 1 << 16)
+            next(blocks)
+            path.die(new=new)
+            # To be read again: the connection that this takes tells whether the source is there.
+            with within(30), pytest.raises(Interrupted, match="has said nothing"):
+                list(blocks)
+
+
+@pytest.mark.parametrize("kind", [connect, ReplicationConnection.open])
+def test_connecting(path: DeadPath, kind: Callable[[str], object]) -> None:
+    path.die()
+    with within(10), pytest.raises(SourceUnavailable, match="timeout"):
+        kind(f"{path.conninfo} connect_timeout=2")
+
+
+def test_a_session_that_is_at_work_is_waited_for(database: Database) -> None:
+    """A lock may be held for long. It is said who holds it."""
+    told: list[str] = []
+    with database.connect() as holder, connect(database.conninfo) as conn:
+        holder.execute("CREATE TABLE t ()")
+        holder.execute("BEGIN; LOCK TABLE t")
+        conn.on_wait = told.append
+        with soon(lambda: holder.execute("COMMIT"), 3):
+            conn.execute("SELECT FROM public.t")
+        assert told
+        assert set(told) == {f"for a session which waits for a lock of pid {holder.info.backend_pid}"}
+        conn.execute("SELECT pg_sleep(2.5)")
+        assert "at work (Timeout)" in told[-1]
+
+
+def test_the_log_hears_of_it_where_nobody_else_does(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    with ReplicationConnection.open(database.conninfo) as walsender, caplog.at_level(logging.WARNING):
+        walsender.execute("SELECT pg_sleep(2)")
+    assert "at work" in caplog.text
+
+
+def test_a_wait_can_be_interrupted(path: DeadPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a signal's exception at once, though nothing answers; the session does not go on with it, either."""
+    monkeypatch.setattr(SourceConnection, "patience", Patience(60, 60))
+    for query in (connect(path.conninfo).execute, ReplicationConnection.open(path.conninfo).execute):
+        path.die()
+        with soon(_thread.interrupt_main), within(6), pytest.raises(KeyboardInterrupt):
+            query("SELECT pg_sleep(30)")
+        path.die(new=True)
+
+
+def test_an_interrupted_query_is_given_up_on_the_server(database: Database) -> None:
+    with connect(database.conninfo) as conn, database.connect() as other:
+        pid = conn.info.backend_pid
+        with soon(_thread.interrupt_main), within(6), pytest.raises(KeyboardInterrupt):
+            conn.execute("SELECT pg_sleep(60)")
+        deadline = time.monotonic() + 20
+        while other.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone():
+            assert time.monotonic() < deadline
+
+
+def test_only_listening_counts() -> None:
+    """Whoever did not look has heard nothing for that reason: a process that was stopped, a disk that was slow."""
+    quiet = Silence(Patience(0.2, 0.4), "source", lambda: False)
+    quiet._LONGEST = 0.01
+    for _ in range(5):
+        time.sleep(0.1)
+        quiet.listened()
+    with pytest.raises(SourceUnavailable):
+        _listen(quiet)
+
+
+def _listen(quiet: Silence) -> None:
+    for _ in range(1000):
+        time.sleep(0.002)
+        quiet.listened()
+
+
+@pytest.mark.parametrize(
+    "conninfo", [f"host=localhost {field}" for field in ("password='x", "port=abc", "connect_timeout=y", "sslmode=z")]
+)
+def test_what_is_no_conninfo_is_the_settings_fault(conninfo: str) -> None:
+    with pytest.raises(SettingsError) as told:
+        connect(conninfo)
+    assert told.value.exit_code == 2
+    assert "password" not in str(told.value)

@@ -1,0 +1,28 @@
+"""What shares a dear fixture is run by one worker: two would make it twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Groups, group, pytest_xdist_make_scheduler
+
+
+def test_what_shares_a_server_or_a_command_is_one_group(request: pytest.FixtureRequest) -> None:
+    for item in request.session.items:
+        names = getattr(item, "fixturenames", ())
+        if "up" in names:
+            assert group(item.nodeid) == "up"
+        elif isinstance(item, pytest.Function) and "version_server" in names:
+            assert group(item.nodeid) == f"pg{item.callspec.params['version_server']}"
+        else:
+            assert group(item.nodeid) == item.nodeid.split("::")[0]
+
+
+def test_workers_are_given_whole_groups(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytestconfig.option, "dist", "loadgroup")
+    monkeypatch.setattr(pytestconfig.option, "tx", ["popen"])
+    scheduler = pytest_xdist_make_scheduler(pytestconfig, None)
+    assert isinstance(scheduler, Groups)
+    assert scheduler._split_scope("tests/end_to_end/test_up.py::test_a[pg14]") == "up"
+    assert scheduler._split_scope("tests/versions/test_receive.py::test_a[pg14-x]") == "pg14"
+    assert scheduler._split_scope("tests/core/test_lsn.py::test_a[@x::y]") == "tests/core/test_lsn.py"
