@@ -19,7 +19,11 @@ class Observer(Protocol):
         """A table's copy stands in its mirror."""
 
     def range_closed(self, report: RangeReport) -> None:
-        """A range is in the log, applied to every followed table, and published."""
+        """A range is in the log and applied to every followed table; what it changed is published.
+
+        Transactions that change no table, as one of a message alone, ask for no point: the newest may stand below its
+        end.
+        """
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
         """For people; nothing may depend on it."""
