@@ -122,5 +122,6 @@ def sync_json(report: SyncReport) -> dict[str, Any]:
 
 
 def _code(report: SyncReport) -> int:
-    """A table that is set aside, or whose mirror another hand changed, is a fault, also where the rest went well."""
-    return 1 if report.set_aside or report.changed else 0
+    """The run did all that it could; a table that is set aside, or whose mirror another hand changed, needs a person.
+    Told from a run that failed, which somebody should repeat."""
+    return 3 if report.set_aside or report.changed else 0

@@ -79,16 +79,17 @@ def started_source(settings: Settings, *, survive: bool = True) -> str:
 
 
 def dagster_home() -> Path:
-    """``DAGSTER_HOME``, else ``./.dagster``, made with our instance settings if it is not there yet."""
+    """``DAGSTER_HOME``, else ``./.dagster``; made, or an empty one filled, with our instance settings."""
     if given := os.environ.get("DAGSTER_HOME"):
         home = Path(given).expanduser().absolute()
         if not home.is_dir():
             raise SettingsError(f"{home} is no folder", thing="DAGSTER_HOME",
                                 do="make it, or unset the variable: .dagster is used then")  # fmt: skip
-        return home
-    home = private_folder(Path(".dagster").absolute())
+        ours = not any(home.iterdir())
+    else:
+        home, ours = private_folder(Path(".dagster").absolute()), True
     config = home / "dagster.yaml"
-    if not config.exists():
+    if ours and not config.exists():
         config.write_text(INSTANCE_YAML)
     return home
 

@@ -59,9 +59,11 @@ SMALLEST_PIECE: Final = 4 << 20
 """On the source's disk. Below, a connection and a file cost more than their share of the rows."""
 PIECES_PER_CORE: Final = 4
 """So that the last piece, alone on the machine, is a small part of the whole."""
-TABLES_PER_TASK: Final = 25
+TABLES_PER_JOB: Final = 10
+"""Small tables that land together, and share a connection's and a job's cost."""
 JOBS: Final = 2
-"""Spark jobs at a time: the tasks of the next fill the cores that the last tasks of one leave."""
+"""Spark jobs at a time, at least: the tasks of the next fill the cores that the last tasks of one leave, and its
+mirrors are made meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,11 @@ def copy_tables(
     and CopyBlocked where somebody altered a table meanwhile, IdentityMismatch where a mirror's folder holds somebody
     else's table. ``retention``: for how long versions of the mirrors are promised to readers.
     """
+    from pgcdc_assets.lake.session import cores
+
     copier = _Copier(session, conninfo, layout, identity, snapshot, retention)
     jobs, failures = copier.jobs(tables)
-    for reports, failed in _in_parallel(copier.copy, jobs):
+    for reports, failed in _in_parallel(copier.copy, jobs, max(JOBS, cores(session))):
         failures |= failed
         for report in reports:
             on_table(report)
@@ -138,14 +142,16 @@ Failures = dict[TableName, PgcdcError]
 _Outcome = tuple[list[CopyReport], Failures]
 
 
-def _in_parallel(copy: Callable[[list[_Task]], _Outcome], jobs: Sequence[list[_Task]]) -> Iterator[_Outcome]:
-    """The outcomes as they come, a few jobs under way at a time."""
-    pool = ThreadPoolExecutor(JOBS, thread_name_prefix="copy")
+def _in_parallel(
+    copy: Callable[[list[_Task]], _Outcome], jobs: Sequence[list[_Task]], at_a_time: int
+) -> Iterator[_Outcome]:
+    """The outcomes as they come."""
+    pool = ThreadPoolExecutor(at_a_time, thread_name_prefix="copy")
     waiting = iter(jobs)
     running: set[Future[_Outcome]] = set()
     try:
         while True:
-            running |= {pool.submit(copy, job) for job in islice(waiting, JOBS - len(running))}
+            running |= {pool.submit(copy, job) for job in islice(waiting, at_a_time - len(running))}
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -170,9 +176,7 @@ class _Copier:
     # Planning -------------------------------------------------------------------------------------
 
     def jobs(self, tables: Sequence[Table]) -> tuple[list[list[_Task]], Failures]:
-        """Spark jobs, the largest tables first: each large table is one, small ones share theirs."""
-        from pgcdc_assets.lake.session import cores
-
+        """Spark jobs, the largest tables first: a task for each piece of a large table, one for some small ones."""
         with connect(self._conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
             cut, failures = self._cut(conn, tables)
         sizes = {name: sum(piece.bytes_estimate for piece in found) for name, found in cut.items()}
@@ -180,9 +184,7 @@ class _Copier:
         large = [table for table in ordered if len(cut[table.name]) > 1]
         jobs = [[self._task([(table, (piece,))]) for piece in cut[table.name]] for table in large]
         small = [(table, tuple(cut[table.name])) for table in ordered if len(cut[table.name]) <= 1]
-        shares = [self._task(part) for part in _packed(small, sizes)]
-        width = PIECES_PER_CORE * cores(self._session)
-        return jobs + [shares[at : at + width] for at in range(0, len(shares), width)], failures
+        return jobs + [[self._task(share)] for share in _packed(small, sizes)], failures
 
     def _cut(self, conn: SourceConnection, tables: Sequence[Table]) -> tuple[dict[TableName, list[Piece]], Failures]:
         from pgcdc_assets.lake.session import cores
@@ -310,13 +312,13 @@ def _pieces(
 
 
 def _packed(small: Sequence[_Part], sizes: dict[TableName, int]) -> Iterator[list[_Part]]:
-    """Small tables in shares of about one piece's size, and no more than a task should connect for."""
+    """Small tables in shares of about one piece's size, and no more than should wait for each other."""
     share: list[_Part] = []
     size = 0
     for table, cut in small:
         share.append((table, cut))
         size += sizes[table.name]
-        if size >= SMALLEST_PIECE or len(share) == TABLES_PER_TASK:
+        if size >= SMALLEST_PIECE or len(share) == TABLES_PER_JOB:
             yield share
             share, size = [], 0
     if share:

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.names import nearest
+from pgcdc_assets.core.names import TableName, nearest
 from pgcdc_assets.errors import EmptyPublication, SetupRefused, SlotActive
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog import read_catalog, read_leaves, read_relations
@@ -233,13 +233,23 @@ def _pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, need
 
 
 def _identity_findings(wanted: Sequence[Wanted]) -> list[Finding]:
-    return [
-        Finding(
-            "warning", f"table {item.table}", f"{item.reason}: its updates and deletes are not seen",
-            f"give it a primary key, or ALTER TABLE {item.table} REPLICA IDENTITY FULL; then run `pgcdc setup`",
-        )
-        for item in wanted if item.reason
-    ]  # fmt: skip
+    """One for each reason: where hundreds of tables have no key, their names are in the list of tables."""
+    tables: dict[str, list[TableName]] = {}
+    for item in wanted:
+        if item.reason:
+            tables.setdefault(item.reason, []).append(item.table)
+    return [_unfollowed(reason, found) for reason, found in tables.items()]
+
+
+def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
+    one = tables[0]
+    each, thing, whose = "it", f"table {one}", "its"
+    if len(tables) > 1:
+        each, thing, whose = "each", f"tables {named([str(table) for table in tables])}", "their"
+    return Finding(
+        "warning", thing, f"{reason}: {whose} updates and deletes are not seen",
+        f"give {each} a primary key, or ALTER TABLE {one} REPLICA IDENTITY FULL; then run `pgcdc setup`",
+    )  # fmt: skip
 
 
 def _key_findings(wanted: Sequence[Wanted]) -> list[Finding]:

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from stat import S_IMODE
 
+import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.defs.project import dagster_home, workspace_file
+from pgcdc_assets.defs.project import INSTANCE_YAML, dagster_home, workspace_file
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.lock import lake_lock
 from tests.cli.conftest import Shell
@@ -50,3 +51,13 @@ def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
 
 def test_spark_spills_where_nobody_looks(spark: SparkSession) -> None:
     assert mode(Path(spark.conf.get("spark.local.dir") or "/")) == 0o700
+
+
+def test_an_empty_dagster_home_gets_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    assert dagster_home() == tmp_path
+    assert (tmp_path / "dagster.yaml").read_text() == INSTANCE_YAML
+    (tmp_path / "dagster.yaml").unlink()
+    (tmp_path / "anything").touch()
+    dagster_home()
+    assert not (tmp_path / "dagster.yaml").exists()

@@ -108,6 +108,7 @@ def test_the_whole_path(project: Project, database: Database) -> None:
         assert not wrong["ok"]
         assert "1001" in str(wrong["tables"][0]["examples"])
         assert "1001" in project.run("verify", "public.plain", expect=1).out
+        assert "the mirror of public.plain is not what the source has" in project.run("sync", expect=3).err
 
         assert "--yes" in project.run("teardown", expect=2).err
         project.run("teardown", "--yes")

@@ -21,7 +21,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
 from pgcdc_assets.lake import copy
 from pgcdc_assets.lake.blocks import BlockReader
-from pgcdc_assets.lake.copy import CopyReport, copy_tables
+from pgcdc_assets.lake.copy import TABLES_PER_JOB, CopyReport, copy_tables
 from pgcdc_assets.lake.mirrors import Mirror
 from pgcdc_assets.source.catalog import read_catalog
 from pgcdc_assets.source.snapshots import exported_snapshot
@@ -302,6 +302,29 @@ def test_one_tables_failure_is_not_the_others(copying: Copying) -> None:
         copying.copy(good, bad)
     assert copying.rows(good)["id"].to_pylist() == [1]
     assert not copying.mirror(bad).exists
+
+
+def test_small_tables_do_not_wait_for_all_the_others(copying: Copying) -> None:
+    """One is locked until the first have landed, which ends its copy after some seconds where it takes longer."""
+    names = [TableName("public", f"small{number:02}") for number in range(2 * TABLES_PER_JOB)]
+    for name in names:
+        copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")
+    copying.run("CREATE PUBLICATION p FOR ALL TABLES")
+    landed: list[CopyReport] = []
+    with copying.database.connect() as conn, exported_snapshot(copying.database.conninfo, names) as snapshot:
+        with snapshot.reading() as reading:
+            tables = read_catalog(reading, SOURCE, ["p"]).tables
+        conn.execute(f"BEGIN; LOCK TABLE {names[0]}".encode())
+
+        def land(report: CopyReport) -> None:
+            landed.append(report)
+            if len(landed) == TABLES_PER_JOB:
+                conn.execute("COMMIT")
+
+        failed = copy_tables(copying.spark, copying.database.conninfo, tables, copying.layout, SOURCE, snapshot, land)
+    assert not failed
+    assert sorted(report.table for report in landed) == names
+    assert names[0] in {report.table for report in landed[TABLES_PER_JOB:]}
 
 
 def test_a_table_rewritten_meanwhile_is_not_committed_and_the_others_are(copying: Copying) -> None:
