@@ -17,8 +17,8 @@ from bench.plot import draw
 from bench.record import Record
 from bench.source import WORKLOADS
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.lake.session import spark_session
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.spark.session import spark_session
 
 SERVER = {"synchronous_commit": "off", "max_wal_size": "8GB", "checkpoint_timeout": "1h", "autovacuum": "off"}
 """A backlog is made fast, and nothing of the server's own runs beside what is measured."""

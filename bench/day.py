@@ -24,22 +24,22 @@ from bench.project import engine, project
 from bench.record import Record, Run
 from bench.source import database, run
 from pgcdc_assets.core import retention
-from pgcdc_assets.core.deltafiles import commit_actions
 from pgcdc_assets.core.layout import DELTA_LOG, commit_name
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.commit import Change, commit_change, commit_rewritten
+from pgcdc_assets.delta.datafile import DataFile
+from pgcdc_assets.delta.log import DeltaLog
+from pgcdc_assets.delta.logfiles import commit_actions
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.flow.thinning import EVERY
-from pgcdc_assets.lake.apply import LOOK_EVERY
-from pgcdc_assets.lake.compaction import compact_file, worth_rewriting
-from pgcdc_assets.lake.deltacommit import Change, commit_change, commit_rewritten
-from pgcdc_assets.lake.deltalog import DeltaLog
-from pgcdc_assets.lake.files import DataFile
-from pgcdc_assets.lake.mirrors import Mirror
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.lake.targets import Target
-from pgcdc_assets.lake.thinning import passing
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.delta.apply import LOOK_EVERY
+from pgcdc_assets.mirror.delta.compaction import compact_file, worth_rewriting
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.mirror.delta.thinning import passing
+from pgcdc_assets.points.points import ConsistentPoints
 
 ROWS, HOURS, HOUR_TURNS, CHANGES = 10_000_000, 3, 3_600, 10
 WORN = 64

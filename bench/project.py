@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Observer, Silent
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.setup import setup
+from pgcdc_assets.source.setup.setup import setup
 
 
 @contextmanager

@@ -21,11 +21,11 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister
+from pgcdc_assets.delta.commit import commit_files
+from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake.deltacommit import commit_files
-from pgcdc_assets.lake.deltalog import DeltaLog
-from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.points.points import ConsistentPoints
 
 TABLES = (10, 100, 500)
 MIRROR_ROWS = (1_000_000, 10_000_000)

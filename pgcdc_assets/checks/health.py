@@ -12,10 +12,10 @@ from pgcdc_assets.checks.facts import Facts, Publication, SourceFacts, span
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.lake.mirrors import way_back
-from pgcdc_assets.source.connection import APPLICATION
-from pgcdc_assets.source.findings import matches_standby_names
-from pgcdc_assets.source.slots import COPY_ANEW, NEW_LAKE, PLUGIN, SlotStatus
+from pgcdc_assets.mirror.delta.mirror import way_back
+from pgcdc_assets.source.connect.connection import APPLICATION
+from pgcdc_assets.source.setup.findings import matches_standby_names
+from pgcdc_assets.source.slot.slotstatus import COPY_ANEW, NEW_LAKE, PLUGIN, SlotStatus
 
 Severity = Literal["error", "warning"]
 

@@ -18,11 +18,11 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import PgcdcError, WrongSource
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE
 from pgcdc_assets.settings import CATALOG_FILE, STATE_FOLDER, Settings
-from pgcdc_assets.source.connection import APPLICATION, connect, redacted
-from pgcdc_assets.source.slots import identity
+from pgcdc_assets.source.connect.connection import APPLICATION, connect, redacted
+from pgcdc_assets.source.slot.slotstatus import identity
 
 ORIGIN_FILE = STATE_FOLDER / "source.json"
 """Where setup found the source, without secrets: for messages only."""

@@ -9,14 +9,14 @@ from datetime import timedelta
 from pgcdc_assets.checks.facts import Backend, Publication, SourceFacts
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.catalog import read_leaves, read_relations
-from pgcdc_assets.source.connection import SourceConnection
-from pgcdc_assets.source.holders import transactions
+from pgcdc_assets.source.catalog.published import Published, read_published
+from pgcdc_assets.source.catalog.tables import read_leaves, read_relations
+from pgcdc_assets.source.connect.connection import SourceConnection
 from pgcdc_assets.source.positions import flush_lsn
-from pgcdc_assets.source.publications import made_by_us, read_publication
-from pgcdc_assets.source.published import Published, read_published
-from pgcdc_assets.source.slots import SlotStatus, identity
-from pgcdc_assets.source.wanted import meant_tables, wanted_tables
+from pgcdc_assets.source.setup.plan import meant_tables, wanted_tables
+from pgcdc_assets.source.setup.publications import made_by_us, read_publication
+from pgcdc_assets.source.slot.blockers import transactions
+from pgcdc_assets.source.slot.slotstatus import SlotStatus, identity
 
 # In the units that pg_settings names: they differ between versions.
 _SETTINGS = "SELECT name::text, setting, coalesce(unit, '') FROM pg_catalog.pg_settings WHERE name = ANY(%s)"

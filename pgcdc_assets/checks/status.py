@@ -28,12 +28,12 @@ from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import LakeError, PgcdcError, SettingsError, SourceUnavailable, WrongSource
 from pgcdc_assets.flow import outcomes
 from pgcdc_assets.flow.outcomes import Outcome
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
-from pgcdc_assets.source.connection import APPLICATION, connect
-from pgcdc_assets.source.failures import of_exception
-from pgcdc_assets.source.slots import SlotStatus, slot_status
+from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.connect.failures import of_exception
+from pgcdc_assets.source.slot.slotstatus import SlotStatus, slot_status
 
 _CONNECT_SECONDS = 3
 """The whole answer is promised within five."""

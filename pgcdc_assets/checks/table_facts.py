@@ -15,13 +15,13 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.lake.failures import of_one_table
-from pgcdc_assets.lake.foreign import change_since
-from pgcdc_assets.lake.mirrors import Mirror, refusal
-from pgcdc_assets.lake.points import ConsistentPoints, Point
-from pgcdc_assets.lake.states import StateRow, TableStates
-from pgcdc_assets.lake.untaken import UntakenLedger
+from pgcdc_assets.mirror.delta.mirror import Mirror, refusal
+from pgcdc_assets.mirror.delta.othercommits import change_since
+from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.points.states import StateRow, TableStates
+from pgcdc_assets.points.untaken import UntakenLedger
 
 
 def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:

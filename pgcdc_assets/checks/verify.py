@@ -20,20 +20,20 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from pgcdc_assets.checks.compared import Comparison, MirrorSide, Part, Side, SourceSide, readable
 from pgcdc_assets.checks.digest import Differences, DigestStore, Seed, compare
-from pgcdc_assets.checks.sides import Comparison, MirrorSide, Part, Side, SourceSide, readable
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError, SourceUnavailable, UnknownTable
-from pgcdc_assets.lake.mirrors import refusal
-from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.mirror.delta.mirror import refusal
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.copies import read_whole
-from pgcdc_assets.source.creation import OnWait
-from pgcdc_assets.source.published import read_published
-from pgcdc_assets.source.shown import shown_tables
-from pgcdc_assets.source.snapshots import Snapshot, exported_snapshot
+from pgcdc_assets.source.catalog.published import read_published
+from pgcdc_assets.source.slot.creation import OnWait
+from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
+from pgcdc_assets.source.snapshot.reading import read_whole
+from pgcdc_assets.source.snapshot.shown import shown_tables
 
 EXAMPLES = 10
 """Shown of each table: enough to see a pattern, few enough to read."""

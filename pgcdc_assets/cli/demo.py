@@ -43,7 +43,7 @@ def demo(seconds: int, rate: float, ui: bool) -> int:
     """Copy a live PostgreSQL shop, follow it, prove that every table is equal."""
     from pgcdc_assets.cli.console import Progress
     from pgcdc_assets.cli.source import make_ready
-    from pgcdc_assets.defs.project import started_source
+    from pgcdc_assets.project import started_source
     from pgcdc_assets.settings import Settings
 
     folder = fresh_folder()
@@ -120,7 +120,7 @@ class Show:
         return self._proof
 
     def _write(self, generator: Generator) -> None:
-        from pgcdc_assets.source.failures import of_exception
+        from pgcdc_assets.source.connect.failures import of_exception
 
         try:
             generator.run()
@@ -129,7 +129,7 @@ class Show:
 
     def _prove(self) -> None:
         """Once all is copied and followed for a while: compare, while the writers and the sync go on."""
-        from pgcdc_assets.cli.looking import verified
+        from pgcdc_assets.cli.status_verify import verified
 
         stop = self._progress.stop
         while len(self._progress.copies) < self._tables and not stop.wait(0.1):
@@ -150,7 +150,7 @@ def _too_late(lsn: Lsn) -> None:
 
 
 def _print(show: Show, proof: VerifyReport, folder: Path) -> None:
-    from pgcdc_assets.cli.looking import print_report
+    from pgcdc_assets.cli.status_verify import print_report
 
     print_report(proof)
     report = show.report
@@ -164,7 +164,7 @@ def _print(show: Show, proof: VerifyReport, folder: Path) -> None:
 
 
 def _leave_open(settings: Settings) -> None:
-    from pgcdc_assets.cli.serving import serve
+    from pgcdc_assets.cli.up import serve
     from pgcdc_assets.core.ending import ENDING
 
     stop = threading.Event()

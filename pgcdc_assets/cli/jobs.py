@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.names import TableName, nearest
 from pgcdc_assets.core.private import private_folder
-from pgcdc_assets.defs.project import LOCATION, dagster_home
 from pgcdc_assets.errors import PgcdcError, UnknownTable
+from pgcdc_assets.project import LOCATION, dagster_home
 from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
 
 if TYPE_CHECKING:

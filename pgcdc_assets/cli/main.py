@@ -17,11 +17,11 @@ import click
 
 from pgcdc_assets.cli.demo import demo
 from pgcdc_assets.cli.lines import visible
-from pgcdc_assets.cli.looking import status, verify
 from pgcdc_assets.cli.maintenance import maintain
-from pgcdc_assets.cli.running import follow, repair, snapshot, sync
-from pgcdc_assets.cli.serving import up
 from pgcdc_assets.cli.source import setup, teardown
+from pgcdc_assets.cli.status_verify import status, verify
+from pgcdc_assets.cli.sync import follow, repair, snapshot, sync
+from pgcdc_assets.cli.up import up
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.private import private_folder
 from pgcdc_assets.errors import PgcdcError

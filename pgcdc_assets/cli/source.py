@@ -18,9 +18,9 @@ from pgcdc_assets.cli.lines import say
 if TYPE_CHECKING:
     from pgcdc_assets.core.catalog import Catalog
     from pgcdc_assets.settings import Settings
-    from pgcdc_assets.source.findings import Finding
-    from pgcdc_assets.source.holders import Holder
-    from pgcdc_assets.source.setup import SetupReport
+    from pgcdc_assets.source.setup.findings import Finding
+    from pgcdc_assets.source.setup.setup import SetupReport
+    from pgcdc_assets.source.slot.blockers import Holder
 
 
 @click.command()
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--role", help="With --sql: who is to follow the source, if not the role that connects.")
 def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
     """Check the source, make publication and slot, save the catalog; twice is fine."""
-    from pgcdc_assets.defs.project import started_source
+    from pgcdc_assets.project import started_source
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
@@ -75,7 +75,7 @@ def teardown(yes: bool, lake_too: bool, forget: bool) -> int:
 
 def _print_script(settings: Settings, role: str | None) -> int:
     from pgcdc_assets.checks.origin import require_same_source, source_of
-    from pgcdc_assets.source.script import owner_script
+    from pgcdc_assets.source.setup.script import owner_script
 
     require_same_source(settings)
     click.echo(owner_script(settings, source_of(settings), role), nl=False)
@@ -85,9 +85,9 @@ def _print_script(settings: Settings, role: str | None) -> int:
 def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     """Publication, slot and saved catalog, made where they are missing."""
     from pgcdc_assets.checks.origin import remember
-    from pgcdc_assets.lake.maven import java_command
     from pgcdc_assets.settings import CATALOG_FILE
-    from pgcdc_assets.source.setup import setup
+    from pgcdc_assets.source.setup.setup import setup
+    from pgcdc_assets.spark.maven import java_command
 
     # A slot that nothing can read for want of Java would hold the source's WAL.
     java_command()
@@ -101,7 +101,7 @@ def _saved_source(settings: Settings) -> list[Finding]:
     """Write the source into the project's file, so that a shell without the variable works on the same one."""
     from pgcdc_assets.errors import SettingsError
     from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE, save_source, without_secrets
-    from pgcdc_assets.source.findings import Finding
+    from pgcdc_assets.source.setup.findings import Finding
 
     source = settings.source or EMBEDDED
     try:
@@ -116,8 +116,8 @@ def _saved_source(settings: Settings) -> list[Finding]:
 
 def _refused(catalog: Catalog) -> list[Finding]:
     """Tables that are published and cannot be mirrored: also said by sync, status and verify."""
-    from pgcdc_assets.lake.mirrors import refusal, way_back
-    from pgcdc_assets.source.findings import Finding
+    from pgcdc_assets.mirror.delta.mirror import refusal, way_back
+    from pgcdc_assets.source.setup.findings import Finding
 
     reasons = {table.name: reason for table in catalog.tables if (reason := refusal(table)) is not None}
     return [
@@ -150,11 +150,11 @@ def _removed(settings: Settings, lake_too: bool, *, forget: bool) -> list[str]:
 
 def _removed_from_source(settings: Settings) -> list[str]:
     from pgcdc_assets.checks.origin import is_embedded
-    from pgcdc_assets.defs.project import started_source
     from pgcdc_assets.demo import shop
-    from pgcdc_assets.source.connection import connect
-    from pgcdc_assets.source.setup import left_to_owners, teardown
-    from pgcdc_assets.source.slots import slot_status
+    from pgcdc_assets.project import started_source
+    from pgcdc_assets.source.connect.connection import connect
+    from pgcdc_assets.source.setup.setup import left_to_owners, teardown
+    from pgcdc_assets.source.slot.slotstatus import slot_status
 
     conninfo = started_source(settings)
     gone = [f"removed {thing}" for thing in teardown(settings, conninfo)]
@@ -170,7 +170,7 @@ def _removed_from_source(settings: Settings) -> list[str]:
 
 def _retired_log(settings: Settings) -> list[str]:
     """A log whose slot is gone can never go on: it makes way for the log of the next slot, and is kept."""
-    from pgcdc_assets.log.table import ChangeLog
+    from pgcdc_assets.log.reader import ChangeLog
 
     log = ChangeLog(settings.layout)
     if not log.exists:

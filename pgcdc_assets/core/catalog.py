@@ -1,6 +1,6 @@
 """What the source's catalog says of its tables: plain facts, with a JSON form.
 
-Read by :mod:`pgcdc_assets.source.catalog`, saved beside the project for Dagster, and carried in the
+Read by :mod:`pgcdc_assets.source.catalog.tables`, saved beside the project for Dagster, and carried in the
 change log beside the Relation messages, which lack attribute numbers, keys and type families.
 """
 

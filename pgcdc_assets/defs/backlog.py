@@ -19,8 +19,8 @@ from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.source.positions import FLUSH_LSN
 
 if TYPE_CHECKING:
-    from pgcdc_assets.log.table import ChangeLog
-    from pgcdc_assets.source.connection import SourceConnection
+    from pgcdc_assets.log.reader import ChangeLog
+    from pgcdc_assets.source.connect.connection import SourceConnection
 
 _PEEK_WAL_BYTES = 4 * FOREIGN_WAL_BYTES
 """Decoding begins at restart_lsn each time; behind a long transaction a look would cost too much."""
@@ -43,7 +43,7 @@ SELECT EXISTS (
 
 def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Cursor) -> Look:
     """Positions of source and lake now. SlotMissing, or SourceUnavailable, as the connection has it."""
-    from pgcdc_assets.log.table import ChangeLog
+    from pgcdc_assets.log.reader import ChangeLog
 
     slot = catalog.identity.slot
     found = conn.execute(_POSITIONS, [slot]).fetchone()
@@ -69,7 +69,7 @@ def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Curso
 
 
 def _to_copy(catalog: Catalog, layout: Layout) -> int:
-    from pgcdc_assets.lake.states import TableStates
+    from pgcdc_assets.points.states import TableStates
 
     rows = TableStates(layout).all()
     states = {name: row.state for name, row in rows.items()}
@@ -78,7 +78,7 @@ def _to_copy(catalog: Catalog, layout: Layout) -> int:
 
 def _unapplied(log: ChangeLog, layout: Layout) -> int:
     """Batches with transactions beyond the newest consistent point."""
-    from pgcdc_assets.lake.points import ConsistentPoints
+    from pgcdc_assets.points.points import ConsistentPoints
 
     if not log.exists:
         return 0

@@ -22,7 +22,7 @@ from pgcdc_assets.settings import CATALOG_FILE
 if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import MaintenanceReport
     from pgcdc_assets.flow.reports import RangeReport, SyncReport
-    from pgcdc_assets.lake.copy import CopyReport
+    from pgcdc_assets.mirror.delta.copy import CopyReport
 
 
 class Watcher(Protocol):
@@ -75,7 +75,7 @@ class DagsterObserver:
 
     def known_ranges(self) -> list[LsnRange]:
         """Asked by the engine under the lake's lock. Keys go with the log that they stand for."""
-        from pgcdc_assets.log.table import ChangeLog
+        from pgcdc_assets.log.reader import ChangeLog
 
         log = ChangeLog(self._layout)
         if log.exists and (gone := self._ranges.prune(log.start, log.position())):
@@ -145,7 +145,7 @@ class DagsterObserver:
         self, report: RangeReport, key: str
     ) -> tuple[list[dg.AssetMaterialization], list[dg.AssetMaterialization]]:
         """Events of what changed, and of followed tables without changes."""
-        from pgcdc_assets.lake.points import ConsistentPoints
+        from pgcdc_assets.points.points import ConsistentPoints
 
         point = ConsistentPoints(self._layout).newest()
         versions = dict(point.tables) if point else {}

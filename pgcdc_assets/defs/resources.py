@@ -10,7 +10,7 @@ import dagster as dg
 from pydantic import PrivateAttr
 
 from pgcdc_assets.core.ending import ENDING
-from pgcdc_assets.defs.project import started_source
+from pgcdc_assets.project import started_source
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pgcdc_assets.flow.engine import Engine
     from pgcdc_assets.flow.observer import Observer
-    from pgcdc_assets.source.connection import SourceConnection
+    from pgcdc_assets.source.connect.connection import SourceConnection
 
 
 class LakeSpark(dg.ConfigurableResource[Any]):
@@ -28,7 +28,7 @@ class LakeSpark(dg.ConfigurableResource[Any]):
 
     def session(self, settings: Settings) -> SparkSession:
         if self._session is None:
-            from pgcdc_assets.lake.session import spark_session
+            from pgcdc_assets.spark.session import spark_session
 
             self._session = spark_session(settings)
         return self._session
@@ -36,7 +36,7 @@ class LakeSpark(dg.ConfigurableResource[Any]):
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         # Once the process has been asked to end, the JVM ends with it.
         if self._session is not None and not ENDING.asked:
-            from pgcdc_assets.lake.session import stop_session
+            from pgcdc_assets.spark.session import stop_session
 
             session, self._session = self._session, None
             stop_session(session)
@@ -57,7 +57,7 @@ class Source(dg.ConfigurableResource[Any]):
 
     @contextmanager
     def connection(self, settings: Settings) -> Iterator[SourceConnection]:
-        from pgcdc_assets.source.connection import connect
+        from pgcdc_assets.source.connect.connection import connect
 
         with connect(self.conninfo(settings), connect_timeout=5) as conn:
             yield conn

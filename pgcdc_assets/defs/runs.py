@@ -18,9 +18,9 @@ import psutil
 
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.defs.project import LOCATION
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow import lock
+from pgcdc_assets.project import LOCATION
 
 PROCESS_TAG = "pgcdc/process"
 SYNC_JOB = "sync"

@@ -1,7 +1,7 @@
 """The rows of the log that no mirror takes, counted and explained: every other row has gone into its mirror's feed.
 
 What the receiver counted of each relation is held against the tables that are followed. The transform sees to the
-other half: a table whose feed lacks one of its rows is set aside (:func:`pgcdc_assets.lake.changes.transform`).
+other half: a table whose feed lacks one of its rows is set aside (:func:`pgcdc_assets.feed.transform.transform`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LogCorrupt
+from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.flow.ranges import ROW_KINDS
 from pgcdc_assets.flow.reports import Untaken
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake.routing import Router
-from pgcdc_assets.lake.untaken import UntakenLedger, UntakenRows
-from pgcdc_assets.log.table import BatchSummary
+from pgcdc_assets.log.reader import BatchSummary
+from pgcdc_assets.points.untaken import UntakenLedger, UntakenRows
 from pgcdc_assets.protocol.shape import Shape
-from pgcdc_assets.source.patterns import TablePatterns
+from pgcdc_assets.source.catalog.patterns import TablePatterns
 
 
 class Why(StrEnum):

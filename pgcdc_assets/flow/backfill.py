@@ -8,17 +8,17 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import NotRepairable, PgcdcError, RangeGap, UsageError
+from pgcdc_assets.feed.transform import Followed, transform
 from pgcdc_assets.flow.closing import range_report
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import summed
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
 from pgcdc_assets.flow.turn import record, take_turn
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake.changes import Followed, transform
-from pgcdc_assets.lake.failures import of_one_table
-from pgcdc_assets.lake.mirrors import Mirror
-from pgcdc_assets.lake.repair import repair_table
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.repair import repair_table
 
 
 def check(work: Work, span: LsnRange) -> RangeReport:

@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.accounting import keep_untaken, untaken
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import ROW_KINDS, OpenRange, rows_by_kind
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake.failures import of_one_table
-from pgcdc_assets.lake.feedtable import FeedTable
-from pgcdc_assets.log.table import BatchSummary
+from pgcdc_assets.log.reader import BatchSummary
 from pgcdc_assets.log.upkeep import compact
 
 

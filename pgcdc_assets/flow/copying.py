@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake.copy import CopyReport, Failures, copy_tables
-from pgcdc_assets.source.holders import Holder
-from pgcdc_assets.source.shown import shown_tables
-from pgcdc_assets.source.snapshots import exported_snapshot
+from pgcdc_assets.mirror.delta.copy import CopyReport, Failures, copy_tables
+from pgcdc_assets.source.slot.blockers import Holder
+from pgcdc_assets.source.snapshot.export import exported_snapshot
+from pgcdc_assets.source.snapshot.shown import shown_tables
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.failures import machine_told
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SetupNeeded
 from pgcdc_assets.flow import asking
+from pgcdc_assets.flow.drift import refuse_emptied
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
 from pgcdc_assets.flow.observer import Observer
@@ -28,18 +30,16 @@ from pgcdc_assets.flow.requests import Job, Request
 from pgcdc_assets.flow.serving import OUTCOMES, maintained, ranged
 from pgcdc_assets.flow.stream import Stream
 from pgcdc_assets.flow.sync import Bounds, Sync
-from pgcdc_assets.flow.watching import refuse_emptied
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake.failures import machine_told
-from pgcdc_assets.lake.session import jvm_death_told
-from pgcdc_assets.log.client import ReceiverProcess
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source import slots
-from pgcdc_assets.source.catalog import read_catalog
-from pgcdc_assets.source.connection import APPLICATION, connect
-from pgcdc_assets.source.failures import NEW_LAKE
-from pgcdc_assets.source.session import open_source
+from pgcdc_assets.source.catalog.tables import read_catalog
+from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.connect.failures import NEW_LAKE
+from pgcdc_assets.source.connect.plainsession import open_source
+from pgcdc_assets.source.slot import slotstatus
+from pgcdc_assets.spark.session import jvm_death_told
 
 R = TypeVar("R")
 
@@ -170,7 +170,7 @@ class Engine:
         saved = Catalog.load(CATALOG_FILE)
         if saved is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
-        found = slots.identity(conn, saved.identity.slot)
+        found = slotstatus.identity(conn, saved.identity.slot)
         if found != saved.identity:
             raise IdentityMismatch(
                 f"is database {found.database} of system {found.system_identifier}, but this project was set up for "
@@ -191,8 +191,8 @@ class Engine:
         """
         log = ChangeLog(self._settings.layout)
         if not log.exists:
-            slot = slots.require_slot(conn, identity.slot)
-            slots.check_slot(slot, None)
+            slot = slotstatus.require_slot(conn, identity.slot)
+            slotstatus.check_slot(slot, None)
             start = slot.confirmed_flush_lsn
             if start is None:
                 raise SetupNeeded("has no confirmed position", thing=slot.thing)

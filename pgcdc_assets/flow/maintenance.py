@@ -22,14 +22,14 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import LogFile, log_cut, oldest_kept
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import IdentityMismatch, LakeError
+from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.thinning import prune_points
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake import upkeep
-from pgcdc_assets.lake.feedtable import FeedTable
-from pgcdc_assets.lake.mirrors import Mirror
-from pgcdc_assets.lake.thinning import Passing, passing
-from pgcdc_assets.lake.untaken import UntakenLedger
 from pgcdc_assets.log.upkeep import forget, sweep
+from pgcdc_assets.mirror.delta import upkeep
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.thinning import Passing, passing
+from pgcdc_assets.points.untaken import UntakenLedger
 
 
 @dataclass

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.lake.recovery import recover
-from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.delta.recovery import recover
 from pgcdc_assets.log.recovery import recover as recover_log
+from pgcdc_assets.points.states import TableStates
 
 
 def recover_log_and_feeds(layout: Layout) -> Iterator[tuple[Path, tuple[str, ...]]]:

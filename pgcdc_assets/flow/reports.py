@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.lake.copy import CopyReport
+from pgcdc_assets.mirror.delta.copy import CopyReport
 
 
 @dataclass(frozen=True)

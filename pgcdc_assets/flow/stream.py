@@ -10,9 +10,9 @@ import psycopg
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.client import Event, ReceiverProcess
-from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.source.look import Look
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.client import Event, ReceiverProcess
+from pgcdc_assets.source.catalog.look import Look
 from pgcdc_assets.source.positions import boundary, flush_lsn
 
 

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field, replace
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated, PgcdcError
+from pgcdc_assets.feed.table import begin_anew_if_unreadable
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.accounting import untaken
 from pgcdc_assets.flow.closing import closed_range, merge_files
 from pgcdc_assets.flow.copying import Beside, Copied, copy
+from pgcdc_assets.flow.drift import watch
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import OpenRange, up_to
@@ -26,15 +29,12 @@ from pgcdc_assets.flow.serving import Serving
 from pgcdc_assets.flow.stream import Stream
 from pgcdc_assets.flow.thinning import Thinning
 from pgcdc_assets.flow.turn import Turn, take_turn
-from pgcdc_assets.flow.watching import watch
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake.copy import Failures
-from pgcdc_assets.lake.failures import of_one_table
-from pgcdc_assets.lake.feedtable import begin_anew_if_unreadable
-from pgcdc_assets.lake.session import cancel_jobs
-from pgcdc_assets.log.table import BatchSummary
+from pgcdc_assets.log.reader import BatchSummary
+from pgcdc_assets.mirror.delta.copy import Failures
 from pgcdc_assets.settings import CATALOG_FILE
-from pgcdc_assets.source.look import Look
+from pgcdc_assets.source.catalog.look import Look
+from pgcdc_assets.spark.session import cancel_jobs
 
 WAIT_SECONDS = 0.2
 """How long the loop sleeps at most when nothing lands; a batch wakes it at once."""

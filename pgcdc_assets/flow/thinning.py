@@ -10,10 +10,10 @@ from typing import Final
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake.failures import of_one_table
-from pgcdc_assets.lake.mirrors import Mirror
-from pgcdc_assets.lake.thinning import passing
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.thinning import passing
 
 EVERY: Final = 600
 """Versions of a mirror from one thinning to the next: ten minutes' at a turn a second."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.feed.transform import Followed, transform
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import TableTurn
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake.apply import apply_tables
-from pgcdc_assets.lake.changes import Followed, transform
-from pgcdc_assets.lake.tablework import Applied
-from pgcdc_assets.log.table import BatchSummary
+from pgcdc_assets.log.reader import BatchSummary
+from pgcdc_assets.mirror.delta.apply import apply_tables
+from pgcdc_assets.mirror.delta.tablework import Applied
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outcomes import Operation
 from pgcdc_assets.flow.progress import Progress
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import Settings
 
 

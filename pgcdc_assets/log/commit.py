@@ -21,11 +21,11 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
 
 from pgcdc_assets.core.catalog import Identity
-from pgcdc_assets.core.deltafiles import ACTIONS
 from pgcdc_assets.core.durable import sync_file, sync_folder
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.delta.logfiles import ACTIONS
 from pgcdc_assets.errors import LogConflict, LogCorrupt
 from pgcdc_assets.log.segment import LOG_SCHEMA, SegmentFile
 

@@ -9,8 +9,8 @@ from typing import Final
 import pyarrow.compute as pc
 
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import read_rows
-from pgcdc_assets.log.table import ChangeLog
 
 ROW_KINDS: Final = ("I", "U", "D", "T")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pgcdc_assets.core.deltafiles import above, checkpoint_files, commit_numbers, put_aside, whole_commits
 from pgcdc_assets.core.layout import DELTA_LOG
+from pgcdc_assets.delta.logfiles import above, checkpoint_files, commit_numbers, put_aside, whole_commits
 
 
 def recover(path: Path) -> tuple[str, ...]:

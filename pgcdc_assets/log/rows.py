@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, IS_ROW, POSTGRES_EPOCH_US, OpenTransaction, Run, anywhere
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.tape import HEADER, IS_CHANGE, IS_ROW, POSTGRES_EPOCH_US, OpenTransaction, Run, anywhere
 from pgcdc_assets.protocol.messages import LogicalMessage, Origin, Truncate
 
 ABSENT = -1

@@ -27,6 +27,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError, LogConflict
 from pgcdc_assets.log.commit import BARE, add_action, counted, start_app_id, sync_commits
+from pgcdc_assets.log.reader import ChangeLog, Segment
 from pgcdc_assets.log.segment import (
     FACTS,
     LOG_SCHEMA,
@@ -36,7 +37,6 @@ from pgcdc_assets.log.segment import (
     read_rows,
     write_segment,
 )
-from pgcdc_assets.log.table import ChangeLog, Segment
 
 MERGE_BYTES = 32 << 20
 """Uncompressed bytes that are merged at a time: the largest segment, and the bound of memory."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.scalar import EPOCH
+from pgcdc_assets.protocol.decode import EPOCH
 
 __all__ = ["EPOCH", "KEEPALIVE", "ROW", "XLOG_DATA", "XLOG_HEADER", "FrameBlock", "Keepalive", "XLogData", "keepalive",
            "keepalive_frame", "status_update", "xlog_data"]  # fmt: skip

@@ -15,8 +15,8 @@ from pgcdc_assets.core.catalog import Column, PgType, ReplicaIdentity, Table
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Relation, RelationColumn
-from pgcdc_assets.protocol.scalar import decode
 
 TEXT = PgType(oid=25, name="text")
 """What a column of a type that nothing is known of is read as: the text that PostgreSQL wrote."""

@@ -14,8 +14,8 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.catalog import read_tables
-from pgcdc_assets.source.connection import connect
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.connect.connection import connect
 from tests.checks import mirrors
 
 Row = dict[str, Any]

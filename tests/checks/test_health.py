@@ -14,9 +14,9 @@ from pgcdc_assets.core.catalog import Catalog, Identity, Leaf, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.lake.untaken import UntakenRows
-from pgcdc_assets.source.holders import Holder
-from pgcdc_assets.source.slots import SlotStatus
+from pgcdc_assets.points.untaken import UntakenRows
+from pgcdc_assets.source.slot.blockers import Holder
+from pgcdc_assets.source.slot.slotstatus import SlotStatus
 
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 SOURCE = Identity("7123", "shop", "pgcdc")

@@ -20,15 +20,15 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import WrongSource
-from pgcdc_assets.lake.mirrors import IDENTITY, Mirror
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.lake.states import TableStates
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.catalog import read_catalog
-from pgcdc_assets.source.connection import connect
-from pgcdc_assets.source.setup import setup
-from tests.delta import commit
+from pgcdc_assets.source.catalog.tables import read_catalog
+from pgcdc_assets.source.connect.connection import connect
+from pgcdc_assets.source.setup.setup import setup
+from tests.deltatables import commit
 from tests.fix_postgres import Database
 
 
@@ -328,7 +328,7 @@ def test_a_slot_of_another_plugin(project: Project) -> None:
 
 
 def test_a_slot_held_by_somebody_else(project: Project) -> None:
-    from pgcdc_assets.source.replication import ReplicationConnection
+    from pgcdc_assets.source.connect.walsender import ReplicationConnection
 
     project.setup()
     with ReplicationConnection.open(project.source.conninfo, application_name="somebody") as other:

@@ -11,18 +11,18 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.checks.sides import Comparison, MirrorSide, SourceSide
+from pgcdc_assets.checks.compared import Comparison, MirrorSide, SourceSide
 from pgcdc_assets.checks.verify import Example, TableReport, compare_sides, verify
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, UnknownTable
-from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source import copies
-from pgcdc_assets.source.connection import connect
-from pgcdc_assets.source.snapshots import exported_snapshot
+from pgcdc_assets.source.connect.connection import connect
+from pgcdc_assets.source.snapshot import reading
+from pgcdc_assets.source.snapshot.export import exported_snapshot
 from tests.checks import mirrors
 from tests.checks.lakes import Lake, Point, Row
 
@@ -473,7 +473,7 @@ def test_a_table_as_wide_as_can_be_is_compared_and_its_differences_named(lake: L
 def test_a_table_that_cannot_be_read_is_named_and_the_others_are_compared(
     lake: Lake, ddl: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(reading, "PATIENCE_SECONDS", 0.3)
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE u (id int PRIMARY KEY, note text)")
     lake.script("INSERT INTO t VALUES (1, 'a'); INSERT INTO u VALUES (1, 'a')")
     for name in ("t", "u"):

@@ -19,7 +19,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.source.replication import ReplicationConnection
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from tests.cli.conftest import Shell
 from tests.servers import new_server
 

@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.cli.conftest import Shell
 from tests.fix_postgres import Database, fresh_database

@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.defs.project import INSTANCE_YAML, dagster_home, workspace_file
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.lock import lake_lock
+from pgcdc_assets.project import INSTANCE_YAML, dagster_home, workspace_file
 from tests.cli.conftest import Shell
 
 

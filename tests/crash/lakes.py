@@ -16,8 +16,8 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.lake.states import TableStates
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.points.states import TableStates
 from tests.crash.faults import Faults
 from tests.crash.proxy import Proxy
 from tests.crash.tally import Tally

@@ -22,10 +22,10 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.log.process import ReceiverSettings
-from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.source.drain import LEAST_BYTES
-from pgcdc_assets.source.slots import identity
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.process import ReceiverSettings
+from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from tests.crash.faults import Faults, Kind, kill, wait_until
 from tests.crash.proxy import Proxy
 from tests.crash.tally import ANY_TIME, Tally
@@ -71,7 +71,7 @@ class Receiver:
     def start(cls, settings: ReceiverSettings, said: Path, until: Lsn | None) -> Receiver:
         with said.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pgcdc_assets.log.process"], stdin=subprocess.PIPE, stdout=out,
+                [sys.executable, "-m", "pgcdc_assets.log.receive.process"], stdin=subprocess.PIPE, stdout=out,
                 start_new_session=True,
             )  # fmt: skip
         receiver = cls(process, said)

@@ -23,9 +23,9 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake import apply, compaction
+from pgcdc_assets.mirror.delta import apply, compaction
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.setup import setup
+from pgcdc_assets.source.setup.setup import setup
 from tests.crash.faults import Faults, Kind, kill, wait_until
 from tests.crash.lakes import TABLES, LakeRig, work
 from tests.crash.proxy import Proxy
@@ -178,7 +178,7 @@ def _receivers() -> list[int]:
     found = []
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if "pgcdc_assets.log.process" in " ".join(child.cmdline()):
+            if "pgcdc_assets.log.receive.process" in " ".join(child.cmdline()):
                 found.append(child.pid)
     return found
 

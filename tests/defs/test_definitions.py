@@ -13,7 +13,7 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs import keys
 from pgcdc_assets.defs.pipeline import pipeline
-from pgcdc_assets.defs.project import INSTANCE_YAML, WORKSPACE_YAML
+from pgcdc_assets.project import INSTANCE_YAML, WORKSPACE_YAML
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.defs.catalogs import ODD, catalog_of
 

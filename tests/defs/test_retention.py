@@ -14,9 +14,9 @@ from dagster._core.instance import InstanceRef
 
 from pgcdc_assets.defs import keys
 from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister
-from pgcdc_assets.defs.project import INSTANCE_YAML
 from pgcdc_assets.defs.retention import forget_runs
 from pgcdc_assets.defs.runs import OURS
+from pgcdc_assets.project import INSTANCE_YAML
 from tests.defs.doubles import span
 
 MIRROR, QUIET_MIRROR = dg.AssetKey(["public", "orders"]), dg.AssetKey(["public", "quiet"])

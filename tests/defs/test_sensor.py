@@ -22,12 +22,12 @@ from pgcdc_assets.defs.sync import sync_job
 from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.outcomes import Kind, recorded
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.lake.states import TableStates
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.setup import setup, teardown
-from pgcdc_assets.source.slots import require_slot
+from pgcdc_assets.source.setup.setup import setup, teardown
+from pgcdc_assets.source.slot.slotstatus import require_slot
 from tests.defs.test_runs import dead_mark
 from tests.fix_postgres import Database
 

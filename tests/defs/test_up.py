@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from dagster._core.instance import InstanceRef
 
-from pgcdc_assets.cli.serving import free_port
+from pgcdc_assets.cli.up import free_port
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.flow import lock
 from tests.end_to_end.command import Project, wait_for

@@ -25,14 +25,14 @@ from pgcdc_assets.defs.checks import current_health, evaluations
 from pgcdc_assets.defs.downstream import mirror_updated
 from pgcdc_assets.defs.observer import Nobody
 from pgcdc_assets.defs.partitions import RangeRegister
-from pgcdc_assets.defs.project import LOCATION
 from pgcdc_assets.defs.runs import PROCESS_TAG, process_mark
 from pgcdc_assets.defs.sync import REPAIR_OP, SYNC_OP, repair_job, sync_job
 from pgcdc_assets.errors import LockHeld
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake.copy import CopyReport
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.project import LOCATION
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.defs.catalogs import catalog_of
 from tests.defs.doubles import RecordingEngines, Script, report_of, span

@@ -11,7 +11,7 @@ import pytest
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.flow import requests
-from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.points.points import ConsistentPoints
 from tests.cli.test_commands import ranges, runs
 from tests.end_to_end.command import Project, wait_for
 from tests.fix_postgres import Database

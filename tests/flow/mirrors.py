@@ -8,8 +8,8 @@ from deltalake import DeltaTable
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.lake.mirrors import IDENTITY
-from tests.delta import commit
+from pgcdc_assets.mirror.delta.mirror import IDENTITY
+from tests.deltatables import commit
 
 
 def copied_mirror(layout: Layout, owner: Identity, name: TableName, at: int) -> None:

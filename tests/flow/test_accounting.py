@@ -20,23 +20,23 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.feed.schema import COMMIT_LSN, ORDINAL
 from pgcdc_assets.flow.accounting import Why, untaken
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import Progress, TableProgress
 from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake.feed import COMMIT_LSN, ORDINAL
-from pgcdc_assets.lake.mirrors import Mirror
-from pgcdc_assets.lake.states import TableStates
 from pgcdc_assets.log.counting import rows_by_relation
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.catalog import read_tables
-from pgcdc_assets.source.slots import identity
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.slot.slotstatus import identity
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.flow.test_sync import Rig, rig
-from tests.lake.pipeline import Pipeline
+from tests.mirror.pipeline import Pipeline
 
 __all__ = ["rig"]
 

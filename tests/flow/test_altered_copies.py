@@ -13,7 +13,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated
 from pgcdc_assets.flow import copying
 from pgcdc_assets.flow import sync as sync_module
-from pgcdc_assets.lake.copy import copy_tables
+from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.flow.test_sync import Rig, T, U, rig
 

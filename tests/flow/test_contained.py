@@ -13,11 +13,11 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import DELTA_LOG, checkpoint_name, commit_name
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.delta.commit import make_checkpoint
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake.deltacommit import make_checkpoint
-from pgcdc_assets.lake.points import ConsistentPoints
+from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import CATALOG_FILE
-from tests.delta import live_files
+from tests.deltatables import live_files
 from tests.flow.test_sync import Rig, rig
 
 __all__ = ["rig"]

@@ -22,11 +22,11 @@ from pgcdc_assets.flow import sync as sync_module
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds, Sync
-from pgcdc_assets.lake.copy import CopyReport
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import CATALOG_FILE
-from pgcdc_assets.source import snapshots
+from pgcdc_assets.source.snapshot import export
 from tests.end_to_end.command import wait_for
 from tests.flow.test_sync import Rig, T, U, rig
 
@@ -93,7 +93,7 @@ def test_a_copy_is_given_up_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     """Also where it has no job yet that could be cancelled."""
     rig.setup()
     stop = threading.Event()
-    real = snapshots.exported_snapshot
+    real = export.exported_snapshot
 
     def stopped(*args: Any, **more: Any) -> Any:
         stop.set()

@@ -16,18 +16,18 @@ from pyspark.sql import SparkSession
 from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.cli.console import Progress
-from pgcdc_assets.cli.looking import verified
+from pgcdc_assets.cli.status_verify import verified
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.commit import commit_files
+from pgcdc_assets.delta.datafile import in_int96, read_footer
+from pgcdc_assets.delta.tombstones import DELETED_FILES
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake.deltacommit import commit_files
-from pgcdc_assets.lake.files import in_int96, read_footer
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.lake.tablework import merged
-from pgcdc_assets.lake.tombstones import DELETED_FILES
-from tests.delta import commit, live_files, opened
+from pgcdc_assets.mirror.delta.tablework import merged
+from pgcdc_assets.points.points import ConsistentPoints
+from tests.deltatables import commit, live_files, opened
 from tests.flow.test_sync import Rig, rig
 
 __all__ = ["rig"]
@@ -200,8 +200,8 @@ def _copied_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
             commit(folder, [], "append", {"other": 1})
         return step(*args)
 
-    monkeypatch.setattr("pgcdc_assets.lake.copy.commit_files", lambda *args: racing(commit_files, *args))
-    monkeypatch.setattr("pgcdc_assets.lake.repair.merged", lambda *args: racing(merged, *args))
+    monkeypatch.setattr("pgcdc_assets.mirror.delta.copy.commit_files", lambda *args: racing(commit_files, *args))
+    monkeypatch.setattr("pgcdc_assets.mirror.delta.repair.merged", lambda *args: racing(merged, *args))
     DeltaTable(rig.settings.layout.mirror(_name("optimized"))).delete("id = 20")
     rig.engine().repair(_name("optimized"), rig.observer.ranges[0].span)
     rig.assert_equal("public.optimized")

@@ -21,12 +21,12 @@ from pgcdc_assets.flow.progress import Progress
 from pgcdc_assets.flow.stream import Stream
 from pgcdc_assets.flow.sync import Bounds, Sync
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.lake.copy import CopyReport
-from pgcdc_assets.log.client import ReceiverProcess
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.mirror.delta.copy import CopyReport
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.connection import connect
-from pgcdc_assets.source.setup import setup
+from pgcdc_assets.source.connect.connection import connect
+from pgcdc_assets.source.setup.setup import setup
 from tests.fix_postgres import Database
 from tests.flow.mirrors import copied_mirror
 

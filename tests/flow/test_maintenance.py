@@ -18,11 +18,12 @@ from pgcdc_assets.core import retention
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import RangeGap
+from pgcdc_assets.feed import table
 from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
-from pgcdc_assets.lake import feedtable, upkeep
-from pgcdc_assets.lake.mirrors import Mirror
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.delta import upkeep
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.points.points import ConsistentPoints
 from tests.flow.test_sync import Rig, T, U, rig  # noqa: F401
 
 pytestmark = pytest.mark.spark
@@ -69,7 +70,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No grace, and everything in pieces is worth merging."""
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(upkeep, "MOST_SMALL", 1)
-    monkeypatch.setattr(feedtable, "FEWEST_MERGED", 2)
+    monkeypatch.setattr(table, "FEWEST_MERGED", 2)
 
 
 @pytest.mark.takes(40)

@@ -27,7 +27,7 @@ from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.outcomes import Kind, Operation, recorded
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.defs.catalogs import catalog_of
 

@@ -17,8 +17,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow.progress import Progress
-from pgcdc_assets.lake.states import TableStates
-from tests.delta import commit
+from pgcdc_assets.points.states import TableStates
+from tests.deltatables import commit
 from tests.flow.mirrors import copied_mirror
 
 RECORDED = Lsn(30)

@@ -8,12 +8,12 @@ import pytest
 
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.checks.verify import verify
-from pgcdc_assets.cli.running import _print_sync
 from pgcdc_assets.cli.source import make_ready
+from pgcdc_assets.cli.sync import _print_sync
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.lake.points import Point
+from pgcdc_assets.points.points import Point
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.flow.test_sync import Rig, rig
 

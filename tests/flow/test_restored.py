@@ -12,8 +12,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import LogAhead
 from pgcdc_assets.flow import hold
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.points.points import ConsistentPoints
 from tests.fix_postgres import TEST_SETTINGS, Database, fresh_database
 from tests.flow.test_sync import Rig, rig
 from tests.servers import new_server

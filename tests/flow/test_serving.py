@@ -23,9 +23,9 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.requests import Job, Request
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake import upkeep
-from pgcdc_assets.lake.points import ConsistentPoints, Point
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.delta import upkeep
+from pgcdc_assets.points.points import ConsistentPoints, Point
 from tests.end_to_end.command import wait_for
 from tests.flow.test_altered_copies import after_the_snapshot
 from tests.flow.test_sync import Rig, T, U, rig  # noqa: F401

@@ -19,8 +19,8 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.fix_postgres import Database
 from tests.flow.test_sync import Rig

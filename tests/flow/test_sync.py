@@ -33,17 +33,17 @@ from pgcdc_assets.errors import (
     UnknownTable,
     UsageError,
 )
+from pgcdc_assets.feed import table
 from pgcdc_assets.flow import hold, outcomes
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake import feedtable
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.setup import setup
+from pgcdc_assets.source.setup.setup import setup
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.oracle import assert_equal
@@ -151,7 +151,7 @@ def test_rollbacks_that_the_server_tells_of_are_passed_over(rig: Rig) -> None:
 
 def test_ranges_are_contiguous_and_cover_every_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """As each is closed, the small files of the feeds that changed become one."""
-    monkeypatch.setattr(feedtable, "FEWEST_MERGED", 2)
+    monkeypatch.setattr(table, "FEWEST_MERGED", 2)
     rig.setup()
     rig.sync()
     for n in range(3):
@@ -241,7 +241,7 @@ def test_a_killed_receiver_ends_the_run_and_the_next_one_goes_on(rig: Rig) -> No
     try:
         wait_for(rig.streaming, what="the stream")
         rig.conn.execute("UPDATE t SET v = 'meanwhile'")
-        for child in _children_running("pgcdc_assets.log.process"):
+        for child in _children_running("pgcdc_assets.log.receive.process"):
             os.kill(child, signal.SIGKILL)
         wait_for(lambda: not thread.is_alive(), what="the end of the run")
     finally:

@@ -9,9 +9,9 @@ import pytest
 from pgcdc_assets.core import retention
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow import thinning
-from pgcdc_assets.lake.mirrors import PROPERTIES
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.lake.thinning import Passing
+from pgcdc_assets.mirror.delta.mirror import PROPERTIES
+from pgcdc_assets.mirror.delta.thinning import Passing
+from pgcdc_assets.points.points import ConsistentPoints
 from tests.flow.test_maintenance import promised, turns
 from tests.flow.test_sync import Rig, T, rig  # noqa: F401
 

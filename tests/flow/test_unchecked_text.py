@@ -16,9 +16,9 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.setup import setup
+from pgcdc_assets.source.setup.setup import setup
 from tests.fix_postgres import Database, _drop
 from tests.flow.test_sync import Rig
 

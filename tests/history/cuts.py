@@ -18,8 +18,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.flow.maintenance import Allowance
-from pgcdc_assets.lake.api import Lake
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.lake import Lake
+from pgcdc_assets.log.reader import ChangeLog
 from tests.history.driver import Project, beside_it
 from tests.history.tables import Spec
 from tests.journal import published

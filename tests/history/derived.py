@@ -16,17 +16,17 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.lake.decoding import Route
-from pgcdc_assets.lake.derivation import Derivation, Target, derive
-from pgcdc_assets.lake.feed import FeedPart
-from pgcdc_assets.lake.routing import Router
-from pgcdc_assets.log.client import ReceiverProcess
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.feed.events import Route
+from pgcdc_assets.feed.routing import Router
+from pgcdc_assets.feed.schema import FeedPart
+from pgcdc_assets.feed.task import Derivation, Target, derive
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.catalog import read_tables
-from pgcdc_assets.source.drain import LEAST_BYTES
-from pgcdc_assets.source.setup import setup
-from pgcdc_assets.source.slots import identity
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.setup.setup import setup
+from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from tests.fix_postgres import fresh_database
 from tests.history.mirror import PlainMirror
 from tests.history.steps import Step

@@ -30,11 +30,11 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake.mirrors import Mirror
-from pgcdc_assets.log.client import ReceiverProcess
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.setup import setup
+from pgcdc_assets.source.setup.setup import setup
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import fresh_database
 from tests.history.damage import damage
@@ -306,7 +306,7 @@ def _kill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
                 at.workload.take(step)
             for child in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    if child.pid not in before and "pgcdc_assets.log.process" in " ".join(child.cmdline()):
+                    if child.pid not in before and "pgcdc_assets.log.receive.process" in " ".join(child.cmdline()):
                         os.kill(child.pid, signal.SIGKILL)
         except BaseException:
             stop.set()

@@ -16,13 +16,13 @@ from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.lake import files
-from pgcdc_assets.lake.collapsing import Effect, collapse_units
-from pgcdc_assets.lake.feed import FeedPart
-from pgcdc_assets.lake.mirrors import IDENTITY, Mirror, MirrorSchema
-from pgcdc_assets.lake.pending import Pending
-from pgcdc_assets.lake.tablework import Applied, Work, merged
-from tests.delta import commit, live_files, opened
+from pgcdc_assets.delta import datafile
+from pgcdc_assets.feed.schema import FeedPart
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema
+from pgcdc_assets.mirror.delta.tablework import Applied, Work, merged
+from pgcdc_assets.mirror.delta.task import Effect, collapse_units
+from pgcdc_assets.mirror.delta.units import Pending
+from tests.deltatables import commit, live_files, opened
 from tests.oracle import Rows, mirror_rows
 
 _FEATURES = ["deletionVectors", "columnMapping", "timestampNtz"]
@@ -83,7 +83,7 @@ class PlainMirror:
         old = self._at(self.versions[touched.start])
         back = [place for place, key in enumerate(self._key_texts(old)) if key not in kept]
         target = mirror.target(self.table)
-        with files.DataFile(mirror.path, target.schema) as file:
+        with datafile.DataFile(mirror.path, target.schema) as file:
             columns = [old[name].to_pylist() for name in _names(self.table)]
             file.write([pa.array([values[place] for place in back], field.type)
                         for values, field in zip(columns, target.schema, strict=True)])  # fmt: skip

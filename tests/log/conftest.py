@@ -15,10 +15,10 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.log.client import Event, ReceiverProcess
-from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.source.drain import LEAST_BYTES
-from pgcdc_assets.source.slots import identity
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.client import Event, ReceiverProcess
+from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from tests.fix_postgres import Database
 
 PUBLICATION = "p"

@@ -7,17 +7,17 @@ from typing import Any
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.batch import BatchWriter
-from pgcdc_assets.log.catchup import begin
-from pgcdc_assets.log.receiver import Limits, Receiver
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.receiver import Limits, Receiver
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.start import Subscription, check_identity
-from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.source.connection import SourceConnection, connect
-from pgcdc_assets.source.drain import LEAST_BYTES
-from pgcdc_assets.source.libpq import LibpqConnection
-from pgcdc_assets.source.replication import ReplicationConnection
-from pgcdc_assets.source.session import SqlConnection
-from pgcdc_assets.source.silence import FOR_STREAMS, Patience
+from pgcdc_assets.source.connect.connection import SourceConnection, connect
+from pgcdc_assets.source.connect.libpq import LibpqConnection
+from pgcdc_assets.source.connect.plainsession import SqlConnection
+from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from pgcdc_assets.source.stream.catchup import begin
+from pgcdc_assets.source.stream.drain import LEAST_BYTES
+from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
 from tests.log.conftest import PUBLICATION, Source
 
 Confirmation = Callable[[Lsn], None]

@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.framerun import POSTGRES_EPOCH_US, Run
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.tape import POSTGRES_EPOCH_US, Run
+from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.frames import FrameBlock
 from pgcdc_assets.protocol.messages import Relation, Truncate
-from pgcdc_assets.protocol.scalar import decode
 from pgcdc_assets.protocol.shape import RelationFacts
 
 

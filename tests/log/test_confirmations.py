@@ -12,8 +12,8 @@ import pytest
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.log import receiver
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive import receiver
 from tests.log.conftest import Source, content, eventually, rows
 from tests.log.durable import Disk
 from tests.log.inside import receive_inside

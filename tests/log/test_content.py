@@ -9,9 +9,9 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Insert, LogicalMessage, Truncate, Update
-from pgcdc_assets.protocol.scalar import decode
 from tests.log.conftest import Source, rows, until_event
 
 

@@ -16,7 +16,7 @@ import pytest
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import MachineError, ReceiverDied, SourceUnavailable
-from pgcdc_assets.log.process import ReceiverSettings
+from pgcdc_assets.log.receive.process import ReceiverSettings
 from pgcdc_assets.log.spill import SPILL
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
 from tests.log.writers import writing
@@ -117,7 +117,7 @@ WHERE s.database = current_database() AND r.write_lsn >= %s::pg_lsn
 """
 _PARENT = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-m", "pgcdc_assets.log.process"], stdin=subprocess.PIPE,
+child = subprocess.Popen([sys.executable, "-m", "pgcdc_assets.log.receive.process"], stdin=subprocess.PIPE,
                          stdout=subprocess.DEVNULL, start_new_session=True)
 child.stdin.write(sys.argv[1].encode())
 child.stdin.flush()

@@ -13,11 +13,11 @@ import pytest
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.log.receiver import Receiver
-from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.source import drain
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.receiver import Receiver
+from pgcdc_assets.source.connect.socketreader import SocketReader
 from pgcdc_assets.source.positions import FLUSH_LSN, INSERT_LSN, WITHIN, flush_lsn
-from pgcdc_assets.source.wire import SocketReader
+from pgcdc_assets.source.stream import drain
 from tests.log.conftest import Source, content, eventually, rows
 from tests.log.inside import receive_inside
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
 from tests.log.conftest import Source, content, eventually, rows, until_event
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
 from tests.fix_postgres import fresh_database
 from tests.log.conftest import Source, eventually, rows, until_event
 

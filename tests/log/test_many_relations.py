@@ -7,9 +7,9 @@ import time
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log import intake, receiver
-from pgcdc_assets.source import catalog
-from pgcdc_assets.source.connection import SourceConnection
+from pgcdc_assets.log.receive import intake, receiver
+from pgcdc_assets.source.catalog import tables as catalog_tables
+from pgcdc_assets.source.connect.connection import SourceConnection
 from tests.log.conftest import Source, content, rows
 from tests.log.inside import receive_inside
 
@@ -72,14 +72,14 @@ def test_the_server_hears_of_us_between_two_rounds(source: Source, monkeypatch: 
     log = source.log()
     told: list[Lsn] = []
     asking = [0, 0]
-    facts = catalog.relation_facts
+    facts = catalog_tables.relation_facts
 
     def slow(*args: object) -> object:
         asking[0] += 1
         asking[1] = len(told)
         return facts(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("pgcdc_assets.log.intake.relation_facts", slow)
+    monkeypatch.setattr("pgcdc_assets.log.receive.intake.relation_facts", slow)
     receive_inside(source, log, fill(source, 100), told.append)
     assert asking[0] >= 10
     assert asking[1] >= asking[0] - 1, "a status after each round"

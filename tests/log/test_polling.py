@@ -11,14 +11,13 @@ import pytest
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SlotActive, SlotAhead, SourceFailed, SourceNotReady, SourceUnavailable
-from pgcdc_assets.log import catchup, start
-from pgcdc_assets.log.receiver import Receiver
-from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.source import drain, polling
-from pgcdc_assets.source.connection import connect
-from pgcdc_assets.source.libpq import LibpqConnection
-from pgcdc_assets.source.replication import ReplicationConnection
-from pgcdc_assets.source.session import SqlConnection
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.receiver import Receiver
+from pgcdc_assets.source.connect.connection import connect
+from pgcdc_assets.source.connect.libpq import LibpqConnection
+from pgcdc_assets.source.connect.plainsession import SqlConnection
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from pgcdc_assets.source.stream import catchup, drain, polling, subscribe
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
 from tests.log.inside import receive_inside
 from tests.log.test_drain import everything, origin, ranges_of
@@ -194,7 +193,7 @@ def test_a_slot_ahead_of_the_log_is_refused(source: Source) -> None:
 
 
 def test_a_slot_that_somebody_streams_from_is_not_taken(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "SLOT_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(subscribe, "SLOT_PATIENCE_SECONDS", 0.3)
     log = source.log("polled")
     with ReplicationConnection.open(source.database.conninfo, application_name="somebody") as other:
         other.start(log.identity.slot, log.start, [PUBLICATION])

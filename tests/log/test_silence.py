@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pgcdc_assets.errors import SourceUnavailable
-from pgcdc_assets.log.receiver import Receiver
-from pgcdc_assets.source import silence
-from pgcdc_assets.source.connection import SourceConnection
-from pgcdc_assets.source.libpq import LibpqConnection
-from pgcdc_assets.source.replication import ReplicationConnection
-from pgcdc_assets.source.silence import Patience
+from pgcdc_assets.log.receive.receiver import Receiver
+from pgcdc_assets.source.connect import silence
+from pgcdc_assets.source.connect.connection import SourceConnection
+from pgcdc_assets.source.connect.libpq import LibpqConnection
+from pgcdc_assets.source.connect.silence import Patience
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from tests.deadpath import DeadPath
 from tests.log.conftest import Source, rows
 from tests.log.inside import receive_inside

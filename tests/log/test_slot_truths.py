@@ -12,7 +12,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, PgcdcError, SlotAhead, SlotLost
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
 from tests.fix_postgres import TEST_SETTINGS, fresh_database
 from tests.log.conftest import Source, content, rows, until_event
 from tests.servers import new_server

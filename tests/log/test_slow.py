@@ -15,7 +15,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.batch import BatchWriter, Committed, Frames
-from pgcdc_assets.log.process import ReceiverSettings
+from pgcdc_assets.log.receive.process import ReceiverSettings
 from pgcdc_assets.log.spill import Staged
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
 from tests.log.inside import receive_inside
@@ -39,7 +39,7 @@ def test_the_parent_does_not_read(source: Source) -> None:
     """A driver that Spark keeps busy leaves the receiver's reports in the pipe."""
     log, twin = source.log(), source.log("twin")
     settings = ReceiverSettings(source.database.conninfo, str(source.folder / "s"), (PUBLICATION,), 1 << 20, 0.02)
-    command = [sys.executable, "-m", "pgcdc_assets.log.process"]
+    command = [sys.executable, "-m", "pgcdc_assets.log.receive.process"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None

@@ -13,15 +13,15 @@ import pytest
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import IdentityMismatch, SlotMissing, SourceNotReady
-from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.source.catalog import read_tables
-from pgcdc_assets.source.copies import Interrupted, copy_blocks
-from pgcdc_assets.source.pieces import pieces
-from pgcdc_assets.source.replication import ReplicationConnection
-from pgcdc_assets.source.session import SqlConnection
-from pgcdc_assets.source.slots import check_slot, require_slot
-from pgcdc_assets.source.snapshots import exported_snapshot
-from pgcdc_assets.source.waiters import giving_way
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.connect.plainsession import SqlConnection
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
+from pgcdc_assets.source.snapshot.export import exported_snapshot
+from pgcdc_assets.source.snapshot.pieces import pieces
+from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks
+from pgcdc_assets.source.snapshot.waiters import giving_way
 from tests.fix_postgres import TEST_SETTINGS, Database
 from tests.log.conftest import Source, content, eventually, until_event
 from tests.servers import VERSIONS, new_server

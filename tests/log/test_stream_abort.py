@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Insert
-from pgcdc_assets.protocol.scalar import decode
 from tests.log.conftest import SECONDS, Source, content, rows, until_event
 
 SENDS_STREAM_ABORTS = 18

@@ -17,9 +17,9 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError, LogConflict
 from pgcdc_assets.log import upkeep
 from pgcdc_assets.log.batch import BatchWriter, Frames
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import OWN_FILE_BYTES
-from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.log.upkeep import compact, forget, sweep
 from tests.log.conftest import rows
 from tests.log.streams import begin, commit, describe, frame, insert, relation, run_of

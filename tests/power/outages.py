@@ -19,8 +19,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.recovery import recover
-from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import Settings
 from tests.end_to_end.command import wait_for
 from tests.power.images import Image

@@ -26,10 +26,10 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.recovery import recover
-from pgcdc_assets.log.table import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.setup import setup
+from pgcdc_assets.source.setup.setup import setup
 from tests.fix_postgres import Database
 from tests.journal import Journal, published
 from tests.oracle import RAW, Rows, mirror_rows, written

@@ -30,7 +30,7 @@ STEPS = (0, 1, 3, 8, 15, 25, 40, 60)
 """Syncs of this process from a cut's announcement to the cut: a run makes some dozens."""
 SECONDS = 60.0
 """For all to come to rest."""
-_RECEIVER, _OTHERS = "pgcdc_assets.log.process", ("java", "pyspark")
+_RECEIVER, _OTHERS = "pgcdc_assets.log.receive.process", ("java", "pyspark")
 
 
 class PowerGone(BaseException):

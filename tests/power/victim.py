@@ -15,14 +15,16 @@ import pytest
 
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.feed import table
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake import apply, compaction, feedtable, ledger, mirrors
-from pgcdc_assets.lake.session import spark_session
 from pgcdc_assets.log import commit
+from pgcdc_assets.mirror.delta import apply, compaction, mirror
+from pgcdc_assets.points import ledger
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.spark.session import spark_session
 from tests.fix_spark import SPARK_SETTINGS
 
 TABLES = ("t", "bag", "entry", "wiped")
@@ -32,11 +34,11 @@ def often(patch: pytest.MonkeyPatch) -> None:
     """Settings of the project's own that are no user's."""
     patch.setattr(apply, "LOOK_EVERY", 2)
     patch.setattr(compaction, "MOST_SMALL", 3)
-    patch.setattr(feedtable, "FEWEST_MERGED", 3)
+    patch.setattr(table, "FEWEST_MERGED", 3)
     patch.setattr(commit, "CHECKPOINT_EVERY", 9)
-    for properties, every in ((feedtable._PROPERTIES, "6"), (ledger._PROPERTIES, "5"), (mirrors.PROPERTIES, "7")):
+    for properties, every in ((table._PROPERTIES, "6"), (ledger._PROPERTIES, "5"), (mirror.PROPERTIES, "7")):
         patch.setitem(properties, "delta.checkpointInterval", every)
-    for properties in (feedtable._PROPERTIES, ledger._PROPERTIES):
+    for properties in (table._PROPERTIES, ledger._PROPERTIES):
         patch.setitem(properties, "delta.logRetentionDuration", "interval 0 seconds")
 
 

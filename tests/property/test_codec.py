@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.columnar import Kind, images
+from pgcdc_assets.protocol.columns import Kind, images
+from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import UNCHANGED, Delete, Insert, Message, OldKind, TupleData, Update, Value
-from pgcdc_assets.protocol.scalar import decode
 from tests.protocol import wire
 from tests.protocol.by_row import messages
-from tests.protocol.test_scalar import EXAMPLES
+from tests.protocol.test_decode import EXAMPLES
 
 RELATION = 0x4E4F_4B75
 """An OID whose bytes look like letters of the protocol."""

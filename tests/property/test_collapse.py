@@ -10,10 +10,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcdc_assets.lake.collapse import ARRIVES, after_truncates, collapse
-from pgcdc_assets.lake.feed import FeedColumn
-from pgcdc_assets.lake.multiset import net_rows
-from tests.lake.feed_rows import COLUMNS, SCHEMA
+from pgcdc_assets.feed.schema import FeedColumn
+from pgcdc_assets.mirror.net.keyed import ARRIVES, after_truncates, collapse
+from pgcdc_assets.mirror.net.multiset import net_rows
+from tests.feed.feed_rows import COLUMNS, SCHEMA
 
 KEYS = st.integers(0, 5)
 NAMES = ("id", "b", "c", "d")

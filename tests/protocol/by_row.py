@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgcdc_assets.protocol.columnar import Images, Kind
+from pgcdc_assets.protocol.columns import Images, Kind
 from pgcdc_assets.protocol.messages import UNCHANGED, Delete, Insert, OldKind, TupleData, Update, Value
 
 

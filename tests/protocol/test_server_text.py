@@ -15,8 +15,8 @@ import pytest
 
 from pgcdc_assets.core.catalog import PgType
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.protocol.arrays import elements, not_plain
-from pgcdc_assets.protocol.columnar import Kind, images
+from pgcdc_assets.protocol.columns import Kind, images
+from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import (
     UNCHANGED,
     Begin,
@@ -30,9 +30,9 @@ from pgcdc_assets.protocol.messages import (
     Type,
     Update,
 )
-from pgcdc_assets.protocol.scalar import decode
-from pgcdc_assets.protocol.types import cast
-from pgcdc_assets.source.connection import session_options
+from pgcdc_assets.protocol.text.arraytext import elements, not_plain
+from pgcdc_assets.protocol.text.types import cast
+from pgcdc_assets.source.connect.connection import session_options
 from tests.fix_postgres import Database
 from tests.protocol.by_row import messages
 from tests.protocol.pg_types import (

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.core.catalog import PgType
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.types import arrow_type, cast
+from pgcdc_assets.protocol.text.types import arrow_type, cast
 from tests.protocol.pg_types import (
     BOOL,
     BOX,

@@ -8,11 +8,11 @@ import psycopg
 import pytest
 
 from pgcdc_assets.errors import CopyBlocked, PgcdcError, SettingsError, SlotLost, SourceNotReady, SourceUnavailable
-from pgcdc_assets.source import connection
-from pgcdc_assets.source.connection import connect, parsed, redacted, source_conninfo, without_secret
-from pgcdc_assets.source.failures import ServerError, of_refusal
-from pgcdc_assets.source.replication import ReplicationConnection
-from pgcdc_assets.source.session import SqlConnection
+from pgcdc_assets.source.connect import connection
+from pgcdc_assets.source.connect.connection import connect, parsed, redacted, source_conninfo, without_secret
+from pgcdc_assets.source.connect.failures import ServerError, of_refusal
+from pgcdc_assets.source.connect.plainsession import SqlConnection
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from tests.fix_postgres import Database
 
 SECRET = "s3cr'et w0rd"

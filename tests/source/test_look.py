@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.source.connection import connect
-from pgcdc_assets.source.look import Look
+from pgcdc_assets.source.catalog.look import Look
+from pgcdc_assets.source.connect.connection import connect
 from tests.fix_postgres import Database
 
 START = """

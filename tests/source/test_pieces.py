@@ -12,11 +12,11 @@ import pytest
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.errors import SourceNotReady
-from pgcdc_assets.source.catalog import read_tables
-from pgcdc_assets.source.connection import connect
-from pgcdc_assets.source.copies import copy_blocks
-from pgcdc_assets.source.pieces import Piece, pieces
-from pgcdc_assets.source.snapshots import exported_snapshot
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.connect.connection import connect
+from pgcdc_assets.source.snapshot.export import exported_snapshot
+from pgcdc_assets.source.snapshot.pieces import Piece, pieces
+from pgcdc_assets.source.snapshot.reading import copy_blocks
 from tests.fix_postgres import Database
 
 MIB = 1 << 20

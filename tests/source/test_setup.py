@@ -13,12 +13,12 @@ from psycopg import sql
 
 from pgcdc_assets.errors import CopyBlocked, SlotActive, SourceNotReady
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.connection import connect
-from pgcdc_assets.source.findings import Finding, _version, matches_standby_names
-from pgcdc_assets.source.holders import Holder
-from pgcdc_assets.source.publications import inserts_name
-from pgcdc_assets.source.replication import ReplicationConnection
-from pgcdc_assets.source.setup import check_source, setup, teardown
+from pgcdc_assets.source.connect.connection import connect
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from pgcdc_assets.source.setup.findings import Finding, _version, matches_standby_names
+from pgcdc_assets.source.setup.publications import inserts_name
+from pgcdc_assets.source.setup.setup import check_source, setup, teardown
+from pgcdc_assets.source.slot.blockers import Holder
 from tests.fix_postgres import Database
 
 DDL = """

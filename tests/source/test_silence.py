@@ -13,14 +13,14 @@ import pytest
 
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import SettingsError, SourceUnavailable
-from pgcdc_assets.source import silence
-from pgcdc_assets.source.catalog import read_tables
-from pgcdc_assets.source.connection import SourceConnection, connect
-from pgcdc_assets.source.copies import Interrupted, copy_blocks
-from pgcdc_assets.source.pieces import pieces
-from pgcdc_assets.source.replication import ReplicationConnection
-from pgcdc_assets.source.silence import Patience, Silence
-from pgcdc_assets.source.snapshots import exported_snapshot
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.connect import silence
+from pgcdc_assets.source.connect.connection import SourceConnection, connect
+from pgcdc_assets.source.connect.silence import Patience, Silence
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from pgcdc_assets.source.snapshot.export import exported_snapshot
+from pgcdc_assets.source.snapshot.pieces import pieces
+from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks
 from tests.deadpath import DeadPath
 from tests.fix_postgres import Database
 

@@ -12,13 +12,13 @@ import pytest
 
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated
-from pgcdc_assets.source import copies
-from pgcdc_assets.source.copies import copy_blocks, read_whole
-from pgcdc_assets.source.pieces import Piece
-from pgcdc_assets.source.snapshots import Snapshot, exported_snapshot
-from pgcdc_assets.source.waiters import giving_way
+from pgcdc_assets.source.snapshot import reading
+from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
+from pgcdc_assets.source.snapshot.pieces import Piece
+from pgcdc_assets.source.snapshot.reading import copy_blocks, read_whole
+from pgcdc_assets.source.snapshot.waiters import giving_way
 from tests.fix_postgres import Database
-from tests.source.test_snapshots import T, copied, cut, either_way, publish, read, scalar, wait_for
+from tests.source.test_export import T, copied, cut, either_way, publish, read, scalar, wait_for
 
 ROWS = 200_000
 
@@ -104,7 +104,7 @@ def test_a_copy_that_heeds_no_cancel_request_is_terminated(database: Database) -
     """In the middle of a row the server waits for its client to take the rest, and heeds nothing else."""
     with (
         database.connect() as user,
-        closing(psycopg.connect(database.conninfo, application_name=copies.READING, autocommit=True)) as resting,
+        closing(psycopg.connect(database.conninfo, application_name=reading.READING, autocommit=True)) as resting,
         giving_way(database.conninfo),
     ):
         user.execute("CREATE TABLE t AS SELECT repeat('x', 10000000)")
@@ -119,7 +119,7 @@ def test_a_copy_that_heeds_no_cancel_request_is_terminated(database: Database) -
 
 def test_a_storm_does_not_hold_a_copy_up_for_ever(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody wants the table each time that it is read."""
-    monkeypatch.setattr(copies, "READINGS", 3)
+    monkeypatch.setattr(reading, "READINGS", 3)
     begun = threading.Semaphore(0)
 
     def taken() -> None:
@@ -147,7 +147,7 @@ def test_a_rewrite_in_the_middle_of_a_copy_is_noticed(database: Database) -> Non
         blocks = copy_blocks(database.conninfo, snapshot.name, piece, 1 << 12)
         next(blocks)
         conn.execute("TRUNCATE t")
-        with pytest.raises(copies.Interrupted):
+        with pytest.raises(reading.Interrupted):
             list(blocks)
         with pytest.raises(CopyOutdated, match="truncated"):
             read(database, snapshot, piece)
@@ -156,7 +156,7 @@ def test_a_rewrite_in_the_middle_of_a_copy_is_noticed(database: Database) -> Non
 def test_an_index_that_is_rebuilt_is_not_waited_for_with_the_table_in_hand(database: Database) -> None:
     with snapshot_of_many_rows(database) as (conn, snapshot, piece), database.connect() as owner:
         owner.execute("BEGIN; REINDEX INDEX t_pkey")
-        with pytest.raises(copies.Interrupted):
+        with pytest.raises(reading.Interrupted):
             list(copy_blocks(database.conninfo, snapshot.name, piece, 1 << 20))
         wait_for(lambda: not scalar(conn, "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND "
                                           "mode = 'AccessShareLock'"))  # fmt: skip

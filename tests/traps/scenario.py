@@ -23,7 +23,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from tests.fix_postgres import fresh_database
 from tests.flow.test_sync import Rig

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.lake.points import ConsistentPoints, Point
-from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.points.states import TableStates
 from tests.end_to_end.command import wait_for
 from tests.flow.test_sync import Rig
 from tests.oracle import assert_equal

@@ -16,9 +16,9 @@ from pgcdc_assets.flow import copying
 from pgcdc_assets.flow import sync as sync_module
 from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.flow.turn import take_turn
-from pgcdc_assets.lake.copy import Failures, copy_tables
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.log.table import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.delta.copy import Failures, copy_tables
+from pgcdc_assets.points.points import ConsistentPoints
 from tests.end_to_end.command import wait_for
 from tests.traps.scenario import empty_rig
 

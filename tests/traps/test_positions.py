@@ -9,8 +9,8 @@ import pytest
 
 from pgcdc_assets.core.faultpoints import REACHED, VARIABLE, FaultPoint
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Insert
-from pgcdc_assets.protocol.scalar import decode
 from tests.log.conftest import Source, content, eventually, rows, until_event
 
 

@@ -10,11 +10,11 @@ import pytest
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.log.client import ReceiverProcess
-from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.source.drain import LEAST_BYTES
-from pgcdc_assets.source.replication import ReplicationConnection
-from pgcdc_assets.source.slots import identity
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from tests.fix_postgres import TEST_SETTINGS, Database, fresh_database
 from tests.journal import Journal
 from tests.log.conftest import until_event

@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.log.table import ChangeLog
-from pgcdc_assets.protocol.columnar import images
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.protocol.columns import images
 from pgcdc_assets.protocol.messages import UNCHANGED
 from pgcdc_assets.protocol.shape import Shape
-from pgcdc_assets.protocol.types import cast
+from pgcdc_assets.protocol.text.types import cast
 from tests.log.conftest import rows
 from tests.oracle import Rows, _written
 

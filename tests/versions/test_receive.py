@@ -8,8 +8,8 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import LogicalMessage
-from pgcdc_assets.protocol.scalar import decode
 from tests.log.conftest import rows
 from tests.oracle import source_rows
 from tests.versions.conftest import Received

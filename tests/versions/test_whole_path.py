@@ -18,7 +18,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import SourceNotReady
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.lake.points import ConsistentPoints, Point
+from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.fix_postgres import TEST_SETTINGS, fresh_database
 from tests.flow.test_sync import Rig

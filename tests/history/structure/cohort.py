@@ -26,11 +26,11 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.sync import Bounds
-from pgcdc_assets.lake.points import ConsistentPoints
-from pgcdc_assets.lake.states import TableStates
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.catalog import read_tables
-from pgcdc_assets.source.setup import publication_names, setup
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.setup.setup import publication_names, setup
 from tests.fix_postgres import fresh_database
 from tests.history.structure import source
 from tests.history.structure.chronicle import Chronicle

@@ -10,8 +10,8 @@ from typing import LiteralString
 from pgcdc_assets.checks.status import Status, status
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.lake.api import Lake, LakeAt
-from pgcdc_assets.lake.points import ConsistentPoints, Point
+from pgcdc_assets.lake import Lake, LakeAt
+from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.settings import Settings
 from tests.history.structure.chronicle import Chronicle, Contents, Tables
 from tests.oracle import RAW, written

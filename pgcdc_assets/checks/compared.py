@@ -1,0 +1,204 @@
+"""The two sides of a comparison as batches of text: a table under a snapshot, and its mirror at a version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError
+from pyarrow import csv
+
+from pgcdc_assets.checks.rendering import Rendering, quoted, rendering, with_raw
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import LakeError, ProtocolError
+from pgcdc_assets.feed.schema import LEAF, RAW
+from pgcdc_assets.lake import READ_EXACTLY
+from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.snapshot.pieces import Piece, pieces
+from pgcdc_assets.source.snapshot.reading import copy_blocks
+
+_BLOCK_BYTES = 8 << 20
+"""Of CSV at a time: large enough for Arrow's reader, a small part of a process's memory."""
+
+
+_BATCH_BYTES = 16 << 20
+_BATCH_ROWS = 8192
+"""Of a mirror at a time; fewer rows where they are wide."""
+_UNPACKED = 8
+"""Rows may be this much larger in memory than in Parquet's files."""
+
+
+_PIECE_BYTES = 64 << 20
+"""On the source's disk: what is read anew where somebody wanted the table meanwhile."""
+_MOST_ENTRIES: Final = 1664
+"""Of a SELECT (MaxTupleAttributeNumber): a table may have 1,600 columns."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows as one array of comparable text a column; columns of the key (where asked for) as people read them.
+
+    ``shown`` is by place, and lacks those whose text has to do.
+    """
+
+    rows: int
+    texts: list[pa.Array]
+    shown: dict[int, pa.Array]
+
+
+@contextmanager
+def readable(name: TableName) -> Iterator[None]:
+    """A mirror that an engine cannot read, whatever its words, is a LakeError."""
+    try:
+        yield
+    except (DeltaError, pa.ArrowException, OSError) as error:
+        raise LakeError(
+            f"cannot be read ({type(error).__name__})", thing=f"mirror {name}",
+            do=f"run `pgcdc snapshot {name.shell}`",
+        ) from error
+
+
+Part = Callable[[], Iterator[Batch]]
+
+
+class Side(Protocol):
+    def parts(self, *, shown: bool) -> Iterator[Part]:
+        """Readings of some of the rows each, one after the other.
+
+        For :func:`pgcdc_assets.source.snapshot.reading.read_whole`.
+        """
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared of one table: its published columns, and the leaf of a partitioned one."""
+
+    table: Table
+    renderings: tuple[Rendering, ...]
+    leaves: bool
+    """False also where a publication sends rows via the root: the stream then does not name their leaves."""
+    called: Mapping[TableName, TableName] = field(default_factory=dict)
+    """What the mirror calls the leaves that have other names now: as at its copy."""
+
+    @classmethod
+    def of(
+        cls, table: Table, mirror: pa.Schema, *, via_root: bool = False, copied: Table | None = None
+    ) -> Comparison:  # fmt: skip
+        kinds = {field.name: field.type for field in mirror}
+        renderings = tuple(rendering(column, kinds.get(column.name)) for column in table.columns)
+        names = {leaf.oid: leaf.name for leaf in (copied.leaves if copied else ())}
+        called = {leaf.name: names[leaf.oid] for leaf in table.leaves if leaf.oid in names}
+        return cls(table, renderings, table.partitioned and not via_root, called)
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.renderings] + ([LEAF] if self.leaves else [])
+
+    @property
+    def key(self) -> list[int]:
+        """Places of the key's columns; of all columns where there is no key."""
+        key = [place for place, column in enumerate(self.table.columns) if column.attnum in self.table.key]
+        return key or list(range(len(self.names)))
+
+
+@dataclass(frozen=True)
+class SourceSide:
+    """The published rows of a table under an exported snapshot, as PostgreSQL renders them."""
+
+    conninfo: str
+    snapshot: str
+    comparison: Comparison
+
+    def parts(self, *, shown: bool) -> Iterator[Part]:
+        """CopyOutdated and CopyBlocked where the table cannot be read as the snapshot shows it."""
+        with connect(self.conninfo, application_name=f"{APPLICATION}/verify") as conn:
+            cut = pieces(conn, self.comparison.table, _PIECE_BYTES)
+        for piece in cut:
+            yield partial(self._rows_of, piece, shown)
+
+    def _rows_of(self, piece: Piece, shown: bool) -> Iterator[Batch]:
+        renderings = self.comparison.renderings
+        expressions = [column.source for column in renderings]
+        places = [place for place in self.comparison.key if shown and place < len(renderings)]
+        if len(expressions) + len(places) > _MOST_ENTRIES:
+            places = []
+        expressions += [renderings[place].shown for place in places]
+        # A table may have no columns; its rows still count.
+        chosen = replace(piece, columns=", ".join(expressions) or "''")
+        for block in copy_blocks(self.conninfo, self.snapshot, chosen, _BLOCK_BYTES):
+            columns = _parsed(block, max(1, len(expressions)), self.comparison.table.name)
+            texts = columns[: len(renderings)]
+            values = dict(zip(places, columns[len(renderings) :], strict=False))
+            if self.comparison.leaves:
+                leaf = str(self.comparison.called.get(piece.leaf, piece.leaf) if piece.leaf else None)
+                texts.append(pa.repeat(pa.scalar(leaf, pa.large_string()), len(columns[0])))
+            yield Batch(len(columns[0]), texts, values)
+
+
+@dataclass(frozen=True)
+class MirrorSide:
+    """A mirror at one version. DataFusion reads deletion vectors and mapped column names right."""
+
+    mirror: DeltaTable
+    comparison: Comparison
+
+    def parts(self, *, shown: bool) -> Iterator[Part]:
+        """LakeError where its files are gone or damaged."""
+        for batch in self._batches(shown):
+            yield partial(iter, (batch,))
+
+    def _batches(self, shown: bool) -> Iterator[Batch]:
+        batches = self._read()
+        while True:
+            with readable(self.comparison.table.name):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            raw = batch.column(0)
+            values = [batch.column(1 + place) for place in range(len(self.comparison.renderings))]
+            texts = [
+                with_raw(column.text(value), value, raw, column.name)
+                for column, value in zip(self.comparison.renderings, values, strict=True)
+            ]
+            leaves = [batch.column(batch.num_columns - 1)] if self.comparison.leaves else []
+            places = [place for place in self.comparison.key if shown and place < len(values)]
+            yield Batch(batch.num_rows, [*texts, *leaves], {place: values[place] for place in places})
+
+    def _read(self) -> Iterator[pa.RecordBatch]:
+        expressions = [quoted(RAW), *(column.mirror for column in self.comparison.renderings)]
+        expressions += [quoted(LEAF)] if self.comparison.leaves else []
+        chosen = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(expressions))
+        query = f"SELECT {chosen} FROM mirror"  # noqa: S608 (quoted)
+        engine = QueryBuilder({**READ_EXACTLY, "datafusion.execution.batch_size": str(self._rows_a_batch())})
+        yield from pa.RecordBatchReader.from_stream(engine.register("mirror", self.mirror).execute(query))
+
+    def _rows_a_batch(self) -> int:
+        files = pa.table(self.mirror.get_add_actions(flatten=True))
+        size, rows = pc.sum(files["size_bytes"]).as_py() or 0, pc.sum(files["num_records"]).as_py() or 1
+        return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, size * _UNPACKED // rows)))
+
+
+def _parsed(block: bytes, columns: int, table: TableName) -> list[pa.Array]:
+    names = [f"c{place}" for place in range(columns)]
+    try:
+        parsed = csv.read_csv(
+            pa.BufferReader(block),
+            read_options=csv.ReadOptions(column_names=names, block_size=len(block) + 1),
+            # A row of one NULL is an empty line.
+            parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+            convert_options=csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.large_string()),
+                null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False,
+            ),
+        )  # fmt: skip
+    except pa.ArrowInvalid:
+        # Arrow's message quotes the row.
+        raise ProtocolError("sent rows that are no CSV in UTF-8", thing=f"table {table}") from None
+    return [parsed.column(name).combine_chunks() for name in names]

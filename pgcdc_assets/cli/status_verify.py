@@ -1,0 +1,172 @@
+"""The commands that look: status, verify. They work beside a running sync."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from pgcdc_assets.cli.arguments import TableType, as_json
+from pgcdc_assets.cli.lines import say, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pgcdc_assets.checks.status import Status
+    from pgcdc_assets.checks.verify import Point, TableReport, VerifyReport
+    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.core.lsn import Lsn
+    from pgcdc_assets.core.names import TableName
+    from pgcdc_assets.flow.hold import HoldRequest
+    from pgcdc_assets.settings import Settings
+
+_POLL_SECONDS = 0.2
+
+
+@click.command()
+@as_json
+def status(as_json: bool) -> int:
+    """Slot health, positions, lag, and the state of every table."""
+    from pgcdc_assets.checks.status import status as look
+    from pgcdc_assets.settings import Settings
+
+    found = look(Settings.load())
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=1))
+    else:
+        _print_status(found)
+    return 0 if found.ok else 1
+
+
+@click.command()
+@click.argument("tables", nargs=-1, type=TableType(), metavar="[TABLE]...")
+@as_json
+def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
+    """Compare source and mirrors, every row and value, at one LSN, while writes go on."""
+    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.jobs import run_sync
+    from pgcdc_assets.project import started_source
+    from pgcdc_assets.settings import Settings
+
+    settings = Settings.load()
+    conninfo = started_source(settings)
+    progress = Progress()
+    with progress.shown("verify"):
+        report = verified(
+            settings,
+            conninfo,
+            tables or None,
+            progress,
+            lambda lsn: run_sync(progress, command="verify", until=str(lsn)),
+        )
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1))
+    else:
+        print_report(report)
+    return 0 if report.ok else 1
+
+
+def verified(
+    settings: Settings,
+    conninfo: str,
+    tables: tuple[TableName, ...] | None,
+    progress: Progress,
+    sync_to: Callable[[Lsn], None],
+) -> VerifyReport:
+    """Verify, with a boundary at the snapshot's LSN from whoever writes to the lake; ``sync_to`` is called
+    where nobody does."""
+    from pgcdc_assets.checks.verify import verify
+    from pgcdc_assets.core.catalog import Catalog
+    from pgcdc_assets.errors import SetupNeeded
+    from pgcdc_assets.flow import hold
+    from pgcdc_assets.settings import CATALOG_FILE
+
+    catalog = Catalog.load(CATALOG_FILE)
+    if catalog is None:
+        raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
+
+    def told(report: TableReport) -> None:
+        said = "equal" if report.equal else "not known to be equal" if report.explained else "NOT equal"
+        progress.note(f"verify: {report.table}: {said}, {report.source_rows:,} rows")
+
+    with hold.placed(settings.layout) as request:
+        return verify(
+            settings,
+            catalog,
+            tables,
+            lambda lsn: _reach(lsn, settings, request, sync_to),
+            conninfo=conninfo,
+            on_table=told,
+            on_wait=progress.waiting,
+        )
+
+
+def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, sync_to: Callable[[Lsn], None]) -> Point:
+    """The consistent point at exactly ``lsn``."""
+    from pgcdc_assets.core.states import TableState
+    from pgcdc_assets.errors import LakeError, LockHeld
+    from pgcdc_assets.flow import lock
+    from pgcdc_assets.points.points import ConsistentPoints
+    from pgcdc_assets.points.states import TableStates
+
+    request.at(lsn)
+    points = ConsistentPoints(settings.layout)
+    states = TableStates(settings.layout)
+    while not points.has(lsn):
+        stored = states.all().values()
+        if stored and not any(row.state.readable or row.state is TableState.COPYING for row in stored):
+            raise LakeError("follows no table: all are set aside", thing=str(settings.lake), do="see `pgcdc status`")
+        if lock.holder(settings.layout) is not None:
+            time.sleep(_POLL_SECONDS)
+            continue
+        try:
+            sync_to(lsn)
+        except LockHeld:
+            continue
+        if not points.has(lsn):
+            raise LakeError("was reached, but no table could be brought to it", lsn=lsn, do="see `pgcdc status`")
+    point = points.at(lsn)
+    assert point is not None
+    return point
+
+
+def print_report(report: VerifyReport) -> None:
+    """A table on stdout, then the rows that differ, by key."""
+    width = max((len(visible(str(table.table))) for table in report.tables), default=5)
+    say(f"{'table':<{width}}  {'source':>12}  {'mirror':>12}  at {report.lsn}")
+    for table in report.tables:
+        said = "equal" if table.equal else _difference(table)
+        say(f"{visible(str(table.table)):<{width}}  {table.source_rows:>12,}  {table.mirror_rows:>12,}  {said}")
+    for table in report.tables:
+        for example in table.examples:
+            key = ", ".join(f"{name}={value}" for name, value in example.key.items())
+            columns = f": {', '.join(example.columns)}" if example.columns else ""
+            say(f"{table.table}: {example.kind} ({key}){columns}")
+
+
+def _difference(table: TableReport) -> str:
+    counts = {"missing": table.missing, "extra": table.extra, "different": table.different}
+    found = [f"{count:,} {name}" for name, count in counts.items() if count]
+    return "; ".join([*([", ".join(found)] if found else []), *([table.reason] if table.reason else [])])
+
+
+def _print_status(found: Status) -> None:
+    data = found.to_json()
+    slot = data["slot"]
+    if slot:
+        reader = f"read by pid {slot['active_pid']}" if slot["active"] else "read by nobody now"
+        say(f"slot {slot['name']}: wal_status {slot['wal_status']}, {reader}")
+        say(f"confirmed_flush_lsn  {slot['confirmed_flush_lsn'] or '-'}")
+    say(f"transform_lsn        {data['transform_lsn'] or '-'}")
+    behind = "" if data["lag_bytes"] is None else f"  ({data['lag_bytes']:,} bytes of WAL behind the source)"
+    say(f"replay_lsn           {data['replay_lsn'] or '-'}{behind}")
+    width = max((len(visible(table["name"])) for table in data["tables"]), default=0)
+    for table in data["tables"]:
+        reason = f"  {table['reason']}" if table["reason"] else ""
+        say(f"  {visible(table['name']):<{width}}  {table['state']:<12} {table['replay_lsn'] or '-'}{reason}")
+    for problem in data["problems"]:
+        say(f"{problem['severity']}: {problem['what']}; {problem['do']}")
+    if not data["problems"]:
+        say("nothing is wrong")

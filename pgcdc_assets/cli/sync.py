@@ -1,0 +1,127 @@
+"""The commands that move data: sync, follow, snapshot, repair."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pgcdc_assets.cli.arguments import LsnType, RangeType, TableType, as_json
+from pgcdc_assets.cli.lines import say
+
+if TYPE_CHECKING:
+    from pgcdc_assets.core.lsn import Lsn
+    from pgcdc_assets.core.names import TableName
+    from pgcdc_assets.core.ranges import LsnRange
+    from pgcdc_assets.flow.reports import SyncReport
+
+
+@click.command()
+@click.option("--until", type=LsnType(), help="Stop at this LSN instead of now.")
+@as_json
+def sync(until: Lsn | None, as_json: bool) -> int:
+    """Copy what is not yet copied, catch up, end."""
+    report = _synced("sync", until=None if until is None else str(until))
+    _print_sync(report, as_json)
+    if until is not None and until <= report.start and not report.transactions:
+        say(f"pgcdc: {until} is in the past: nothing was received", err=True)
+    return _code(report)
+
+
+@click.command()
+def follow() -> int:
+    """Keep the mirrors following, in the foreground; Ctrl-C ends it at a boundary."""
+    report = _synced("follow", follow=True)
+    _print_sync(report, False)
+    return _code(report)
+
+
+@click.command()
+@click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
+def snapshot(tables: tuple[TableName, ...]) -> int:
+    """Copy tables anew; the stream and the other tables go on. A running sync is asked to do it."""
+    from pgcdc_assets.cli.jobs import project_settings, refuse_unknown
+
+    project_settings()
+    refuse_unknown(tables)
+    names = [str(table) for table in tables]
+    report = _synced(f"snapshot {' '.join(names)}", copy_anew=names)
+    _print_sync(report, False)
+    return _code(report)
+
+
+@click.command()
+@click.argument("table", type=TableType(), metavar="TABLE")
+@click.option("--range", "span", type=RangeType(), required=True, help="X/Y..X/Y or a partition key.")
+def repair(table: TableName, span: LsnRange) -> int:
+    """Derive the rows that a range touched again, from the change log. A running sync is asked to do it."""
+    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_repair
+
+    project_settings()
+    refuse_unknown([table])
+    progress = Progress()
+    with progress.shown(f"repairing {table}"):
+        run_repair(progress, table=str(table), span=span.key)
+    for report in progress.ranges:
+        turn = report.tables.get(table)
+        changed = (turn.inserted, turn.updated, turn.deleted) if turn else (0, 0, 0)
+        say("{}: range {}: {} rows inserted, {} updated, {} deleted".format(table, report.span, *changed))
+    return 0
+
+
+def _synced(command: str, **config: Any) -> SyncReport:
+    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.jobs import project_settings, run_sync
+
+    project_settings()
+    progress = Progress()
+    with progress.shown(command):
+        run_sync(progress, command=command, **{name: value for name, value in config.items() if value is not None})
+    assert progress.report is not None
+    return progress.report
+
+
+def _print_sync(report: SyncReport, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(sync_json(report), indent=1))
+        return
+    for copy in report.copied:
+        say(f"{copy.table}: {copy.rows} rows copied at {copy.consistent_point}")
+    say(
+        f"{report.transactions} transactions, {report.rows} rows in {report.seconds:.1f} s; replay_lsn {report.end}"
+    )
+    from pgcdc_assets.mirror.delta.mirror import way_back
+
+    for table, reason in report.set_aside:
+        do = way_back(table, refused=table in report.refused)
+        say(f"pgcdc: {table} is set aside: {reason}; {do}", err=True)
+    for table, what in report.changed:
+        do = f"`pgcdc verify {table.shell}` names the rows, `pgcdc snapshot {table.shell}` copies it anew"
+        say(f"pgcdc: the mirror of {table} is not what the source has: {what}; {do}", err=True)
+
+
+def sync_json(report: SyncReport) -> dict[str, Any]:
+    return {
+        "ok": not (report.set_aside or report.changed),
+        "start_lsn": str(report.start),
+        "replay_lsn": str(report.end),
+        "transform_lsn": str(report.transform_lsn),
+        "copied": [
+            {"name": str(c.table), "consistent_point": str(c.consistent_point), "rows": c.rows} for c in report.copied
+        ],
+        "turns": report.turns,
+        "transactions": report.transactions,
+        "rows": report.rows,
+        "stream_aborts": report.stream_aborts,
+        "seconds": round(report.seconds, 3),
+        "set_aside": [{"name": str(table), "reason": reason} for table, reason in report.set_aside],
+        "changed": [{"name": str(table), "what": what} for table, what in report.changed],
+    }
+
+
+def _code(report: SyncReport) -> int:
+    """The run did all that it could; a table that is set aside, or whose mirror another hand changed, needs a person.
+    Told from a run that failed, which somebody should repeat."""
+    return 3 if report.set_aside or report.changed else 0

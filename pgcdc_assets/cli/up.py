@@ -1,0 +1,150 @@
+"""``pgcdc up``: Dagster's UI and daemon with the sensor on, ended with all their children."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import click
+import psutil
+
+from pgcdc_assets.cli.jobs import environment
+from pgcdc_assets.core.ending import ENDING
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.demo import shop
+from pgcdc_assets.errors import MachineError
+from pgcdc_assets.flow import lock
+from pgcdc_assets.project import started_source, workspace_file
+from pgcdc_assets.settings import STATE_FOLDER, Settings
+
+PORT = 3000
+"""Dagster's own default; the next free one is taken when it is in use."""
+HOST = "127.0.0.1"
+"""The UI has no login of its own."""
+SENSOR_ON = "PGCDC_ASSETS_SENSOR"
+
+_READY_SECONDS = 120
+_END_SECONDS = 6.5
+"""For Dagster and the run at work, which ends at its next boundary or gives up what it does in that time."""
+_PR_SET_PDEATHSIG = 1
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(1, 65535), help=f"Port of the UI; {PORT} or the next free one.")
+@click.option("--host", default=HOST, show_default=True, help="Address to listen at; the UI has no login.")
+def up(port: int | None, host: str) -> int:
+    """Open Dagster's UI, with the sensor on."""
+    from pgcdc_assets.checks.origin import is_embedded
+    from pgcdc_assets.cli.source import make_ready
+
+    settings = Settings.load()
+    if port is not None and not _is_free(host, port):
+        raise MachineError(f"{port} is in use", thing="port", do="name another one in --port, or leave it out")
+    stop = threading.Event()
+    conninfo = started_source(settings, survive=False)
+    make_ready(settings, conninfo)
+    if is_embedded(settings):
+        click.echo(f"embedded PostgreSQL: {shop.server().psql}", err=True)
+    with ENDING.at_boundary(stop, boundary=None):
+        serve(settings.layout, stop, host, port)
+    return 0
+
+
+def serve(layout: Layout, stop: threading.Event, host: str = HOST, port: int | None = None) -> None:
+    """Dagster's webserver and daemon until ``stop`` is set; MachineError if they end before."""
+    log = STATE_FOLDER.absolute() / "up.log"
+    url = f"http://{host}:{port or free_port(host)}"
+    process = _start(log, url)
+    try:
+        _wait_until_ready(process, stop, url, log)
+        click.echo(f"Dagster's UI: {url}")
+        click.echo("sync_sensor is on; Ctrl-C ends it all", err=True)
+        while not stop.wait(0.5):
+            if process.poll() is not None:
+                raise MachineError(f"ended with code {process.returncode}", thing="Dagster", do=f"see {log}")
+    finally:
+        end(process, layout)
+
+
+def _start(log: Path, url: str) -> subprocess.Popen[bytes]:
+    host, port = url.removeprefix("http://").rsplit(":", 1)
+    command = [sys.executable, "-W", "ignore", "-m", "dagster", "dev", "--workspace", str(workspace_file())]
+    # At `info` the daemon writes a line or two every second, for as long as it runs.
+    command += ["--host", host, "--port", port, "--log-level", "warning", "--code-server-log-level", "warning"]
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            # A file of the project directory, say queue.py, must not stand in for a library's module.
+            env={**os.environ, **environment(), SENSOR_ON: "on", "PYTHONSAFEPATH": "1"},
+            # A terminal's Ctrl-C must reach us alone: we end the children in order.
+            start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        )
+
+
+def _end_with_parent() -> None:
+    """In the child: be interrupted when we are killed, and so end as by Ctrl-C (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], stop: threading.Event, url: str, log: Path) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while not stop.wait(0.2):
+        with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{url}/server_info", timeout=5):
+            return
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise MachineError("did not start", thing="Dagster", do=f"see {log}")
+
+
+def end(process: subprocess.Popen[bytes], layout: Layout) -> None:
+    """End Dagster and all that it started: the run at work first, at its next boundary."""
+    family = _family(process.pid)
+    writer = lock.holder(layout)
+    if writer is not None and writer.pid in {member.pid for member in family}:
+        os.kill(writer.pid, signal.SIGTERM)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    _gone, left = psutil.wait_procs(family, timeout=_END_SECONDS)
+    for action in ("terminate", "kill"):
+        for member in left:
+            with suppress(psutil.NoSuchProcess):
+                getattr(member, action)()
+        _gone, left = psutil.wait_procs(left, timeout=0.5)
+    process.wait()
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    return []
+
+
+def free_port(host: str) -> int:
+    for port in range(PORT, PORT + 100):
+        if _is_free(host, port):
+            return port
+    raise MachineError(f"no port from {PORT} to {PORT + 99} is free", do="name one: pgcdc up --port N")
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Else another's UI would be announced as ours."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            probe.bind((host, port))
+            return True
+    return False

@@ -1,0 +1,306 @@
+"""Commits to the tables of the lake: delta-rs cannot write deletion vectors, and lists a log again and again.
+
+One JSON file in the table's log, as the protocol has it, made whole, fsynced, and then linked under its
+number: a number that another writer took is never taken twice. Checkpoints are made by delta-rs.
+
+Content is durable before it gets a name that counts: data files when their task reports them, deletion
+vectors and commits here. Names are not: :func:`settle` makes them so, for all tables of a turn together.
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from deltalake import DeltaTable
+from pyroaring import BitMap64
+
+from pgcdc_assets.core.durable import sync_file, sync_folder, sync_folders
+from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
+from pgcdc_assets.delta.datafile import FileReport, check_files
+from pgcdc_assets.delta.log import Added, DeltaVersion
+from pgcdc_assets.delta.logfiles import ACTIONS, ENGINE, Action, checksum_of
+from pgcdc_assets.delta.tombstones import forget_the_short_lived
+from pgcdc_assets.delta.vectors import Descriptor, read_vector, write_vectors
+from pgcdc_assets.errors import CommitLost, LakeError
+
+FEATURES: Final = frozenset({
+    "appendOnly", "changeDataFeed", "columnMapping", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
+    "variantType",
+})  # fmt: skip
+"""Writer features that ask nothing more of these commits."""
+_TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
+_STAGED: Final = "_commit_{}.json.tmp"
+_ANY_STAGED: Final = "_*.tmp"
+"""A checkpoint under way, too."""
+_STALE_SECONDS: Final = 3600
+"""Of a commit that waits for its number: whoever wrote it is dead."""
+_CHECKPOINT_EVERY: Final = 10
+"""Commits, where a table's property says nothing: Delta's default."""
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
+"""What a file system says that has no hard links: exFAT, some of networks or in user space."""
+
+Mode = Literal["append", "overwrite"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a commit does to a version of a table: files that come, and by file the rows that go."""
+
+    added: Sequence[FileReport]
+    gone: Mapping[str, BitMap64]
+
+
+def commit_files(table: DeltaVersion, files: Sequence[FileReport], mode: Mode, positions: Mapping[str, int]) -> int:
+    """Make the files part of the table, or its whole content, on top of this version; returns the new one.
+
+    ``positions``: application id → version of its transaction that the table has from then on. One that
+    the table has passed already is refused with LakeError, as is a file that is not what its report or
+    the table says, and a commit that another writer came before. Nobody sees the files before all is in.
+    """
+    _check_passed(table, mode, positions)
+    return replace_files(table, table.files if mode == "overwrite" else (), files, positions)
+
+
+def replace_files(
+    table: DeltaVersion, gone: Sequence[Added], files: Sequence[FileReport], positions: Mapping[str, int],
+    *, changes: bool = True,
+) -> int:  # fmt: skip
+    """The same for any files that go and come, and positions that may go down.
+
+    Without ``changes`` the rows stay what they were: readers of changes are told of none.
+    """
+    refuse_features(table)
+    now = _now()
+    metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(files)}
+    info = _info(now, "WRITE" if changes else "OPTIMIZE", metrics)
+    removed = [{"remove": _remove(file, now, changes=changes)} for file in gone]
+    return _commit(table, info, positions, removed, files, changes=changes)
+
+
+def commit_change(table: DeltaVersion, change: Change, positions: Mapping[str, int], metrics: Mapping[str, int]) -> int:
+    """Commit rows that go and come on top of this version; returns the new one.
+
+    ``positions`` are as for :func:`commit_files`, and so is what is refused; ``metrics`` go into the history.
+    """
+    refuse_features(table, vectors=True)
+    _check_passed(table, "append", positions)
+    now = _now()
+    return _commit(table, _info(now, "MERGE", metrics), positions, _replaced(table, change.gone, now), change.added)
+
+
+def commit_compaction(table: DeltaVersion, files: Sequence[Added], report: FileReport | None) -> int:
+    """Put one file (None: nothing is left) in the place of ``files``, whose rows it holds; returns the new version."""
+    return commit_rewritten(table, files, [report] if report is not None else [])
+
+
+def commit_rewritten(table: DeltaVersion, files: Sequence[Added], reports: Sequence[FileReport]) -> int:
+    """Put files in the place of others, whose rows they hold; returns the new version."""
+    left = sum((file.rows or 0) - file.deleted for file in files)
+    if sum(report.rows for report in reports) != left:
+        raise LakeError(f"{left} rows were to be written anew", thing=str(table.folder))
+    return replace_files(table, files, reports, {}, changes=False)
+
+
+def _commit(
+    table: DeltaVersion, info: Action, positions: Mapping[str, int], replaced: Sequence[Action],
+    files: Sequence[FileReport], *, changes: bool = True,
+) -> int:  # fmt: skip
+    check_files(table.folder, files, table.schema)
+    now = info["timestamp"]
+    actions = [
+        {"commitInfo": info},
+        *({"txn": {"appId": app, "version": int(at), "lastUpdated": now}} for app, at in positions.items()),
+        *replaced,
+        *({"add": _add(report, now, changes=changes)} for report in files),
+    ]
+    return _appended(table, actions)
+
+
+def commit_properties(table: DeltaVersion, properties: Mapping[str, str]) -> int:
+    """Set properties of the table on top of this version; returns the new one."""
+    refuse_features(table)
+    configuration = {**table.configuration, **properties}
+    return _appended(table, [
+        {"commitInfo": _info(_now(), "SET TBLPROPERTIES", {})},
+        {"metaData": {**table.metadata, "configuration": configuration}},
+    ])  # fmt: skip
+
+
+def _appended(table: DeltaVersion, actions: Sequence[Action]) -> int:
+    """Make a commit of the actions, the first of which is its ``commitInfo``."""
+    actions[0]["commitInfo"][ACTIONS] = len(actions)
+    version = table.number + 1
+    _link(table.folder / DELTA_LOG, version, "".join(json.dumps(action) + "\n" for action in actions))
+    if version % int(table.configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY)) == 0:
+        make_checkpoint(table.folder, version)
+    return version
+
+
+def make_checkpoint(folder: Path, version: int) -> None:
+    """Make a checkpoint; what the properties let go of the log, and what killed writers left there, goes then.
+
+    Not before the checkpoint is durable: a power cut would leave neither. And it is not made before the names of the
+    files that it holds are.
+    """
+    settle([folder])
+    table = DeltaTable(folder, version=version)
+    table.create_checkpoint()
+    forget_the_short_lived(folder, folder / DELTA_LOG / checkpoint_name(version))
+    sync_file(folder / DELTA_LOG / checkpoint_name(version))
+    with suppress(FileNotFoundError):
+        # Lost once, it is not made again beside a checkpoint that is there already; others list the folder then.
+        sync_file(folder / DELTA_LOG / LAST_CHECKPOINT)
+    sync_folder(folder / DELTA_LOG)
+    # Hadoop keeps checksums of what Spark wrote, and would find these wrong.
+    for name in (LAST_CHECKPOINT, checkpoint_name(version)):
+        checksum_of(folder / DELTA_LOG / name).unlink(missing_ok=True)
+    table.cleanup_metadata()
+    before = time.time() - _STALE_SECONDS
+    for staged in (folder / DELTA_LOG).glob(_ANY_STAGED):
+        if staged.stat().st_mtime < before:
+            staged.unlink()
+
+
+def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int]) -> None:
+    """A table's positions never go down; an overwrite may repeat one."""
+    for app_id, version in positions.items():
+        stands = table.positions.get(app_id)
+        if stands is not None and (stands > version or (stands == version and mode == "append")):
+            raise LakeError(f"stands at {stands} of {app_id}, not below {version}", thing=str(table.folder))
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def _replaced(table: DeltaVersion, gone: Mapping[str, BitMap64], now: int) -> list[Action]:
+    """Each file that loses rows goes, and comes again with a larger vector, unless nothing of it is left."""
+    path = table.folder
+    changed = [(file, _larger(path, file, gone[file.path])) for file in table.files if file.path in gone]
+    if len(changed) != len(gone):
+        raise LakeError("rows of a file go that is none of the table's", thing=str(path))
+    left = [(file, vector) for file, vector in changed if file.rows is None or len(vector) < file.rows]
+    descriptors = write_vectors(path, [vector for _, vector in left]) if left else []
+    actions: list[Action] = [{"remove": _remove(file, now)} for file, _ in changed]
+    for (file, _), descriptor in zip(left, descriptors, strict=True):
+        actions.append({"add": _with_vector(file, descriptor)})
+    return actions
+
+
+def _larger(path: Path, file: Added, gone: BitMap64) -> BitMap64:
+    vector = file.action.get("deletionVector")
+    before = BitMap64() if vector is None else read_vector(path, vector)
+    if not before.isdisjoint(gone):
+        raise LakeError("rows go that are gone", thing=str(path / file.path))
+    return before | gone
+
+
+def _remove(file: Added, now: int, *, changes: bool = True) -> Action:
+    vector = file.action.get("deletionVector")
+    told = {name: file.action.get(name) for name in ("path", "partitionValues", "size", "tags")}
+    return {
+        **{name: value for name, value in told.items() if value is not None},
+        "deletionTimestamp": now,
+        "dataChange": changes,
+        "extendedFileMetadata": True,
+        **({} if vector is None else {"deletionVector": vector}),
+    }
+
+
+def _with_vector(file: Added, vector: Descriptor) -> Action:
+    kept = {name: value for name, value in file.action.items() if value is not None}
+    stats = loosened(file.action.get("stats") or "{}")
+    return {**kept, "dataChange": True, "stats": stats, "deletionVector": vector}
+
+
+def loosened(stats: str) -> str:
+    """Statistics of a file that loses rows: bounds stay true of fewer, but need not be met by any.
+
+    As text: a decimal that went through a float would be another bound, and hide rows.
+    """
+    text, told = _TIGHT.subn('"tightBounds":false', stats)
+    if told:
+        return text
+    body = stats.rstrip().removesuffix("}")
+    return f'{body}{"" if body.strip() == "{" else ","}"tightBounds":false}}'
+
+
+def _add(report: FileReport, now: int, *, changes: bool) -> Action:
+    return {
+        "path": report.path, "partitionValues": {}, "size": report.size, "modificationTime": now,
+        "dataChange": changes, "stats": report.stats,
+    }  # fmt: skip
+
+
+def _info(now: int, operation: str, metrics: Mapping[str, int]) -> Action:
+    return {
+        "timestamp": now, "operation": operation, "operationParameters": {}, "isBlindAppend": False,
+        "operationMetrics": {name: str(value) for name, value in metrics.items()}, "engineInfo": ENGINE,
+    }  # fmt: skip
+
+
+def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
+    """LakeError where a commit of ours cannot be one that the table's protocol asks for."""
+    reason = unfit(table, vectors=vectors)
+    if reason is not None:
+        raise LakeError(reason, thing=f"Delta table {table.folder}",
+                        do="drop the feature (ALTER TABLE ... DROP FEATURE), "
+                           "or move it away and copy the table anew")  # fmt: skip
+
+
+def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
+    """Why changes cannot be applied to the table, in words: what its features ask for, or do not allow."""
+    odd = sorted(table.features - FEATURES)
+    if odd:
+        return f"has a feature that changes cannot be applied to: {', '.join(odd)}"
+    return "has no deletion vectors any more" if vectors and "deletionVectors" not in table.features else None
+
+
+def settle(folders: Iterable[Path]) -> None:
+    """Make durable what was committed to these tables here: all but the names is so already."""
+    sync_folders([place for folder in folders for place in (folder, folder / DELTA_LOG)])
+
+
+def _link(log: Path, version: int, text: str) -> None:
+    """Put the commit under its number, whole or not at all; its content is durable, its name with the folder's sync."""
+    staged, target = log / _STAGED.format(uuid.uuid4()), log / commit_name(version)
+    try:
+        with staged.open("x") as file:
+            _write(file.fileno(), text)
+        try:
+            os.link(staged, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _create(target, text)
+    except FileExistsError:
+        raise CommitLost("another writer committed at the same time", thing=str(log.parent),
+                         do="let one process write to the lake") from None  # fmt: skip
+    finally:
+        with suppress(FileNotFoundError):
+            staged.unlink()
+
+
+def _create(target: Path, text: str) -> None:
+    """The commit without a link: still nobody's number is taken, but a reader may see a part of it, and a power cut
+    leave one. Such a part is never taken for a commit, and the next run puts it aside."""
+    with target.open("x") as file:
+        _write(file.fileno(), text)
+
+
+def _write(descriptor: int, text: str) -> None:
+    left = memoryview(text.encode())
+    while left:
+        left = left[os.write(descriptor, left) :]
+    os.fsync(descriptor)

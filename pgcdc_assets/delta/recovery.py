@@ -1,0 +1,174 @@
+"""What a power cut left of a Delta log, mended under the lake's lock before anybody builds on it.
+
+What is published is durable; what came after it may be whole, torn or gone in any mixture. All from the
+first version on that is not whole is put aside, under names that no reader takes for the log's, and the
+log goes on from the version before: what the versions held is derived again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pgcdc_assets.core.durable import sync_files, sync_folder
+from pgcdc_assets.core.layout import DELTA_LOG, commit_name
+from pgcdc_assets.delta.log import Added, Replay, checkpoint_actions, file_key
+from pgcdc_assets.delta.logfiles import (
+    ENGINE,
+    Action,
+    above,
+    checkpoint_files,
+    checksum_of,
+    commit_numbers,
+    put_aside,
+    whole_commits,
+)
+from pgcdc_assets.delta.vectors import read_vector, vector_file
+from pgcdc_assets.errors import LakeError, TornLog
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """A log after its recovery."""
+
+    number: int
+    """The newest version; -1 where there is none, or none that can be read."""
+    positions: Mapping[str, int]
+    aside: tuple[str, ...] = ()
+    """Names of the files that were put aside."""
+    tail: Mapping[int, Sequence[Action]] = field(default_factory=dict)
+    """The commits above the version that was known to be durable."""
+
+
+def recover(folder: Path, promised: int = -1) -> Recovered:
+    """Put aside what is not whole above ``promised``, the version that is known to be durable, and make the rest so.
+
+    Damage at or below it is none of a power cut: it stays as it is, and opening the table says so.
+    """
+    log = folder / DELTA_LOG
+    if not log.is_dir():
+        return Recovered(-1, {})
+    numbers = commit_numbers(log)
+    base, replay, torn = _base(log, promised, frozenset(numbers))
+    if base < 0 and torn and 0 not in numbers:
+        return Recovered(-1, {})
+    try:
+        kept = whole_commits(log, base)
+    except LakeError:
+        return Recovered(-1, {})
+    last = _with_files(folder, replay, base, kept, promised)
+    if last < promised:
+        return Recovered(-1, {})
+    aside = put_aside(log, [*above(log, last), *torn])
+    tail = {number: actions for number, actions in kept.items() if promised < number <= last}
+    _forget_checksums(folder, tail)
+    sync_files(foreign_files(folder, tail))
+    if aside or tail:
+        sync_folder(folder)
+        sync_folder(log)
+    for number in range(base + 1, last + 1):
+        for action in kept[number]:
+            replay.play(action)
+    return Recovered(last, dict(replay.positions), aside, tail)
+
+
+def foreign_files(folder: Path, commits: Mapping[int, Sequence[Action]]) -> list[Path]:
+    """Files whose content nobody has synced: commits that were not made here, and what they add."""
+    found: list[Path] = []
+    for number, actions in commits.items():
+        if is_own(actions):
+            continue
+        found.append(folder / DELTA_LOG / commit_name(number))
+        adds = [action["add"] for action in actions if "add" in action]
+        vectors = [vector_file(add["deletionVector"]) for add in adds if add.get("deletionVector")]
+        paths = {Added.of(add).path for add in adds} | {name for name in vectors if name is not None}
+        found += [folder / path for path in sorted(paths)]
+    return [*found, *(beside for path in found if (beside := checksum_of(path)).exists())]
+
+
+def _forget_checksums(folder: Path, commits: Mapping[int, Sequence[Action]]) -> None:
+    """Of what others wrote and nobody has synced: a file that is whole could not be read beside a torn one of these.
+    Nor Delta's own of the version."""
+    for number, actions in commits.items():
+        if not is_own(actions):
+            version = folder / DELTA_LOG / f"{number:020}.crc"
+            for path in (*map(checksum_of, (*foreign_files(folder, {number: actions}), version)), version):
+                path.unlink(missing_ok=True)
+
+
+def is_own(actions: Sequence[Action]) -> bool:
+    """Whether a commit was made here: its content, and that of the files that it adds, was durable before its name."""
+    return any(action.get("commitInfo", {}).get("engineInfo") == ENGINE for action in actions)
+
+
+def _base(log: Path, promised: int, numbers: frozenset[int]) -> tuple[int, Replay, list[Path]]:
+    """The checkpoint to begin from, what it stands for, and the files of those that cannot be read.
+
+    It is the newest at or below ``promised``, so that all that came later is looked at; where that does not lead
+    to the newest, the newest: then it was durable before the commits behind it went.
+    """
+    torn: list[Path] = []
+    readable: list[tuple[int, Replay]] = []
+    for number, parts in checkpoint_files(log).items():
+        replay = Replay()
+        try:
+            for action in checkpoint_actions(parts):
+                replay.play(action)
+        except TornLog:
+            torn += parts
+            continue
+        readable.append((number, replay))
+        if number <= promised:
+            break
+    if not readable:
+        return -1, Replay(), torn
+    newest, oldest = readable[0], readable[-1]
+    leads = oldest[0] <= promised and numbers >= set(range(oldest[0] + 1, newest[0] + 1))
+    return (*(oldest if leads else newest), torn)
+
+
+def _with_files(
+    folder: Path, begin: Replay, base: int, kept: Mapping[int, Sequence[Action]], promised: int
+) -> int:
+    """The newest version of which all files are there that came after ``promised``."""
+    last = max(kept, default=base)
+    while True:
+        files = dict(begin.files)
+        came: dict[tuple[str, str], int] = {}
+        replay = Replay(files=files)
+        for number in range(base + 1, last + 1):
+            for action in kept[number]:
+                replay.play(action)
+                if "add" in action:
+                    came[file_key(action["add"])] = number
+        bad = [
+            number for key, number in came.items()
+            if number > promised and key in files and not _sound(folder, files[key], own=is_own(kept[number]))
+        ]  # fmt: skip
+        if not bad:
+            return last
+        last = min(bad) - 1
+
+
+def _sound(folder: Path, file: Added, *, own: bool) -> bool:
+    """Whether a file is there as it was added. What was written here was durable before it had a name that counts;
+    what others wrote is read."""
+    path = folder / file.path
+    try:
+        if path.stat().st_size != file.size:
+            return False
+        if file.vector is not None and not (folder / file.vector).exists():
+            return False
+        if not own:
+            with pq.ParquetFile(path) as data:
+                for group in range(data.num_row_groups):
+                    data.read_row_group(group)
+            if file.action.get("deletionVector"):
+                read_vector(folder, file.action["deletionVector"])
+    except (OSError, pa.ArrowException, LakeError):
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""Which files some versions of a Delta table refer to: read from its log.
+
+VACUUM's own rule goes by the time of removal, and forgets a removal after a while. What readers are
+promised goes by versions: a file stays as long as any promised version refers to it, deletion vectors
+included, whatever the clock said. The log may lack the versions between two promised ones, where there is a
+checkpoint to go on from (:mod:`pgcdc_assets.mirror.delta.thinning`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgcdc_assets.core.layout import DELTA_LOG
+from pgcdc_assets.delta.log import Added, Replay, checkpoint_actions
+from pgcdc_assets.delta.logfiles import checkpoint_files, commit_actions, commit_numbers
+from pgcdc_assets.errors import TornLog
+
+
+@dataclass(frozen=True)
+class References:
+    live: tuple[Added, ...]
+    """The files of the newest version."""
+    needed: frozenset[str]
+    """Of every version asked for: data files and deletion vectors, relative to the table's folder."""
+
+
+def references(folder: Path, versions: Collection[int], newest: int) -> References:
+    """What these versions of the table, and its newest, refer to. LakeError where its log does not say."""
+    walk = _Walk(folder / DELTA_LOG)
+    needed: set[str] = set()
+    before = -2
+    for version in sorted({*versions, newest}):
+        came = walk.to(version)
+        # What a neighbour had and this one has, too, is named already.
+        needed |= _names(walk.replay.files.values() if came is None or version != before + 1 else came)
+        before = version
+    return References(tuple(walk.replay.files.values()), frozenset(needed))
+
+
+class _Walk:
+    """Through a log's versions, upwards: by its commits, or by a checkpoint where it begins or commits are gone."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._commits = frozenset(commit_numbers(log))
+        self._checkpoints = checkpoint_files(log)
+        self._number = -1
+        self.replay = Replay()
+
+    def to(self, version: int) -> list[Added] | None:
+        """Go there; what came on the way, None where a checkpoint was jumped to."""
+        jumps = self._number < 0 or not self._commits >= set(range(self._number + 1, version + 1))
+        if jumps:
+            self._jump(version)
+        played = [self.replay.play(action) for number in range(self._number + 1, version + 1)
+                  for action in commit_actions(self._log, number)]  # fmt: skip
+        self._number = version
+        return None if jumps else [added for added in played if added is not None]
+
+    def _jump(self, version: int) -> None:
+        """To the newest checkpoint on the way that can be read."""
+        for number, parts in self._checkpoints.items():
+            if not self._number < number <= version:
+                continue
+            replay = Replay()
+            try:
+                for action in checkpoint_actions(parts):
+                    replay.play(action)
+            except TornLog:
+                continue
+            self.replay, self._number = replay, number
+            return
+
+
+def _names(files: Iterable[Added]) -> set[str]:
+    return {name for file in files for name in (file.path, file.vector) if name is not None}

@@ -1,0 +1,203 @@
+"""Rows of the log into changes of a table, still as text: which images there are, and what they lack.
+
+One group is all rows of one kind under one shape. No step here touches a row by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.arrays import Bools, Ints
+from pgcdc_assets.core.catalog import Column, Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.feed.schema import DELETE, INSERT, POSTIMAGE, PREIMAGE
+from pgcdc_assets.protocol.columns import Images, images
+from pgcdc_assets.protocol.shape import Shape
+
+Kind = Literal["I", "U", "D"]
+
+
+@dataclass(frozen=True)
+class Route:
+    """How tuples of one shape go into one mirror."""
+
+    shape: Shape
+    table: Table
+    """The mirror's table, with the columns that appeared."""
+    places: tuple[tuple[int, Column], ...]
+    """Position in the tuple, and column of the mirror."""
+    leaf: TableName | None = None
+    """The leaf that the rows belong to, as the mirror calls it."""
+
+    @classmethod
+    def of(cls, shape: Shape, table: Table, leaf: TableName | None = None) -> Route:
+        by_name = {column.name: column for column in table.columns}
+        places = enumerate(shape.columns)
+        return cls(shape, table, tuple((at, by_name[c.name]) for at, c in places if c.name in by_name), leaf)
+
+    @property
+    def keyed(self) -> bool:
+        return bool(self.table.key)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Changes of one operation, by column. ``rows`` are positions in the group, ``half`` 0 for an old half, else 1."""
+
+    op: str
+    rows: Ints
+    half: int
+    text: dict[int, pa.StringArray]
+    """By attnum; columns that the image does not carry are absent."""
+    unchanged: dict[int, Bools] = field(default_factory=dict)
+    """By attnum: values that were not sent and could not be filled in."""
+
+
+@dataclass(frozen=True)
+class Unfollowable:
+    """A row of the group from which on the table cannot be followed."""
+
+    row: int
+    reason: str
+
+
+def changes(kind: Kind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iterator[Change | Unfollowable]:
+    """Decode a group. Raises ProtocolError for malformed payloads; ``lsns`` lets it name the place."""
+    found = {item.image: item for item in images(payload, kind, len(route.shape.columns), lsns)}
+    old = found.get("O") or found.get("K")
+    if "O" in found and "K" in found:
+        raise ProtocolError("old tuples of both sorts came under one Relation message", thing=str(route.shape.table))
+    if kind == "I":
+        yield from _inserts(found["N"], route)
+    elif not route.keyed and not route.table.multiset:
+        yield Unfollowable(0, "updates or deletes came for a table that is followed by its inserts alone")
+    elif route.table.multiset:
+        yield from _copies(found.get("N"), old, route)
+    elif kind == "D" and old is not None:
+        yield from _checked(_deletes(old, route), route)
+    elif kind == "U":
+        yield from _updates(found["N"], old, route)
+
+
+def _inserts(new: Images, route: Route) -> Iterator[Change | Unfollowable]:
+    change = _change(INSERT, new, route)
+    if change.unchanged:
+        lacking = np.logical_or.reduce(list(change.unchanged.values()))
+        yield Unfollowable(
+            int(new.rows[np.argmax(lacking)]),
+            "an inserted row came without a large value (a row filter made an insert out of an update)",
+        )
+    yield from _checked(change, route)
+
+
+def _deletes(old: Images, route: Route) -> Change:
+    change = _change(DELETE, old, route)
+    if old.image == "O":
+        return change
+    carried = {column.attnum for at, column in route.places if route.shape.columns[at].key}
+    return Change(change.op, change.rows, change.half, {a: t for a, t in change.text.items() if a in carried})
+
+
+def _updates(new: Images, old: Images | None, route: Route) -> Iterator[Change | Unfollowable]:
+    post = _change(POSTIMAGE, new, route)
+    if old is None:
+        yield from _checked(post, route)
+        return
+    pre = _deletes(old, route)
+    wrong = [item for item in _checked(pre, route) if isinstance(item, Unfollowable)]
+    if wrong:
+        yield from wrong
+        return
+    at = np.searchsorted(new.rows, old.rows)
+    post = _filled(post, pre, at)
+    moved = _moved(post, pre, at, route)
+    if moved.any():
+        taken = pa.array(np.flatnonzero(moved))
+        text = {column.attnum: pre.text[column.attnum].take(taken) for column in route.table.key_columns}
+        yield Change(PREIMAGE, pre.rows[moved], 0, text)
+    yield from _checked(post, route)
+
+
+def _copies(new: Images | None, old: Images | None, route: Route) -> Iterator[Change | Unfollowable]:
+    """Updates (or deletes) of a multiset: whole old rows go, whole new ones come."""
+    arriving = np.zeros(0, dtype=np.int64) if new is None else new.rows
+    if old is None or old.image != "O" or (new is not None and len(old.rows) != len(arriving)):
+        at = arriving if len(arriving) else np.zeros(1, dtype=np.int64)
+        yield Unfollowable(int(at[0]), "an update or delete came without the whole old row")
+        return
+    if new is None:
+        yield _change(DELETE, old, route)
+        return
+    pre = _change(PREIMAGE, old, route)
+    post = _filled(_change(POSTIMAGE, new, route), pre, np.arange(len(old.rows)))
+    yield Change(PREIMAGE, pre.rows, 0, pre.text)
+    yield post
+
+
+def _change(op: str, image: Images, route: Route) -> Change:
+    text = {column.attnum: image.text[at] for at, column in route.places}
+    masks = {column.attnum: image.unchanged[at] for at, column in route.places}
+    unchanged = {attnum: mask for attnum, mask in masks.items() if mask is not None and mask.any()}
+    return Change(op, image.rows, 1, text, unchanged)
+
+
+def _filled(post: Change, pre: Change, at: Ints) -> Change:
+    """Values that were not sent, out of the old tuple where that has them."""
+    text, unchanged = dict(post.text), dict(post.unchanged)
+    for attnum, mask in post.unchanged.items():
+        if attnum not in pre.text:
+            continue
+        from_old = np.full(len(post.rows), -1, dtype=np.int64)
+        from_old[at] = np.arange(len(at))
+        filled = mask & (from_old >= 0)
+        index = np.where(filled, len(post.rows) + from_old, np.arange(len(post.rows)))
+        text[attnum] = pa.concat_arrays([post.text[attnum], pre.text[attnum]]).take(pa.array(index))
+        unchanged[attnum] = mask & ~filled
+        if not unchanged[attnum].any():
+            del unchanged[attnum]
+    return Change(post.op, post.rows, post.half, text, unchanged)
+
+
+def _moved(post: Change, pre: Change, at: Ints, route: Route) -> Bools:
+    """Which old rows stood on another key than the new ones."""
+    moved = np.zeros(len(at), dtype=bool)
+    taken = pa.array(at)
+    for column in route.table.key_columns:
+        other = pc.not_equal(pre.text[column.attnum], post.text[column.attnum].take(taken))
+        moved |= np.asarray(pc.fill_null(other, False))
+    return moved
+
+
+def _checked(change: Change, route: Route) -> Iterator[Change | Unfollowable]:
+    """The change, and the first row of it whose key the stream does not give."""
+    for column in route.table.key_columns:
+        text = change.text.get(column.attnum)
+        if text is None:
+            yield Unfollowable(int(change.rows[0]), f"key column {column.name!r} is not in the stream")
+            return
+        if text.null_count:
+            row = int(change.rows[np.argmax(np.asarray(pc.is_null(text)))])
+            yield Unfollowable(row, f"the stream gives no value of key column {column.name!r}")
+            return
+    yield change
+
+
+def unchanged_lists(change: Change, attnums: Sequence[int]) -> pa.ListArray:
+    """``_pgcdc_unchanged``: per row the attnums that were not sent, ascending; NULL where there are none."""
+    count = len(change.rows)
+    found = [(attnum, np.flatnonzero(change.unchanged[attnum])) for attnum in attnums if attnum in change.unchanged]
+    if not found:
+        return pa.nulls(count, pa.list_(pa.int32()))
+    owner = np.concatenate([rows for _, rows in found])
+    number = np.concatenate([np.full(len(rows), attnum, dtype=np.int32) for attnum, rows in found])
+    per_row = np.bincount(owner, minlength=count)
+    offsets = np.concatenate(([0], np.cumsum(per_row))).astype(np.int32)
+    values = number[np.argsort(owner, kind="stable")]
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(per_row == 0))

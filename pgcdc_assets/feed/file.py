@@ -1,0 +1,128 @@
+"""The Parquet file that a task writes for one table's feed (and one bucket of keys)."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from pgcdc_assets.core.durable import sync_file
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.delta.datafile import parquet_writer, statistics
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.feed.schema import COMMIT_LSN, OP, UNCHANGED, FeedFacts, FeedFile
+
+FACTS = b"pgcdc.facts"
+"""Key of the facts in the file's footer."""
+ROW_GROUP_BYTES = 32 << 20
+"""Rows held back until a row group is worth writing; bounds what a table costs in memory."""
+
+
+class FeedWriter:
+    """Collects rows of one file. Nothing is visible until the file's name is committed."""
+
+    def __init__(self, folder: Path, bucket: int | None, buckets: int, *, arrivals: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{uuid.uuid4().hex}.parquet"
+        self._writer: pq.ParquetWriter | None = None
+        self._held: list[pa.Table] = []
+        self.held_bytes = 0
+        """Of rows that are not written yet."""
+        self._bucket, self._buckets, self._arrivals = bucket, buckets, arrivals
+        self._bounds: list[int] = []
+        self._counts: Counter[str] = Counter()
+        self._masked: set[int] = set()
+        self._odd_keys = False
+
+    def write(self, rows: pa.Table, *, odd_keys: bool = False) -> None:
+        """Take rows: of one schema, the feed's."""
+        self._odd_keys |= odd_keys
+        for entry in pc.value_counts(rows[OP]).to_pylist():
+            self._counts[entry["values"]] += entry["counts"]
+        bounds = pc.min_max(rows[COMMIT_LSN]).as_py()
+        self._bounds += [bounds["min"], bounds["max"]]
+        if rows[UNCHANGED].null_count < rows.num_rows:
+            self._masked |= set(pc.unique(pc.list_flatten(rows[UNCHANGED])).to_pylist())
+        self._held.append(rows)
+        self.held_bytes += rows.nbytes
+        if self.held_bytes >= ROW_GROUP_BYTES:
+            self.flush()
+
+    def close(self) -> FeedFile:
+        self.flush()
+        if self._writer is None:
+            raise LakeError("no rows were written", thing=str(self._path))
+        facts = FeedFacts(
+            commit_min=min(self._bounds),
+            commit_max=max(self._bounds),
+            counts=dict(self._counts),
+            masked=tuple(sorted(self._masked)),
+            odd_keys=self._odd_keys,
+            bucket=self._bucket,
+            buckets=self._buckets,
+            arrivals=self._arrivals,
+        )
+        self._writer.add_key_value_metadata({FACTS: facts.to_json()})
+        self._writer.close()
+        sync_file(self._path)
+        return FeedFile(self._path.name, self._path.stat().st_size, _statistics(self._path), facts)
+
+    def abandon(self) -> None:
+        """Leave no file behind after a failure."""
+        if self._writer is not None:
+            self._writer.close()
+        self._path.unlink(missing_ok=True)
+
+    def flush(self) -> None:
+        """Write what is held as a row group."""
+        if self._held:
+            table = pa.concat_tables(self._held)
+            if self._writer is None:
+                self._writer = parquet_writer(self._path, table)
+            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+            self._held, self.held_bytes = [], 0
+
+
+def feed_file(path: Path) -> FeedFile:
+    """A feed's file as its footer describes it; LakeError where it is none."""
+    try:
+        metadata = pq.read_metadata(path).metadata or {}
+        return FeedFile(path.name, path.stat().st_size, _statistics(path), FeedFacts.from_json(metadata[FACTS]))
+    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+        raise LakeError(f"a file of the feed cannot be read: {type(error).__name__}", thing=str(path)) from None
+
+
+def trimmed(path: Path, end: Lsn) -> FeedFile | None:
+    """The file with the transactions below ``end`` alone; itself where it has no others, None where none are left."""
+    file = feed_file(path)
+    if file.facts.commit_max < end:
+        return file
+    rows = pq.read_table(path, filters=pc.field(COMMIT_LSN) < int(end), partitioning=None)
+    path.unlink()
+    if not rows.num_rows:
+        return None
+    writer = FeedWriter(path.parent, file.facts.bucket, file.facts.buckets, arrivals=file.facts.arrivals)
+    writer.write(rows, odd_keys=file.facts.odd_keys)
+    return writer.close()
+
+
+def merged_file(paths: Sequence[Path], schema: pa.Schema) -> FeedFile:
+    """The rows of several files of a feed in one; the files stay. ``schema``: the feed's, which an older file
+    may have fewer columns than."""
+    writer = FeedWriter(paths[0].parent, None, 1)
+    for path in paths:
+        facts = feed_file(path).facts
+        rows = ds.dataset(str(path), schema, format="parquet").to_table()
+        writer.write(rows, odd_keys=facts.odd_keys)
+    return writer.close()
+
+
+def _statistics(path: Path) -> str:
+    footer = pq.read_metadata(path)
+    return statistics(footer, footer.schema.to_arrow_schema())

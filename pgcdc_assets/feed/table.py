@@ -1,0 +1,217 @@
+"""A table's change feed as a Delta table: which files hold which span.
+
+A file holds the changes of one transform, so that deriving a span again replaces files. What the feed
+covers without a hole is two app transactions of the commit that adds the files: its end (``changes_lsn``)
+and its start. Feeds never have deletion vectors, so that removing a file removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.durable import sync_file, sync_folders, up_to
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.layout import DELTA_LOG, Layout, commit_name
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.commit import replace_files, settle
+from pgcdc_assets.delta.datafile import FileReport
+from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
+from pgcdc_assets.errors import CommitLost
+from pgcdc_assets.feed.file import feed_file, merged_file
+from pgcdc_assets.feed.schema import COMMIT_LSN, FeedFile, feed_schema
+
+MERGED_BYTES: Final = 16 << 20
+"""Of a file that compaction makes; what is larger than a quarter of it is left alone."""
+FEWEST_MERGED: Final = 8
+"""Fewer small files are not worth a commit."""
+_PROPERTIES: dict[str, str | None] = {
+    "delta.autoOptimize.autoCompact": "false",
+    # One commit a turn; nothing that we need lives in commits alone.
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 1 hours",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+}
+
+
+class FeedTable:
+    """The feed of one table. Opened at construction; not there before its first commit."""
+
+    def __init__(self, layout: Layout, identity: Identity, table: Table) -> None:
+        self.path = layout.changes(table.name)
+        self._root = layout.root
+        self._table = table
+        self._end_id = identity.app_id("changes", table.name.folder)
+        self._start_id = identity.app_id("changes_since", table.name.folder)
+        self._log = DeltaLog(self.path)
+        self._delta = self._log.newest()
+
+    @property
+    def covered(self) -> LsnRange:
+        """All that the log holds of the table in it is here. Its end is ``changes_lsn``."""
+        if self._delta is None or not self._fits(self._delta):
+            return LsnRange(ZERO, ZERO)
+        start, end = (self._delta.positions.get(app_id, 0) for app_id in (self._start_id, self._end_id))
+        return LsnRange(Lsn(start), Lsn(end))
+
+    def files(self, span: LsnRange) -> list[FeedFile]:
+        """The files that hold rows of the span; they may hold others too."""
+        return [feed_file(self.path / file.path) for file, _, _ in self._bounds(span)]
+
+    def replaced(self, span: LsnRange) -> tuple[LsnRange, tuple[str, ...]]:
+        """The files that deriving ``span`` replaces, and the span widened to all that they hold."""
+        while True:
+            found = self._bounds(span)
+            start = min((low for _, low, _ in found), default=span.start)
+            end = max((high + 1 for _, _, high in found), default=span.end)
+            wider = LsnRange(Lsn(min(start, span.start)), Lsn(max(end, span.end)))
+            if wider == span:
+                return span, tuple(file.path for file, _, _ in found)
+            span = wider
+
+    def commit(self, files: Sequence[FeedFile], span: LsnRange, replaced: Sequence[str] = ()) -> None:
+        """Add the files that hold ``span`` and remove others, in one commit."""
+        covered = self.covered
+        delta = self._prepared()
+        if span.start <= covered.end and span.end >= covered.start:
+            span = LsnRange(min(covered.start, span.start), max(covered.end, span.end))
+        gone = [file for file in delta.files if file.path in replaced]
+        passed(FaultPoint.FEED_COMMITTING)
+        self._write(gone, [file.report for file in files], span)
+        passed(FaultPoint.FEED_COMMITTED)
+
+    def settle(self) -> None:
+        """Make durable what was committed: the mirror that takes it must not outlive it."""
+        settle([self.path])
+
+    def forget(self, upto: Lsn) -> int:
+        """Remove the files whose transactions all lie below ``upto``, from which on the feed then is; how many."""
+        if self._delta is None:
+            return 0
+        old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
+        if old:
+            covered = self.covered
+            self._write(old, [], LsnRange(max(covered.start, upto), max(covered.end, upto)))
+            self.settle()
+        return len(old)
+
+    def compact(self, upto: Lsn) -> int:
+        """Merge neighbouring small files of transactions below ``upto``, all applied; how many files that saves.
+
+        What an apply is still to take stays as it was derived.
+        """
+        if self._delta is None:
+            return 0
+        gone: list[Added] = []
+        merged: list[FileReport] = []
+        for group in self._small_neighbours(upto):
+            merged.append(merged_file([self.path / file.path for file in group], feed_schema(self._table)).report)
+            gone += group
+        if gone:
+            self._write(gone, merged, self.covered, changes=False)
+            self.settle()
+        return len(gone) - len(merged)
+
+    def _small_neighbours(self, upto: Lsn) -> Iterator[list[Added]]:
+        group: list[Added] = []
+        size = 0
+        for file, _, high in sorted(self._bounds(LsnRange(ZERO, upto)), key=lambda bounds: bounds[1]):
+            if high >= upto or file.size > MERGED_BYTES // 4:
+                continue
+            group.append(file)
+            size += file.size
+            if size >= MERGED_BYTES:
+                yield group
+                group, size = [], 0
+        if len(group) >= FEWEST_MERGED:
+            yield group
+
+    def _write(
+        self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
+    ) -> None:
+        """One commit, with what the feed covers from then on."""
+        positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
+        assert self._delta is not None
+        try:
+            replace_files(self._delta, gone, files, positions, changes=changes)
+        except CommitLost:
+            now = self._log.newest()
+            if now is None or any(file not in now.files for file in gone):
+                raise
+            replace_files(now, gone, files, positions, changes=changes)
+        self._delta = self._log.newest()
+
+    def _prepared(self) -> DeltaVersion:
+        """The table with the columns that are needed: made, widened, or begun anew.
+
+        A feed whose columns do not fit is that of an earlier shape of the table, before its last copy.
+        Its rows stay in the log.
+        """
+        wanted = Schema.from_arrow(feed_schema(self._table))
+        if self._delta is None:
+            DeltaTable.create(self.path, wanted, configuration=_PROPERTIES)
+            self._made(up_to(self.path, self._root))
+        elif not self._fits(self._delta):
+            nothing = CommitProperties(
+                app_transactions=[Transaction(self._start_id, 0), Transaction(self._end_id, 0)], max_commit_retries=0
+            )
+            DeltaTable(self.path).create_write_transaction([], "overwrite", wanted, commit_properties=nothing)
+            self._made([self.path])
+        else:
+            have = {field.name for field in self._delta.schema.fields}
+            new = [field for field in wanted.fields if field.name not in have]
+            if new:
+                DeltaTable(self.path).alter.add_columns(new)
+                self._made([self.path])
+        self._delta = self._log.newest()
+        assert self._delta is not None
+        return self._delta
+
+    def _made(self, folders: Sequence[Path]) -> None:
+        """delta-rs syncs nothing."""
+        table = self._log.newest()
+        assert table is not None
+        log = self.path / DELTA_LOG
+        sync_file(log / commit_name(table.number))
+        sync_folders([log, *folders])
+
+    def _fits(self, delta: DeltaVersion) -> bool:
+        """Whether every column of the feed is one of the table's, with the same type."""
+        wanted = {field.name: str(field.type) for field in Schema.from_arrow(feed_schema(self._table)).fields}
+        return all(wanted.get(field.name) == str(field.type) for field in delta.schema.fields)
+
+    def _bounds(self, span: LsnRange) -> list[tuple[Added, int, int]]:
+        """The files with rows of the span, and the lowest and highest ``commit_lsn`` of each."""
+        if self._delta is None or not self._fits(self._delta):
+            return []
+        found = [(file, *_bounds_of(file)) for file in self._delta.files]
+        return [(file, low, high) for file, low, high in found if low < span.end and high >= span.start]
+
+
+def begin_anew_if_unreadable(layout: Layout, identity: Identity, table: Table) -> None:
+    """A feed that cannot be opened keeps no table back that was copied anew: its rows are in the log."""
+    try:
+        FeedTable(layout, identity, table)
+    except Exception as error:
+        if of_one_table(error) is None:
+            raise
+        moved_away(layout, layout.changes(table.name))
+
+
+def moved_away(layout: Layout, folder: Path) -> None:
+    """Put a folder that cannot be read out of the way; the next maintenance deletes it."""
+    layout.staging.mkdir(parents=True, exist_ok=True)
+    folder.rename(layout.staging / uuid.uuid4().hex)
+
+
+def _bounds_of(file: Added) -> tuple[int, int]:
+    stats = json.loads(file.action["stats"])
+    return int(stats["minValues"][COMMIT_LSN]), int(stats["maxValues"][COMMIT_LSN])

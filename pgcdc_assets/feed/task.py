@@ -1,0 +1,322 @@
+"""Feed files out of log segments: what one task of the transform does.
+
+A segment is read in slices of bounded size, the slice split by relation and kind, each group decoded by
+column, typed, and written to the file of its table. Imported by Spark's workers: no Spark.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pgcdc_assets.core.arrays import Bools, Ints
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.feed.events import Change, Kind, Route, Unfollowable, changes, unchanged_lists
+from pgcdc_assets.feed.file import FeedWriter
+from pgcdc_assets.feed.schema import (
+    COMMIT_LSN,
+    COMMIT_TS,
+    HASH,
+    LEAF,
+    OP,
+    ORDINAL,
+    POSTIMAGE,
+    PREIMAGE,
+    RAW,
+    ROW,
+    TRUNCATE,
+    UNCHANGED,
+    XID,
+    FeedFile,
+    feed_name,
+    feed_schema,
+)
+from pgcdc_assets.log.segment import check_content
+from pgcdc_assets.protocol.text.typed import row_hash, typed
+
+SLICE_BYTES = 8 << 20
+"""Payload decoded at once; text, typed values and Parquet buffers take some ten times as much."""
+
+HELD_BYTES = 128 << 20
+"""Rows of all of a task's files that are not written yet. A large transaction goes to hundreds of files."""
+
+_COLUMNS = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "relation_id", "schema_id", "payload"]
+_KINDS = ("I", "U", "D", "T")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table that the task writes changes of."""
+
+    table: Table
+    """With the columns that appeared until the end of the span."""
+    folder: Path
+    span: LsnRange
+    """Only the transactions in it."""
+    buckets: int = 1
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """One task: some segments, and all that is needed to read them."""
+
+    segments: tuple[Path, ...]
+    targets: dict[TableName, Target]
+    routes: dict[int, Route]
+    """By schema_id."""
+    refused: dict[int, dict[TableName, str]] = field(default_factory=dict)
+    """By schema_id: the tables that cannot be followed from such rows on, and why."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What a task wrote, and from where on tables cannot be followed."""
+
+    files: dict[TableName, list[FeedFile]]
+    set_aside: dict[TableName, tuple[Lsn, str]]
+    taken: dict[TableName, int]
+    """Rows of the log that the files hold a change for."""
+
+
+def derive(task: Derivation) -> Derived:
+    """Write the feed files of a task. Files of a failed attempt are orphans: only those returned count."""
+    work = _Work(task)
+    try:
+        for path in task.segments:
+            check_content(path)
+            for rows in _slices(path, set(task.routes) | set(task.refused)):
+                work.take(rows)
+        files = work.close()
+        passed(FaultPoint.FEED_FILES_WRITTEN)
+        return Derived(files, work.set_aside, dict(work.taken))
+    except BaseException:
+        work.abandon()
+        raise
+
+
+def _slices(path: Path, schema_ids: set[int]) -> Iterator[pa.Table]:
+    """The row messages of a segment that are wanted, in pieces of about SLICE_BYTES."""
+    wanted = pa.array(sorted(schema_ids), pa.int64())
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            meta = file.metadata.row_group(group)
+            per_row = max(meta.total_byte_size // max(meta.num_rows, 1), 1)
+            for batch in file.iter_batches(max(SLICE_BYTES // per_row, 1), [group], columns=_COLUMNS):
+                rows = pa.Table.from_batches([batch])
+                known = pc.and_(pc.is_in(rows["schema_id"], wanted), pc.is_in(rows["kind"], pa.array(_KINDS)))
+                rows = rows.filter(known)
+                if rows.num_rows:
+                    yield rows
+
+
+class _Work:
+    """The open files of a task."""
+
+    def __init__(self, task: Derivation) -> None:
+        self._task = task
+        self._writers: dict[tuple[TableName, int | None, bool], FeedWriter] = {}
+        """By table, bucket, and whether they hold arrivals."""
+        self.set_aside: dict[TableName, tuple[Lsn, str]] = {}
+        self.taken: Counter[TableName] = Counter()
+
+    def take(self, rows: pa.Table) -> None:
+        for schema_id, kind, group in _groups(rows):
+            for name, reason in self._task.refused.get(schema_id, {}).items():
+                refused = self._within(name, group)
+                if refused.num_rows:
+                    self._refuse(name, pc.min(refused["commit_lsn"]).as_py(), reason)
+            route = self._task.routes.get(schema_id)
+            kept = self._within(route.table.name, group) if route else group
+            if route is not None and kept.num_rows:
+                self._decode(kind, kept.combine_chunks(), route)
+
+    def _within(self, name: TableName, group: pa.Table) -> pa.Table:
+        span = self._task.targets[name].span
+        if name in self.set_aside:
+            # Nothing from there on is wanted.
+            span = LsnRange(span.start, max(span.start, min(span.end, self.set_aside[name][0])))
+        bounds = pc.min_max(group["commit_lsn"]).as_py()
+        if span.holds_commit(bounds["min"]) and span.holds_commit(bounds["max"]):
+            return group
+        at = group["commit_lsn"]
+        return group.filter(pc.and_(pc.greater_equal(at, int(span.start)), pc.less(at, int(span.end))))
+
+    def _decode(self, kind: str, group: pa.Table, route: Route) -> None:
+        """Write a group as changes. One that cannot be decoded is halved, until its first such row is known."""
+        name = route.table.name
+        try:
+            found = list(_decoded(kind, group, route))
+        except Exception as error:
+            if (failure := of_one_table(error)) is None:
+                raise
+            if group.num_rows == 1:
+                self._refuse(name, group["commit_lsn"][0].as_py(), failure)
+                return
+            half = group.num_rows // 2
+            for part in (group.slice(0, half), group.slice(half)):
+                if (kept := self._within(name, part)).num_rows:
+                    self._decode(kind, kept, route)
+            return
+        left = np.zeros(0, dtype=np.int64)
+        for change, rows in found:
+            if isinstance(change, Unfollowable):
+                self._refuse(name, group["commit_lsn"][change.row].as_py(), change.reason)
+            else:
+                if change.op == PREIMAGE:
+                    left = change.rows
+                self._write(change, rows, route, np.isin(change.rows, left))
+                # The other half of some rows is counted with the row itself.
+                self.taken[name] += len(change.rows) if change.half else 0
+
+    def _write(self, change: Change, rows: pa.Table, route: Route, moved: Bools) -> None:
+        """``moved``: which rows are halves of key changes."""
+        try:
+            self._write_to_files(change, rows, route, moved)
+            self._let_go()
+        except Exception as error:
+            if (failure := of_one_table(error)) is None:
+                raise
+            self._give_up(route.table.name, failure)
+
+    def _give_up(self, name: TableName, failure: str) -> None:
+        """None of the task's rows of a table can be written: they stay in the log."""
+        for key in [key for key in self._writers if key[0] == name]:
+            with suppress(OSError):
+                self._writers.pop(key).abandon()
+        self._refuse(name, self._task.targets[name].span.start, failure)
+
+    def _let_go(self) -> None:
+        """Write the fullest until what is held is bounded again."""
+        fullest = sorted(self._writers.values(), key=lambda writer: -writer.held_bytes)
+        over = sum(writer.held_bytes for writer in fullest) - HELD_BYTES
+        for writer in fullest if over > 0 else ():
+            over -= writer.held_bytes
+            writer.flush()
+            if over <= -HELD_BYTES // 2:
+                break
+
+    def _write_to_files(self, change: Change, rows: pa.Table, route: Route, moved: Bools) -> None:
+        if change.op == TRUNCATE:
+            # A truncate is of all keys, and so of no bucket.
+            self._writer(route, None).write(rows)
+            return
+        odd_keys = _has_odd_keys(change, route, rows)
+        buckets = self._task.targets[route.table.name].buckets
+        if buckets == 1:
+            self._writer(route, None).write(rows, odd_keys=odd_keys)
+            return
+        bucket = _key_hash(change, route, rows).view(np.uint64) % np.uint64(buckets)
+        arrives = moved & (change.op == POSTIMAGE and not route.table.multiset)
+        place = 2 * bucket.astype(np.int64) + arrives
+        for number in np.unique(place).tolist():
+            part = rows.filter(pa.array(place == number))
+            self._writer(route, number // 2, arrivals=bool(number % 2)).write(part, odd_keys=odd_keys)
+
+    def _writer(self, route: Route, bucket: int | None, *, arrivals: bool = False) -> FeedWriter:
+        target = self._task.targets[route.table.name]
+        key = (route.table.name, bucket, arrivals)
+        if key not in self._writers:
+            self._writers[key] = FeedWriter(target.folder, bucket, target.buckets, arrivals=arrivals)
+        return self._writers[key]
+
+    def _refuse(self, name: TableName, lsn: int, reason: str) -> None:
+        if name not in self.set_aside or lsn < self.set_aside[name][0]:
+            self.set_aside[name] = (Lsn(lsn), reason)
+
+    def close(self) -> dict[TableName, list[FeedFile]]:
+        files: dict[TableName, list[FeedFile]] = {}
+        for (name, _, _), writer in list(self._writers.items()):
+            try:
+                files.setdefault(name, []).append(writer.close())
+            except Exception as error:
+                if (failure := of_one_table(error)) is None:
+                    raise
+                self._give_up(name, failure)
+        return {name: written for name, written in files.items() if any(key[0] == name for key in self._writers)}
+
+    def abandon(self) -> None:
+        for writer in self._writers.values():
+            writer.abandon()
+
+
+def _decoded(kind: str, group: pa.Table, route: Route) -> Iterator[tuple[Change | Unfollowable, pa.Table]]:
+    """The changes of a group, each with its rows of the feed (none, where it cannot be followed)."""
+    if kind == "T":
+        everything = Change(TRUNCATE, np.arange(group.num_rows, dtype=np.int64), 1, {})
+        yield everything, feed_rows(everything, group, route)
+        return
+    payload, lsns = (group[name].combine_chunks() for name in ("payload", "commit_lsn"))
+    for found in changes(cast(Kind, kind), payload, route, lsns):
+        yield found, pa.table({}) if isinstance(found, Unfollowable) else feed_rows(found, group, route)
+
+
+def _groups(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
+    """The rows by shape and kind."""
+    kind = pc.index_in(rows["kind"], pa.array(_KINDS)).to_numpy()
+    shapes, shape = np.unique(rows["schema_id"].to_numpy(), return_inverse=True)
+    group = shape * len(_KINDS) + kind
+    numbers = np.unique(group)
+    if len(numbers) == 1:
+        yield int(shapes[numbers[0] // len(_KINDS)]), _KINDS[numbers[0] % len(_KINDS)], rows
+        return
+    for number in numbers:
+        part = rows.take(pa.array(np.flatnonzero(group == number)))
+        yield int(shapes[number // len(_KINDS)]), _KINDS[number % len(_KINDS)], part
+
+
+def feed_rows(change: Change, group: pa.Table, route: Route) -> pa.Table:
+    """A change as rows of its table's feed."""
+    table, count = route.table, len(change.rows)
+    at = pa.array(change.rows)
+    head = {name: group[name].take(at) for name in ("commit_lsn", "tx_ordinal", "commit_ts", "xid")}
+    ordinal = pc.add(pc.multiply(head["tx_ordinal"].cast(pa.int64()), 2), change.half)
+    columns = [column for column in table.columns if column.attnum in change.text]
+    texts = [change.text[column.attnum] for column in columns]
+    done = typed(texts, columns, count)
+    data: dict[str, Any] = {
+        OP: pa.repeat(pa.scalar(change.op, pa.string()), count),
+        COMMIT_LSN: head["commit_lsn"],
+        ORDINAL: ordinal,
+        COMMIT_TS: head["commit_ts"],
+        XID: head["xid"],
+        UNCHANGED: unchanged_lists(change, [column.attnum for column in table.columns]),
+        RAW: done.raw,
+    }
+    if table.partitioned:
+        data[LEAF] = pa.repeat(pa.scalar(str(route.leaf) if route.leaf else None, pa.string()), count)
+    if table.multiset and columns:
+        data[ROW] = pc.binary_join_element_wise(head["commit_lsn"].cast(pa.string()), ordinal.cast(pa.string()), ".")
+        data[HASH] = row_hash(texts, [column.name for column in columns], count)
+    data |= {feed_name(column.name): array for column, array in zip(columns, done.values, strict=True)}
+    schema = feed_schema(table)
+    return pa.table({entry.name: data.get(entry.name, pa.nulls(count, entry.type)) for entry in schema}, schema=schema)
+
+
+def _key_hash(change: Change, route: Route, rows: pa.Table) -> Ints:
+    """A number per row that is the same for all rows of one key (of one row, in a multiset)."""
+    if route.table.multiset:
+        hashes: Ints = rows[HASH].to_numpy()
+        return hashes
+    key = route.table.key_columns
+    texts = [change.text[column.attnum] for column in key]
+    numbers: Ints = row_hash(texts, [column.name for column in key], rows.num_rows).to_numpy()
+    return numbers
+
+
+def _has_odd_keys(change: Change, route: Route, rows: pa.Table) -> bool:
+    """Whether a key value, which is never NULL, does not fit its type."""
+    return any(rows[feed_name(column.name)].null_count for column in route.table.key_columns if change.text)

@@ -1,0 +1,152 @@
+"""The lake for readers: every mirror at one LSN.
+
+``Lake("lake").at().arrow("orders")``. Needs neither Spark nor the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.log import DeltaLog
+from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, own_position
+from pgcdc_assets.points.points import ConsistentPoints, Point
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+READ_EXACTLY: Final = {"datafusion.execution.parquet.coerce_int96": "us"}
+"""For DataFusion: a user's OPTIMIZE writes timestamps as INT96, which are nanoseconds otherwise, and wrong before 1678
+and after 2261."""
+
+
+class Lake:
+    """A lake by its root folder. Nothing is held open; every call sees what is published by then."""
+
+    def __init__(self, root: str | Path) -> None:
+        self._layout = Layout(Path(root).absolute())
+        self._points = ConsistentPoints(self._layout)
+
+    @property
+    def tables(self) -> list[TableName]:
+        """The tables of the newest consistent point, in name order; empty before the first."""
+        newest = self._points.newest()
+        return sorted(newest.tables.keys() - newest.changed.keys()) if newest else []
+
+    def at(self, lsn: Lsn | str | int | None = None) -> LakeAt:
+        """The newest published point at or below ``lsn`` (``X/Y`` or an integer), or the newest of all.
+
+        LakeError where there is none; ValueError for a text that is no LSN.
+        """
+        wanted = Lsn.parse(lsn) if isinstance(lsn, str) else None if lsn is None else Lsn(lsn)
+        point = self._points.newest() if wanted is None else self._points.at(wanted)
+        if point is None:
+            oldest = self._points.oldest()
+            do = f"the oldest is {oldest}" if oldest is not None else "run `pgcdc sync` first"
+            where = "" if wanted is None else f" at or below {wanted}"
+            raise LakeError(f"has no consistent point{where}", thing=f"lake {self._layout.root}", do=do)
+        return LakeAt(self._layout, point)
+
+
+@dataclass(frozen=True)
+class LakeAt:
+    """All mirrors as they were when every transaction below ``lsn`` was applied, and no other."""
+
+    _layout: Layout
+    _point: Point
+
+    @property
+    def lsn(self) -> Lsn:
+        return self._point.replay_lsn
+
+    @property
+    def tables(self) -> list[TableName]:
+        """In name order. A table that is being copied, was set aside, or has rows that another hand changed is not
+        among them."""
+        return sorted(self._point.tables.keys() - self._point.changed.keys())
+
+    @property
+    def versions(self) -> Mapping[TableName, int]:
+        """Delta version of each mirror."""
+        return self._point.tables
+
+    def path(self, table: TableName | str) -> Path:
+        """The mirror's folder, for other readers; pass them :attr:`versions` too.
+
+        LakeError where the version is not the one that was published, or another hand has changed its rows.
+        """
+        return self._layout.mirror(self._as_published(table))
+
+    def arrow(self, table: TableName | str) -> pa.Table:
+        """The mirror's rows, in no order, with its own columns and ours (``_pgcdc_...``).
+
+        By DataFusion, which reads deletion vectors and mapped columns; pyarrow's own reader does not.
+        LakeError where the version is gone (older than the mirrors' retention), or not the one that was published,
+        or where another hand has changed its rows.
+        """
+        name = self._as_published(table)
+        version = self._point.tables[name]
+        try:
+            delta = DeltaTable(self._layout.mirror(name), version=version)
+            engine = QueryBuilder(READ_EXACTLY).register("mirror", delta)
+            found = pa.table(engine.execute("SELECT * FROM mirror").read_all())
+        except Exception as error:
+            # delta-rs and DataFusion raise bare ones where a file is gone or damaged.
+            raise LakeError(f"version {version} cannot be read: {type(error).__name__}", thing=f"mirror {name}",
+                            do="it may be older than the mirror's retention; take a newer LSN") from error  # fmt: skip
+        return found.cast(pa.schema([field.with_type(_plain(field.type)) for field in found.schema]))
+
+    def spark(self, session: SparkSession, table: TableName | str) -> DataFrame:
+        """The same as a data frame of a session that has Delta Lake."""
+        name = self._as_published(table)
+        reader = session.read.format("delta").option("versionAsOf", self._point.tables[name])
+        return reader.load(str(self._layout.mirror(name)))
+
+    def _as_published(self, table: TableName | str) -> TableName:
+        """A table of the point. Points of older lakes do not tell where its version stood; the others are compared."""
+        name = self._known(table)
+        if (changed := self._point.changed.get(name)) is not None:
+            raise LakeError(
+                f"is not what the source has: {changed}", thing=f"mirror {name}", lsn=self.lsn,
+                do=f"take an LSN from before that, or copy it anew with `pgcdc snapshot {name.shell}`",
+            )  # fmt: skip
+        published, version = self._point.positions.get(name), self._point.tables[name]
+        if published is None:
+            return name
+        delta = DeltaLog(self._layout.mirror(name)).at(version)
+        found = own_position(delta.positions, delta.configuration.get(IDENTITY, ""), name)
+        if found != published:
+            raise LakeError(
+                f"version {version} stands at {found}, but the one that was published stood at {published}",
+                thing=f"mirror {name}", lsn=self.lsn,
+                do=f"take a newer LSN; where the newest is refused too, run `pgcdc snapshot {name.shell}`",
+            )  # fmt: skip
+        return name
+
+    def _known(self, table: TableName | str) -> TableName:
+        name = TableName.parse(table) if isinstance(table, str) else table
+        if name not in self._point.tables:
+            raise UnknownTable(f"is not in the consistent point {self.lsn}", thing=f"table {name}")
+        return name
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    """DataFusion's views as the types that everybody knows."""
+    if pa.types.is_string_view(type_) or pa.types.is_large_string(type_):
+        return pa.string()
+    if pa.types.is_binary_view(type_) or pa.types.is_large_binary(type_):
+        return pa.binary()
+    if pa.types.is_map(type_):
+        return pa.map_(_plain(type_.key_type), _plain(type_.item_type))
+    if pa.types.is_list(type_):
+        return pa.list_(type_.value_field.with_type(_plain(type_.value_type)))
+    return type_

@@ -1,0 +1,210 @@
+"""Replication frames as they came, indexed with numpy: what the receiver holds until it is written.
+
+An XLogData frame is ``w``, start of the WAL record (8 bytes, big-endian), end (8), send time (8),
+then the pgoutput message whose first byte is its kind (PostgreSQL, "Message Formats").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.decode import decode
+from pgcdc_assets.protocol.frames import ROW, XLOG_DATA, FrameBlock
+from pgcdc_assets.protocol.messages import Message, Origin
+
+Records = NDArray[Any]
+
+HEADER = 25
+"""Bytes of an XLogData frame before its message. A shorter frame is a keepalive."""
+
+_BEGIN = np.dtype([("kind", "u1"), ("final_lsn", ">i8"), ("commit_ts", ">i8"), ("xid", ">u4")])
+_COMMIT = np.dtype([("kind", "u1"), ("flags", "u1"), ("commit_lsn", ">i8"), ("end_lsn", ">i8"), ("commit_ts", ">i8")])
+_STREAM_ABORT = np.dtype([("kind", "u1"), ("xid", ">u4"), ("subxid", ">u4")])
+POSTGRES_EPOCH_US = 946_684_800_000_000
+"""2000-01-01 UTC in microseconds since 1970."""
+
+
+def _kinds(letters: bytes) -> NDArray[np.bool_]:
+    table = np.zeros(256, dtype=bool)
+    table[list(letters)] = True
+    return table
+
+
+IS_ROW = _kinds(b"IUD")
+IS_CHANGE = _kinds(b"IUDTM")
+"""What ``tx_ordinal`` counts."""
+IS_CONTROL = ~_kinds(b"IUDBCA")
+"""Few, and read one by one."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive frames: their bytes, and one entry per frame."""
+
+    raw: bytes
+    offsets: Ints
+    lengths: Ints
+    kinds: NDArray[np.uint8]
+    sequence: Ints
+    """Number of the frame in the stream: decides which Relation message is in force for it."""
+
+    @classmethod
+    def of(cls, frames: FrameBlock, first: int) -> Run:
+        """Index XLogData frames, or rows read as such; ``first`` numbers the first. ProtocolError for others."""
+        raw, offsets, lengths = frames.raw, frames.offsets, frames.lengths
+        octets = np.frombuffer(raw, np.uint8)
+        begins = octets[offsets]
+        if (lengths <= HEADER).any() or ((begins != XLOG_DATA) & (begins != ROW)).any():
+            raise ProtocolError("a replication frame is neither XLogData nor a keepalive")
+        return cls(raw, offsets, lengths, octets[offsets + HEADER], np.arange(first, first + len(frames)))
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def part(self, start: int, end: int) -> Run:
+        """The frames from ``start`` to ``end``; shares the bytes."""
+        return replace(
+            self,
+            offsets=self.offsets[start:end],
+            lengths=self.lengths[start:end],
+            kinds=self.kinds[start:end],
+            sequence=self.sequence[start:end],
+        )
+
+    @property
+    def size(self) -> int:
+        return int(self.lengths.sum())
+
+    def at(self, kind: str) -> Ints:
+        return np.flatnonzero(self.kinds == ord(kind))
+
+    def payload(self, index: int) -> bytes:
+        offset = int(self.offsets[index])
+        return self.raw[offset + HEADER : offset + int(self.lengths[index])]
+
+    def lsn(self, index: int) -> Lsn:
+        offset = int(self.offsets[index])
+        return Lsn(int.from_bytes(self.raw[offset + 1 : offset + 9], "big"))
+
+    def message(self, index: int) -> Message:
+        return decode(self.payload(index), self.lsn(index))
+
+    def begins(self, index: Ints) -> Records:
+        return self._records(index, _BEGIN)
+
+    def commits(self, index: Ints) -> Records:
+        return self._records(index, _COMMIT)
+
+    def field(self, index: Ints, at: int, kind: str) -> Ints:
+        """The big-endian integer at byte ``at`` of the frames, widened to 64 bits."""
+        return anywhere(self.raw, kind)[self.offsets[index] + at].astype(np.int64, copy=False)
+
+    def _records(self, index: Ints, dtype: np.dtype[Any]) -> Records:
+        return anywhere(self.raw, dtype)[self.offsets[index] + HEADER]
+
+
+def anywhere(raw: bytes, kind: DTypeLike) -> Records:
+    """``raw`` as values that begin at each of its bytes, to pick from: a gather of one step a value."""
+    dtype = np.dtype(kind)
+    return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw, strides=(1,))
+
+
+def joined(runs: Sequence[Run]) -> Run:
+    """One run over several, with bytes of its own that hold only their frames."""
+    pieces: list[memoryview] = []
+    offsets: list[Ints] = []
+    base = 0
+    for run in runs:
+        if not len(run):
+            continue
+        start, end = int(run.offsets[0]), int(run.offsets[-1] + run.lengths[-1])
+        pieces.append(memoryview(run.raw)[start:end])
+        offsets.append(run.offsets + (base - start))
+        base += end - start
+    held = [run for run in runs if len(run)]
+    if not held:
+        empty = np.zeros(0, dtype=np.int64)
+        return Run(b"", empty, empty, np.zeros(0, dtype=np.uint8), empty)
+    return Run(
+        b"".join(pieces),
+        np.concatenate(offsets),
+        np.concatenate([run.lengths for run in held]),
+        np.concatenate([run.kinds for run in held]),
+        np.concatenate([run.sequence for run in held]),
+    )
+
+
+@dataclass(frozen=True)
+class OpenTransaction:
+    """A transaction whose Commit has not come: Begin's fields, and how far its changes were counted."""
+
+    final_lsn: int
+    commit_ts: int
+    """Microseconds since 1970."""
+    xid: int
+    ordinal: int = 0
+    """Changes seen so far: the ``tx_ordinal`` of the next one."""
+    origin: str | None = None
+
+
+def transaction_after(run: Run, before: OpenTransaction | None) -> OpenTransaction | None:
+    """The transaction that is open behind a run, given the one open in front of it."""
+    begins, commits = run.at("B"), run.at("C")
+    _check_nesting(run, begins, commits, before)
+    last = int(begins[-1]) if len(begins) else -1
+    if len(commits) and commits[-1] > last:
+        return None
+    now = before
+    if last >= 0:
+        record = run.begins(begins[-1:])[0]
+        now = OpenTransaction(
+            int(record["final_lsn"]), int(record["commit_ts"]) + POSTGRES_EPOCH_US, int(record["xid"])
+        )
+    if now is None:
+        return None
+    rest = run.kinds[last + 1 :]
+    return replace(
+        now,
+        ordinal=now.ordinal + int(IS_CHANGE[rest].sum()),
+        origin=origin_in(run.part(last + 1, len(run))) or now.origin,
+    )
+
+
+def origin_in(run: Run) -> str | None:
+    """The name in the last Origin message."""
+    found = run.at("O")
+    message = run.message(int(found[-1])) if len(found) else None
+    return message.name if isinstance(message, Origin) else None
+
+
+def _check_nesting(run: Run, begins: Ints, commits: Ints, before: OpenTransaction | None) -> None:
+    """Begin and Commit take turns, rows stand between them, and Stream Abort does not: anything else is no pgoutput
+    stream."""
+    aborts = run.at("A")
+    _check_lengths(run, begins, _BEGIN)
+    _check_lengths(run, commits, _COMMIT)
+    _check_lengths(run, aborts, _STREAM_ABORT)
+    steps = np.zeros(len(run), dtype=np.int64)
+    steps[begins], steps[commits] = 1, -1
+    depth = np.cumsum(steps) + (before is not None)
+    misplaced = IS_ROW[run.kinds] & (depth != 1)
+    misplaced[aborts] = depth[aborts] != 0
+    wrong = np.flatnonzero((depth < 0) | (depth > 1) | misplaced)
+    if len(wrong):
+        first = int(wrong[0])
+        raise ProtocolError(f"message {chr(run.kinds[first])} stands outside of its place", lsn=run.lsn(first))
+
+
+def _check_lengths(run: Run, index: Ints, dtype: np.dtype[Any]) -> None:
+    wrong = np.flatnonzero(run.lengths[index] != HEADER + dtype.itemsize)
+    if len(wrong):
+        first = int(index[wrong[0]])
+        raise ProtocolError(f"message {chr(run.kinds[first])} has a wrong length", lsn=run.lsn(first))

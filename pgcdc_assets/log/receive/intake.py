@@ -1,0 +1,197 @@
+"""What a run of frames means for the positions: which of it is taken, and where the boundaries lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psycopg
+
+from pgcdc_assets.core.endpos import Endpos
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.log.framerun import IS_CONTROL, OpenTransaction, Run, transaction_after
+from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.protocol.messages import LogicalMessage, Relation, Type
+from pgcdc_assets.protocol.shape import RelationFacts
+from pgcdc_assets.source.catalog.tables import relation_facts
+
+RELATIONS_AT_ONCE = 500
+"""Whose facts are asked for together: a second's work or two for a busy server, and some megabytes."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The part of a run that belongs to the log."""
+
+    run: Run
+    whole: int
+    """So many of its frames end a transaction, or stand between transactions."""
+    after: OpenTransaction | None
+    """Open behind it."""
+    arrived: bool
+    """The goal was reached within the run; the frames behind it are left out."""
+
+
+class Intake:
+    """Keeps the stream's state: open transaction, last boundary, relations in force."""
+
+    def __init__(
+        self, conn: psycopg.Connection[Any], relations: Relations, publications: Sequence[str], transform_lsn: Lsn,
+        overlap: Overlap | None = None, between: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """``between`` is called after each round of questions to the catalog."""
+        self._conn = conn
+        self._between = between
+        self._relations = relations
+        self._publications = publications
+        self._transform_lsn = transform_lsn
+        self._overlap = overlap
+        self.boundary = transform_lsn
+        """The last transaction boundary that has been received: all that ends at or below it is taken."""
+        self.seen = ZERO
+        """All transactions that commit below it have been received (it need be no boundary)."""
+        self.transaction: OpenTransaction | None = None
+        self.goal: Endpos | None = None
+        self.sequence = 0
+        self.stream_aborts = 0
+        """Stream Aborts that were passed over: PostgreSQL 18 sends them of transactions that it never sends."""
+
+    def sent(self, wal_end: int) -> None:
+        """All that commits below it has been sent."""
+        if self._overlap is not None and wal_end > self._transform_lsn:
+            self._overlap.newest_passed()
+        self.passed(wal_end)
+
+    def reached(self, lsn: int) -> None:
+        self.boundary = max(self.boundary, Lsn(lsn))
+
+    def passed(self, lsn: int) -> None:
+        self.seen = max(self.seen, Lsn(lsn))
+
+    def take(self, run: Run) -> Taken:
+        """Take in the frames of whole and open transactions between ``transform_lsn`` and the goal."""
+        self.sequence += len(run)
+        self.stream_aborts += len(run.at("A"))
+        before = self.transaction
+        after = transaction_after(run, before)
+        loose = self._control(run)
+        first = self._first_new(run, before, loose)
+        self._compare(run, before, first)
+        end, arrived = self._first_beyond(run, before, loose)
+        end = max(first, end)
+        self._pass_begins(run)
+        self.transaction = after
+        taken = run.part(first, end)
+        whole = self._whole(taken, first, loose)
+        if arrived:
+            after = None
+        return Taken(taken, whole, after, arrived)
+
+    def _compare(self, run: Run, before: OpenTransaction | None, first: int) -> None:
+        """What comes must be what the lake holds; ``first`` is the first frame that is new to the log."""
+        if self._overlap is None:
+            return
+        self._overlap.compare(run, before)
+        if first < len(run):
+            self._overlap.newest_passed()
+        if self.seen >= self._overlap.end:
+            self._overlap = None
+
+    def _control(self, run: Run) -> dict[int, Lsn]:
+        """Relation and Type messages take effect, in transactions that are skipped too: they come but once
+        in a connection. Returns the non-transactional messages' places."""
+        loose: dict[int, Lsn] = {}
+        messages = {index: run.message(index) for index in np.flatnonzero(IS_CONTROL[run.kinds]).tolist()}
+        facts = self._facts([message for message in messages.values() if isinstance(message, Relation)])
+        for index, message in messages.items():
+            if isinstance(message, Relation):
+                known = facts[message.relation_id, _types(message)]
+                self._relations.see(message, run.payload(index), known, int(run.sequence[index]))
+            elif isinstance(message, Type):
+                self._relations.see_type(message.type_oid, run.payload(index))
+            elif isinstance(message, LogicalMessage) and not message.transactional:
+                loose[index] = message.lsn
+        return loose
+
+    def _facts(self, relations: Sequence[Relation]) -> dict[tuple[int, frozenset[int]], RelationFacts]:
+        """What the catalog says of them, asked for many at a time: a transaction may touch thousands of tables, and
+        the server must hear of us meanwhile. Of each relation and its columns' types, which a run may change."""
+        asked = sorted({(relation.relation_id, _types(relation)) for relation in relations}, key=lambda one: one[0])
+        found: dict[tuple[int, frozenset[int]], RelationFacts] = {}
+        while asked:
+            # Once more in the same run, with other columns: of its own.
+            together = dict(asked[:RELATIONS_AT_ONCE])
+            answers = relation_facts(self._conn, together, self._publications)
+            found |= {(oid, types): answers[oid] for oid, types in together.items()}
+            asked = [one for one in asked if one not in found]
+            self._between()
+        return found
+
+    def _first_new(self, run: Run, before: OpenTransaction | None, loose: dict[int, Lsn]) -> int:
+        """Where the log goes on: the first frame of a transaction that it does not hold yet.
+
+        ``commit_lsn < transform_lsn`` says that it does: no boundary lies inside a commit record.
+        """
+        if before is not None and before.final_lsn >= self._transform_lsn:
+            return 0
+        begins = run.at("B")
+        new = begins[run.begins(begins)["final_lsn"].astype(np.int64) >= self._transform_lsn]
+        places = [index for index, lsn in loose.items() if lsn > self._transform_lsn]
+        return min([*new[:1].tolist(), *places[:1]], default=len(run))
+
+    def _first_beyond(self, run: Run, before: OpenTransaction | None, loose: dict[int, Lsn]) -> tuple[int, bool]:
+        """The first frame that lies past the goal, and whether there is one."""
+        if self.goal is None:
+            return len(run), False
+        if before is not None and self.goal.arrived_at_begin(before.final_lsn):
+            return 0, True
+        begins, commits = run.at("B"), run.at("C")
+        finals = run.begins(begins)["final_lsn"].astype(np.int64)
+        ends = run.commits(commits)["end_lsn"].astype(np.int64)
+        beyond = begins[finals >= self.goal.lsn][:1].tolist()
+        for index in commits[ends > self.goal.lsn][:1].tolist():
+            # Ends past the goal though it began before: endpos lies in its commit record. Its commit_lsn
+            # is the boundary; nothing of it is taken.
+            own = begins[begins < index]
+            beyond.append(int(own[-1]) if len(own) else 0)
+        beyond += [index for index, lsn in loose.items() if lsn > self.goal.lsn][:1]
+        if not beyond:
+            return len(run), False
+        end = min(beyond)
+        self._reach_begin(run, end, before)
+        return end, True
+
+    def _reach_begin(self, run: Run, index: int, before: OpenTransaction | None) -> None:
+        """The first transaction not taken starts its commit record at a boundary, if that is not past the goal."""
+        if run.kinds[index] == ord("B"):
+            final = int(run.begins(np.array([index]))["final_lsn"][0])
+        elif before is not None:
+            final = before.final_lsn
+        else:
+            return
+        if self.goal is not None and self.goal.allows(final):
+            self.reached(final)
+
+    def _pass_begins(self, run: Run) -> None:
+        begins = run.at("B")
+        if len(begins):
+            self.passed(int(run.begins(begins[-1:])["final_lsn"][0]))
+
+    def _whole(self, taken: Run, first: int, loose: dict[int, Lsn]) -> int:
+        """How many of the frames taken are whole transactions that leave something; moves the boundary."""
+        commits = taken.at("C")
+        ends = [int(commits[-1]) + 1] if len(commits) else []
+        if ends:
+            self.reached(int(taken.commits(commits[-1:])["end_lsn"][0]))
+        for index, lsn in loose.items():
+            if 0 <= index - first < len(taken):
+                self.reached(lsn)
+                ends.append(index - first + 1)
+        return max(ends, default=0)
+
+
+def _types(relation: Relation) -> frozenset[int]:
+    return frozenset(column.type_oid for column in relation.columns)

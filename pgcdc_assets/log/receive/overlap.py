@@ -1,0 +1,88 @@
+"""Checks that what the server sends again matches what the lake holds.
+
+A slot behind the log (its confirmation was lost in a crash) can bring the log's newest transaction once
+more. Where another one stands in that place, or none, this WAL is not the one that the log was received
+from: the source was set back to an earlier state, and has gone on from there past the log's end, on the
+same timeline. No position shows that.
+
+Nor may anything new commit below the newest consistent point. Such points are never above the log; in lakes
+of earlier versions they may be, and there the source had nothing published between the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NoReturn, Self
+
+import numpy as np
+
+from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import LogAhead
+from pgcdc_assets.log.framerun import IS_CHANGE, OpenTransaction, Run
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.source.connect.failures import NEW_LAKE
+
+
+@dataclass
+class Overlap:
+    """The WAL in which the source can have no transaction but one: the log's newest."""
+
+    start: Lsn
+    """``commit_lsn`` of that transaction; the slot's position, or the log's, where none is to come."""
+    end: Lsn
+    """The position of the log, or of a consistent point above it."""
+    newest: int | None
+    """The xid of that transaction; None where none is to come."""
+    came: bool = False
+    """Whether it has come."""
+
+    @classmethod
+    def of(cls, log: ChangeLog, confirmed: Lsn | None, published: Lsn) -> Self | None:
+        """For a slot at ``confirmed`` and the newest point ``published``; None where the slot stands above both."""
+        position = log.position()
+        end = max(position, published)
+        if confirmed is None or confirmed >= end:
+            return None
+        if confirmed >= position:
+            return cls(position, end, None)
+        batches = [batch for batch in log.batches(confirmed) if batch.transactions]
+        newest = max((s.commit_max for s in log.all_segments() if s.commit_max is not None), default=None)
+        if not batches or newest is None or newest < confirmed:
+            return cls(confirmed, end, None)
+        return cls(newest, end, batches[-1].last_xid)
+
+    def above(self, floor: Lsn) -> Self | None:
+        """What is left of it once the slot stands at ``floor``: whoever held it before us may have confirmed."""
+        if floor <= self.start:
+            return self
+        return replace(self, start=floor, newest=None) if floor < self.end else None
+
+    def compare(self, run: Run, before: OpenTransaction | None) -> None:
+        """Frames as they come, ``before`` open in front of them. Raises LogAhead where they hold anything else."""
+        begins = run.at("B")
+        found = run.begins(begins)
+        finals: Ints = np.concatenate(([before.final_lsn if before else -1], found["final_lsn"].astype(np.int64)))
+        if self.newest is not None and not self.came:
+            self.came = self.start in finals
+            if self.came and self.newest not in found["xid"][found["final_lsn"] == self.start]:
+                self._fail(self.start)
+        begun, ended = np.cumsum(run.kinds == ord("B")), np.cumsum(run.kinds == ord("C"))
+        # A loose message belongs to no transaction. An empty one (14) says nothing: what is published may differ.
+        within = begun - ended + (before is not None) == 1
+        commit_lsn = finals[begun]
+        known = commit_lsn < self.start if self.newest is None else commit_lsn <= self.start
+        others = np.flatnonzero(IS_CHANGE[run.kinds] & within & ~known & (commit_lsn < self.end))
+        if len(others):
+            self._fail(int(commit_lsn[others[0]]))
+
+    def newest_passed(self) -> None:
+        """The server has sent all that commits below the log's end. Raises LogAhead where its newest was not there."""
+        if self.newest is not None and not self.came:
+            self._fail(self.start)
+
+    def _fail(self, lsn: int) -> NoReturn:
+        raise LogAhead(
+            f"stands at {self.end} with other transactions below than the source has: the source was restored to an "
+            "earlier time and has gone on since", thing="lake", lsn=Lsn(lsn), do=NEW_LAKE,
+        )  # fmt: skip

@@ -1,0 +1,352 @@
+"""The receive loop: frames from the slot into durable batches.
+
+One thread receives and decides, another writes (Parquet, fsync and commit leave the interpreter
+lock alone for most of their time). FrameBlock come off the connection many at a time, and all that is done
+with them is done per run of frames with numpy. At most one job of the writing thread is under way while
+the next segment fills, so memory is bounded whatever the size of a transaction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psycopg
+
+from pgcdc_assets.core.endpos import Endpos
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.reported import Progress
+from pgcdc_assets.log.batch import BatchWriter, Committed, Pending
+from pgcdc_assets.log.framerun import HEADER, Run
+from pgcdc_assets.log.receive.intake import Intake
+from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.protocol.frames import FrameBlock, keepalive
+from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience, Silence
+from pgcdc_assets.source.stream.catchup import Stream
+from pgcdc_assets.source.stream.clock import SourceClock
+
+SEGMENT_BYTES = 16 << 20
+"""Frames in memory before they are written. Twice this is held at the worst (one being written, one
+filling), which with the libraries' own footprint stays well below 300 MB."""
+FOREIGN_WAL_BYTES = 16 << 20
+"""WAL that carries nothing for us is let go each time this much has passed: one WAL segment file."""
+
+_RUN_BYTES = 1 << 20
+"""Bytes of frames that are indexed together: large enough that numpy's calls cost nothing per frame."""
+_RUN_SECONDS = 0.05
+_LINGER_SECONDS = 0.002
+"""A run that is not full waits for more: so long for the next frame, and _RUN_SECONDS in all."""
+_GATHER_SECONDS = 0.0003
+"""The walsender sends message by message: woken by each we would spend more on waking than on reading. Short
+enough that a Unix socket's buffer, some 300 small messages, does not fill meanwhile."""
+_IDLE_SECONDS = 0.1
+STATUS_SECONDS = 5.0
+"""Between status updates; a twelfth of the walsender's timeout, so that it never has to ask."""
+PROGRESS_SECONDS = 1.0
+"""The same while positions move: what pg_stat_replication shows is then no older."""
+_BUSY_SECONDS = 0.3
+"""Between status updates while nothing is read for the writing thread is behind: a request for one, which a
+server sends at half of its timeout, may lie among what is not read."""
+_ASK_SECONDS = 0.1
+"""Between requests for a keepalive while a goal or mark is ahead and nothing comes."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    batch_bytes: int
+    batch_seconds: float
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A commit is durable and confirmed."""
+
+    batch: Committed
+    stream_aborts: int
+    """Of the whole run so far: see :attr:`Intake.stream_aborts`."""
+
+
+@dataclass(frozen=True)
+class Complete:
+    """The log is recorded to the mark, or beyond: every transaction that commits below it is durable."""
+
+    lsn: Lsn
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """The goal is reached; ``lsn`` is the boundary where the log stands."""
+
+    lsn: Lsn
+
+
+Report = Landed | Complete | Arrived
+
+
+class Receiver:
+    """One run of receiving. ``run`` returns at the goal, or at a boundary after ``stop``."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        conn: psycopg.Connection[Any],
+        writer: BatchWriter,
+        relations: Relations,
+        *,
+        publications: Sequence[str],
+        floor: Lsn,
+        overlap: Overlap | None = None,
+        limits: Limits,
+        report: Callable[[Report], None],
+        orders: Callable[[Receiver], None] = lambda receiver: None,
+        patience: Patience = FOR_STREAMS,
+    ) -> None:
+        self._stream = stream
+        self._writer = writer
+        self._limits = limits
+        self._report = report
+        self._orders = orders
+        self._clock = SourceClock(conn)
+        self._progress = Progress(floor)
+        self._pending = Pending()
+        self._intake = Intake(conn, relations, publications, writer.position, overlap, self._send_due_status)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
+        self._job: Future[Committed | None] | None = None
+        self._planned = writer.position
+        self._goal: Endpos | None = None
+        self._marks: list[Lsn] = []
+        self._flush_now = False
+        self._stopping = False
+        self._arrived = False
+        self._status_at = self._asked_at = 0.0
+        self._silence = Silence(
+            patience, stream.endpoint, stream.at_work, lambda: self._send_status(ask=True)
+        )
+        self._progress.durable(writer.position)
+
+    # Orders, given between two rounds ----------------------------------------------------------------
+
+    def until(self, lsn: Lsn) -> None:
+        """Receive up to here, then end."""
+        self._goal = self._intake.goal = Endpos(lsn, wal_writer_delay=self._clock.wal_writer_delay)
+        if max(self._intake.boundary, self._intake.seen) >= lsn:
+            self._arrived = True
+
+    def mark(self, lsn: Lsn) -> None:
+        """Record the log to ``lsn`` once everything that commits below it has come, report that, and go on.
+
+        ``lsn`` must be a boundary, as a slot's consistent point is: never inside a commit record. A mark above the
+        goal is not reached by this run.
+        """
+        self._marks.append(lsn)
+
+    def applied(self, lsn: Lsn) -> None:
+        """Every mirror has been brought to here."""
+        self._progress.replayed(lsn)
+
+    def stop(self) -> None:
+        """End at the last boundary; an open transaction is left to the next run."""
+        self._stopping = True
+
+    # The loop ---------------------------------------------------------------------------------------
+
+    def run(self) -> Lsn:
+        """Receive until told otherwise; the boundary where the log stands."""
+        try:
+            self._send_status(ask=True)
+            # Before the first frame: a goal may lie behind some that have already come.
+            self._orders(self)
+            while not (self._stopping or self._arrived):
+                idle = self._receive()
+                self._round(idle)
+            self._finish()
+            return self._progress.flush
+        finally:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _receive(self) -> bool:
+        """Take what has arrived, up to one run; whether the stream is quiet."""
+        frames, came = self._stream.frames, False
+        deadline = time.monotonic() + _RUN_SECONDS
+        while time.monotonic() < deadline:
+            if frames.pull():
+                came = True
+                if frames.held >= _RUN_BYTES:
+                    # Enough; or the beginning of one frame that is larger, and comes in thousands of pieces.
+                    break
+                continue
+            if not frames.held:
+                self._stream.wait(_LINGER_SECONDS if self._job else _IDLE_SECONDS)
+                self._silence.listened()
+                return True
+            time.sleep(_GATHER_SECONDS)
+            if not self._stream.wait(_LINGER_SECONDS):
+                break
+        taken = frames.take()
+        # What is held may be the beginning of a frame whose end never comes.
+        if came or len(taken):
+            self._silence.heard()
+        else:
+            self._silence.listened()
+        self._take(taken)
+        return False
+
+    def _take(self, frames: FrameBlock) -> None:
+        """Runs of messages, and the keepalives between them."""
+        first = 0
+        for place in [*np.flatnonzero(frames.lengths <= HEADER).tolist(), len(frames)]:
+            if first < place and not self._arrived:
+                self._index(frames.part(first, place))
+            if place < len(frames) and not self._arrived:
+                self._keepalive(frames.frame(place))
+            first = place + 1
+
+    def _index(self, frames: FrameBlock) -> None:
+        """Turn the frames at hand into a run and take it in."""
+        taken = self._intake.take(Run.of(frames, self._intake.sequence))
+        self._pending.receive(taken.run, taken.whole, taken.after, time.monotonic())
+        self._arrived |= taken.arrived
+        if self._pending.in_memory >= SEGMENT_BYTES:
+            self._write_ahead()
+
+    def _keepalive(self, frame: bytes) -> None:
+        """``wal_end`` is a boundary: what committed below it has been sent, whatever is open."""
+        message = keepalive(frame)
+        self._intake.sent(message.wal_end)
+        if self._goal is None or self._goal.allows(message.wal_end):
+            self._intake.reached(message.wal_end)
+        if self._goal is not None and self._goal.arrived_at_wal_end(message.wal_end):
+            self._arrived = True
+        if message.reply_requested:
+            # Answered at once with what is durable; and the rest made durable, or a source that
+            # shuts down would wait for ever.
+            self._flush_now = True
+            self._send_status()
+
+    def _round(self, idle: bool) -> None:
+        """What is due between two runs of frames."""
+        self._orders(self)
+        self._collect(0)
+        now = time.monotonic()
+        self._reach_marks()
+        if self._job is None:
+            self._cut_if_due(now)
+        self._tell_marks()
+        moved = self._intake.boundary > self._progress.write
+        if now - self._status_at > (PROGRESS_SECONDS if moved else STATUS_SECONDS):
+            self._send_status()
+        if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
+            self._look_ahead(now)
+
+    def _look_ahead(self, now: float) -> None:
+        """A goal is ahead and the stream is quiet: ask where the server stands instead of waiting for traffic."""
+        if self._goal is not None and self._goal.flush_wanted:
+            self._goal.saw_source(*self._clock.positions(), now)
+        self._send_status(ask=True)
+
+    # Cutting ----------------------------------------------------------------------------------------
+
+    def _cut_if_due(self, now: float) -> None:
+        pending = self._pending
+        if pending.since is not None:
+            full = pending.closed_size >= self._limits.batch_bytes
+            if full or self._flush_now or now - pending.since >= self._limits.batch_seconds:
+                self._cut()
+        elif self._intake.boundary - self._planned >= (1 if self._flush_now else FOREIGN_WAL_BYTES):
+            self._cut()
+        self._flush_now = False
+
+    def _cut(self) -> None:
+        """Commit everything up to the last boundary."""
+        end = self._intake.boundary
+        if self._pending.since is not None:
+            closed, staged = self._pending.take_closed()
+            self._submit(lambda: self._writer.commit(closed, staged, end))
+        elif end > self._planned:
+            self._submit(lambda: self._writer.advance(end))
+        self._planned = max(self._planned, end)
+
+    def _write_ahead(self) -> None:
+        """Memory is full: write segments of the batch, and spill the open transaction if it is the large one."""
+        pending, state = self._pending, self._intake.transaction
+        if pending.closed.runs:
+            if pending.closed_size >= self._limits.batch_bytes:
+                self._cut()
+            else:
+                frames, staged = pending.stage_closed()
+                self._submit(lambda: self._writer.stage(frames, staged))
+        if state is not None and pending.open.size >= SEGMENT_BYTES // 2:
+            opened, spilled = pending.spill_open(state)
+            self._submit(lambda: self._writer.stage(opened, spilled))
+
+    def _submit(self, job: Callable[[], Committed | None]) -> None:
+        self._let_finish()
+        self._job = self._thread.submit(job)
+
+    def _let_finish(self) -> None:
+        """Wait for the writing thread, however slow the disk is: the server hears of us meanwhile."""
+        while self._job is not None:
+            self._collect(_BUSY_SECONDS)
+            if self._job is not None:
+                self._send_status()
+
+    def _collect(self, seconds: float) -> None:
+        """Take the writing thread's result, if it comes in time; raises what it raised."""
+        if self._job is None:
+            return
+        wait_for([self._job], timeout=seconds)
+        if not self._job.done():
+            return
+        committed, self._job = self._job.result(), None
+        if committed is not None:
+            self._progress.durable(committed.end)
+            self._send_status()
+            passed(FaultPoint.BATCH_CONFIRMED)
+            self._report(Landed(committed, self._intake.stream_aborts))
+
+    # Ends and marks ---------------------------------------------------------------------------------
+
+    def _reach_marks(self) -> None:
+        """The log may stand at a mark as soon as all that commits below it has come: it is recorded at once."""
+        for mark in self._marks:
+            # What lies past the goal has been left out, though it has been seen.
+            if self._intake.seen >= mark and (self._goal is None or self._goal.allows(mark)):
+                self._intake.reached(mark)
+            self._flush_now |= self._intake.boundary >= mark > self._planned
+
+    def _tell_marks(self) -> None:
+        for mark in [mark for mark in self._marks if mark <= self._progress.flush]:
+            self._marks.remove(mark)
+            self._report(Complete(mark))
+
+    def _finish(self) -> None:
+        """Make durable what is whole, confirm it, and say where we are."""
+        self._reach_marks()
+        self._cut()
+        self._let_finish()
+        self._writer.drop_spill()
+        self._tell_marks()
+        self._send_status()
+        if self._arrived:
+            self._report(Arrived(self._progress.flush))
+        self._stream.end_stream()
+
+    def _send_due_status(self) -> None:
+        """Between two rounds of something that may take longer than the server's patience."""
+        if time.monotonic() - self._status_at > STATUS_SECONDS:
+            self._send_status()
+
+    def _send_status(self, *, ask: bool = False) -> None:
+        progress = self._progress
+        progress.received(self._intake.boundary)
+        self._stream.send_status(progress.write, progress.flush, progress.apply, reply=ask)
+        self._status_at = time.monotonic()
+        if ask:
+            self._asked_at = self._status_at

@@ -1,0 +1,173 @@
+"""The apply: what the feeds hold of a turn, into the mirrors, one atomic commit per table.
+
+Inserts alone are appended: the feed's own files become files of the mirror, in a commit of milliseconds.
+After a truncate of the whole table what is left is complete by itself and overwrites the mirror. All
+else is collapsed and merged in Spark's tasks: rows that change or go are taken away by deletion vectors,
+rows that come make a new file. Spark's own MERGE does the same to a table, but costs seconds of CPU time
+however little there is to do. Each commit carries the position with the data.
+
+A merge fails before its commit where the mirror lacks a row that changed or holds one that was
+inserted, where the changes contradict each other, or where a file of one table cannot be read. Then the
+mirror stays as it was, and the table is to be set aside: going on would hide that it differs from the
+source. What fails for one table (:mod:`pgcdc_assets.delta.failures`) keeps no other from its commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.durable import AT_A_TIME
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.commit import commit_compaction
+from pgcdc_assets.delta.failures import ATTEMPTS, lost_race, of_one_table
+from pgcdc_assets.delta.log import Added, DeltaVersion
+from pgcdc_assets.feed.schema import FeedPart
+from pgcdc_assets.mirror.delta.compaction import Compacted, compact_mirror, worth_rewriting
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.mirror.delta.tablework import Applied, Work
+from pgcdc_assets.mirror.delta.task import Collapsing, Effect, collapse_units
+from pgcdc_assets.spark.tasks import run_tasks
+
+Result = TypeVar("Result")
+
+LOOK_EVERY = 10
+"""Versions of a mirror: the number of its small files grows by one a version, its vectors by the rows that go."""
+
+
+def apply_tables(
+    spark: SparkSession, layout: Layout, identity: Identity, parts: Sequence[FeedPart], upto: Lsn,
+    known: Mapping[TableName, Table] | None = None,
+) -> list[Applied]:  # fmt: skip
+    """Bring the mirrors of ``parts`` to ``upto`` (a transaction boundary), each from where it stands.
+
+    Tables without changes are left out of the result. A table that fails for itself comes back with
+    ``set_aside``; any other error ends the apply, and what was committed stands and is skipped next time.
+    ``known``: the tables as their mirrors last took them; what a mirror lacks of that is not made again.
+    A table that somebody else's commits came before is tried again alone, and at last left for the next turn.
+    """
+    done: list[Applied] = []
+    left = list(parts)
+    for attempt in range(1, ATTEMPTS + 1):
+        results = _attempted(spark, layout, identity, left, upto, known or {})
+        outrun = {result.table.name for result in results if result.outrun and attempt < ATTEMPTS}
+        done += [result for result in results if result.table.name not in outrun]
+        left = [part for part in left if part.table.name in outrun]
+        if not left:
+            break
+    return _compacted(spark, layout, identity, done)
+
+
+def _attempted(
+    spark: SparkSession, layout: Layout, identity: Identity, parts: Sequence[FeedPart], upto: Lsn,
+    known: Mapping[TableName, Table],
+) -> list[Applied]:  # fmt: skip
+    """Look at each mirror, and commit to it once; a few tables at a time, for a commit mostly waits for the disk."""
+    done: list[Applied] = []
+    rest: list[tuple[Work, list[Collapsing]]] = []
+    with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="commit") as pool:
+        for begun in pool.map(partial(_begun, spark, layout, identity, upto, known), parts):
+            if isinstance(begun, Applied):
+                done.append(begun)
+            elif begun is not None:
+                rest.append(begun)
+        started = time.monotonic()
+        effects = collapsed(spark, [units for _, units in rest])
+        share = (time.monotonic() - started) / max(1, len(rest))
+        done += pool.map(partial(_committed, share), zip(rest, effects, strict=True))
+    return done
+
+
+def _begun(
+    spark: SparkSession, layout: Layout, identity: Identity, upto: Lsn, known: Mapping[TableName, Table],
+    part: FeedPart,
+) -> Applied | tuple[Work, list[Collapsing]] | None:  # fmt: skip
+    """What one look at a mirror does or leaves to be collapsed; None where nothing of the part is left to do."""
+    work = _own(part.table, part.span.start, partial(Work.of, layout, identity, part, upto, known))
+    if not isinstance(work, Work):
+        return work
+    begun = _own(work.table, work.pending.span.start, partial(work.begin, spark))
+    return begun if isinstance(begun, Applied) else (work, begun)
+
+
+def _committed(seconds: float, found: tuple[tuple[Work, list[Collapsing]], Sequence[Effect]]) -> Applied:
+    (work, _), effects = found
+    return _own(work.table, work.pending.span.start, partial(work.commit, effects, seconds))
+
+
+def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Applied:
+    """A step of one table's apply. What fails for that table alone sets it aside where it stands, at ``start``."""
+    try:
+        return step()
+    except Exception as error:
+        if lost_race(error):
+            return Applied(table, -1, start, outrun=True)
+        if (failure := of_one_table(error)) is None:
+            raise
+        return Applied(table, -1, start, set_aside=(start, failure))
+
+
+def _compacted(spark: SparkSession, layout: Layout, identity: Identity, done: Sequence[Applied]) -> list[Applied]:
+    """Write files anew of mirrors that gathered many, or worn ones; what was applied, with the versions then."""
+    outcomes = {result.table.name: result for result in done}
+    works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
+    targets: list[Target] = []
+    for result in done:
+        if result.set_aside is not None or result.outrun or result.version % LOOK_EVERY:
+            continue
+        mirror = Mirror(layout, identity, result.table.name)
+        if mirror.delta is not None and (files := worth_rewriting(mirror.delta.files)):
+            works.append((result, mirror.delta, files))
+            targets.append(mirror.target(result.table, files))
+    for (result, delta, files), made in zip(works, run_tasks(spark, compact_mirror, targets), strict=True):
+        outcomes[result.table.name] = _with_compacted(result, delta, files, made)
+    return list(outcomes.values())
+
+
+def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added], made: Compacted) -> Applied:
+    """Commit a merged file. What another writer's commit came before is left for the next look."""
+    if made.failure is not None:
+        return replace(result, set_aside=(result.replay_lsn, made.failure))
+    try:
+        version = commit_compaction(delta, files, made.report)
+    except Exception as error:
+        if lost_race(error):
+            return result
+        if (failure := of_one_table(error)) is None:
+            raise
+        return replace(result, set_aside=(result.replay_lsn, failure))
+    passed(FaultPoint.MIRROR_FILES_COMMITTED)
+    return replace(result, version=version)
+
+
+def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:
+    """Collapse the units of several tables in one job, many small ones to a task; effects in the same order."""
+    units = [(place, unit) for place, work in enumerate(works) for unit in work]
+    workers = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    groups: list[list[tuple[int, Collapsing]]] = [[] for _ in range(min(2 * workers, len(units)))]
+    sizes = [0] * len(groups)
+    for place, unit in sorted(units, key=lambda item: -_size(item[1])):
+        lightest = sizes.index(min(sizes))
+        groups[lightest].append((place, unit))
+        sizes[lightest] += _size(unit)
+    results = run_tasks(spark, collapse_units, [[unit for _, unit in group] for group in groups])
+    effects: list[list[Effect]] = [[] for _ in works]
+    for group, found in zip(groups, results, strict=True):
+        for (place, _), effect in zip(group, found, strict=True):
+            effects[place].append(effect)
+    return effects
+
+
+def _size(unit: Collapsing) -> int:
+    return sum(path.stat().st_size for path in unit.files) + 1

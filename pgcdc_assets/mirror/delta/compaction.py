@@ -1,0 +1,88 @@
+"""Files of a mirror written anew while the sync goes on, so that a turn does not cost more the more turns there were.
+
+Each turn leaves a small file in each mirror that changed. Once there are many, their rows that are still
+there are written to one, in a commit that changes no row and no position. And each turn writes the deletion vector
+of every file that it touches, whole: a large file of which many rows are deleted is written again without them, one
+file at a time. Middling files are for ``pgcdc maintain``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.delta.log import Added
+from pgcdc_assets.mirror.delta.rowgroups import Target
+
+SMALL_BYTES: Final = 4 << 20
+GROUP_BYTES: Final = 32 << 20
+"""Of rows in memory that make a row group: many small ones would cost a merge what the small files did."""
+MOST_SMALL: Final = 32
+"""So many small files are left alone: to open one costs a merge less than a millisecond."""
+WORN_SHARE: Final = 32
+"""One row in so many deleted, but still in the file, is worth writing it again: a vector has two bytes for each, and is
+written with every turn,"""
+FEWEST_WORN: Final = 10_000
+"""unless they are few."""
+
+
+def worth_rewriting(live: Sequence[Added]) -> tuple[Added, ...]:
+    """Those to make one now: the small files where they are many, or the one that is worn most; none as a rule."""
+    return small_files(live) or worn_file(live)
+
+
+def worn_file(live: Sequence[Added]) -> tuple[Added, ...]:
+    worn = [file for file in live
+            if file.rows is not None and file.deleted >= max(FEWEST_WORN, file.rows / WORN_SHARE)]  # fmt: skip
+    return tuple(sorted(worn, key=lambda file: -file.deleted)[:1])
+
+
+def small_files(live: Sequence[Added]) -> tuple[Added, ...]:
+    small = tuple(file for file in live if file.size < SMALL_BYTES and file.rows is not None)
+    return small if len(small) > MOST_SMALL else ()
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What became of a mirror's small files; ``failure`` in words, where one of them could not be read."""
+
+    report: FileReport | None = None
+    failure: str | None = None
+
+
+def compact_mirror(target: Target) -> Compacted:
+    """Write one mirror's small files to one. A file that cannot be read is that mirror's own affair."""
+    try:
+        return Compacted(compact_file(target))
+    except Exception as error:
+        if (failure := of_one_table(error)) is None:
+            raise
+        return Compacted(failure=failure)
+
+
+def compact_file(target: Target) -> FileReport | None:
+    """Write what is left of the target's files to one file; None where no row is. Runs in a Spark task."""
+    with DataFile(target.folder, target.schema) as file:
+        for rows in _gathered(target):
+            file.write(rows.columns)
+        report = file.finish()
+    passed(FaultPoint.MIRROR_FILES_WRITTEN)
+    return report
+
+
+def _gathered(target: Target) -> Iterator[pa.Table]:
+    """What is left of the target's files, a row group's worth at a time."""
+    gathered: list[pa.Table] = []
+    for group in target.groups({}):
+        gathered.append(group.read(target.names).filter(pa.array(group.alive)))
+        if sum(rows.nbytes for rows in gathered) >= GROUP_BYTES:
+            yield pa.concat_tables(gathered)
+            gathered = []
+    if gathered:
+        yield pa.concat_tables(gathered)

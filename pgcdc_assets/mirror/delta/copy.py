@@ -1,0 +1,383 @@
+"""Snapshot copies: PostgreSQL's COPY in parallel tasks, each writing the mirror's own files, then one commit a table.
+
+The commit that brings the rows brings ``snapshot_lsn`` too, so a mirror holds a copy whole or not at all.
+A copy again overwrites in one commit; where columns have changed, by Spark, which alone can change them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.commit import commit_files
+from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.delta.failures import again_after_lost_races, of_one_table
+from pgcdc_assets.delta.tombstones import keeping
+from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
+from pgcdc_assets.feed.table import moved_away
+from pgcdc_assets.mirror.delta.copyblock import BlockReader
+from pgcdc_assets.mirror.delta.mirror import (
+    IDENTITY,
+    SOURCE_TABLE,
+    Mirror,
+    MirrorSchema,
+    create_mirror,
+    own_fields,
+    sql_path,
+)
+from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.snapshot.pieces import Piece, pieces
+from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, read_whole
+from pgcdc_assets.spark.tasks import run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pgcdc_assets.source.connect.connection import SourceConnection
+    from pgcdc_assets.source.snapshot.export import Snapshot
+
+BLOCK_BYTES: Final = 8 << 20
+"""CSV at a time in a task: bounds its memory to some 100 MB, and is a row group of its file."""
+LARGEST_PIECE: Final = 128 << 20
+SMALLEST_PIECE: Final = 4 << 20
+"""On the source's disk. Below, a connection and a file cost more than their share of the rows."""
+PIECES_PER_CORE: Final = 4
+"""So that the last piece, alone on the machine, is a small part of the whole."""
+TABLES_PER_JOB: Final = 10
+"""Small tables that land together, and share a connection's and a job's cost."""
+JOBS: Final = 2
+"""Spark jobs at a time, at least: the tasks of the next fill the cores that the last tasks of one leave, and its
+mirrors are made meanwhile."""
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """``bytes``: of the data files. ``seconds``: until the commit, from the start of the table's job."""
+
+    table: TableName
+    consistent_point: Lsn
+    rows: int
+    bytes: int
+    files: int
+    seconds: float
+    version: int
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where the files of one table go, and as what."""
+
+    table: Table
+    folder: Path
+    schema: pa.Schema
+    commit_lsn: int
+    staged: bool
+
+    @property
+    def reader(self) -> BlockReader:
+        return BlockReader(self.table, tuple(one.name for one in own_fields(self.table)), self.commit_lsn)
+
+
+_Part = tuple[Table, tuple[Piece, ...]]
+"""A table and pieces of it; none where a partitioned table has no partition."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Pieces of one or several tables, read one after the other."""
+
+    conninfo: str = field(repr=False)
+    snapshot: str
+    parts: tuple[_Part, ...]
+    targets: dict[TableName, _Target] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What became of one table's pieces in one task."""
+
+    table: TableName
+    file: FileReport | None = None
+    error: PgcdcError | None = None
+
+
+def copy_tables(
+    session: SparkSession, conninfo: str, tables: Sequence[Table], layout: Layout, identity: Identity,
+    snapshot: Snapshot, on_table: Callable[[CopyReport], None], retention: timedelta = timedelta(0),
+) -> Failures:  # fmt: skip
+    """Copy the tables as the snapshot shows them; ``on_table`` hears of each after its commit, in this thread.
+
+    A table that fails does not keep the others from their commits; returns which ones failed and why: CopyOutdated
+    and CopyBlocked where somebody altered a table meanwhile, IdentityMismatch where a mirror's folder holds somebody
+    else's table. ``retention``: for how long versions of the mirrors are promised to readers.
+    """
+    from pgcdc_assets.spark.session import cores
+
+    copier = _Copier(session, conninfo, layout, identity, snapshot, retention)
+    jobs, failures = copier.jobs(tables)
+    for reports, failed in _in_parallel(copier.copy, jobs, max(JOBS, cores(session))):
+        failures |= failed
+        for report in reports:
+            on_table(report)
+    return failures
+
+
+Failures = dict[TableName, PgcdcError]
+_Outcome = tuple[list[CopyReport], Failures]
+
+
+def _in_parallel(
+    copy: Callable[[list[_Task]], _Outcome], jobs: Sequence[list[_Task]], at_a_time: int
+) -> Iterator[_Outcome]:
+    """The outcomes as they come."""
+    pool = ThreadPoolExecutor(at_a_time, thread_name_prefix="copy")
+    waiting = iter(jobs)
+    running: set[Future[_Outcome]] = set()
+    try:
+        while True:
+            running |= {pool.submit(copy, job) for job in islice(waiting, at_a_time - len(running))}
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Copier:
+    def __init__(
+        self, session: SparkSession, conninfo: str, layout: Layout, identity: Identity, snapshot: Snapshot,
+        retention: timedelta,
+    ) -> None:  # fmt: skip
+        self._session = session
+        self._conninfo = conninfo
+        self._layout = layout
+        self._identity = identity
+        self._snapshot = snapshot
+        self._retention = retention
+
+    # Planning -------------------------------------------------------------------------------------
+
+    def jobs(self, tables: Sequence[Table]) -> tuple[list[list[_Task]], Failures]:
+        """Spark jobs, the largest tables first: a task for each piece of a large table, one for some small ones."""
+        with connect(self._conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
+            cut, failures = self._cut(conn, tables)
+        sizes = {name: sum(piece.bytes_estimate for piece in found) for name, found in cut.items()}
+        ordered = sorted((table for table in tables if table.name in cut), key=lambda table: -sizes[table.name])
+        large = [table for table in ordered if len(cut[table.name]) > 1]
+        jobs = [[self._task([(table, (piece,))]) for piece in cut[table.name]] for table in large]
+        small = [(table, tuple(cut[table.name])) for table in ordered if len(cut[table.name]) <= 1]
+        return jobs + [[self._task(share)] for share in _packed(small, sizes)], failures
+
+    def _cut(self, conn: SourceConnection, tables: Sequence[Table]) -> tuple[dict[TableName, list[Piece]], Failures]:
+        from pgcdc_assets.spark.session import cores
+
+        whole, failures = _pieces(conn, tables, LARGEST_PIECE)
+        total = sum(piece.bytes_estimate for found in whole.values() for piece in found)
+        size = max(SMALLEST_PIECE, min(LARGEST_PIECE, total // (PIECES_PER_CORE * cores(self._session))))
+        if size == LARGEST_PIECE:
+            return whole, failures
+        larger = {name for name, found in whole.items() if any(piece.bytes_estimate > size for piece in found)}
+        smaller, more = _pieces(conn, [table for table in tables if table.name in larger], size)
+        return {name: found for name, found in (whole | smaller).items() if name not in more}, failures | more
+
+    def _task(self, parts: Sequence[_Part]) -> _Task:
+        return _Task(self._conninfo, self._snapshot.name, tuple(parts))
+
+    # One job --------------------------------------------------------------------------------------
+
+    def copy(self, job: list[_Task]) -> _Outcome:
+        started = time.monotonic()
+        targets, failures = self._targets({table.name: table for task in job for table, _ in task.parts})
+        written = [one for found in run_tasks(self._session, _copy_parts, _ready(job, targets)) for one in found]
+        reports: list[CopyReport] = []
+        for name, target in targets.items():
+            try:
+                files = _sound([one for one in written if one.table == name])
+                passed(FaultPoint.COPY_COMMITTING)
+                version = again_after_lost_races(partial(self._commit, target, files))
+                passed(FaultPoint.COPY_COMMITTED)
+            except Exception as error:
+                if (failure := _own(name, error)) is None:
+                    raise
+                failures[name] = failure
+                continue
+            finally:
+                if target.staged:
+                    shutil.rmtree(target.folder, ignore_errors=True)
+            rows, size = sum(file.rows for file in files), sum(file.size for file in files)
+            point, seconds = self._snapshot.consistent_point, time.monotonic() - started
+            reports.append(CopyReport(name, point, rows, size, len(files), seconds, version))
+        return reports, failures
+
+    def _targets(self, tables: dict[TableName, Table]) -> tuple[dict[TableName, _Target], Failures]:
+        targets: dict[TableName, _Target] = {}
+        failures: Failures = {}
+        for name, table in tables.items():
+            try:
+                targets[name] = self._target(table)
+            except Exception as error:
+                if (failure := _own(name, error)) is None:
+                    raise
+                failures[name] = failure
+        return targets, failures
+
+    def _target(self, table: Table) -> _Target:
+        """The mirror's folder, the mirror made; a staging folder where its columns are to change."""
+        schema = MirrorSchema.of(table)
+        mirror = self._opened(table.name)
+        point = int(self._snapshot.consistent_point)
+        if mirror.exists and not mirror.holds(schema):
+            folder = self._layout.staging / uuid.uuid4().hex
+            folder.mkdir(parents=True)
+            return _Target(table, folder, schema.arrow, point, staged=True)
+        if not mirror.exists:
+            properties = {IDENTITY: self._identity.app_id(), SOURCE_TABLE: str(table.name), **keeping(self._retention)}
+            create_mirror(self._session, mirror.path, schema, properties)
+            passed(FaultPoint.MIRROR_MADE)
+            mirror = Mirror(self._layout, self._identity, table.name)
+        return _Target(table, mirror.path, mirror.physical(schema), point, staged=False)
+
+    def _opened(self, name: TableName) -> Mirror:
+        """The mirror; one whose own log cannot be read is put out of the way, for the copy to begin anew."""
+        mirror = Mirror(self._layout, self._identity, name)
+        try:
+            mirror.delta  # noqa: B018 - reads its log
+        except (LakeError, pa.ArrowException, ValueError):
+            moved_away(self._layout, mirror.path)
+            return Mirror(self._layout, self._identity, name)
+        return mirror
+
+    def _commit(self, target: _Target, files: Sequence[FileReport]) -> int:
+        mirror = Mirror(self._layout, self._identity, target.table.name)
+        if not target.staged:
+            assert mirror.delta is not None
+            return commit_files(mirror.delta, files, "overwrite", {mirror.snapshot_app_id: target.commit_lsn})
+        replace_mirror(self._session, mirror, MirrorSchema.of(target.table), target.folder, files,
+                       Lsn(target.commit_lsn))  # fmt: skip
+        return Mirror(self._layout, self._identity, target.table.name).version
+
+
+def replace_mirror(
+    session: SparkSession, mirror: Mirror, schema: MirrorSchema, folder: Path, files: Sequence[FileReport], point: Lsn
+) -> None:
+    """Other columns and other rows in one commit. Only Spark changes the columns of such a table."""
+    from pgcdc_assets.spark.session import table_session
+
+    if mirror.snapshot_lsn is not None and mirror.snapshot_lsn >= point:
+        raise LakeError(f"holds the copy of {mirror.snapshot_lsn} already", thing=f"mirror {mirror.name}", lsn=point)
+    if schema.mapped:
+        mode = "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+        session.sql(f"ALTER TABLE {sql_path(mirror.path)} {mode}").collect()
+    own = table_session(session, mirror.snapshot_app_id, point)
+    if files:
+        frame = own.read.schema(schema.ddl).parquet(*(str(folder / file.path) for file in files))
+    else:
+        frame = own.createDataFrame([], schema.ddl)
+    frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(mirror.path))
+    now = mirror.again()
+    if now.snapshot_lsn != point or not now.holds(schema):
+        raise LakeError("did not take the copy", thing=f"mirror {mirror.name}", lsn=point)
+
+
+def _pieces(
+    conn: SourceConnection, tables: Sequence[Table], size: int
+) -> tuple[dict[TableName, list[Piece]], Failures]:
+    """Of each table, or that it is gone."""
+    found: dict[TableName, list[Piece]] = {}
+    gone: Failures = {}
+    for table in tables:
+        try:
+            found[table.name] = pieces(conn, table, size)
+        except CopyOutdated as error:
+            gone[table.name] = error
+    return found, gone
+
+
+def _packed(small: Sequence[_Part], sizes: dict[TableName, int]) -> Iterator[list[_Part]]:
+    """Small tables in shares of about one piece's size, and no more than should wait for each other."""
+    share: list[_Part] = []
+    size = 0
+    for table, cut in small:
+        share.append((table, cut))
+        size += sizes[table.name]
+        if size >= SMALLEST_PIECE or len(share) == TABLES_PER_JOB:
+            yield share
+            share, size = [], 0
+    if share:
+        yield share
+
+
+def _ready(job: Sequence[_Task], targets: dict[TableName, _Target]) -> list[_Task]:
+    """The tasks with what they need of each table, less the tables that have no target."""
+    ready: list[_Task] = []
+    for task in job:
+        parts = tuple(part for part in task.parts if part[0].name in targets)
+        if parts:
+            ready.append(replace(task, parts=parts, targets={table.name: targets[table.name] for table, _ in parts}))
+    return ready
+
+
+def _sound(written: Sequence[_Written]) -> list[FileReport]:
+    """The files of one table; raises what one of its pieces failed with."""
+    for one in written:
+        if one.error is not None:
+            raise one.error
+    return [one.file for one in written if one.file is not None]
+
+
+# In the tasks -------------------------------------------------------------------------------------
+
+
+def _copy_parts(task: _Task) -> list[_Written]:
+    return [_copy_part(task, task.targets[table.name], cut) for table, cut in task.parts]
+
+
+def _copy_part(task: _Task, target: _Target, cut: Sequence[Piece]) -> _Written:
+    try:
+        report = read_whole(lambda: _file(task, target, cut))
+        passed(FaultPoint.PIECE_COPIED)
+        return _Written(target.table.name, report)
+    except Exception as error:
+        if (failure := _own(target.table.name, error)) is None:
+            raise
+        return _Written(target.table.name, error=failure)
+
+
+def _own(name: TableName, error: Exception) -> PgcdcError | None:
+    """What a copy of one table failed with; None where that is everybody's."""
+    if isinstance(error, PgcdcError):
+        return error
+    failure = of_one_table(error)
+    return None if failure is None else LakeError(failure, thing=f"copy of {name}")
+
+
+def _file(task: _Task, target: _Target, cut: Sequence[Piece]) -> FileReport | None:
+    """Of one reading. The file of a reading that was interrupted goes: the next one begins its own."""
+    reader = target.reader
+    with DataFile(target.folder, target.schema) as file:
+        try:
+            for piece in cut:
+                for block in copy_blocks(task.conninfo, task.snapshot, piece, BLOCK_BYTES):
+                    file.write(reader.columns(block, piece.leaf))
+        except Interrupted:
+            file.path.unlink(missing_ok=True)
+            raise
+        return file.finish()

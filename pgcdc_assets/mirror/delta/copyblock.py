@@ -1,0 +1,63 @@
+"""One block of a copy's CSV as the mirror's columns: what the tasks of a copy do with what they read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, ROW
+from pgcdc_assets.protocol.text.typed import row_hash, row_identities, typed
+
+
+@dataclass(frozen=True)
+class BlockReader:
+    """``commit_lsn`` of all rows is the copy's consistent point: no transaction of theirs is known."""
+
+    table: Table
+    own: tuple[str, ...]
+    """Names of our columns, in the mirror's order."""
+    commit_lsn: int
+
+    def columns(self, block: bytes, leaf: TableName | None) -> list[pa.Array | pa.ChunkedArray]:
+        """The rows of a block in the mirror's order of columns."""
+        names = [column.name for column in self.table.columns]
+        text, rows = self._text(block)
+        done = typed(text, self.table.columns, rows)
+        ours: dict[str, Any] = {
+            COMMIT_LSN: lambda: pa.repeat(pa.scalar(self.commit_lsn, pa.int64()), rows),
+            COMMIT_TS: lambda: pa.nulls(rows, pa.timestamp("us", "UTC")),
+            RAW: lambda: done.raw,
+            LEAF: lambda: pa.repeat(pa.scalar(None if leaf is None else str(leaf), pa.string()), rows),
+            ROW: lambda: row_identities(rows),
+            HASH: lambda: row_hash(text, names, rows),
+        }
+        return [*done.values, *(ours[name]() for name in self.own)]
+
+    def _text(self, block: bytes) -> tuple[list[pa.ChunkedArray], int]:
+        """The CSV as columns of text: empty and unquoted is NULL, whatever stands in quotes is not."""
+        places = [str(place) for place in range(len(self.table.columns))]
+        if not places:
+            # A table without columns: its rows are empty lines.
+            return [], block.count(b"\n")
+        try:
+            table = csv.read_csv(
+                pa.BufferReader(block),
+                csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=places),
+                csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+                csv.ConvertOptions(
+                    column_types=dict.fromkeys(places, pa.string()),
+                    null_values=[""],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            )
+        except pa.ArrowInvalid:
+            # Arrow's message quotes the row.
+            raise ProtocolError("sent rows that are no CSV in UTF-8", thing=f"copy of {self.table.name}") from None
+        return table.columns, table.num_rows

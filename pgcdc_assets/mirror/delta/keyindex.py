@@ -1,0 +1,121 @@
+"""Which rows of a target have one of the keys that a merge source asks for.
+
+Key columns are narrowed one after the other, so that the second is looked at only where the first fits.
+Values compare as in PostgreSQL's keys, save that there is one zero. One that does not fit its type is
+NULL, and told apart by its text in ``_pgcdc_raw``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.feed.schema import RAW, FeedColumn
+from pgcdc_assets.mirror.net.keyed import raw_texts
+
+
+class KeyIndex:
+    """The keys of some rows, each key once."""
+
+    def __init__(self, rows: pa.Table, keys: Sequence[FeedColumn]) -> None:
+        """``rows`` has the columns ``keys`` and ``_pgcdc_raw``."""
+        self._steps = [_Step(column, text) for column in keys for text in (False, True)
+                       if not text or rows[column.name].null_count]  # fmt: skip
+        number = np.zeros(rows.num_rows, dtype=np.int64)
+        for step in self._steps:
+            number = step.number(rows, number)
+        self._rows = np.argsort(number, kind="stable")
+        distinct = len(np.unique(number)) if self._steps else 0
+        if self._steps and distinct != rows.num_rows:
+            raise AssertionError(f"{rows.num_rows} rows of a merge source have {distinct} keys")
+
+    @property
+    def columns(self) -> list[str]:
+        """What :meth:`find` looks at."""
+        texts = [RAW] if any(step.text for step in self._steps) else []
+        return [*(step.column.name for step in self._steps if not step.text), *texts]
+
+    def find(self, target: pa.Table) -> tuple[Ints, Ints]:
+        """Pairs of row numbers: in ``target``, and in the rows that the index is of. A NULL matches a NULL."""
+        at = np.arange(target.num_rows if self._steps else 0, dtype=np.int64)
+        number = np.zeros(len(at), dtype=np.int64)
+        for step in self._steps:
+            fits, number = step.found(target, at, number)
+            at = at[fits]
+        return at, self._rows[number]
+
+
+@dataclass
+class _Step:
+    """One column, or its texts; the pairs seen so far, numbered densely."""
+
+    column: FeedColumn
+    text: bool
+
+    def number(self, rows: pa.Table, before: Ints) -> Ints:
+        """The numbers of the rows, given those of the columns before; remembered for :meth:`found`."""
+        values = self._values(rows)
+        self._spelling = _Spelling(values) if pa.types.is_list(values.type) else None
+        values = self._comparable(values)
+        self._distinct = pc.unique(values)
+        codes = before * len(self._distinct) + self._codes(values).to_numpy(zero_copy_only=False)
+        self._pairs, numbers = np.unique(codes, return_inverse=True)
+        return numbers.astype(np.int64)
+
+    def found(self, target: pa.Table, at: Ints, before: Ints) -> tuple[Ints, Ints]:
+        """Of the target's rows ``at``: the places of those that fit, and the number of each."""
+        values = self._values(target)
+        if len(at) < target.num_rows:
+            values = values.take(pa.array(at))
+        codes = self._codes(self._comparable(values))
+        known = np.flatnonzero(codes.is_valid().to_numpy(zero_copy_only=False))
+        pairs = before[known] * len(self._distinct) + codes.drop_null().to_numpy()
+        number = np.searchsorted(self._pairs, pairs)
+        number[number == len(self._pairs)] = 0
+        fits = self._pairs[number] == pairs if len(known) else known.astype(bool)
+        return known[fits], number[fits].astype(np.int64)
+
+    def _values(self, rows: pa.Table) -> pa.Array:
+        if self.text:
+            return raw_texts(_whole(rows[RAW]), self.column.source)
+        return _one_zero(_whole(rows[self.column.name]))
+
+    def _comparable(self, values: pa.Array) -> pa.Array:
+        return values if self._spelling is None else self._spelling.of(values)
+
+    def _codes(self, values: pa.Array) -> pa.Array:
+        return pc.index_in(values, value_set=self._distinct)
+
+
+class _Spelling:
+    """A text per list, alike for lists that are: Arrow compares no lists."""
+
+    def __init__(self, lists: pa.ListArray) -> None:
+        """Knows the elements of ``lists``; any other is spelled ``?``."""
+        items = lists.flatten()
+        self._inner = _Spelling(items) if pa.types.is_list(items.type) else None
+        self._letters = pc.unique(self._comparable(items))
+
+    def of(self, lists: pa.ListArray) -> pa.StringArray:
+        places = pc.index_in(self._comparable(lists.flatten()), value_set=self._letters)
+        letters = pc.fill_null(pc.cast(places, pa.string()), "?")
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        words = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), letters), ",")
+        return pc.if_else(lists.is_valid(), words, None)
+
+    def _comparable(self, items: pa.Array) -> pa.Array:
+        return _one_zero(items) if self._inner is None else self._inner.of(items)
+
+
+def _one_zero(values: pa.Array) -> pa.Array:
+    return pc.add(values, 0.0) if pa.types.is_floating(values.type) else values
+
+
+def _whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values

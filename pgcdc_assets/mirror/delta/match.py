@@ -1,0 +1,286 @@
+"""The merge of a net effect into a mirror's files: which of their rows go, and which rows come.
+
+Nothing is rewritten: rows that go are named by file and position, for a deletion vector, and those that
+come, changed ones among them, make one new file. What the target must hold is checked on the way: a row
+that changes must be there, a row that arrives must not. Where the mirror disagrees nothing is committed,
+so that a mirror that differs from its source is never written over.
+
+Arrow and numpy alone. Imported by Spark's workers: no Spark.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from pgcdc_assets.core.arrays import Bools, Ints
+from pgcdc_assets.errors import MergeMismatch
+from pgcdc_assets.feed.schema import HASH, LEAF, OP, RAW, FeedColumn
+from pgcdc_assets.mirror.delta.keyindex import KeyIndex
+from pgcdc_assets.mirror.delta.rowgroups import RowGroup, Target, Wanted, wanted
+from pgcdc_assets.mirror.net.keyed import MASK, ORIGIN, PRESENT, UPSERT, key_numbers, map_keys, raw_maps, raw_texts
+from pgcdc_assets.mirror.net.multiset import COUNT, NetRows
+
+LACKS = "the mirror lacks a row that the source changed"
+HOLDS = "the mirror holds a row that the source inserted"
+TWICE = "the mirror holds a row twice"
+
+
+GIVEN_BYTES = 64 << 20
+"""Values kept from the target, held until so many are written with their rows: a change of a few bytes may keep
+megabytes that were not sent."""
+
+Write = Callable[[pa.Table], None]
+"""Takes rows that come, under feed names; it is for nothing where the merge fails after all."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge does to a mirror besides the rows that come; counts are rows."""
+
+    gone: dict[str, BitMap64]
+    """By file, the positions of the rows that go."""
+    inserted: int
+    updated: int
+    deleted: int
+
+
+def merge_keyed(
+    target: Target, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], leaves: Sequence[str],
+    write: Write,
+) -> Merged:  # fmt: skip
+    """Merge a source (of :func:`pgcdc_assets.mirror.net.keyed.collapse`) whose ``masked`` attnums may lack values.
+
+    ``leaves`` are emptied: all their rows go. Raises MergeMismatch where the target does not hold what
+    it must.
+    """
+    match = _Match(source, columns, masked, write)
+    emptied = _Emptied(leaves)
+    gone = _Gone()
+    looked_at = target.groups({} if leaves else match.wanted) if leaves or source.num_rows else ()
+    for group in looked_at:
+        left = emptied.of(group)
+        at = match.take(group, left)
+        gone.add(group, at, np.flatnonzero(left))
+    match.check()
+    match.finish()
+    changed = int((match.live & (match.hits > 0)).sum())
+    return Merged(gone.positions, int(match.live.sum()) - changed, changed, gone.count - changed)
+
+
+def merge_multiset(
+    target: Target, net: NetRows, columns: Sequence[FeedColumn], leaves: Sequence[str], write: Write
+) -> Merged:
+    """Take as many copies of each removed row away as it says; one that is not there raises MergeMismatch."""
+    emptied = _Emptied(leaves)
+    gone = _Gone()
+    copies = _Copies(net.removed, columns)
+    if leaves or net.removed.num_rows:
+        for group in target.groups({}):
+            gone.add(group, np.flatnonzero(emptied.of(group)), copies.take(group))
+    copies.check()
+    write(net.added)
+    return Merged(gone.positions, net.added.num_rows, 0, gone.count)
+
+
+class _Gone:
+    """Positions by file, each once."""
+
+    def __init__(self) -> None:
+        self.positions: dict[str, BitMap64] = defaultdict(BitMap64)
+
+    @property
+    def count(self) -> int:
+        return sum(len(positions) for positions in self.positions.values())
+
+    def add(self, group: RowGroup, *places: Ints) -> None:
+        for at in places:
+            if len(at):
+                self.positions[group.path] |= BitMap64((at + group.start).astype(np.uint64))
+
+
+@dataclass(frozen=True)
+class _Emptied:
+    """Truncated leaves, by the value of ``_pgcdc_leaf``."""
+
+    leaves: Sequence[str]
+
+    def of(self, group: RowGroup) -> Bools:
+        """The rows that they hold in the target."""
+        if not self.leaves:
+            return np.zeros(group.rows, dtype=bool)
+        names = group.read([LEAF])[LEAF]
+        held: Bools = pc.is_in(names, pa.array(list(self.leaves), names.type)).to_numpy(zero_copy_only=False)
+        return held.astype(bool) & group.alive
+
+
+class _Match:
+    """A merge source against its target, one row group after the other."""
+
+    def __init__(
+        self, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], write: Write
+    ) -> None:  # fmt: skip
+        self._write = write
+        self._source = source.combine_chunks()
+        keys = [column for column in columns if column.key]
+        self._own = KeyIndex(self._source, keys)
+        self._kept = [column for column in columns if column.attnum in masked]
+        self._lacking = np.zeros(source.num_rows, dtype=bool)
+        for column in self._kept:
+            self._lacking |= _bools(source[f"{MASK}{column.attnum}"])
+        # Rows whose masked values stand under the key that they had before.
+        self._moved = np.flatnonzero(_bools(pc.is_valid(source[ORIGIN])))
+        origins = self._source[ORIGIN].filter(pc.is_valid(self._source[ORIGIN])).combine_chunks()
+        self._origins = pa.Table.from_struct_array(origins)
+        self._from = KeyIndex(self._origins, keys)
+        self._lacking_here = self._lacking.copy()
+        self._lacking_here[self._moved] = False
+        self._keys = keys
+        self._given: list[tuple[Ints, pa.Table]] = []
+        self._gifts = np.zeros(source.num_rows, dtype=np.int64)
+        self.hits = np.zeros(source.num_rows, dtype=np.int64)
+        """Per row of the source, how many rows of the target have its key;"""
+        self._emptied_hits = np.zeros(source.num_rows, dtype=np.int64)
+        """of which so many lie in a leaf that was truncated."""
+        self.live: Bools = _bools(pc.equal(source[OP], UPSERT))
+
+    @property
+    def wanted(self) -> Wanted:
+        both = pa.concat_tables([self._source.select(self._names), self._origins.select(self._names)])
+        return wanted({name: both[name] for name in self._names})
+
+    @property
+    def _names(self) -> list[str]:
+        return [column.name for column in self._keys]
+
+    def take(self, group: RowGroup, emptied: Bools) -> Ints:
+        """Match one row group; the positions in it that have a key of the source."""
+        if not self._keys:
+            return np.zeros(0, dtype=np.int64)
+        keys = group.read(list(dict.fromkeys([*self._own.columns, *self._from.columns])))
+        at, rows = _alive(group, *self._own.find(keys))
+        self.hits += np.bincount(rows, minlength=len(self.hits))
+        self._emptied_hits += np.bincount(rows[emptied[at]], minlength=len(self.hits))
+        if self._kept:
+            here = self._lacking_here[rows]
+            moved_at, moved = _alive(group, *self._from.find(keys))
+            self._give(group, np.concatenate((at[here], moved_at)), np.concatenate((rows[here], self._moved[moved])))
+        return at
+
+    def _give(self, group: RowGroup, at: Ints, rows: Ints) -> None:
+        """Take the kept values of some rows from where they stand."""
+        if not len(at):
+            return
+        values = group.read([*(column.name for column in self._kept), RAW])
+        self._given.append((rows, values.take(pa.array(at))))
+        self._gifts += np.bincount(rows, minlength=len(self._gifts))
+        if sum(given.nbytes for _, given in self._given) >= GIVEN_BYTES:
+            self._write_given()
+
+    def check(self) -> None:
+        """MergeMismatch where the target did not hold what it must, or held it twice."""
+        present = self._source[PRESENT]
+        must, must_not = _bools(pc.fill_null(present, False)), ~_bools(pc.fill_null(present, True))
+        if (must & (self.hits == 0)).any() or (self._lacking & (self._gifts == 0)).any():
+            raise MergeMismatch(LACKS)
+        if (must_not & (self.hits > self._emptied_hits)).any():
+            raise MergeMismatch(HOLDS)
+        if max(self.hits.max(initial=0), self._gifts.max(initial=0)) > 1:
+            raise MergeMismatch(TWICE)
+
+    def finish(self) -> None:
+        """Write what is not written yet."""
+        self._write_given()
+        self._write(self._source.filter(pa.array(self.live & (self._gifts == 0))))
+
+    def _write_given(self) -> None:
+        """Write the rows whose kept values were found, with these and their texts put in."""
+        if not self._given:
+            return
+        rows = self._source.take(pa.array(np.concatenate([at for at, _ in self._given])))
+        given = pa.concat_tables([values for _, values in self._given])
+        self._given = []
+        masks = {column.source: rows[f"{MASK}{column.attnum}"] for column in self._kept}
+        for column in self._kept:
+            values = pc.if_else(masks[column.source], given[column.name], rows[column.name])
+            rows = rows.set_column(rows.schema.get_field_index(column.name), column.name, values)
+        raw = _raw_filled(rows[RAW], given[RAW], masks)
+        self._write(rows.set_column(rows.schema.get_field_index(RAW), RAW, raw))
+
+
+def _raw_filled(
+    own: pa.ChunkedArray, given: pa.ChunkedArray, masks: Mapping[str, pa.ChunkedArray]
+) -> pa.Array | pa.ChunkedArray:
+    """The ``_pgcdc_raw`` of each row: the texts of masked columns come from where their values come from."""
+    if own.null_count + given.null_count == 2 * len(own):
+        return own
+    names = pc.unique(pa.concat_arrays([map_keys(own), map_keys(given)])).to_pylist()
+    texts = {name: raw_texts(own, name) for name in names}
+    for name in masks.keys() & texts.keys():
+        texts[name] = _whole(pc.if_else(masks[name], raw_texts(given, name), texts[name]))
+    return raw_maps(texts, len(own), own.type)
+
+
+class _Copies:
+    """Takes rows away that are alike to the removed ones of a multiset, as they are met: which of several does not
+    matter."""
+
+    def __init__(self, removed: pa.Table, columns: Sequence[FeedColumn]) -> None:
+        own = [name for name in (HASH, LEAF) if name in removed.column_names]
+        self._alike = [*(FeedColumn(name, name, 0, True) for name in own), *(replace(c, key=True) for c in columns)]
+        self._names = [*(column.name for column in self._alike), RAW]
+        self._removed = removed
+        self._left = removed[COUNT].to_numpy().copy()
+
+    def take(self, group: RowGroup) -> Ints:
+        """The positions in a row group of the copies to take away."""
+        open_ = self._removed.filter(pa.array(self._left > 0))
+        hashes = group.read([HASH])[HASH]
+        at = np.flatnonzero(_bools(pc.is_in(hashes, pc.unique(open_[HASH]))) & group.alive)
+        if not len(at):
+            return at
+        met = pc.unique(hashes.take(pa.array(at)))
+        asked = np.flatnonzero(_bools(pc.is_in(self._removed[HASH], met)))
+        both = [self._removed.take(pa.array(asked)), group.read(self._names).take(pa.array(at))]
+        number = key_numbers(
+            pa.concat_tables([rows.select(self._names) for rows in both]).combine_chunks(), self._alike
+        )
+        own, theirs = number[: len(asked)], number[len(asked) :]
+        counts = np.zeros(int(number.max()) + 1, dtype=np.int64)
+        counts[own] = self._left[asked]
+        taken = _first(theirs, counts)
+        self._left[asked] -= np.bincount(theirs[taken], minlength=len(counts))[own]
+        return at[taken]
+
+    def check(self) -> None:
+        if (self._left > 0).any():
+            raise MergeMismatch(LACKS)
+
+
+def _first(group: Ints, counts: Ints) -> Ints:
+    """The places of the first ``counts[g]`` entries of every group g."""
+    order = np.argsort(group, kind="stable")
+    sorted_group = group[order]
+    starts = np.flatnonzero(np.diff(sorted_group, prepend=-1))
+    place = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    return np.sort(order[place < counts[sorted_group]])
+
+
+def _alive(group: RowGroup, at: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    there = group.alive[at]
+    return at[there], rows[there]
+
+
+def _whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
+def _bools(values: pa.ChunkedArray | pa.Array) -> Bools:
+    found: Bools = values.to_numpy() if isinstance(values, pa.ChunkedArray) else values.to_numpy(zero_copy_only=False)
+    return found.astype(bool)

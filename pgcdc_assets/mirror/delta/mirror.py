@@ -1,0 +1,328 @@
+"""Mirrors: what their columns are, how they are made, and where they stand."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from deltalake import Schema as DeltaSchema
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.layout import DELTA_LOG, Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.datafile import OWN_NAME
+from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion, open_delta
+from pgcdc_assets.delta.tombstones import keeping
+from pgcdc_assets.errors import IdentityMismatch, LakeError
+from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, REFUSED, ROW, feed_name
+from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.protocol.text.typed import RAW_TYPE
+from pgcdc_assets.protocol.text.types import arrow_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+IDENTITY: Final = "pgcdc.identity"
+"""Table property: whose changes the mirror takes."""
+SOURCE_TABLE: Final = "pgcdc.table"
+
+PROPERTIES: Final = {
+    "delta.enableDeletionVectors": "true",
+    # What readers of an older consistent point need is kept by `pgcdc maintain`, by versions and not by time. These
+    # are for a VACUUM by somebody else.
+    **keeping(timedelta(days=7)),
+    "delta.checkpointInterval": "50",
+    "delta.autoOptimize.autoCompact": "false",
+    "delta.autoOptimize.optimizeWrite": "false",
+}
+
+_SQL_TYPES: Final = (
+    (pa.types.is_boolean, "BOOLEAN"),
+    (pa.types.is_int16, "SMALLINT"),
+    (pa.types.is_int32, "INT"),
+    (pa.types.is_int64, "BIGINT"),
+    (pa.types.is_float32, "FLOAT"),
+    (pa.types.is_float64, "DOUBLE"),
+    (pa.types.is_date32, "DATE"),
+    (pa.types.is_binary, "BINARY"),
+    (pa.types.is_string, "STRING"),
+)
+
+
+def needs_column_mapping(names: Sequence[str]) -> bool:
+    """Only then: mapped tables are closed to some readers."""
+    return any(REFUSED.search(name) for name in names)
+
+
+def refusal(table: Table) -> str | None:
+    """Why a table cannot be mirrored at all, in words; None where it can."""
+    names = [column.name for column in table.columns]
+    reserved = [name for name in names if name.lower() in OWN_COLUMNS]
+    if reserved:
+        return f"column {reserved[0]} has a name that the mirror keeps for itself"
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            return f"columns {other} and {name} differ in case alone, which Delta Lake cannot hold"
+    unlogged = [leaf.name for leaf in table.leaves if leaf.unlogged]
+    return f"partition {unlogged[0]} is UNLOGGED, and what is written to it is in no stream" if unlogged else None
+
+
+def way_back(name: TableName, *, refused: bool) -> str:
+    """What to do about a table that is set aside. One that cannot be mirrored at all is not helped by a new copy."""
+    if refused:
+        return f"change that on the source, or leave the table out: '-{name}' in the setting `tables`"
+    return f"run `pgcdc snapshot {name.shell}`"
+
+
+OWN_COLUMNS: Final = frozenset((COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH))
+
+
+@dataclass(frozen=True)
+class MirrorSchema:
+    """The columns of a mirror: the table's own, names verbatim, then ours. All nullable, keys too:
+    delta-rs lets a NULL into a NOT NULL column, and readers then see a neighbour's value."""
+
+    arrow: pa.Schema
+
+    @classmethod
+    def of(cls, table: Table) -> MirrorSchema:
+        """LakeError where :func:`refusal` has a reason."""
+        reason = refusal(table)
+        if reason is not None:
+            raise LakeError(f"cannot be mirrored: {reason}", thing=f"table {table.name}")
+        fields = [pa.field(column.name, arrow_type(column.type)) for column in table.columns]
+        return cls(pa.schema(fields + own_fields(table)))
+
+    @property
+    def mapped(self) -> bool:
+        return needs_column_mapping(self.arrow.names)
+
+    @property
+    def ddl(self) -> str:
+        """The columns as Spark's DDL names them."""
+        return ", ".join(f"{sql_name(field.name)} {sql_type(field.type)}" for field in self.arrow)
+
+
+def own_fields(table: Table) -> list[pa.Field]:
+    """Our columns: position, what no type holds, and where needed the partition and the row's identity."""
+    fields = [
+        pa.field(COMMIT_LSN, pa.int64()),
+        pa.field(COMMIT_TS, pa.timestamp("us", "UTC")),
+        pa.field(RAW, RAW_TYPE),
+    ]
+    if table.partitioned:
+        fields.append(pa.field(LEAF, pa.string()))
+    if table.multiset:
+        fields += [pa.field(ROW, pa.string()), pa.field(HASH, pa.int64())]
+    return fields
+
+
+def sql_type(type_: pa.DataType) -> str:
+    """An Arrow type as Spark's DDL names it."""
+    if pa.types.is_decimal(type_):
+        return f"DECIMAL({type_.precision},{type_.scale})"
+    if pa.types.is_timestamp(type_):
+        return "TIMESTAMP" if type_.tz else "TIMESTAMP_NTZ"
+    if pa.types.is_map(type_):
+        return f"MAP<{sql_type(type_.key_type)},{sql_type(type_.item_type)}>"
+    if pa.types.is_list(type_):
+        return f"ARRAY<{sql_type(type_.value_type)}>"
+    return next(name for fits, name in _SQL_TYPES if fits(type_))
+
+
+def sql_name(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def sql_text(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def sql_path(path: Path) -> str:
+    """A Delta table by its folder."""
+    return f"delta.{sql_name(str(path))}"
+
+
+def create_mirror(session: SparkSession, path: Path, schema: MirrorSchema, properties: dict[str, str]) -> None:
+    """Make an empty mirror, by Spark: delta-rs would add features that narrow the set of readers."""
+    told = {**PROPERTIES, **properties}
+    if schema.mapped:
+        told["delta.columnMapping.mode"] = "name"
+    stated = ", ".join(f"{sql_text(key)} = {sql_text(value)}" for key, value in told.items())
+    if path.is_dir() and open_delta(path) is None:
+        _clear_what_was_begun(path)
+    session.sql(f"CREATE TABLE {sql_path(path)} ({schema.ddl}) USING delta TBLPROPERTIES ({stated})").collect()
+
+
+def _clear_what_was_begun(path: Path) -> None:
+    """A run died before the first commit, or a power cut took the log's folder and left rows of a copy: Spark would
+    take the one for a table, and refuse to make a table beside the other. Files of other names stay, and are refused.
+    """
+    if (path / DELTA_LOG).is_dir():
+        shutil.rmtree(path / DELTA_LOG)
+    for file in path.iterdir():
+        if OWN_NAME.fullmatch(file.name):
+            file.unlink()
+
+
+def own_position(positions: Mapping[str, int], owner: str, name: TableName) -> Lsn | None:
+    """Where a version of a mirror stands by its own account; None before a copy was committed.
+
+    ``positions`` are the version's, ``owner`` is :meth:`Identity.app_id`. Each copy begins a new generation, an
+    application of its own; what a generation has applied is above its copy.
+    """
+    snapshot = positions.get(f"{owner}/snapshot/{name.folder}")
+    return None if snapshot is None else Lsn(max(snapshot, positions.get(f"{owner}/{snapshot:X}", snapshot)))
+
+
+class Mirror:
+    """One table's mirror as it stands when first asked; make a new one to look again."""
+
+    def __init__(self, layout: Layout, identity: Identity, name: TableName) -> None:
+        self.name = name
+        self.path = layout.mirror(name)
+        self._layout = layout
+        self.identity = identity
+
+    @cached_property
+    def delta(self) -> DeltaVersion | None:
+        """None where there is none. IdentityMismatch where another stream, or somebody else, owns the table."""
+        table = open_delta(self.path)
+        if table is None:
+            return None
+        owner = table.configuration.get(IDENTITY)
+        if owner != self.identity.app_id():
+            raise IdentityMismatch(
+                f"belongs to {owner or 'nobody that we know'}, not to {self.identity.app_id()}",
+                thing=f"Delta table {self.path}",
+                do="use a lake of its own, or move that table away",
+            )
+        other = table.configuration.get(SOURCE_TABLE, str(self.name))
+        if other != str(self.name):
+            raise IdentityMismatch(
+                f"is the mirror of {other}: this file system takes its folder and that of {self.name} for one",
+                thing=f"Delta table {self.path}",
+                do="keep the lake on a file system that tells upper from lower case, or leave one of the two out",
+            )
+        return table
+
+    @property
+    def staging(self) -> Path:
+        """For what is made before it has its name."""
+        return self._layout.staging
+
+    def again(self) -> Mirror:
+        """The same mirror as it stands now."""
+        return Mirror(self._layout, self.identity, self.name)
+
+    def at(self, version: int) -> Mirror | None:
+        """The same mirror as one of its versions has it; None where its log does not hold that (any more)."""
+        if version == self.version:
+            return self
+        older = self.again()
+        try:
+            older.delta = DeltaLog(self.path).at(version)
+        except LakeError:
+            return None
+        return older
+
+    @property
+    def exists(self) -> bool:
+        return self.delta is not None
+
+    @property
+    def mapped(self) -> bool:
+        """Whether its files name columns otherwise than the table does."""
+        return self.delta is not None and self.delta.configuration.get("delta.columnMapping.mode", "none") != "none"
+
+    @property
+    def version(self) -> int:
+        """-1 where there is none."""
+        return -1 if self.delta is None else self.delta.number
+
+    @property
+    def snapshot_app_id(self) -> str:
+        return self.identity.app_id("snapshot", self.name.folder)
+
+    @cached_property
+    def snapshot_lsn(self) -> Lsn | None:
+        """Consistent point of the copy that the mirror holds; None where no copy was committed."""
+        return self._position(self.snapshot_app_id)
+
+    @property
+    def generation_app_id(self) -> str | None:
+        """The application that applies changes on top of this copy: each copy begins a new one."""
+        return None if self.snapshot_lsn is None else self.identity.app_id(f"{self.snapshot_lsn:X}")
+
+    @cached_property
+    def replay_lsn(self) -> Lsn | None:
+        """What the mirror itself says: the copy's consistent point, or the end of what was applied since."""
+        return None if self.delta is None else own_position(self.delta.positions, self.identity.app_id(), self.name)
+
+    def effective_replay_lsn(self, points: ConsistentPoints) -> Lsn | None:
+        """The larger of :attr:`replay_lsn` and the newest point that lists this copy of the table.
+
+        A point can be newer than a copy and yet tell of the one before: turns go on while tables are copied.
+        And a version that does not stand where the point says is another than the one that was published.
+        """
+        listing = points.listing(self.name)
+        if self.replay_lsn is None or listing is None or listing.replay_lsn <= self.replay_lsn:
+            return self.replay_lsn
+        listed = self.at(listing.version)
+        if listed is None or listed.snapshot_lsn != self.snapshot_lsn:
+            return self.replay_lsn
+        as_published = listing.position is None or listed.replay_lsn == listing.position
+        return listing.replay_lsn if as_published else self.replay_lsn
+
+    def _position(self, app_id: str) -> Lsn | None:
+        found = None if self.delta is None else self.delta.positions.get(app_id)
+        return None if found is None else Lsn(found)
+
+    def holds(self, schema: MirrorSchema) -> bool:
+        """Whether the mirror has exactly these columns."""
+        if self.delta is None:
+            return False
+        found = [(field.name, str(field.type)) for field in self.delta.schema.fields]
+        return found == [(field.name, str(field.type)) for field in DeltaSchema.from_arrow(schema.arrow).fields]
+
+    def physical(self, schema: MirrorSchema) -> pa.Schema:
+        """The columns as data files name them: mapped tables have names, and ids, of their own."""
+        if self.delta is None:
+            raise LakeError("does not exist", thing=f"mirror {self.name}")
+        fields = {field.name: field.metadata for field in self.delta.schema.fields}
+        missing = [field.name for field in schema.arrow if field.name not in fields]
+        if missing:
+            raise LakeError(
+                f"has no column {missing[0]!r} yet", thing=f"mirror {self.name}", do="run `pgcdc sync` first"
+            )
+        return pa.schema([_physical_field(field, fields[field.name]) for field in schema.arrow])
+
+    def target(self, table: Table, files: Sequence[Added] = ()) -> Target:
+        """What an apply writes to, and those of the mirror's files that it looks at."""
+        schema = MirrorSchema.of(table)
+        values = {column.name: feed_name(column.name) for column in table.columns}
+        assert self.delta is not None
+        # A run may have widened the mirror and died: rows of before have no value in the columns that came.
+        held = pa.schema(self.delta.schema.to_arrow())
+        more = [field for field in held if field.name not in schema.arrow.names]
+        whole = MirrorSchema(pa.schema([*schema.arrow, *more]))
+        names = tuple(values.get(name, name) for name in whole.arrow.names)
+        return Target(self.path, self.physical(whole), names, tuple(files))
+
+
+def _physical_field(field: pa.Field, metadata: dict[str, object]) -> pa.Field:
+    name = metadata.get("delta.columnMapping.physicalName")
+    if name is None:
+        return field
+    ids = {"PARQUET:field_id": str(metadata["delta.columnMapping.id"])}
+    return field.with_name(str(name)).with_metadata(ids)

@@ -1,0 +1,124 @@
+"""What other hands did to a mirror: which of their commits changed its rows, in words.
+
+Comments, properties, columns of their own, OPTIMIZE and VACUUM leave the rows as they were. Anything else makes the
+mirror differ from the source in a way that no position shows: it is told until the table is copied anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pgcdc_assets.core.layout import DELTA_LOG, commit_name
+from pgcdc_assets.delta.datafile import in_int96
+from pgcdc_assets.delta.log import open_delta
+from pgcdc_assets.delta.logfiles import Action, commit_actions
+from pgcdc_assets.delta.recovery import is_own
+from pgcdc_assets.errors import LakeError
+
+_LONGEST: Final = 60
+"""Characters of what another writer calls itself, and what it did."""
+_NANOSECONDS: Final = "delta-rs"
+"""The engine that reads INT96 as nanoseconds, and writes what it read."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a row of commits did. ``copied``: a copy is among them, and ``change`` came after it."""
+
+    copied: bool = False
+    change: str | None = None
+
+
+def seen(folder: Path, owner: str, commits: Mapping[int, Sequence[Action]]) -> Seen:
+    """Look at commits of a mirror; ``owner`` is :meth:`Identity.app_id`. The first change after a copy is told."""
+    found = Seen()
+    for number in sorted(commits):
+        actions = commits[number]
+        apps = [str(action["txn"]["appId"]) for action in actions if "txn" in action]
+        if any(app.startswith(f"{owner}/snapshot/") for app in apps):
+            found = Seen(copied=True)
+        elif found.change is None and not is_own(actions) and not any(app.startswith(f"{owner}/") for app in apps):
+            did = _did(folder, actions)
+            found = Seen(found.copied, did and f"{_who(actions)} {did} (version {number})")
+    return found
+
+
+def change_since(folder: Path, owner: str, version: int) -> str | None:
+    """What was done to the mirror after a version that was published. LakeError where its log does not say."""
+    commits: dict[int, Sequence[Action]] = {}
+    number = version + 1
+    while (folder / DELTA_LOG / commit_name(number)).exists():
+        commits[number] = commit_actions(folder / DELTA_LOG, number)
+        number += 1
+    return seen(folder, owner, commits).change
+
+
+def _did(folder: Path, actions: Sequence[Action]) -> str | None:
+    """What a foreign commit did to the rows; None where they are what they were."""
+    added = [action["add"] for action in actions if "add" in action]
+    removed = [action["remove"] for action in actions if "remove" in action]
+    if any(one.get("dataChange", True) for one in [*added, *removed]):
+        return "changed its rows"
+    if removed:
+        # What moves rows to other files says that it changed none.
+        before, after = ([_file(folder, one) for one in some] for some in (removed, added))
+        held, holds = _sum(before), _sum(after)
+        if held is not None and holds is not None and held != holds:
+            return f"made {holds} rows of {held}"
+        if _engine(actions).startswith(_NANOSECONDS) and any(one.int96 for one in before):
+            return "wrote timestamps anew that it reads wrong before 1678 and after 2261"
+    if _info(actions).get("operation", "").startswith("VACUUM") and (gone := _gone(folder)):
+        return f"deleted {gone}, which it needs"
+    return None
+
+
+@dataclass(frozen=True)
+class _File:
+    rows: int | None
+    """None where it cannot be read."""
+    int96: bool = False
+
+
+def _file(folder: Path, action: dict[str, Any]) -> _File:
+    try:
+        footer = pq.read_metadata(folder / unquote(action["path"]))
+    except (OSError, pa.ArrowException):
+        # Deleted since, or to be told by who needs it.
+        return _File(None)
+    vector = action.get("deletionVector") or {}
+    return _File(footer.num_rows - int(vector.get("cardinality", 0)), in_int96(footer))
+
+
+def _sum(files: Sequence[_File]) -> int | None:
+    rows = [one.rows for one in files]
+    return None if None in rows else sum(number for number in rows if number is not None)
+
+
+def _gone(folder: Path) -> str | None:
+    """A file of the newest version that is not there. A log that cannot be read is told by who needs it."""
+    try:
+        table = open_delta(folder)
+    except LakeError:
+        return None
+    names = [name for file in (table.files if table else ()) for name in (file.path, file.vector) if name is not None]
+    return next((name for name in names if not (folder / name).exists()), None)
+
+
+def _info(actions: Sequence[Action]) -> dict[str, Any]:
+    return next((action["commitInfo"] for action in actions if "commitInfo" in action), None) or {}
+
+
+def _engine(actions: Sequence[Action]) -> str:
+    return str(_info(actions).get("engineInfo") or "an unknown writer")
+
+
+def _who(actions: Sequence[Action]) -> str:
+    operation = str(_info(actions).get("operation") or "a commit")
+    return f"{operation[:_LONGEST]} by {_engine(actions)[:_LONGEST]}"

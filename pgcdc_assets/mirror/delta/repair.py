@@ -1,0 +1,103 @@
+"""Repair: what a range did, derived again from the log, into a mirror that has applied it already.
+
+The keys that the range touched are derived up to where the mirror stands, and merged. Nothing is
+guessed: a row of which the log does not hold all that is needed is refused, and a new copy brings it back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.commit import commit_files
+from pgcdc_assets.delta.failures import again_after_lost_races
+from pgcdc_assets.errors import NotRepairable
+from pgcdc_assets.feed.transform import Followed, transform
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.delta.apply import collapsed
+from pgcdc_assets.mirror.delta.match import LACKS
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.tablework import Applied, Counts, merged, total
+from pgcdc_assets.mirror.delta.task import Collapsing, Effect
+from pgcdc_assets.mirror.delta.units import Pending
+
+
+def repair_table(
+    spark: SparkSession, log: ChangeLog, layout: Layout, identity: Identity, table: Table, span: LsnRange,
+    replay_lsn: Lsn,
+) -> Applied:  # fmt: skip
+    """Derive what ``span`` did again and merge it; the mirror stands at ``replay_lsn`` before and after.
+
+    The feed of everything from the start of ``span`` is derived again, too. A range from before the
+    table's copy holds nothing of the mirror. Raises NotRepairable where the log does not hold enough.
+    """
+    started = time.monotonic()
+    mirror = Mirror(layout, identity, table.name)
+    if mirror.snapshot_lsn is None:
+        raise NotRepairable("has no copy", thing=f"mirror {table.name}", do=_again(table))
+    start = max(span.start, mirror.snapshot_lsn)
+    nothing = Applied(table, mirror.version, replay_lsn)
+    if start >= span.end:
+        return nothing
+    part = transform(spark, log, LsnRange(start, replay_lsn), [Followed(table, start)], again=True)[table.name]
+    if part.set_aside is not None:
+        raise NotRepairable(part.set_aside[1], thing=str(table.name), lsn=part.set_aside[0], do=_again(table))
+    pending = Pending.of(layout, part, LsnRange(start, replay_lsn))
+    if pending is None:
+        return nothing
+    touched = LsnRange(start, span.end)
+    counts = again_after_lost_races(lambda: _repaired(spark, pending, mirror.again(), touched))
+    numbers = (counts.inserted, counts.updated, counts.deleted)
+    version = Mirror(layout, identity, table.name).version
+    return Applied(table, version, replay_lsn, *numbers, time.monotonic() - started)
+
+
+def _repaired(spark: SparkSession, pending: Pending, mirror: Mirror, touched: LsnRange) -> Counts:
+    table = pending.table
+    if not table.key and not pending.emptied:
+        what = "rows of a table without a key cannot be told apart" if table.multiset else "the table has no key"
+        raise NotRepairable(what, thing=str(table.name), lsn=touched.start, do=_again(table))
+    # A row that a truncated leaf got later may be any: all keys are derived.
+    wanted = None if pending.leaves else touched
+    delta = mirror.delta
+    assert delta is not None
+    target = mirror.target(table, () if pending.emptied else delta.files)
+    units = pending.units(target, together=not pending.emptied)
+    if not pending.emptied:
+        units = [replace(unit, repair=True, touched=wanted) for unit in units]
+    effects = _effects(spark, units, table, touched)
+    counts = total(effects)
+    # No application transaction: a repair moves no position, and may be asked for again.
+    passed(FaultPoint.REPAIR_COMMITTING)
+    if pending.emptied:
+        reports = [effect.added for effect in effects if effect.added is not None]
+        commit_files(delta, reports, "overwrite", {})
+    elif counts != Counts():
+        merged(delta, effects, {})
+    passed(FaultPoint.REPAIR_COMMITTED)
+    return counts
+
+
+def _effects(spark: SparkSession, units: Sequence[Collapsing], table: Table, touched: LsnRange) -> list[Effect]:
+    (effects,) = collapsed(spark, [units])
+    for effect in effects:
+        if effect.mismatch is None:
+            continue
+        what = effect.mismatch.what
+        if what == LACKS:
+            what = "a row is missing in the mirror, and the log does not hold all of its values"
+        lsn = effect.mismatch.lsn or touched.start
+        raise NotRepairable(what, thing=str(table.name), lsn=lsn, do=_again(table))
+    return effects
+
+
+def _again(table: Table) -> str:
+    return f"copy it anew: `pgcdc snapshot {table.name.shell}`"

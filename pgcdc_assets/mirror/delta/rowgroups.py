@@ -1,0 +1,142 @@
+"""A mirror's files as an apply reads them: row group by row group, and only the columns that it asks for.
+
+Imported by Spark's workers: no Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pgcdc_assets.core.arrays import Bools
+from pgcdc_assets.delta.failures import unreadable
+from pgcdc_assets.delta.log import Added
+from pgcdc_assets.delta.vectors import kept, read_vector
+
+Wanted = Mapping[str, NDArray[Any]]
+"""Values looked for, ascending, by the column's name in the feed: integers and texts; the others prune nothing."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The columns of a mirror's files, and those of its files that rows are matched against."""
+
+    folder: Path
+    schema: pa.Schema
+    """Names and types in the files."""
+    names: tuple[str, ...]
+    """What the feed calls these columns."""
+    files: tuple[Added, ...] = ()
+
+    def groups(self, wanted: Wanted) -> Iterator[RowGroup]:
+        """The row groups that may hold a wanted value in every column named."""
+        for added in self.files:
+            if all(_may_hold(values, self._bounds(added, name)) for name, values in wanted.items()):
+                yield from self._groups(added, wanted)
+
+    def field(self, name: str) -> pa.Field:
+        """Of the column that the feed calls so."""
+        return self.schema.field(self.names.index(name))
+
+    def _bounds(self, added: Added, name: str) -> tuple[Any, Any] | None:
+        stats = json.loads(added.action.get("stats") or "{}")
+        column = self.field(name).name
+        bounds = (stats.get("minValues", {}).get(column), stats.get("maxValues", {}).get(column))
+        return None if None in bounds else bounds
+
+    def _groups(self, added: Added, wanted: Wanted) -> Iterator[RowGroup]:
+        with _opened(self.folder / added.path) as file:
+            vector = added.action.get("deletionVector")
+            alive = kept(file.metadata.num_rows, None if vector is None else read_vector(self.folder, vector))
+            start = 0
+            for number in range(file.num_row_groups):
+                group = RowGroup(self, added.path, file, number, start, alive)
+                start += group.rows
+                if all(_may_hold(values, group.bounds(name)) for name, values in wanted.items()):
+                    yield group
+
+
+class RowGroup:
+    """A part of one file; positions are counted from the beginning of the file."""
+
+    def __init__(
+        self, target: Target, path: str, file: pq.ParquetFile, number: int, start: int, alive: Bools
+    ) -> None:  # fmt: skip
+        self.path = path
+        """Relative to the table's folder."""
+        self.start = start
+        self._target, self._file, self._number = target, file, number
+        self._facts = file.metadata.row_group(number)
+        self.rows: int = self._facts.num_rows
+        self.alive = alive[start : start + self.rows]
+        """Per row, whether no deletion vector took it away."""
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        """Columns by their names in the feed, deleted rows among them. One that the file lacks is NULL."""
+        fields = [self._target.field(name) for name in names]
+        leaves = _leaves(self._file.schema_arrow)
+        places = sorted(place for field in fields for place in leaves.get(field.name, ()))
+        try:
+            found = self._file.reader.read_row_group(self._number, column_indices=places, use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise unreadable(self._target.folder / self.path, error) from None
+        columns = [
+            found[field.name].cast(field.type) if field.name in leaves else pa.nulls(self.rows, field.type)
+            for field in fields
+        ]
+        return pa.table(columns, names=list(names))
+
+    def bounds(self, name: str) -> tuple[Any, Any] | None:
+        place = _leaves(self._file.schema_arrow).get(self._target.field(name).name, ())
+        facts = self._facts.column(place[0]).statistics if len(place) == 1 else None
+        return (facts.min, facts.max) if facts is not None and facts.has_min_max else None
+
+
+def _opened(path: Path) -> pq.ParquetFile:
+    try:
+        # Spark writes INT96 unless it is told otherwise, as a user's OPTIMIZE is not: nanoseconds would not reach
+        # before 1678 and after 2261.
+        return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+    except (OSError, pa.ArrowException) as error:
+        raise unreadable(path, error) from None
+
+
+def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> Wanted:
+    """What of these key columns can prune. A NULL among them stands for any value."""
+    return {
+        name: np.sort(pc.unique(values).to_numpy(zero_copy_only=False))
+        for name, values in keys.items()
+        if (pa.types.is_integer(values.type) or pa.types.is_string(values.type)) and not values.null_count
+    }
+
+
+def _may_hold(values: NDArray[Any], bounds: tuple[Any, Any] | None) -> bool:
+    if bounds is None:
+        return True
+    at = int(np.searchsorted(values, bounds[0]))
+    return at < len(values) and bool(values[at] <= bounds[1])
+
+
+def _leaves(schema: pa.Schema) -> dict[str, range]:
+    """The places of each column's leaves in a Parquet file. By number: a name may hold dots."""
+    found: dict[str, range] = {}
+    place = 0
+    for field in schema:
+        found[field.name] = range(place, place + _width(field.type))
+        place += _width(field.type)
+    return found
+
+
+def _width(type_: pa.DataType) -> int:
+    if not pa.types.is_nested(type_):
+        return 1
+    return sum(_width(type_.field(number).type) for number in range(type_.num_fields))

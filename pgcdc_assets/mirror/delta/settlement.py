@@ -1,0 +1,99 @@
+"""Which versions of the mirrors are durable, and where each stands by its own account.
+
+A point is published only of versions that are settled. Once a turn, for all tables together: the names of
+what was committed here, whose content is durable already, and all of what others committed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgcdc_assets.core.durable import sync_files, sync_folders, up_to
+from pgcdc_assets.core.layout import DELTA_LOG, Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.logfiles import Action, commit_actions
+from pgcdc_assets.delta.recovery import foreign_files, recover
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.mirror.delta.mirror import own_position
+from pgcdc_assets.mirror.delta.othercommits import seen
+from pgcdc_assets.points.points import ConsistentPoints
+
+
+@dataclass(frozen=True)
+class _Settled:
+    number: int
+    positions: Mapping[str, int]
+
+
+class Settlement:
+    """One run's knowledge of what is durable; ``owner`` is :meth:`Identity.app_id`."""
+
+    def __init__(self, layout: Layout, owner: str) -> None:
+        self._layout = layout
+        self._owner = owner
+        self._settled: dict[TableName, _Settled] = {}
+        self.changed: dict[TableName, str] = {}
+        """Mirrors whose rows another hand changed since their copy, as far as this run has seen, and how."""
+
+    def recover(self, names: Iterable[TableName], points: ConsistentPoints) -> dict[TableName, tuple[str, ...]]:
+        """Put aside what a power cut left torn of these mirrors, and settle them as they then are; which files, by
+        table. Done once, before anything reads them."""
+        aside: dict[TableName, tuple[str, ...]] = {}
+        for name in names:
+            listing = points.listing(name)
+            promised = -1 if listing is None or listing.position is None else listing.version
+            found = recover(self._layout.mirror(name), promised)
+            if found.number >= 0:
+                self._settled[name] = _Settled(found.number, found.positions)
+                self._see(name, found.tail)
+            if found.aside:
+                aside[name] = found.aside
+        return aside
+
+    def settle(self, versions: Mapping[TableName, int]) -> dict[TableName, Lsn]:
+        """Make these versions durable; where each stands by its own account."""
+        moved = {name: number for name, number in versions.items()
+                 if name not in self._settled or self._settled[name].number != number}  # fmt: skip
+        contents: list[Path] = []
+        folders: list[Path] = []
+        found: dict[TableName, _Settled] = {}
+        for name, number in moved.items():
+            folder, before = self._layout.mirror(name), self._settled.get(name, _Settled(-1, {}))
+            if before.number > number:
+                # Moved away, and made anew.
+                before = _Settled(-1, {})
+            commits = _commits(folder, before.number, number)
+            contents += foreign_files(folder, commits)
+            folders += [folder / DELTA_LOG, *([folder] if before.number >= 0 else up_to(folder, self._layout.root))]
+            found[name] = _Settled(number, {**before.positions, **_positions(commits)})
+            self._see(name, commits)
+        sync_files(contents)
+        sync_folders(folders)
+        self._settled |= found
+        return {name: self._position(name) for name in versions}
+
+    def _see(self, name: TableName, commits: Mapping[int, Sequence[Action]]) -> None:
+        found = seen(self._layout.mirror(name), self._owner, commits)
+        if found.copied:
+            self.changed.pop(name, None)
+        if found.change is not None:
+            self.changed.setdefault(name, found.change)
+
+    def _position(self, name: TableName) -> Lsn:
+        position = own_position(self._settled[name].positions, self._owner, name)
+        if position is None:
+            raise LakeError("says of no copy that it holds it", thing=f"mirror {name}",
+                            do=f"run `pgcdc snapshot {name.shell}`")  # fmt: skip
+        return position
+
+
+def _commits(folder: Path, after: int, upto: int) -> dict[int, list[Action]]:
+    return {number: commit_actions(folder / DELTA_LOG, number) for number in range(after + 1, upto + 1)}
+
+
+def _positions(commits: Mapping[int, list[Action]]) -> dict[str, int]:
+    transactions = [action["txn"] for actions in commits.values() for action in actions if "txn" in action]
+    return {one["appId"]: int(one["version"]) for one in transactions}

@@ -1,0 +1,271 @@
+"""One table's part of an apply: what is to be done to its mirror, and the commit that does it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deltalake import Schema as DeltaSchema
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.durable import sync_file
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.commit import Change, Mode, commit_change, commit_files, unfit
+from pgcdc_assets.delta.datafile import FileReport, odd_columns, read_footer
+from pgcdc_assets.delta.log import DeltaVersion
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.feed.schema import FeedFile, FeedPart
+from pgcdc_assets.mirror.delta.mirror import (
+    Mirror,
+    MirrorSchema,
+    needs_column_mapping,
+    refusal,
+    sql_name,
+    sql_path,
+    sql_type,
+)
+from pgcdc_assets.mirror.delta.task import Collapsing, Effect
+from pgcdc_assets.mirror.delta.units import Pending
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What an apply did to one table; counts are rows of the mirror."""
+
+    table: Table
+    """As in the feed's part: with the columns that appeared."""
+    version: int
+    """Of the mirror; -1 where it was not looked at or could not be."""
+    replay_lsn: Lsn
+    """Where the mirror stands now: the end of what was applied, or where it stood if set aside."""
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    seconds: float = 0.0
+    set_aside: tuple[Lsn, str] | None = None
+    """The mirror and the changes disagree, or either cannot be read: from which LSN on, and how."""
+    outrun: bool = False
+    """Another writer's commits came first, each time: nothing was applied, and the next turn tries again."""
+    foreign: tuple[str, ...] = ()
+    """Columns that the mirror has by another hand; rows that come have no value there."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows of the mirror."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """As the table's history calls them."""
+        return {
+            "numTargetRowsInserted": self.inserted,
+            "numTargetRowsUpdated": self.updated,
+            "numTargetRowsDeleted": self.deleted,
+        }
+
+
+@dataclass(frozen=True)
+class Work:
+    """One table's part of an apply."""
+
+    pending: Pending
+    mirror: Mirror
+    refused: str | None
+
+    @classmethod
+    def of(
+        cls, layout: Layout, identity: Identity, part: FeedPart, upto: Lsn,
+        known: Mapping[TableName, Table] | None = None,
+    ) -> Work | None:  # fmt: skip
+        """None where the mirror has passed all of the part already, or the part holds nothing."""
+        mirror = Mirror(layout, identity, part.table.name)
+        stands = mirror.replay_lsn
+        if stands is None:
+            raise LakeError("has no copy that changes could be applied to", thing=f"mirror {part.table.name}")
+        start = max(part.span.start, stands)
+        pending = Pending.of(layout, part, LsnRange(start, max(start, min(part.span.end, upto))))
+        before = (known or {}).get(part.table.name)
+        return cls(pending, mirror, _unmirrorable(part.table, before, mirror)) if pending else None
+
+    @property
+    def table(self) -> Table:
+        return self.pending.table
+
+    def begin(self, spark: SparkSession) -> Applied | list[Collapsing]:
+        """Do what one look at the mirror allows: refuse, link, or say what is to be collapsed."""
+        if self.refused is not None:
+            return self.set_aside(self.refused)
+        self.widen(spark)
+        return self.link() if self.linkable else self.units()
+
+    @property
+    def linkable(self) -> bool:
+        """Whether the feed's files can be the mirror's: inserts alone, all of them wanted, columns alike.
+
+        Asked of the mirror as it is: one that was mapped stays so when the odd name has gone, and a column
+        of another hand is in no file of the feed.
+        """
+        if not (self.pending.part.insert_only and self.pending.whole) or self.mirror.mapped:
+            return False
+        files = (read_footer(path).schema.to_arrow_schema() for path in self.pending.paths)
+        return not any(odd_columns(file, self._delta.schema) for file in files)
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """The columns that the mirror has by another hand."""
+        ours = set(MirrorSchema.of(self.table).arrow.names)
+        return tuple(field.name for field in self._delta.schema.fields if field.name not in ours)
+
+    @property
+    def _position(self) -> dict[str, int]:
+        app_id = self.mirror.generation_app_id
+        assert app_id is not None
+        return {app_id: self.pending.span.end}
+
+    def widen(self, spark: SparkSession) -> None:
+        """Give the mirror the columns that appeared. Done before the data: alone it changes no row."""
+        columns = [f"{sql_name(name)} {sql_type(kind)}" for name, kind in _missing(self.table, self.mirror)]
+        if not columns:
+            return
+        alter = f"ALTER TABLE {sql_path(self.mirror.path)}"
+        if any("TIMESTAMP_NTZ" in column for column in columns):
+            # A new table gets this feature with its columns; one that is altered has to be told.
+            spark.sql(f"{alter} SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')").collect()
+        spark.sql(f"{alter} ADD COLUMNS ({', '.join(columns)})").collect()
+        passed(FaultPoint.MIRROR_WIDENED)
+        del self.mirror.delta
+
+    def link(self) -> Applied:
+        started = time.monotonic()
+        held = zip(self.pending.paths, self.pending.files, strict=True)
+        reports = [_linked(path, self.mirror.path, file) for path, file in held]
+        passed(FaultPoint.LINK_COMMITTING)
+        version = commit_files(self._delta, reports, "append", self._position)
+        passed(FaultPoint.LINK_COMMITTED)
+        counts = Counts(sum(report.rows for report in reports))
+        return self._applied(version, counts, time.monotonic() - started)
+
+    def units(self) -> list[Collapsing]:
+        return self.pending.units(self.mirror.target(self.table, () if self._alone else self._delta.files))
+
+    @property
+    def _alone(self) -> bool:
+        """Whether nothing of the mirror is left, or nothing in it changes."""
+        return self.pending.emptied or self.pending.part.insert_only
+
+    @property
+    def _delta(self) -> DeltaVersion:
+        assert self.mirror.delta is not None
+        return self.mirror.delta
+
+    def commit(self, effects: Sequence[Effect], seconds: float) -> Applied:
+        """Commit what the units found, after ``seconds`` of work."""
+        started = time.monotonic()
+        for effect in effects:
+            if effect.mismatch is not None:
+                lsn = effect.mismatch.lsn
+                return self.set_aside(effect.mismatch.what, lsn if isinstance(lsn, Lsn) else None)
+        counts = total(effects)
+        version = self._overwritten(effects) if self._alone else self._merged(effects, counts)
+        return self._applied(version, counts, seconds + time.monotonic() - started)
+
+    def _overwritten(self, effects: Sequence[Effect]) -> int:
+        reports = [effect.added for effect in effects if effect.added is not None]
+        mode: Mode = "overwrite" if self.pending.emptied else "append"
+        passed(FaultPoint.OVERWRITE_COMMITTING)
+        version = commit_files(self._delta, reports, mode, self._position)
+        passed(FaultPoint.OVERWRITE_COMMITTED)
+        return version
+
+    def _merged(self, effects: Sequence[Effect], counts: Counts) -> int:
+        if counts == Counts():
+            return self.mirror.version
+        passed(FaultPoint.MERGE_COMMITTING)
+        version = merged(self._delta, effects, self._position)
+        passed(FaultPoint.MERGE_COMMITTED)
+        return version
+
+    def _applied(self, version: int, counts: Counts, seconds: float) -> Applied:
+        numbers = (counts.inserted, counts.updated, counts.deleted)
+        return Applied(self.table, version, self.pending.span.end, *numbers, seconds, foreign=self.foreign)
+
+    def set_aside(self, reason: str, lsn: Lsn | None = None) -> Applied:
+        start = self.pending.span.start
+        return Applied(self.table, self.mirror.version, start, set_aside=(start if lsn is None else lsn, reason))
+
+
+def merged(mirror: DeltaVersion, effects: Sequence[Effect], position: Mapping[str, int]) -> int:
+    """Commit effects on the files of this version of a mirror; the new one."""
+    gone: dict[str, BitMap64] = {}
+    for effect in effects:
+        for path, positions in effect.gone.items():
+            gone[path] = gone.get(path, BitMap64()) | positions
+    change = Change([effect.added for effect in effects if effect.added is not None], gone)
+    return commit_change(mirror, change, position, total(effects).metrics)
+
+
+def total(effects: Sequence[Effect]) -> Counts:
+    return Counts(
+        sum(effect.inserted for effect in effects),
+        sum(effect.updated for effect in effects),
+        sum(effect.deleted for effect in effects),
+    )
+
+
+def _linked(path: Path, folder: Path, file: FeedFile) -> FileReport:
+    """The feed's file under a name in the mirror's folder: the same bytes, where the file system can."""
+    target = folder / f"part-{uuid.uuid4().hex}.parquet"
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
+        sync_file(target)
+    return replace(file.report, path=target.name)
+
+
+def _missing(table: Table, mirror: Mirror) -> list[tuple[str, object]]:
+    """Columns that the mirror has to get, with their types."""
+    if mirror.delta is None:
+        return []
+    have = {field.name for field in mirror.delta.schema.fields}
+    return [(field.name, field.type) for field in MirrorSchema.of(table).arrow if field.name not in have]
+
+
+def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | None:
+    """Why the mirror cannot take the changes, or the columns that appeared."""
+    reason = refusal(table)
+    if reason is not None or mirror.delta is None:
+        return reason
+    reason = unfit(mirror.delta) or _altered(table, known, mirror.delta)
+    if reason is not None:
+        return f"its mirror {reason}"
+    names = [name for name, _ in _missing(table, mirror)]
+    if names and needs_column_mapping(names) and not mirror.mapped:
+        return f"column {names[0]!r} appeared, whose name the mirror can hold only after a new copy"
+    return None
+
+
+def _altered(table: Table, known: Table | None, mirror: DeltaVersion) -> str | None:
+    """What another hand did to the columns of the mirror that are ours."""
+    have = {field.name: str(field.type) for field in mirror.schema.fields}
+    lacking = [] if known is None else [name for name in MirrorSchema.of(known).arrow.names if name not in have]
+    if lacking:
+        return f"has no column {lacking[0]!r} any more: it was dropped or renamed there"
+    ours = DeltaSchema.from_arrow(MirrorSchema.of(table).arrow).fields
+    other = [field for field in ours if have.get(field.name, str(field.type)) != str(field.type)]
+    return f"holds column {other[0].name!r} as another type than its own: it was changed there" if other else None

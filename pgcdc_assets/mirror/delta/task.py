@@ -1,0 +1,134 @@
+"""What one task of the apply does: the changes of a table (or of one bucket of its keys) into its mirror.
+
+The rows that come stand in a new file of the mirror, those that go are named by file and position; both
+are the driver's to commit. Imported by Spark's workers: no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyroaring import BitMap64
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.errors import MergeMismatch
+from pgcdc_assets.feed.schema import COMMIT_LSN, XID, feed_columns, feed_schema
+from pgcdc_assets.mirror.delta.match import Merged, Write, merge_keyed, merge_multiset
+from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.mirror.net.keyed import ARRIVES, after_truncates, collapse, collapse_touched
+from pgcdc_assets.mirror.net.multiset import net_rows
+
+ROW_GROUP_ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Collapsing:
+    """One unit of work. ``target`` is the folder that the files go to."""
+
+    table: Table
+    files: tuple[Path, ...]
+    span: LsnRange
+    target: Target
+    """Whose files are looked at. None of them: nothing of the mirror is left, or nothing in it changes."""
+    divided: bool = False
+    """The unit has the events of some keys, and halves of key changes may be in other units."""
+    arrivals: tuple[Path, ...] = ()
+    """More files: the new halves of key changes."""
+    masked: tuple[int, ...] = ()
+    leaves: tuple[str, ...] = ()
+    """Leaves that were truncated."""
+    repair: bool = False
+    """The mirror has applied the span already: what it holds of a key is not known."""
+    touched: LsnRange | None = None
+    """Repairs: only keys that were changed in it, and those that their rows went on to. None: all."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a unit does to the mirror; counts are rows."""
+
+    added: FileReport | None = None
+    """The file of the rows that come; None where there are none."""
+    gone: dict[str, BitMap64] = field(default_factory=dict)
+    """By file of the mirror, the positions of the rows that go."""
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    mismatch: MergeMismatch | None = None
+    """The changes contradict each other or the mirror, or either cannot be read: nothing of the unit counts."""
+
+
+def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
+    """Do several units, one after the other. A contradiction or a file that cannot be read is the unit's own."""
+    effects = [_effect(unit) for unit in units]
+    passed(FaultPoint.COLLAPSED)
+    return effects
+
+
+def _effect(unit: Collapsing) -> Effect:
+    with DataFile(unit.target.folder, unit.target.schema) as file:
+        try:
+            merged = _merged(unit, lambda rows: _write(file, unit.target, rows))
+            report = file.finish()
+        except MergeMismatch as error:
+            return Effect(mismatch=error)
+        except Exception as error:
+            if (failure := of_one_table(error)) is None:
+                raise
+            return Effect(mismatch=MergeMismatch(failure))
+        return Effect(report, merged.gone, merged.inserted, merged.updated, merged.deleted)
+
+
+def _merged(unit: Collapsing, write: Write) -> Merged:
+    left = after_truncates(_events(unit))
+    columns = feed_columns(unit.table)
+    if unit.table.multiset:
+        return merge_multiset(unit.target, net_rows(left.events, columns), columns, unit.leaves, write)
+    if unit.repair:
+        rows = collapse_touched(left.events, columns, unit.masked, unit.touched)
+    else:
+        rows = collapse(left.events, columns, unit.masked)
+    return merge_keyed(unit.target, rows, columns, unit.masked, unit.leaves, write)
+
+
+def _events(unit: Collapsing) -> pa.Table:
+    """All events of the unit. Where it has one half of key changes alone, it is told which rows arrived so."""
+    events = read_events(unit.table, unit.files, unit.span) if unit.files else _none(unit)
+    if not unit.divided:
+        return events
+    came = read_events(unit.table, unit.arrivals, unit.span) if unit.arrivals else events.slice(0, 0)
+    both = pa.concat_tables([events, came])
+    return both.append_column(ARRIVES, pa.array(np.arange(len(both)) >= len(events)))
+
+
+def _write(file: DataFile, target: Target, rows: pa.Table) -> None:
+    """Append rows to a file of the mirror. Of a column that the changes do not know yet, they have no value."""
+    for name, held in zip(target.names, target.schema, strict=True):
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, held.type))
+    rows = rows.select(list(target.names))
+    for start in range(0, rows.num_rows, ROW_GROUP_ROWS):
+        file.write(rows.slice(start, ROW_GROUP_ROWS).columns)
+
+
+def _none(unit: Collapsing) -> pa.Table:
+    schema = feed_schema(unit.table)
+    return schema.empty_table().select([name for name in schema.names if name != XID])
+
+
+def read_events(table: Table, files: Sequence[Path], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
+    """The rows of feed files whose transactions lie in the span; of ``names``, or all that an apply needs."""
+    data = ds.dataset([str(file) for file in files], feed_schema(table), format="parquet")
+    columns = list(names) or [name for name in data.schema.names if name != XID]
+    at = pc.field(COMMIT_LSN)
+    return data.to_table(columns=columns, filter=(at >= int(span.start)) & (at < int(span.end)))

@@ -1,0 +1,109 @@
+"""What a feed holds of one span of a table, and how the work of collapsing it divides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.feed.schema import COMMIT_LSN, LEAF, OP, TRUNCATE, FeedFile, FeedPart
+from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.mirror.delta.task import Collapsing, read_events
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Files of a feed that hold rows of ``span``."""
+
+    layout: Layout
+    part: FeedPart
+    """With just these files."""
+    span: LsnRange
+
+    @classmethod
+    def of(cls, layout: Layout, part: FeedPart, span: LsnRange) -> Pending | None:
+        """None where nothing of the part lies in the span."""
+        held = tuple(f for f in part.files if f.facts.commit_min < span.end and f.facts.commit_max >= span.start)
+        return cls(layout, replace(part, files=held), span) if held and span.start < span.end else None
+
+    @property
+    def table(self) -> Table:
+        return self.part.table
+
+    @property
+    def files(self) -> tuple[FeedFile, ...]:
+        return self.part.files
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(self.layout.changes(self.table.name) / file.name for file in self.files)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the files hold nothing outside of the span."""
+        bounds = [bound for file in self.files for bound in (file.facts.commit_min, file.facts.commit_max)]
+        return all(self.span.holds_commit(bound) for bound in bounds)
+
+    @cached_property
+    def _truncated(self) -> tuple[str | None, ...]:
+        """The leaves that are truncated in the span; None stands for the whole table."""
+        if not self.part.truncates:
+            return ()
+        names = [OP, COMMIT_LSN, *([LEAF] if self.table.partitioned else [])]
+        events = read_events(self.table, self.paths, self.span, names)
+        events = events.filter(pc.equal(events[OP], TRUNCATE))
+        if not self.table.partitioned:
+            return (None,) if events.num_rows else ()
+        leaves: list[str | None] = pc.unique(events[LEAF]).to_pylist()
+        return tuple(leaves)
+
+    @property
+    def emptied(self) -> bool:
+        """The whole table was truncated: what is left after that is complete by itself."""
+        return None in self._truncated
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Leaves that were truncated, where the whole table was not."""
+        return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
+
+    def units(self, target: Target, *, together: bool = False) -> list[Collapsing]:
+        """The work: by bucket of keys, where none needs to know what became of a row under another key.
+
+        ``together``: rows are followed from key to key, so that one unit needs both halves of every key change.
+        """
+        unit = Collapsing(self.table, self.paths, self.span, target, masked=self.part.masked, leaves=self.leaves)
+        if self.leaves:
+            return [unit]
+        buckets = {file.facts.buckets for file in self.files if file.facts.bucket is not None}
+        if len(buckets) != 1 or any(_of_any_key(file) for file in self.files):
+            return [unit]
+        if self.part.key_changes and (together or not self._halves_stand_alone):
+            return [unit]
+        found = (self._bucket(unit, number) for number in range(buckets.pop()))
+        return [unit for unit in found if unit.files or unit.arrivals]
+
+    @property
+    def _halves_stand_alone(self) -> bool:
+        """Whether the new halves of key changes are told apart, and lack no value that only the old key's row has."""
+        arrivals = [file.facts for file in self.files if file.facts.arrivals]
+        return sum(facts.rows for facts in arrivals) == self.part.key_changes and not any(f.masked for f in arrivals)
+
+    def _bucket(self, unit: Collapsing, number: int) -> Collapsing:
+        chosen = [(file.facts, path) for file, path in zip(self.files, self.paths, strict=True)
+                  if file.facts.bucket in (None, number)]  # fmt: skip
+        if not self.part.key_changes:
+            return replace(unit, files=tuple(path for _, path in chosen))
+        plain = tuple(path for facts, path in chosen if not facts.arrivals)
+        arrivals = tuple(path for facts, path in chosen if facts.arrivals)
+        return replace(unit, files=plain, arrivals=arrivals, divided=True)
+
+
+def _of_any_key(file: FeedFile) -> bool:
+    """Truncates are of all keys, and read with every bucket."""
+    return file.facts.bucket is None and bool(file.facts.counts.keys() - {TRUNCATE})

@@ -1,0 +1,139 @@
+"""Net effects as arithmetic over arrays: which event of a key decides, and where its values stand.
+
+Events of one table are ordered by ``(commit_lsn, ordinal)``. A change of key is two events: the old half
+leaves its key (ordinal 2n), the new half arrives on another (2n + 1) and continues the old key's chain.
+A value that was not sent is taken from the nearest earlier image of the *same row*: along the chain,
+never across a delete; where the chain begins with an update, from the target row of the key it began on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pgcdc_assets.core.arrays import Bools, Ints
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import MergeMismatch
+from pgcdc_assets.feed.schema import DELETE, INSERT, OPS, PREIMAGE
+
+_INSERT, _PREIMAGE, _DELETE = OPS.index(INSERT), OPS.index(PREIMAGE), OPS.index(DELETE)
+
+
+@dataclass(frozen=True)
+class Net:
+    """The net effect as row numbers into the events, one entry per key that is left.
+
+    ``last`` is the deciding event, ``live`` whether the key exists after it, ``present`` whether it
+    existed before the first. ``sources[attnum]`` names for each entry the event that carries the value;
+    where ``masked[attnum]``, that value stands in the target row of the key of event ``origin``.
+    """
+
+    last: Ints
+    live: Bools
+    present: Bools
+    origin: Ints
+    sources: dict[int, Ints] = field(default_factory=dict)
+    masked: dict[int, Bools] = field(default_factory=dict)
+
+
+def net_effect(
+    key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, masks: Mapping[int, Bools], *,
+    passing: bool = False, divided: Bools | None = None,
+) -> Net:  # fmt: skip
+    """Work out what the events amount to, by key.
+
+    ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be gone.
+    ``masks`` tells by attnum which events lack a value. Keys that come and go within the events are left
+    out unless ``passing``. ``divided``: the events are those of some keys, so that halves of key changes may stand
+    alone, and it says which are new ones; these lack no value. Raises MergeMismatch where events contradict each
+    other: an insert of a key that exists, an update or delete of one that was deleted.
+    """
+    order = np.lexsort((ordinal, commit_lsn))
+    by_key = order[np.argsort(key[order], kind="stable")]
+    first = np.ones(len(key), dtype=bool)
+    first[1:] = key[by_key[1:]] != key[by_key[:-1]]
+    before = np.full(len(key), -1, dtype=np.int64)
+    before[by_key[1:]] = np.where(first[1:], -1, by_key[:-1])
+    alone = np.zeros(len(op), dtype=bool) if divided is None else divided
+    old_half = _old_halves(op, commit_lsn, ordinal, order) if divided is None else np.full(len(op), -1, dtype=np.int64)
+    live = (op != _DELETE) & (op != _PREIMAGE)
+    arrives = (op == _INSERT) | alone | (old_half >= 0)
+    _refuse_contradictions(before, live, arrives, commit_lsn)
+    last = by_key[np.append(first, True)[1:]]
+    present = ~arrives[by_key[first]]
+    kept = live[last] | present | passing
+    last, present = last[kept], present[kept]
+    net = Net(last, live[last], present, np.full(len(last), -1, dtype=np.int64))
+    return _with_masks(net, key, before, old_half, (op == _INSERT) | alone, masks) if masks else net
+
+
+def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: Ints) -> Ints:
+    """For each new half of a key change its old half, else -1. The halves are neighbours in the order."""
+    old_half = np.full(len(op), -1, dtype=np.int64)
+    places = np.flatnonzero(op[order] == _PREIMAGE)
+    if not len(places):
+        return old_half
+    olds = order[places]
+    news = order[np.minimum(places + 1, len(order) - 1)]
+    paired = (commit_lsn[news] == commit_lsn[olds]) & (ordinal[news] == ordinal[olds] + 1)
+    if not paired.all():
+        raise MergeMismatch("half of a key change is missing in the feed", lsn=Lsn(int(commit_lsn[olds[~paired][0]])))
+    old_half[news] = olds
+    return old_half
+
+
+def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn: Ints) -> None:
+    """An event that arrives on a key must find it dead, every other one must find it alive."""
+    bad = np.flatnonzero((before >= 0) & (live[before] == arrives))
+    if len(bad):
+        at = bad[np.argmin(commit_lsn[bad])]
+        what = "an insert of a key that exists" if arrives[at] else "a change of a row that was deleted"
+        raise MergeMismatch(f"the changes contradict each other: {what}", lsn=Lsn(int(commit_lsn[at])))
+
+
+def _with_masks(
+    net: Net, key: Ints, before: Ints, old_half: Ints, begins: Bools, masks: Mapping[int, Bools]
+) -> Net:
+    """Find the event that carries each masked value, by pointer doubling along the rows' chains. Events that begin
+    one have all values."""
+    previous = np.where(old_half >= 0, before[old_half], before)
+    previous = np.where(begins, -1, previous)
+    here = np.arange(len(key), dtype=np.int64)
+    root = _ends(np.where(previous >= 0, previous, here))[net.last]
+    origin = np.where(old_half[root] >= 0, old_half[root], root)
+    sources: dict[int, Ints] = {}
+    masked: dict[int, Bools] = {}
+    for attnum, mask in masks.items():
+        end = _ends(np.where(mask & (previous >= 0), previous, here))[net.last]
+        sources[attnum] = end
+        masked[attnum] = mask[end] & net.live
+    needed = np.logical_or.reduce(list(masked.values()))
+    elsewhere = needed & (key[origin] != key[net.last])
+    return Net(net.last, net.live, net.present, np.where(elsewhere, origin, -1), sources, masked)
+
+
+def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, touched: Bools) -> Bools:
+    """Per key number, whether any of the ``touched`` events is of it, or of a row that went on to it later."""
+    order = np.lexsort((ordinal, commit_lsn))
+    old_half = _old_halves(op, commit_lsn, ordinal, order)
+    news = np.flatnonzero(old_half >= 0)
+    found = np.zeros(int(key.max(initial=-1)) + 1, dtype=bool)
+    found[key[touched]] = True
+    while True:
+        reached = found.copy()
+        reached[key[news[found[key[old_half[news]]]]]] = True
+        if np.array_equal(reached, found):
+            return found
+        found = reached
+
+
+def _ends(jump: Ints) -> Ints:
+    """Where each chain of jumps ends; chains are acyclic, and end on themselves."""
+    while True:
+        further = jump[jump]
+        if np.array_equal(further, jump):
+            return jump
+        jump = further

@@ -1,0 +1,101 @@
+"""The net effect on a table without a key: how many copies of each row come and go.
+
+Such a table is published with REPLICA IDENTITY FULL, so that every change carries whole images: an
+update takes one copy of its old image away and adds one of its new. Rows are compared by the hash of
+their texts (``_pgcdc_hash``) and then value by value; copies are told apart by ``_pgcdc_row`` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.feed.schema import (
+    COMMIT_LSN,
+    COMMIT_TS,
+    DELETE,
+    HASH,
+    LEAF,
+    OP,
+    ORDINAL,
+    PREIMAGE,
+    RAW,
+    ROW,
+    FeedColumn,
+)
+from pgcdc_assets.mirror.net.keyed import key_numbers
+
+COUNT = "_pgcdc_count"
+"""In the rows to take away: how many copies of this row the target loses."""
+
+
+@dataclass(frozen=True)
+class NetRows:
+    """``added``: mirror rows under feed names, ready to insert. ``removed``: one row per distinct row, with COUNT."""
+
+    added: pa.Table
+    removed: pa.Table
+    deleted: int
+    """Copies that the target loses: the sum of COUNT."""
+
+
+def net_rows(events: pa.Table, columns: Sequence[FeedColumn]) -> NetRows:
+    """Net the images of a span (truncates and what they void taken out before).
+
+    Copies that come and go within the span cancel each other; of those that stay, the latest images stay.
+    """
+    events = events.combine_chunks()
+    group = _groups(events, columns)
+    groups = int(group.max()) + 1 if len(group) else 0
+    leaving = pc.is_in(events[OP], pa.array([DELETE, PREIMAGE])).to_numpy().astype(bool)
+    net = np.bincount(group, weights=np.where(leaving, -1, 1), minlength=groups).astype(np.int64)
+    order = np.lexsort((events[ORDINAL].to_numpy(), events[COMMIT_LSN].to_numpy()))
+    fill = _latest(group, order[~leaving[order]], np.maximum(net, 0))
+    lost = _latest(group, order, (net < 0).astype(np.int64))
+    values = [column.name for column in columns]
+    own = [name for name in (COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH) if name in events.column_names]
+    removed = events.select([HASH, RAW, *([LEAF] if LEAF in own else []), *values]).take(pa.array(lost))
+    counts = -net[group[lost]]
+    return NetRows(
+        added=events.select([*own, *values]).take(pa.array(fill)),
+        removed=removed.append_column(COUNT, pa.array(counts, pa.int64())),
+        deleted=int(counts.sum()),
+    )
+
+
+def _latest(group: Ints, candidates: Ints, wanted: Ints) -> Ints:
+    """Of the candidates (row numbers in order), the last ``wanted[g]`` of every group g."""
+    backwards = candidates[::-1]
+    by_group = backwards[np.argsort(group[backwards], kind="stable")]
+    sorted_group = group[by_group]
+    starts = np.flatnonzero(np.diff(sorted_group, prepend=-1))
+    place = np.arange(len(by_group)) - np.repeat(starts, np.diff(np.append(starts, len(by_group))))
+    return by_group[place < wanted[sorted_group]]
+
+
+def _groups(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:
+    """Number the distinct rows: by hash and leaf, and value by value where a hash is shared by different rows."""
+    parts = [FeedColumn(HASH, HASH, 0, True)]
+    if LEAF in events.column_names:
+        parts.append(FeedColumn(LEAF, LEAF, 0, True))
+    group = key_numbers(events, parts)
+    if not len(group):
+        return group
+    member = np.unique(group, return_index=True)[1].astype(np.int64)[group]
+    plain = [column for column in columns if not pa.types.is_nested(events[column.name].type)]
+    values = ((column, events[column.name].combine_chunks()) for column in plain)
+    if all(_same(array, array.take(pa.array(member))) for _, array in values):
+        return group
+    return key_numbers(events, [*parts, *(replace(column, key=True) for column in plain)])
+
+
+def _same(left: pa.Array, right: pa.Array) -> bool:
+    if pa.types.is_floating(left.type):
+        left, right = (pc.if_else(pc.is_nan(side), None, side) for side in (left, right))
+    equal = pc.fill_null(pc.equal(left, right), pc.and_(pc.is_null(left), pc.is_null(right)))
+    return bool(pc.all(equal).as_py())

@@ -1,0 +1,206 @@
+"""A small Delta table that only grows, in the order of its rows' times: states and consistent points.
+
+Written under the lake's lock, a commit of milliseconds per row, durable when it returns; read file by file,
+newest first, so that asking for the last row costs the same however long the table is. What looks at all rows
+looks at one file after the other, and remembers none of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby, takewhile
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Schema
+
+from pgcdc_assets.core.durable import sync_file, sync_folders, up_to
+from pgcdc_assets.core.layout import DELTA_LOG, commit_name
+from pgcdc_assets.delta.commit import commit_compaction, commit_files, replace_files, settle
+from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
+from pgcdc_assets.errors import LakeError
+
+AT: Final = pa.field("at", pa.timestamp("us", "UTC"))
+"""When the row was written; strictly rising, whatever the clock does: the order of the rows."""
+
+MOST_FILES: Final = 100
+"""So many small files; then they are merged. Those that are large enough do not count: they are left alone."""
+SMALL_ROWS: Final = 1000
+"""A file of this many rows is left alone, so that each row is merged a few times at most."""
+
+_PROPERTIES: dict[str, str | None] = {
+    # A commit a turn makes tens of thousands of files a day; nobody asks for an older version.
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 1 hours",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+}
+
+
+Staying = Callable[["LedgerFile"], pa.BooleanArray]
+"""Says of each row of a file whether it stays. Asked file by file, that of the newest rows first."""
+
+
+@dataclass(frozen=True)
+class LedgerFile:
+    """One file of a ledger, read when asked."""
+
+    added: Added
+    _folder: Path
+    _schema: pa.Schema
+
+    def rows(self, *names: str) -> pa.Table:
+        """Its rows in order, with these columns (all). LakeError where it cannot be read."""
+        wanted = pa.schema([self._schema.field(name) for name in names]) if names else self._schema
+        path = self._folder / self.added.path
+        try:
+            with pq.ParquetFile(path) as file:
+                there = [name for name in wanted.names if name in file.schema_arrow.names]
+                found = file.read(columns=there)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise LakeError(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
+        return _widened(found, wanted).cast(wanted)
+
+    @property
+    def count(self) -> int:
+        return self.added.rows or 0
+
+    def lowest(self, name: str) -> int:
+        """Of a column of integers, as the file's statistics say."""
+        return int(json.loads(self.added.action["stats"])["minValues"][name])
+
+
+class Ledger:
+    """``schema`` must hold ``AT``. The folder is made with the first row."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
+        self._schema = schema
+        self._log = DeltaLog(path)
+        self._read: dict[str, pa.Table] = {}
+
+    def newest_first(self) -> Iterator[pa.Table]:
+        """The rows by file: within one in order, and no later file has a newer row. They are remembered."""
+        for file in self.files():
+            yield self._rows(file)
+
+    def files(self) -> list[LedgerFile]:
+        """The live files, that of the newest rows first."""
+        table = self._log.newest()
+        live = sorted(table.files, key=_last, reverse=True) if table is not None else []
+        names = {file.path for file in live}
+        self._read = {name: rows for name, rows in self._read.items() if name in names}
+        return [LedgerFile(file, self.path, self._schema) for file in live]
+
+    def rows(self) -> pa.Table:
+        """All rows, oldest first: of a ledger that is known to be short."""
+        return pa.concat_tables([self._schema.empty_table(), *(file.rows() for file in reversed(self.files()))])
+
+    def version(self) -> int:
+        """-1 before the first row. Looks at the folder, not at what was read before."""
+        table = self._log.newest()
+        return -1 if table is None else table.number
+
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        """Add rows, without their ``at``, in one commit; durable when this returns."""
+        self._prepare()
+        at = self._now()
+        stamped = [{**row, AT.name: at + timedelta(microseconds=place)} for place, row in enumerate(rows)]
+        report = self._write(pa.Table.from_pylist(stamped, schema=self._schema))
+        commit_files(self._table, [report], "append", {})
+        settle([self.path])
+        small = self._small()
+        if len(small) > MOST_FILES:
+            self._merge(small)
+
+    def keep(self, staying: Staying) -> int:
+        """Remove the rows that do not stay, in one commit; how many went. Neighbours that are small then become one:
+        files never lie around one another in time."""
+        gone: list[Added] = []
+        left: list[FileReport] = []
+        count = 0
+        masks = ((file, staying(file)) for file in self.files())
+        for alone, neighbours in groupby(masks, key=lambda one: one[0].count >= SMALL_ROWS and pc.all(one[1]).as_py()):
+            held = [] if alone else list(neighbours)
+            going = sum(len(mask) - (pc.sum(mask).as_py() or 0) for _, mask in held)
+            if not going:
+                continue
+            count += going
+            gone += [file.added for file, _ in held]
+            rows = pa.concat_tables([file.rows().filter(mask) for file, mask in reversed(held)])
+            if len(rows):
+                left.append(self._write(rows))
+        if gone:
+            replace_files(self._table, gone, left, {})
+            settle([self.path])
+        return count
+
+    def _prepare(self) -> None:
+        """Make the table where there is none, and give one of an older version the columns that came since."""
+        table = self._log.newest()
+        if table is None:
+            DeltaTable.create(self.path, self._schema, mode="ignore", configuration=_PROPERTIES)
+            self._made(up_to(self.path, self.path.parent))
+            return
+        have = {field.name for field in table.schema.fields}
+        new = [field for field in Schema.from_arrow(self._schema).fields if field.name not in have]
+        if new:
+            DeltaTable(self.path).alter.add_columns(new)
+            self._made([self.path])
+
+    def _made(self, folders: Sequence[Path]) -> None:
+        """delta-rs syncs nothing."""
+        log = self.path / DELTA_LOG
+        sync_file(log / commit_name(self._table.number))
+        sync_folders([log, *folders])
+
+    def _now(self) -> datetime:
+        last = next((rows[AT.name][-1].as_py() for rows in self.newest_first()), None)
+        now = datetime.now(UTC)
+        return now if last is None else max(now, last + timedelta(microseconds=1))
+
+    @property
+    def _table(self) -> DeltaVersion:
+        table = self._log.newest()
+        assert table is not None
+        return table
+
+    def _small(self) -> list[LedgerFile]:
+        """Of the newest rows, up to the first that is large: older ones have large neighbours."""
+        return list(takewhile(lambda file: file.count < SMALL_ROWS, self.files()))
+
+    def _rows(self, file: LedgerFile) -> pa.Table:
+        name = file.added.path
+        if name not in self._read:
+            self._read[name] = file.rows()
+        return self._read[name]
+
+    def _write(self, rows: pa.Table) -> FileReport:
+        with DataFile(self.path, self._schema) as file:
+            file.write(rows.columns)
+            report = file.finish()
+        assert report is not None
+        return report
+
+    def _merge(self, small: Sequence[LedgerFile]) -> None:
+        """Small files into one, in a commit that changes no data."""
+        report = self._write(pa.concat_tables([self._rows(file) for file in reversed(small)]))
+        commit_compaction(self._table, [file.added for file in small], report)
+        settle([self.path])
+
+
+def _widened(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The rows of an older version's file, with nothing in the columns that came since."""
+    nothing = {field.name: pa.nulls(len(rows), field.type) for field in schema if field.name not in rows.column_names}
+    return pa.table({name: nothing[name] if name in nothing else rows[name] for name in schema.names})
+
+
+def _last(file: Added) -> str:
+    """When the newest row of a file was written. Such texts sort as the times do."""
+    return str(json.loads(file.action["stats"])["maxValues"][AT.name])

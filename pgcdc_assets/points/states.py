@@ -1,0 +1,94 @@
+"""What is stored of each table's state: the last row of a table counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.points.ledger import AT, Ledger
+
+SCHEMA = pa.schema(
+    [
+        ("schema", pa.string()),
+        ("name", pa.string()),
+        ("state", pa.string()),
+        ("lsn", pa.int64()),
+        ("reason", pa.string()),
+        ("shape", pa.string()),
+        AT,
+    ]
+)
+
+
+@dataclass(frozen=True)
+class StateRow:
+    """``table``: its facts as the mirror has them; ``lsn``: of the copy, or where it was set aside."""
+
+    name: TableName
+    state: TableState
+    lsn: Lsn
+    reason: str | None
+    table: Table | None
+    at: datetime
+
+
+class TableStates:
+    """Read afresh at every call."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._ledger = Ledger(layout.table_states, SCHEMA)
+
+    def all(self) -> dict[TableName, StateRow]:
+        """The last row of every table that has one."""
+        found: dict[TableName, dict[str, Any]] = {}
+        for rows in self._ledger.newest_first():
+            for row in reversed(rows.to_pylist()):
+                found.setdefault(TableName(row["schema"], row["name"]), row)
+        return {name: _row(name, row) for name, row in found.items()}
+
+    def get(self, name: TableName) -> StateRow | None:
+        return self.all().get(name)
+
+    def set(self, table: Table, state: TableState, lsn: Lsn, reason: str | None = None) -> None:
+        self.set_all([table], state, lsn, reason)
+
+    def set_all(self, tables: Iterable[Table], state: TableState, lsn: Lsn, reason: str | None = None) -> None:
+        """Several tables in one commit."""
+        rows = [
+            {
+                "schema": table.name.schema,
+                "name": table.name.name,
+                "state": state.value,
+                "lsn": int(lsn),
+                "reason": reason,
+                "shape": json.dumps(table.to_json()),
+            }
+            for table in tables
+        ]
+        if rows:
+            self._ledger.append(rows)
+            passed(FaultPoint.STATE_WRITTEN)
+
+    def prune(self) -> int:
+        """Remove the rows that a later one of the same table has replaced; how many."""
+        rows = self._ledger.rows()
+        last = rows.group_by(["schema", "name"], use_threads=False).aggregate([(AT.name, "last")])
+        kept = last[f"{AT.name}_last"].combine_chunks()
+        return self._ledger.keep(lambda file: pc.is_in(file.rows(AT.name)[AT.name].combine_chunks(), value_set=kept))
+
+
+def _row(name: TableName, row: dict[str, Any]) -> StateRow:
+    table = Table.from_json(json.loads(row["shape"])) if row["shape"] else None
+    return StateRow(name, TableState(row["state"]), Lsn(row["lsn"]), row["reason"], table, row["at"])

@@ -1,0 +1,84 @@
+"""What is stored of rows that came through the log and that no mirror took: a row per relation and range.
+
+Only of relations that belonged to no followed table: what is left out by the settings is meant so, and a table that
+waits for a copy or is set aside is told as that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.points.ledger import AT, Ledger
+
+SCHEMA = pa.schema(
+    [
+        ("relation_id", pa.int64()),
+        ("schema", pa.string()),
+        ("name", pa.string()),
+        ("rows", pa.int64()),
+        ("start", pa.int64()),
+        ("last", pa.int64()),
+        ("end", pa.int64()),
+        AT,
+    ]
+)
+
+
+@dataclass(frozen=True)
+class UntakenRows:
+    """``start`` and ``end`` are of the batches that hold them, ``last`` is the start of the last of these."""
+
+    relation_id: int
+    name: TableName
+    """As the stream called it last."""
+    rows: int
+    start: Lsn
+    last: Lsn
+    end: Lsn
+
+    def and_then(self, later: UntakenRows) -> UntakenRows:
+        return replace(later, rows=self.rows + later.rows, start=min(self.start, later.start))
+
+
+class UntakenLedger:
+    """Read afresh at every call."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._ledger = Ledger(layout.untaken_rows, SCHEMA)
+
+    def all(self) -> dict[int, UntakenRows]:
+        """Those of each relation together, by its OID."""
+        found: dict[int, UntakenRows] = {}
+        for row in self._ledger.rows().to_pylist():
+            one = _read(row)
+            found[one.relation_id] = found[one.relation_id].and_then(one) if one.relation_id in found else one
+        return found
+
+    def add(self, new: Iterable[UntakenRows]) -> None:
+        """In one commit, durable when this returns."""
+        rows = [
+            {
+                "relation_id": one.relation_id, "schema": one.name.schema, "name": one.name.name, "rows": one.rows,
+                "start": int(one.start), "last": int(one.last), "end": int(one.end),
+            }
+            for one in new
+        ]  # fmt: skip
+        if rows:
+            self._ledger.append(rows)
+
+    def forget(self, log_start: Lsn) -> int:
+        """Remove those that the log holds no more; how many."""
+        return self._ledger.keep(lambda file: pc.greater(file.rows("end")["end"].combine_chunks(), int(log_start)))
+
+
+def _read(row: dict[str, Any]) -> UntakenRows:
+    name = TableName(row["schema"], row["name"])
+    return UntakenRows(row["relation_id"], name, row["rows"], Lsn(row["start"]), Lsn(row["last"]), Lsn(row["end"]))

@@ -1,0 +1,128 @@
+"""PostgreSQL's text form of arrays, taken apart for a whole column at once.
+
+Rules of "Array Input and Output Syntax": ``{1,NULL,"a \\"b\\" \\\\ c"}``. An element stands in quotes
+where it is empty, reads NULL, or holds a brace, the delimiter, a quote, a backslash or white space;
+inside of quotes a backslash takes the next byte as it is. All these marks are ASCII, so that bytes may
+be looked at one by one in UTF-8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.text.slices import Bytes, Flags, Positions, gathered, laid_out
+
+_QUOTE, _BACKSLASH, _OPEN, _CLOSE = (ord(mark) for mark in '"\\{}')
+_NULL: Final = np.frombuffer(b"NULL", np.uint8)
+
+
+@dataclass(frozen=True)
+class Elements:
+    """A column of arrays as Arrow has lists: row i holds ``text[offsets[i]:offsets[i + 1]]``."""
+
+    offsets: npt.NDArray[np.int32]
+    text: pa.StringArray
+    """Of the elements, without quotes and escapes; NULL for NULL."""
+
+
+def not_plain(text: pa.StringArray) -> Flags:
+    """Which values are not lists: of two or more dimensions, or with other lower bounds (``[0:1]={...}``)."""
+    odd = pc.or_(pc.starts_with(text, "["), pc.starts_with(text, "{{"))
+    return np.asarray(odd.fill_null(False))
+
+
+def elements(text: pa.StringArray, delimiter: str = ",") -> Elements:
+    """Take plain values apart; NULL rows have no elements. ProtocolError for what is no such value."""
+    octets, offsets = laid_out(text)
+    present = np.asarray(text.is_valid())
+    marks = _Marks.of(octets, offsets, ord(delimiter))
+    letters = octets[marks.structure]
+    # One opening brace at the start of each value, one closing at its end, delimiters between, and nothing else.
+    opening, closing = marks.structure[letters == _OPEN], marks.structure[letters == _CLOSE]
+    _require(np.array_equal(opening, offsets[:-1][present]) and np.array_equal(closing, offsets[1:][present] - 1))
+    at = np.flatnonzero(letters != _CLOSE)
+    starts, ends = marks.structure[at] + 1, marks.structure[at + 1]
+    empty = starts == ends
+    _require(bool(((letters[at] == _OPEN) & (letters[at + 1] == _CLOSE))[empty].all()))
+    starts, ends = starts[~empty], ends[~empty]
+    known = ~_nulls(octets, starts, ends)
+    content, starts_in, ends_in = marks.unquoted(octets, starts, ends)
+    found = gathered(content, starts_in, ends_in, known).cast(pa.string())
+    return Elements(np.searchsorted(starts, offsets).astype(np.int32), found)
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """Positions in the column's bytes, ascending."""
+
+    quotes: Positions
+    """Quotes that open or close an element."""
+    escapes: Positions
+    """Backslashes that make the next byte literal."""
+    structure: Positions
+    """Braces and delimiters outside of quotes."""
+
+    @classmethod
+    def of(cls, octets: Bytes, offsets: Positions, delimiter: int) -> _Marks:
+        quotes = np.flatnonzero(octets == _QUOTE)
+        structure = np.flatnonzero((octets == _OPEN) | (octets == delimiter) | (octets == _CLOSE))
+        escapes = _escapes(octets)
+        if len(escapes):
+            literal = np.zeros(len(octets) + 1, np.bool_)
+            literal[escapes + 1] = True
+            quotes, structure = quotes[~literal[quotes]], structure[~literal[structure]]
+        if len(quotes):
+            # Every value must close its quotes, or "inside" would mean something else in the next one.
+            _require(not (np.searchsorted(quotes, offsets) & 1).any())
+            structure = structure[np.searchsorted(quotes, structure) & 1 == 0]
+        return cls(quotes, escapes, structure)
+
+    def unquoted(self, octets: Bytes, starts: Positions, ends: Positions) -> tuple[Bytes, Positions, Positions]:
+        """The bytes without quotes and escapes, and where the elements stand in them."""
+        if len(self.quotes) == 0 and len(self.escapes) == 0:
+            return octets, starts, ends
+        self._check_quoted(octets, starts, ends)
+        dropped = np.sort(np.concatenate([self.quotes, self.escapes]))
+        kept = np.ones(len(octets), np.bool_)
+        kept[dropped] = False
+        return octets[kept], starts - np.searchsorted(dropped, starts), ends - np.searchsorted(dropped, ends)
+
+    def _check_quoted(self, octets: Bytes, starts: Positions, ends: Positions) -> None:
+        """Quotes stand at both ends of an element or nowhere in it, escapes only between quotes."""
+        first = np.searchsorted(self.quotes, starts)
+        count = np.searchsorted(self.quotes, ends) - first
+        quoted = octets[starts] == _QUOTE
+        _require(np.array_equal(count, np.where(quoted, 2, 0)))
+        _require(np.array_equal(self.quotes[first[quoted] + 1], ends[quoted] - 1))
+        _require(bool((np.searchsorted(self.quotes, self.escapes) & 1).all()))
+
+
+def _escapes(octets: Bytes) -> Positions:
+    """Backslashes that escape: the first, third, fifth ... of each run of them."""
+    found: Positions = np.flatnonzero(octets == _BACKSLASH)
+    if len(found) == 0:
+        return found
+    number = np.arange(len(found))
+    first_of_run = np.maximum.accumulate(np.where(np.diff(found, prepend=-2) == 1, 0, number))
+    escaping: Positions = found[(number - first_of_run) & 1 == 0]
+    return escaping
+
+
+def _nulls(octets: Bytes, starts: Positions, ends: Positions) -> Flags:
+    """Elements that read NULL without quotes (with them they are six bytes long)."""
+    nulls: Flags = ends - starts == len(_NULL)
+    where = np.flatnonzero(nulls)
+    nulls[where] = (octets[starts[where, None] + np.arange(len(_NULL))] == _NULL).all(axis=1)
+    return nulls
+
+
+def _require(sound: bool) -> None:
+    if not sound:
+        raise ProtocolError("a value is not the text form of an array")

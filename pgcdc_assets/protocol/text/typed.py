@@ -1,0 +1,124 @@
+"""From columns of PostgreSQL's text form to typed columns: the same code for copies and for changes.
+
+What a type cannot hold stands as text in ``_pgcdc_raw``, a map of column name to text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.catalog import PgType
+from pgcdc_assets.protocol.text.slices import laid_out
+from pgcdc_assets.protocol.text.types import cast
+
+RAW_TYPE: Final = pa.map_(pa.string(), pa.string())
+
+_UNSIGNED = np.uint64
+_FACTOR: Final = 0x9E3779B97F4A7C15
+"""Odd, so that it has an inverse modulo 2^64: the golden ratio's digits."""
+_INVERSE: Final = pow(_FACTOR, -1, 1 << 64)
+
+
+class TextColumn(Protocol):
+    """A column as far as its cast goes: core's Column, protocol's ShapeColumn."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> PgType: ...
+
+
+@dataclass(frozen=True)
+class Typed:
+    values: list[pa.Array]
+    """One per column, of the column's ``arrow_type``."""
+    raw: pa.Array
+    """map<string, string>; NULL where everything fits."""
+
+
+def typed(text: Sequence[pa.Array | pa.ChunkedArray], columns: Sequence[TextColumn], rows: int) -> Typed:
+    """Cast ``rows`` values of each column. ProtocolError for text that PostgreSQL does not write."""
+    values: list[pa.Array] = []
+    misfits: list[tuple[str, npt.NDArray[np.int64], pa.Array]] = []
+    for array, column in zip(text, columns, strict=True):
+        done = cast(array, column.type)
+        values.append(done.values)
+        if done.unfit is not None and done.unfit.any():
+            at = np.flatnonzero(done.unfit)
+            misfits.append((column.name, at, array.take(pa.array(at)).cast(pa.string())))
+    return Typed(values, _raw(misfits, rows))
+
+
+def _raw(misfits: Sequence[tuple[str, npt.NDArray[np.int64], pa.Array]], rows: int) -> pa.Array:
+    if not misfits:
+        return pa.nulls(rows, RAW_TYPE)
+    at = np.concatenate([places for _, places, _ in misfits])
+    order = np.argsort(at, kind="stable")
+    names = pa.concat_arrays([pa.repeat(name, len(places)) for name, places, _ in misfits])
+    texts = pa.chunked_array([_whole(text) for _, _, text in misfits], pa.string()).combine_chunks()
+    counts = np.bincount(at, minlength=rows)
+    offsets = np.zeros(rows + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    keys, items = names.take(pa.array(order)), texts.take(pa.array(order))
+    return pa.MapArray.from_arrays(pa.array(offsets), keys, items, RAW_TYPE, mask=pa.array(counts == 0))
+
+
+def _whole(text: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
+
+
+def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], rows: int) -> pa.Array:
+    """An int64 per row, over its pairs of column name and text that are not NULL, in any order.
+
+    So it stays what it is when a column without values is added. It only narrows the search: rows with
+    equal hashes are still compared value by value. Stored in mirrors, so it must never change.
+    """
+    total = np.zeros(rows, _UNSIGNED)
+    for array, name in zip(text, names, strict=True):
+        column = _whole(array).cast(pa.string())
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        hashed = _mixed(_text_hash(column) ^ _UNSIGNED(seed))
+        total += np.where(np.asarray(column.is_valid()), hashed, _UNSIGNED(0))
+    return pa.array(total.view(np.int64))
+
+
+def _text_hash(text: pa.StringArray) -> npt.NDArray[np.uint64]:
+    """A polynomial in ``_FACTOR`` over each value's bytes, and its length.
+
+    The powers run on over the whole buffer, so that one running sum serves all values; dividing by the
+    power at a value's start makes it the same wherever the value stands.
+    """
+    octets, offsets = laid_out(text)
+    sums = np.zeros(len(octets) + 1, _UNSIGNED)
+    np.cumsum((octets.astype(_UNSIGNED) + _UNSIGNED(1)) * _powers(_FACTOR, len(octets)), out=sums[1:])
+    spans = sums[offsets[1:]] - sums[offsets[:-1]]
+    lengths = np.diff(offsets).astype(_UNSIGNED)
+    return spans * _powers(_INVERSE, len(octets) + 1)[offsets[:-1]] + lengths
+
+
+def _powers(base: int, count: int) -> npt.NDArray[np.uint64]:
+    powers = np.full(count, base, _UNSIGNED)
+    powers[:1] = 1
+    return np.cumprod(powers, out=powers)
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of SplitMix64: every bit of the input reaches every bit of the output."""
+    values = (values ^ values >> _UNSIGNED(30)) * _UNSIGNED(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> _UNSIGNED(27)) * _UNSIGNED(0x94D049BB133111EB)
+    return values ^ values >> _UNSIGNED(31)
+
+
+def row_identities(rows: int) -> pa.Array:
+    """``_pgcdc_row`` of new rows of a multiset: unlike any other, ever."""
+    numbers = pc.cast(pa.array(np.arange(rows, dtype=np.int64)), pa.string())
+    return pc.binary_join_element_wise(pa.scalar(uuid.uuid4().hex), numbers, "-")

@@ -1,0 +1,278 @@
+"""Columns of PostgreSQL's text form as columns of Arrow types: the table of types, and the casts.
+
+Text is as sessions with ``DateStyle=ISO, bytea_output=hex, extra_float_digits=1`` write it. What does
+not fit the Arrow type (NaN in a decimal, infinity, BC and years past 9999 in dates, arrays of two
+dimensions) is marked and left NULL, never clipped or guessed; what PostgreSQL cannot have written is a
+ProtocolError. Casts are Arrow's, under rules that each value meets or not on its own, whatever its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.catalog import PgType
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.text.arraytext import elements, not_plain
+from pgcdc_assets.protocol.text.slices import Flags, gathered, laid_out
+
+_BOOL, _BYTEA, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 16, 17, 1700, 1082, 1114, 1184
+_VECTORS: Final = (22, 30)
+"""int2vector and oidvector: arrays in the catalog, but written ``1 2 3``."""
+_SCALARS: Final[dict[int, pa.DataType]] = {
+    _BOOL: pa.bool_(),
+    21: pa.int16(),
+    23: pa.int32(),
+    20: pa.int64(),
+    700: pa.float32(),
+    701: pa.float64(),
+    _BYTEA: pa.binary(),
+    _DATE: pa.date32(),
+    _TIMESTAMP: pa.timestamp("us"),
+    _TIMESTAMPTZ: pa.timestamp("us", "UTC"),
+}
+"""By OID, which is fixed for built-in types. Types that are not listed stay text."""
+
+MAX_PRECISION: Final = 38
+"""Digits of Delta's (and Arrow's 128-bit) decimals."""
+
+_CLOCK = r"\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?"
+_ZONE = r"[+-]\d\d(?::\d\d){0,2}"
+_OUTSIDE: Final = {
+    oid: rf"^(?:-?infinity|\d{{5,}}-{rest}(?: BC)?|\d{{4}}-{rest} BC)$"
+    for oid, rest in ((_DATE, r"\d\d-\d\d"), (_TIMESTAMP, _CLOCK), (_TIMESTAMPTZ, _CLOCK + _ZONE))
+}
+"""What dates and timestamps outside of 0001 to 9999 look like. Arrow parses none of it."""
+_NUMBER: Final = r"^(?:NaN|-?Infinity|-?(?:0|[1-9]\d*)(?:\.\d+)?)$"
+"""How numeric is written: never with an exponent, nor with leading zeros."""
+_ZONE_SECONDS = r"(?P<sign>[+-])\d\d:\d\d:(?P<seconds>[0-5]\d)$"
+"""Local mean times of before the zones have offsets with seconds, which Arrow does not parse."""
+_SPAN: Final = {"day": (-719_162, 2_932_896), "us": (-62_135_596_800_000_000, 253_402_300_799_999_999)}
+"""First and last day, and microsecond, of years 0001 to 9999, since 1970."""
+
+
+@dataclass(frozen=True)
+class Cast:
+    values: pa.Array
+    unfit: Flags | None
+    """Rows whose text is not NULL but does not fit: NULL in ``values``. None where there are none."""
+
+
+def arrow_type(of: PgType) -> pa.DataType:
+    """The type of a column in feeds and mirrors."""
+    stored = _stored(of)
+    if _is_array(stored):
+        return pa.list_(pa.field("element", arrow_type(_element(stored))))
+    if stored.oid == _NUMERIC:
+        return _decimal(stored.typmod) or pa.string()
+    return _SCALARS.get(stored.oid, pa.string())
+
+
+def cast(text: pa.Array | pa.ChunkedArray, of: PgType) -> Cast:
+    """Cast a column of text (any string type, NULL for NULL) to ``arrow_type(of)``.
+
+    Raises ProtocolError for text that PostgreSQL does not write for this type; the value is not told.
+    """
+    column = text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
+    column = column if pa.types.is_string(column.type) else column.cast(pa.string())
+    stored = _stored(of)
+    try:
+        return _cast_of(stored)(column, stored)
+    except (pa.ArrowInvalid, ProtocolError):
+        # Arrow's message quotes the value, and that of an element does not name the column's type.
+        raise ProtocolError("a text is none of its type", thing=f"type {of.name}") from None
+
+
+def _stored(of: PgType) -> PgType:
+    """A domain is written as its base type."""
+    while of.base is not None:
+        of = of.base
+    return of
+
+
+def _is_array(of: PgType) -> bool:
+    return of.element is not None and of.oid not in _VECTORS
+
+
+def _element(of: PgType) -> PgType:
+    """The typmod of ``numeric(10,2)[]`` stands with the array; that of a domain with the domain."""
+    assert of.element is not None
+    return of.element if of.typmod == -1 else replace(of.element, typmod=of.typmod)
+
+
+def _decimal(typmod: int) -> pa.Decimal128Type | None:
+    """The decimal that holds all of numeric(precision, scale); None where none does.
+
+    Since PostgreSQL 15 the scale may be negative, numeric(2,-3) for 99000, or above the precision.
+    """
+    if typmod < 4:
+        return None
+    precision, scale = typmod - 4 >> 16 & 0xFFFF, (typmod - 4 & 0x7FF ^ 1024) - 1024
+    precision, scale = (precision - scale, 0) if scale < 0 else (max(precision, scale), scale)
+    return pa.decimal128(precision, scale) if precision <= MAX_PRECISION else None
+
+
+def _cast_of(of: PgType) -> Callable[[pa.StringArray, PgType], Cast]:
+    if _is_array(of):
+        return _cast_array
+    target = arrow_type(of)
+    if pa.types.is_string(target):
+        return lambda text, of: Cast(text, None)
+    if pa.types.is_integer(target):
+        return _cast_integer
+    if pa.types.is_floating(target):
+        return _cast_float
+    return _CASTS[of.oid]
+
+
+def _cast_bool(text: pa.StringArray, of: PgType) -> Cast:
+    octets, offsets = laid_out(text)
+    valid = np.asarray(text.is_valid())
+    true = octets == ord("t")
+    _require(bool((np.diff(offsets) == valid).all() and (true | (octets == ord("f"))).all()))
+    values = np.zeros(len(text), np.bool_)
+    values[valid] = true
+    return Cast(pa.array(values, mask=~valid), None)
+
+
+def _cast_integer(text: pa.StringArray, of: PgType) -> Cast:
+    octets, _ = laid_out(text)
+    # Arrow would read 0x10.
+    _require(len(octets) == 0 or int(octets.max()) <= ord("9"))
+    return Cast(text.cast(arrow_type(of)), None)
+
+
+def _cast_float(text: pa.StringArray, of: PgType) -> Cast:
+    values = text.cast(arrow_type(of))
+    infinite = pc.is_inf(values).fill_null(False)
+    if infinite.true_count:
+        # Arrow reads a number out of the type's range as infinity, too.
+        _require(pc.all(pc.match_substring_regex(text.filter(infinite), "^-?Infinity$")).as_py())
+    return Cast(values, None)
+
+
+def _cast_numeric(text: pa.StringArray, of: PgType) -> Cast:
+    target = _decimal(of.typmod)
+    assert target is not None
+    _, offsets = laid_out(text)
+    # Arrow (26) lets a number of 39 digits wrap around: it gets those alone that cannot be so long.
+    if int(np.diff(offsets).max(initial=0)) + target.scale <= MAX_PRECISION:
+        try:
+            return Cast(text.cast(target), None)
+        except pa.ArrowInvalid:
+            pass  # Something does not fit, or is no number: to be told apart one by one.
+    unfit = _matching(text, _NUMBER) & ~_matching(text, _fitting(target))
+    kept = _without(text, unfit)
+    # Zeros behind the scale change nothing, but would count as digits.
+    short = pc.replace_substring_regex(kept, rf"^([^.]*\.\d{{{target.scale}}})0+$", r"\1")
+    return Cast(short.cast(target), unfit)
+
+
+def _fitting(target: pa.Decimal128Type) -> str:
+    whole = target.precision - target.scale
+    digits = rf"(?:0|[1-9]\d{{0,{whole - 1}}})" if whole else "0"
+    return rf"^-?{digits}(?:\.\d{{0,{target.scale}}}0*)?$"
+
+
+def _cast_date(text: pa.StringArray, of: PgType) -> Cast:
+    return _within_years(*_cast_or_outside(text, of), pa.int32(), "day")
+
+
+def _cast_timestamp(text: pa.StringArray, of: PgType) -> Cast:
+    return _within_years(*_cast_or_outside(text, of), pa.int64(), "us")
+
+
+def _cast_or_outside(text: pa.StringArray, of: PgType) -> tuple[pa.Array, Flags | None]:
+    target = arrow_type(of)
+    try:
+        return text.cast(target), None
+    except pa.ArrowInvalid:
+        unfit = _matching(text, _OUTSIDE[of.oid])
+    kept = _without(text, unfit)
+    if of.oid == _TIMESTAMPTZ:
+        return _cast_odd_zones(kept), unfit
+    return kept.cast(target), unfit
+
+
+def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
+    """timestamptz with offsets of which some have seconds: these are cut off and subtracted afterwards."""
+    odd = _matching(text, _ZONE_SECONDS)
+    to_minutes = pc.replace_substring_regex(text, r"^(.*[+-]\d\d:\d\d):[0-5]\d$", r"\1")
+    values = to_minutes.cast(_SCALARS[_TIMESTAMPTZ])
+    part = pc.extract_regex(text.filter(pa.array(odd)), _ZONE_SECONDS)
+    shift = np.zeros(len(text), "m8[us]")
+    seconds = np.asarray(pc.struct_field(part, "seconds").cast(pa.int64()))
+    east = np.asarray(pc.equal(pc.struct_field(part, "sign"), "+"))
+    shift[odd] = np.where(east, seconds, -seconds) * np.timedelta64(1_000_000, "us")
+    return pc.subtract(values, pa.array(shift))
+
+
+def _within_years(values: pa.Array, unfit: Flags | None, number: pa.DataType, unit: str) -> Cast:
+    """Also text of a year from 0001 to 9999 may be outside of them in UTC."""
+    first, last = _SPAN[unit]
+    numbers = values.view(number)
+    seen = pc.min_max(numbers).as_py()
+    if seen["min"] is None or (seen["min"] >= first and seen["max"] <= last):
+        return Cast(values, unfit)
+    outside = np.asarray(pc.or_(pc.less(numbers, first), pc.greater(numbers, last)).fill_null(False))
+    return Cast(_without(values, outside), outside if unfit is None else unfit | outside)
+
+
+def _cast_bytea(text: pa.StringArray, of: PgType) -> Cast:
+    octets, offsets = laid_out(text)
+    valid = np.asarray(text.is_valid())
+    _require(not (offsets & 1).any())
+    pairs = octets.reshape(-1, 2)
+    high, low = _NIBBLES[pairs[:, 0]], _NIBBLES[pairs[:, 1]]
+    # The marks \x are two bytes too, and of all pairs those that are not hexadecimal.
+    starts, ends = offsets[:-1] >> 1, offsets[1:] >> 1
+    marks = starts[valid]
+    _require(np.array_equal(np.flatnonzero((high | low) > 15), marks))
+    _require(bool((pairs[marks] == np.frombuffer(rb"\x", np.uint8)).all()))
+    return Cast(gathered(high << 4 | low, starts + valid, ends, valid), None)
+
+
+def _cast_array(text: pa.StringArray, of: PgType) -> Cast:
+    unfit = not_plain(text)
+    plain = _without(text, unfit)
+    found = elements(plain, of.delimiter)
+    inner = cast(found.text, _element(of))
+    if inner.unfit is not None and inner.unfit.any():
+        # One element that does not fit makes the array not fit. Again without these: a NULL list has no elements.
+        rows = np.searchsorted(found.offsets, np.flatnonzero(inner.unfit), side="right") - 1
+        unfit[rows] = True
+        return Cast(_cast_array(_without(text, unfit), of).values, unfit)
+    missing = pa.array(np.asarray(plain.is_null()))
+    lists = pa.ListArray.from_arrays(pa.array(found.offsets), inner.values, type=arrow_type(of), mask=missing)
+    return Cast(lists, unfit if unfit.any() else None)
+
+
+def _matching(text: pa.StringArray, pattern: str) -> Flags:
+    return np.asarray(pc.match_substring_regex(text, pattern).fill_null(False))
+
+
+def _without(values: pa.Array, rows: Flags) -> pa.Array:
+    return pc.if_else(pa.array(~rows), values, pa.scalar(None, values.type)) if rows.any() else values
+
+
+def _require(sound: bool) -> None:
+    if not sound:
+        raise ProtocolError("a text is none of its type")
+
+
+_NIBBLES: Final = np.full(256, 0xFF, np.uint8)
+_NIBBLES[np.frombuffer(b"0123456789abcdefABCDEF", np.uint8)] = [*range(16), *range(10, 16)]
+
+_CASTS: Final = {
+    _BOOL: _cast_bool,
+    _BYTEA: _cast_bytea,
+    _NUMERIC: _cast_numeric,
+    _DATE: _cast_date,
+    _TIMESTAMP: _cast_timestamp,
+    _TIMESTAMPTZ: _cast_timestamp,
+}

@@ -1,0 +1,158 @@
+"""What publications publish, as the server itself resolves it (pg_publication_tables).
+
+That view waits for whoever holds ACCESS EXCLUSIVE on a published table: an open TRUNCATE or ALTER TABLE, a
+VACUUM FULL. The stream does not, and must not stand still for it: then the bare catalog is read instead.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import psycopg
+from psycopg.errors import InternalError_, LockNotAvailable
+
+from pgcdc_assets.source.catalog.bare import LISTS_SINCE, read_beside_locks
+
+_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
+GENERATED_SINCE = 180000
+"""publish_generated_columns; before it a generated column is never in the stream, though 15 lists it."""
+
+_QUERY = """
+SELECT c.oid, p.pubname::text, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, {lists}
+FROM pg_catalog.pg_publication_tables t
+JOIN pg_catalog.pg_publication p ON p.pubname = t.pubname
+JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
+JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+WHERE t.pubname = ANY(%(names)s){only} ORDER BY c.oid, p.pubname
+"""
+_ONLY = " AND c.oid = ANY(%(oids)s)"
+_LISTS = "t.attnames::text[], t.rowfilter"
+_NO_LISTS = "NULL::text[], NULL::text"
+
+
+@dataclass(frozen=True)
+class Published:
+    """One relation as the stream of some publications has it together."""
+
+    oid: int
+    publications: tuple[str, ...]
+    inserts: bool
+    updates: bool
+    deletes: bool
+    truncates: bool
+    via_root: bool
+    columns: tuple[str, ...] | None
+    """None: all (before 15)."""
+    row_filter: str | None
+
+
+def read_published(
+    conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
+) -> dict[int, Published]:
+    """The relations of these publications by oid: leaves or roots, as each publication has it.
+
+    ``oids`` asks for some of them only, which is much cheaper among hundreds.
+    """
+    lists = _LISTS if conn.info.server_version >= LISTS_SINCE else _NO_LISTS
+    query = _QUERY.format(lists=lists, only="" if oids is None else _ONLY)
+    wanted = {"names": list(publications), "oids": sorted(set(oids or ()))}
+    try:
+        # Rolled back, so that the caller's own transaction keeps its time limit.
+        with conn.transaction(force_rollback=True):
+            conn.execute(_LOCK_TIMEOUT)
+            found = conn.execute(query.encode(), wanted).fetchall()
+    except (LockNotAvailable, InternalError_):
+        # The latter where a table is dropped while the view is read: "could not open relation with OID".
+        found = read_beside_locks(conn, publications, oids)
+    rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    for row in found:
+        rows[row[0]].append(row)
+    return {oid: _combined(oid, entries) for oid, entries in rows.items()}
+
+
+def _combined(oid: int, entries: list[tuple[Any, ...]]) -> Published:
+    """Several publications of one table: any of them publishes an operation, and filters are OR-ed.
+
+    Different column lists of one table are an error of the server itself.
+    """
+    _, names, inserts, updates, deletes, truncates, via_root, columns, filters = zip(*entries, strict=True)
+    listed = None if any(column is None for column in columns) else tuple(columns[0])
+    return Published(
+        oid, tuple(names), any(inserts), any(updates), any(deletes), any(truncates), any(via_root), listed,
+        _any_filter(filters),
+    )  # fmt: skip
+
+
+def _any_filter(filters: Iterable[str | None]) -> str | None:
+    given = list(filters)
+    if any(text is None for text in given):
+        return None
+    unique = sorted({text for text in given if text is not None})
+    return unique[0] if len(unique) == 1 else " OR ".join(f"({text})" for text in unique)
+
+
+_PUBLICATION_ROWS = """
+SELECT p.pubname::text, NULL::oid, NULL::text, p.oid::text || ':' || p.xmin::text
+FROM pg_catalog.pg_publication p WHERE p.pubname = ANY(%(names)s)
+UNION ALL
+SELECT p.pubname::text, r.prrelid, NULL, r.oid::text || ':' || r.xmin::text
+FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
+WHERE p.pubname = ANY(%(names)s)
+"""
+_SCHEMA_ROWS = """
+UNION ALL
+SELECT p.pubname::text, NULL, n.nspname::text, s.oid::text || ':' || s.xmin::text
+FROM pg_catalog.pg_publication_namespace s JOIN pg_catalog.pg_publication p ON p.oid = s.pnpubid
+JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid
+WHERE p.pubname = ANY(%(names)s)
+"""
+_PLACES = """
+SELECT objid, xmin::text FROM pg_catalog.pg_depend
+WHERE classid = 'pg_catalog.pg_class'::regclass AND objid = ANY(%s) AND objsubid = 0
+  AND refclassid = 'pg_catalog.pg_namespace'::regclass AND deptype = 'n'
+"""
+
+
+def read_places(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, str]:
+    """xmin of the row in pg_depend that ties each relation to its schema: SET SCHEMA alone writes a new one.
+
+    Only a publication of a schema loses a table by that, and regains it when the table comes back.
+    """
+    return dict(conn.execute(_PLACES, [sorted(set(oids))]).fetchall())
+
+
+@dataclass(frozen=True)
+class PublicationRows:
+    """The catalog rows behind what is published. A table that was taken out and put back has new ones."""
+
+    publications: Mapping[str, str]
+    relations: Mapping[tuple[str, int], str]
+    schemas: Mapping[tuple[str, str], str]
+
+    @classmethod
+    def read(cls, conn: psycopg.Connection[Any], names: Sequence[str]) -> PublicationRows:
+        query = _PUBLICATION_ROWS + (_SCHEMA_ROWS if conn.info.server_version >= LISTS_SINCE else "")
+        rows = list(conn.execute(query.encode(), {"names": list(names)}))
+        return cls(
+            {name: mark for name, oid, schema, mark in rows if oid is None and schema is None},
+            {(name, oid): mark for name, oid, _, mark in rows if oid is not None},
+            {(name, schema): mark for name, _, schema, mark in rows if schema is not None},
+        )
+
+    @cached_property
+    def listed(self) -> frozenset[int]:
+        """The relations that a publication lists by themselves."""
+        return frozenset(oid for _, oid in self.relations)
+
+    def text(self, publications: Iterable[str], oids: Iterable[int], schemas: Iterable[str]) -> str:
+        """The rows that concern a table: its publications', its own or its relatives', its schemas'."""
+        members, places, marks = list(oids), list(schemas), []
+        for name in sorted(publications):
+            marks.append(self.publications.get(name, ""))
+            marks += [self.relations[name, oid] for oid in members if (name, oid) in self.relations]
+            marks += [self.schemas[name, schema] for schema in places if (name, schema) in self.schemas]
+        return " ".join(sorted(marks))

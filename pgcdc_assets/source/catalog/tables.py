@@ -1,0 +1,342 @@
+"""The source's catalog as plain facts: tables, columns, keys, leaves, types."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from pgcdc_assets.core.catalog import Catalog, Column, Identity, Leaf, ReplicaIdentity, Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.protocol.shape import RelationFacts
+from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity, followable, mirror_key
+from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.source.catalog.pgtypes import PgTypes
+from pgcdc_assets.source.catalog.published import (
+    GENERATED_SINCE,
+    PublicationRows,
+    Published,
+    read_places,
+    read_published,
+)
+from pgcdc_assets.source.catalog.typeparts import TypeParts
+
+_RELATIONS = """
+SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
+       pg_catalog.pg_relation_filenode(c.oid), c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
+       CASE WHEN c.relispartition THEN nullif(pg_catalog.pg_partition_root(c.oid)::oid, c.oid) END,
+       c.relpersistence = 'u'
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY(%s)
+"""
+_COLUMNS = """
+SELECT attrelid, attnum, attname::text, atttypid, atttypmod, attnotnull, attgenerated::text,
+       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END, attnum::text || ':' || xmin::text
+FROM pg_catalog.pg_attribute
+WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
+"""
+_INDEXES = """
+SELECT i.indrelid, i.indisprimary, i.indisreplident,
+       i.indisvalid AND i.indisready AND i.indislive AND i.indisunique AND i.indimmediate
+           AND i.indpred IS NULL AND i.indexprs IS NULL,
+       ARRAY(SELECT a.attname::text
+             FROM unnest(string_to_array(i.indkey::text, ' ')::int2[]) WITH ORDINALITY AS k (attnum, place)
+             JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+             WHERE k.place <= i.indnkeyatts ORDER BY k.place)
+FROM pg_catalog.pg_index i
+WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident)
+"""
+# Not by pg_partition_tree, which would wait for whoever has a leaf locked. A DETACH CONCURRENTLY that was ended before
+# its second half leaves a partition that no query of its table sees any more.
+_LEAVES = """
+WITH RECURSIVE tree (root, oid) AS (
+  SELECT r.oid, r.oid FROM unnest(%s::oid[]) AS r (oid)
+  UNION ALL SELECT tree.root, i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i
+    ON i.inhparent = tree.oid AND NOT i.inhdetachpending
+    JOIN pg_catalog.pg_class parent ON parent.oid = i.inhparent AND parent.relkind = 'p'
+)
+SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid WHERE c.relkind <> 'p'
+"""
+# Up from each leaf: a branch with partitions of its own may be detached and attached too.
+_ATTACHED = """
+WITH RECURSIVE chain (leaf, parent, level, mark) AS (
+  SELECT inhrelid, inhparent, 1, inhparent::text || ':' || xmin::text
+  FROM pg_catalog.pg_inherits WHERE inhrelid = ANY(%s)
+  UNION ALL SELECT chain.leaf, i.inhparent, chain.level + 1, i.inhparent::text || ':' || i.xmin::text
+    FROM chain JOIN pg_catalog.pg_inherits i ON i.inhrelid = chain.parent
+)
+SELECT leaf, string_agg(mark, ' ' ORDER BY level) FROM chain GROUP BY leaf
+"""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A row of pg_class with its columns and identity, before publications have their say."""
+
+    oid: int
+    name: TableName
+    kind: Literal["r", "p"]
+    replica_identity: ReplicaIdentity
+    relfilenode: int
+    toast: int
+    pages: int
+    rows: int
+    root: int | None
+    unlogged: bool
+    columns: tuple[Column, ...]
+    identity: RowIdentity
+    column_rows: str
+
+    @property
+    def partitioned(self) -> bool:
+        return self.kind == "p"
+
+    @property
+    def types(self) -> set[int]:
+        return {column.type.oid for column in self.columns}
+
+    def attnums(self, names: Iterable[str]) -> tuple[int, ...]:
+        by_name = {column.name: column.attnum for column in self.columns}
+        return tuple(by_name[name] for name in names if name in by_name)
+
+
+def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, Relation]:
+    """The relations that still exist under these oids. Four queries, however many."""
+    wanted = sorted(set(oids))
+    heads = list(conn.execute(_RELATIONS, [wanted]))
+    attributes = list(conn.execute(_COLUMNS, [wanted]))
+    types = PgTypes.read(conn, {row[3] for row in attributes})
+    columns: dict[int, list[Column]] = defaultdict(list)
+    marks: dict[int, list[str]] = defaultdict(list)
+    for oid, attnum, name, type_oid, typmod, not_null, generated, missing, mark in attributes:
+        marks[oid].append(mark)
+        columns[oid].append(Column(attnum, name, types.get(type_oid, typmod), not_null, generated, missing))
+    indexes: dict[int, list[Index]] = defaultdict(list)
+    for oid, primary, identity, usable, names in conn.execute(_INDEXES, [wanted]):
+        indexes[oid].append(Index(tuple(names), primary, identity, usable))
+    return {
+        oid: Relation(
+            oid, TableName(schema, name), kind, replident, filenode or 0, toast, pages, rows, root, unlogged,
+            tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]), " ".join(marks[oid]),
+        )
+        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root, unlogged in heads
+    }  # fmt: skip
+
+
+def read_leaves(conn: psycopg.Connection[Any], roots: Iterable[int]) -> dict[int, tuple[int, ...]]:
+    """Oids of all leaves of each partitioned table, published or not."""
+    found: dict[int, list[int]] = defaultdict(list)
+    wanted = sorted(set(roots))
+    for root, leaf in conn.execute(_LEAVES, [wanted]) if wanted else ():
+        found[root].append(leaf)
+    return {root: tuple(sorted(leaves)) for root, leaves in found.items()}
+
+
+def read_tables(
+    conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str] = ()
+) -> tuple[Table, ...]:
+    """The mirrored tables of these publications, by name: roots and plain tables, leaves behind their roots."""
+    with at_one_moment(conn):
+        published = read_published(conn, publications)
+        relations = read_relations(conn, published)
+        roots = {relation.root for relation in relations.values() if relation.root and not relation.partitioned}
+        via_root = {oid for oid, relation in relations.items() if relation.partitioned}
+        leaves = read_leaves(conn, via_root | roots)
+        more = (roots | {leaf for group in leaves.values() for leaf in group}) - relations.keys()
+        relations |= read_relations(conn, more)
+        rows = PublicationRows.read(conn, publications)
+        places = read_places(conn, relations) if rows.schemas else {}
+        partitions = [oid for oid, relation in relations.items() if relation.root and not relation.partitioned]
+        attached = dict(conn.execute(_ATTACHED, [partitions]).fetchall()) if partitions else {}
+        parts = TypeParts.read(conn, {oid for relation in relations.values() for oid in relation.types})
+    assembly = _Assembly(conn.info.server_version, published, relations, leaves, rows, places, attached, parts)
+    tables = assembly.tables()
+    wanted = TablePatterns.parse(patterns)
+    return tuple(table for table in tables if wanted.match(table.name))
+
+
+@contextmanager
+def at_one_moment(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """One snapshot for all queries: half of an ALTER PUBLICATION would look like a table lost and regained."""
+    if conn.info.transaction_status != TransactionStatus.IDLE:
+        yield  # The caller's own.
+        return
+    with conn.transaction():
+        conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield
+
+
+def read_catalog(
+    conn: psycopg.Connection[Any], identity: Identity, publications: Sequence[str], patterns: Sequence[str] = ()
+) -> Catalog:
+    """The catalog to save. The first publication is the main one."""
+    tables = read_tables(conn, publications, patterns)
+    return Catalog(identity, publications[0], conn.info.server_version, tables, tuple(publications))
+
+
+def relation_facts(
+    conn: psycopg.Connection[Any], relations: Mapping[int, Iterable[int]], publications: Sequence[str]
+) -> dict[int, RelationFacts]:
+    """What Relation messages lack, as the catalog has it now. ``relations``: for each its columns' types, by OID.
+
+    Some ten queries, however many relations: a transaction may touch thousands. ``table`` is the relation itself: a
+    leaf has its own columns by its own attnums, its root's name, and the root's key by the leaf's attnums. It is None
+    once the relation is dropped.
+    """
+    wanted = {oid: list(type_oids) for oid, type_oids in relations.items()}
+    types = PgTypes.read(conn, {type_oid for type_oids in wanted.values() for type_oid in type_oids})
+    found = read_relations(conn, wanted)
+    roots = {oid: relation.root for oid, relation in found.items() if relation.root and not relation.partitioned}
+    partitioned = {oid for oid, relation in found.items() if relation.partitioned}
+    leaves = read_leaves(conn, {*roots.values(), *partitioned})
+    published = read_published(conn, publications, {*found, *(oid for group in leaves.values() for oid in group)})
+    family = {oid for root in partitioned for oid in leaves.get(root, ())} | set(roots.values())
+    family |= {oid for root in roots.values() for oid in leaves.get(root, ()) if oid in published}
+    assembly = _Assembly(
+        conn.info.server_version, published, found | read_relations(conn, family - found.keys()), leaves
+    )  # fmt: skip
+    facts = {}
+    for oid, type_oids in wanted.items():
+        known = {type_oid: types.get(type_oid) for type_oid in type_oids if type_oid in types}
+        relation = found.get(oid)
+        table = None if relation is None else assembly.leaf(relation) if oid in roots else assembly.plain(relation)
+        facts[oid] = RelationFacts(table, known)
+    return facts
+
+
+@dataclass(frozen=True)
+class _Assembly:
+    """Relations and what is published of them, put together as tables."""
+
+    server_version: int
+    published: Mapping[int, Published]
+    relations: Mapping[int, Relation]
+    leaves: Mapping[int, tuple[int, ...]]
+    rows: PublicationRows | None = None
+    places: Mapping[int, str] = field(default_factory=dict)
+    attached: Mapping[int, str] = field(default_factory=dict)
+    parts: TypeParts = field(default_factory=TypeParts)
+
+    def tables(self) -> list[Table]:
+        made: dict[TableName, Table] = {}
+        grouped: dict[int, list[Relation]] = defaultdict(list)
+        for oid in self.published:
+            relation = self.relations.get(oid)
+            if relation is None:
+                continue
+            if relation.root and not relation.partitioned:
+                grouped[relation.root].append(relation)
+            else:
+                made[relation.name] = self.plain(relation)
+        for root, senders in grouped.items():
+            if root in self.relations and self.relations[root].name not in made:
+                made[self.relations[root].name] = self.root(self.relations[root], senders)
+        return [made[name] for name in sorted(made)]
+
+    def plain(self, relation: Relation) -> Table:
+        """A table that is published as itself; a partitioned one then carries its leaves' rows."""
+        rows = [self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations]
+        senders = [relation.identity, *(leaf.identity for leaf in rows)]
+        return self._table(relation, relation.oid, senders, rows)
+
+    def root(self, relation: Relation, senders: Sequence[Relation]) -> Table:
+        """A partitioned table whose leaves are published as themselves."""
+        identities = [sender.identity for sender in senders]
+        others = (self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations)
+        unlogged = [leaf for leaf in others if leaf.unlogged and leaf.oid not in self.published]
+        return self._table(relation, senders[0].oid, identities, [*senders, *unlogged])
+
+    def leaf(self, relation: Relation) -> Table:
+        """A leaf by itself, with its root's key by name."""
+        root = self.relations.get(relation.root or 0)
+        own = self._table(relation, relation.oid, [relation.identity], ())
+        if root is None:
+            return own
+        whole = self._roots.get(root.oid) or self.root(root, [relation])
+        key = relation.attnums(column.name for column in whole.key_columns)
+        seen = own.updates_seen and whole.updates_seen
+        return replace(own, root=root.name, root_oid=root.oid, key=key, updates_seen=seen)
+
+    @cached_property
+    def _roots(self) -> dict[int, Table]:
+        """The roots of published leaves, each put together once: it may have thousands of them."""
+        senders: dict[int, list[Relation]] = defaultdict(list)
+        for relation in self.relations.values():
+            if relation.root and not relation.partitioned and relation.oid in self.published:
+                senders[relation.root].append(relation)
+        known = self.relations
+        return {oid: self.root(known[oid], leaves) for oid, leaves in senders.items() if oid in known}
+
+    def _table(
+        self, relation: Relation, sender: int, identities: Sequence[RowIdentity], storage: Sequence[Relation]
+    ) -> Table:
+        entry = self.published.get(sender)
+        columns = _with_defaults_of(storage, self._columns(relation, entry))
+        names = [column.name for column in columns]
+        sent = entry is None or (entry.updates and entry.deletes)
+        seen = sent and followable(relation.identity, identities, names)
+        key = mirror_key(relation.identity, identities, names) if seen else ()
+        whole_rows = all(identity.replica_identity == "f" for identity in identities)
+        return Table(
+            oid=relation.oid,
+            name=relation.name,
+            columns=columns,
+            key=relation.attnums(key),
+            replica_identity="f" if whole_rows else relation.replica_identity,
+            identity_key=relation.attnums(relation.identity.carried),
+            relfilenode=relation.relfilenode,
+            partitioned=relation.partitioned,
+            leaves=tuple(self._leaf(leaf, sender == relation.oid) for leaf in sorted(storage, key=lambda r: r.name)),
+            row_filter=entry.row_filter if entry else None,
+            updates_seen=seen,
+            pages=relation.pages + sum(leaf.pages for leaf in storage),
+            rows=relation.rows if not storage else sum(leaf.rows for leaf in storage),
+            toast=relation.toast,
+            traceless=self._traceless(relation),
+            publication_rows=self._rows(relation, storage)[0],
+            schema_rows=self._rows(relation, storage)[1],
+            column_rows=relation.column_rows,
+            enum_labels=self.parts.labels(relation.types),
+            enum_rows=self.parts.label_rows(relation.types),
+            composites=self.parts.composites(relation.types),
+        )
+
+    def _leaf(self, leaf: Relation, via_root: bool) -> Leaf:
+        return Leaf(
+            leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged,
+            via_root or self._traceless(leaf),
+        )  # fmt: skip
+
+    def _traceless(self, relation: Relation) -> bool:
+        listed = self.rows is not None and relation.oid in self.rows.listed
+        return not relation.partitioned and not relation.toast and not listed
+
+    def _rows(self, relation: Relation, storage: Sequence[Relation]) -> tuple[str, str]:
+        """The marks ``publication_rows`` and ``schema_rows``."""
+        if self.rows is None:
+            return "", ""
+        members = {relation.oid: relation, **{leaf.oid: leaf for leaf in storage}}
+        names = {name for oid in members if oid in self.published for name in self.published[oid].publications}
+        schemas = sorted({member.name.schema for member in members.values()})
+        marks = [f"{oid}:{self.places[oid]}" for oid in sorted(members) if oid in self.places]
+        by_schema = any((name, schema) in self.rows.schemas for name in names for schema in schemas)
+        return self.rows.text(names, sorted(members), schemas), " ".join(marks) if by_schema else ""
+
+    def _columns(self, relation: Relation, entry: Published | None) -> tuple[Column, ...]:
+        listed = entry.columns if entry else None
+        columns = [column for column in relation.columns if listed is None or column.name in listed]
+        if self.server_version < GENERATED_SINCE:
+            columns = [column for column in columns if not column.generated]
+        return tuple(columns)
+
+
+def _with_defaults_of(leaves: Sequence[Relation], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """ADD COLUMN ... DEFAULT notes the value of older rows where these are: at the leaves, not at their root."""
+    noted = {column.name: column.missing for leaf in leaves for column in leaf.columns if column.missing is not None}
+    return tuple(replace(column, missing=noted.get(column.name, column.missing)) for column in columns)

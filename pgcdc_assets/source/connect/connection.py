@@ -1,0 +1,229 @@
+"""Connections to the source: the same session settings everywhere, typed errors, no secrets told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, ClassVar, TypeVar
+
+import psycopg
+from psycopg import ProgrammingError, waiting
+from psycopg.abc import Params, PQGen
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from pgcdc_assets.errors import SettingsError, SourceUnavailable
+from pgcdc_assets.projectfile import NO_SOURCE, SOURCE_FORM, is_secret
+from pgcdc_assets.source.connect.failures import of_exception, of_refusal
+from pgcdc_assets.source.connect.quoting import literal
+from pgcdc_assets.source.connect.silence import FOR_QUERIES, Patience, Session, Silence
+
+logger = logging.getLogger(__name__)
+
+RV = TypeVar("RV")
+
+APPLICATION = "pgcdc_assets"
+"""First part of every application_name. Distinctive on purpose: where synchronous_standby_names
+matches it, each COMMIT on the source waits for us."""
+
+_SESSION = {
+    # One text form of every value, whatever the server's, database's or role's defaults are.
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    # A snapshot's holder sits idle in its transaction for as long as the copy takes.
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    # regclass and its like print by the search path, and operators are found by it: one path for
+    # all connections, on which nobody's function can stand.
+    "search_path": "pg_catalog",
+}
+_TRANSPORT = {
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    # With something unacknowledged on its way (a status goes out every five seconds) keepalives do not count, and
+    # Linux would try for a quarter of an hour.
+    "tcp_user_timeout": "60000",
+    "client_encoding": "UTF8",
+}
+"""A peer that vanished is noticed within a minute; a path that is dead and keeps TCP alive: by
+:mod:`pgcdc_assets.source.connect.silence`. The conninfo's own values win, the encoding aside."""
+_CANCEL_SECONDS = 1.0
+"""For asking the server to give up a query that nobody waits for any more."""
+
+_TRANSACTION_TIMEOUT_SINCE = 170000
+
+UNCHECKED = "SQL_ASCII"
+"""A server encoding that is none: texts are whatever bytes a client sent. Asked for UTF8, such a server ends the whole
+stream at the first text that is not; so changes and copies come as they are, and a bad text is its table's trouble."""
+
+
+class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
+    """A psycopg connection whose loss is a SourceUnavailable, wherever it is noticed, and whose silence is a loss.
+
+    A query may take its time as long as its session is seen to be at work; ``on_wait`` hears of it every ten seconds.
+    """
+
+    patience: ClassVar[Patience] = FOR_QUERIES
+    endpoint: str = "source"
+    """For messages: see :func:`redacted`."""
+    session: Session | None = None
+    """None until the server has told it."""
+    on_wait: Callable[[str], None] | None = None
+    """Hears what a long wait is for; None: the log does."""
+
+    def execute(
+        self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        if self.closed:
+            raise SourceUnavailable("the connection was lost", thing=self.endpoint)
+        return super().execute(query, params, prepare=prepare, binary=binary)
+
+    def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
+        try:
+            return waiting.wait(self._listening(gen), self.pgconn.socket, interval=interval, timeout=timeout)
+        except psycopg.OperationalError as error:
+            typed = of_exception(error).typed(self.endpoint)
+            if isinstance(typed, SourceUnavailable) or self.closed:
+                raise SourceUnavailable(typed.what, thing=self.endpoint) from None
+            raise
+        except psycopg.Error:
+            raise
+        except BaseException:
+            # Silent, interrupted or given up: nobody waits for the answer, and no other can be had on this connection.
+            self.abandon()
+            raise
+
+    def silence(self) -> Silence:
+        """For one answer of this connection's, whoever reads it."""
+        return Silence(self.patience, self.endpoint, self._at_work)
+
+    def abandon(self) -> None:
+        """Give up the command under way, and the connection with it."""
+        with suppress(psycopg.Error):
+            self.cancel_safe(timeout=_CANCEL_SECONDS)
+        self.close()
+
+    def _listening(self, gen: PQGen[RV]) -> PQGen[RV]:
+        """Passes the sides of ``gen`` on to each other, and counts how often the server's has nothing."""
+        silence = self.silence()
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready:
+                    silence.heard()
+                else:
+                    silence.listened()
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            result: RV = end.value
+            return result
+
+    def _at_work(self) -> bool:
+        work = self.session.work() if self.session else None
+        if work is not None:
+            (self.on_wait or log_waiting)(f"for a session {work}")
+        return work is not None
+
+
+def log_waiting(what: str) -> None:
+    logger.warning("the source keeps us waiting: %s", what)
+
+
+def session_options(**more: str) -> str:
+    """The start-up option string ``-c name=value ...`` of every connection; ``more`` wins."""
+    return " ".join(f"-c {name}={_escaped(value)}" for name, value in {**_SESSION, **more}.items())
+
+
+def source_conninfo(conninfo: str, *, application_name: str, options: dict[str, str] | None = None, **more: str) -> str:
+    """``conninfo`` with our session settings behind the user's own; SettingsError if it is none."""
+    given = parsed(conninfo)
+    ours = session_options(**(options or {}))
+    own = str(given.get("options") or "")
+    merged = {**{k: v for k, v in _TRANSPORT.items() if k not in given or k == "client_encoding"}, **more}
+    merged["options"] = f"{own} {ours}".strip()
+    merged["application_name"] = application_name
+    return make_conninfo("", **{**given, **merged})
+
+
+def connect(
+    conninfo: str, *, application_name: str = APPLICATION, row_security: bool = True,
+    options: dict[str, str] | None = None, **kwargs: Any,
+) -> SourceConnection:  # fmt: skip
+    """An autocommit connection with the session settings above.
+
+    ``row_security=False`` is for copying: a policy that would hide rows is then an error, not a
+    shorter table. Raises SourceUnavailable, or SourceNotReady where the server refuses us.
+    """
+    extra = dict(options or {})
+    if not row_security:
+        extra["row_security"] = "off"
+    full = source_conninfo(conninfo, application_name=application_name, options=extra)
+    conn = opened(conninfo, full, **{"autocommit": True, **kwargs})
+    row = conn.execute(session_settings(conn.info.server_version, extra).encode()).fetchone()
+    assert row is not None
+    conn.session = Session(full, row[0], application_name)
+    return conn
+
+
+def opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
+    """Connected by ``full``, which was made of ``conninfo``; interruptible at any time. Raises as :func:`connect`."""
+    try:
+        conn = SourceConnection.connect(full, **kwargs)
+    except psycopg.OperationalError as error:
+        raise of_refusal(without_secret(str(error), conninfo)).typed(redacted(conninfo)) from None
+    except ProgrammingError as error:
+        raise SettingsError(without_secret(str(error), conninfo), thing="setting `source`") from None
+    conn.endpoint = redacted(conninfo)
+    return conn
+
+
+def session_settings(server_version: int, more: Mapping[str, str]) -> str:
+    """A statement that sets all of them again: a pooler may drop the start-up option string. Its first column is the
+    pid of the session, which a pooler does not know either."""
+    # transaction_timeout is unknown before 17, where naming it at start-up would refuse the connection.
+    late = {"transaction_timeout": "0"} if server_version >= _TRANSACTION_TIMEOUT_SINCE else {}
+    calls = [f"set_config('{name}', {literal(value)}, false)" for name, value in {**_SESSION, **more, **late}.items()]
+    return f"SELECT pg_backend_pid(), {', '.join(calls)}"
+
+
+def parsed(conninfo: str) -> dict[str, Any]:
+    """The conninfo's fields. libpq's own complaint would quote the text, password and all."""
+    try:
+        return dict(conninfo_to_dict(conninfo))
+    except ProgrammingError:
+        raise SettingsError(NO_SOURCE, thing="setting `source`", do=SOURCE_FORM) from None
+
+
+def redacted(conninfo: str) -> str:
+    """Where a conninfo leads, for messages: ``user@host:port/dbname``, without any secret."""
+    try:
+        given = conninfo_to_dict(conninfo)
+    except ProgrammingError:
+        return "source"
+    if given.get("service") and not given.get("host"):
+        return f"service {given['service']}"
+    host = str(given.get("host") or given.get("hostaddr") or "local socket")
+    user = f"{given['user']}@" if given.get("user") else ""
+    port = f":{given['port']}" if given.get("port") else ""
+    database = f"/{given['dbname']}" if given.get("dbname") else ""
+    return f"{user}{host}{port}{database}"
+
+
+def without_secret(text: str, conninfo: str) -> str:
+    """``text`` with every secret of the conninfo blotted out, should a library ever quote one."""
+    for name, value in parsed(conninfo).items():
+        if value and is_secret(name):
+            text = text.replace(str(value), "***")
+    return text
+
+
+def _escaped(value: str) -> str:
+    """For the options field: a backslash before blanks and backslashes (PostgreSQL's pg_split_opts)."""
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")

@@ -1,0 +1,63 @@
+"""An ordinary session in the walsender's place, for sources that take no replication connections.
+
+All that receiving needs of the server can be had by SQL. What cannot is a snapshot that is exactly as old as a slot:
+see :mod:`pgcdc_assets.source.snapshot.bylock`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import ProtocolError, SourceNotReady
+from pgcdc_assets.source.connect.libpq import CreatedSlot, LibpqConnection, SystemIdentity
+from pgcdc_assets.source.connect.quoting import literal
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from pgcdc_assets.source.positions import FLUSH_LSN
+
+# The name of a WAL file begins with its timeline; a standby writes none, and has its last restart point's or, past a
+# switch, the one that it recovers to.
+_IDENTIFY = f"""
+SELECT s.system_identifier::text,
+       CASE WHEN pg_is_in_recovery() THEN to_hex(greatest(c.timeline_id, r.min_recovery_end_timeline))
+            ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END,
+       {FLUSH_LSN}::text, current_database()::text
+FROM pg_control_system() AS s, pg_control_checkpoint() AS c, pg_control_recovery() AS r
+"""  # noqa: S608  (put together of our own constants)
+
+
+class SqlConnection(LibpqConnection):
+    """One ordinary session."""
+
+    def identify(self) -> SystemIdentity:
+        system, timeline, flushed, database = self.execute(_IDENTIFY)[0]
+        if system is None or timeline is None or flushed is None or database is None:
+            raise ProtocolError("does not say which server it is", thing=self.endpoint)
+        return SystemIdentity(system, int(timeline, 16), Lsn.parse(flushed), database)
+
+    def _history(self, timeline: int) -> str:
+        """SourceNotReady where this role may not read the server's files."""
+        try:
+            return self.execute(f"SELECT pg_read_file('pg_wal/{timeline:08X}.history')")[0][0] or ""
+        except SourceNotReady as refused:
+            raise SourceNotReady(
+                f"does not tell where timeline {timeline} began: {refused.what}", thing=self.endpoint,
+                do="GRANT EXECUTE ON FUNCTION pg_read_file(text) to this role for one run, or let one run connect "
+                "with `replication_connections: true`",
+            ) from None  # fmt: skip
+
+    def create_slot(
+        self, name: str, *, temporary: bool = False, export: bool = False, waiting: Callable[[], None] | None = None
+    ) -> CreatedSlot:
+        """Without a snapshot, which only a walsender can export."""
+        made = f"pg_create_logical_replication_slot({literal(name)}, 'pgoutput', {str(temporary).lower()})"
+        ((point,),) = self.execute(f"SELECT ({made}).lsn", waiting=waiting)
+        if point is None:
+            raise ProtocolError("was made, but has no consistent point", thing=f"slot {name}")
+        return CreatedSlot(name, Lsn.parse(point), None)
+
+
+def open_source(conninfo: str, *, replication: bool, application_name: str) -> LibpqConnection:
+    """A replication connection, or a session where there shall be none (the setting ``replication_connections``)."""
+    kind: type[LibpqConnection] = ReplicationConnection if replication else SqlConnection
+    return kind.open(conninfo, application_name=application_name)

@@ -1,0 +1,227 @@
+"""What reads data off a connection, and the way by libpq, which serves every transport.
+
+libpq hands out one message a call: a copy, an allocation and a return into the interpreter for each,
+which at 300,000 messages a second fill a core. See :mod:`pgcdc_assets.source.connect.socketreader` for the faster way.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from psycopg import OperationalError, pq
+
+from pgcdc_assets.errors import PgcdcError, SourceUnavailable
+from pgcdc_assets.protocol.frames import FrameBlock
+from pgcdc_assets.source.connect.failures import first_line, result_error
+
+_FRAMES = 8192
+"""libpq's messages that are taken in one go."""
+
+
+class Frames(ABC):
+    """Frames as they come. Nothing here waits."""
+
+    @property
+    @abstractmethod
+    def held(self) -> int:
+        """Bytes read and not yet taken."""
+
+    @abstractmethod
+    def pull(self) -> bool:
+        """Read what has arrived; whether there was something. SourceUnavailable where the connection is gone."""
+
+    @abstractmethod
+    def take(self) -> FrameBlock:
+        """The whole frames that have been read. Raises why the stream ended, once all before has been taken."""
+
+
+class FrameReader(Frames):
+    """The reading side of a stream that has begun, and the little that is sent meanwhile."""
+
+    @abstractmethod
+    def send(self, frame: bytes) -> None:
+        """A frame to the server."""
+
+    @abstractmethod
+    def finish(self) -> bool:
+        """Say that no more frames follow, once; whether the server has ended its side too."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what is the reader's own. The connection is closed by whoever opened it."""
+
+
+class RowReader(Protocol):
+    """Reads the answers to one COPY TO STDOUT after the other. Nothing here waits but :meth:`command`."""
+
+    @property
+    def held(self) -> int:
+        """Bytes read and not yet taken; above zero while the end of an answer waits to be taken."""
+
+    def command(self, text: str) -> None:
+        """Ask for an answer. The one before has been taken to its end."""
+
+    def pull(self) -> bool:
+        """Read what has arrived; whether there was something. SourceUnavailable where the connection is gone."""
+
+    def data(self) -> FrameBlock:
+        """The whole rows that have been read."""
+
+    def other(self) -> bytes | None:
+        """The kind of the next message, if it is no row and has come: ``Z`` ends the answer. Raises an error's meaning,
+        behind which that end still comes."""
+
+
+class LibpqReader(FrameReader):
+    """By libpq, whatever the transport."""
+
+    held = 0
+
+    def __init__(self, pgconn: pq.abc.PGconn, endpoint: str) -> None:
+        self._pgconn = pgconn
+        self._endpoint = endpoint
+        self._frames: list[memoryview] = []
+        self._ended = self._finished = False
+
+    def pull(self) -> bool:
+        before = self.held
+        with _lost_is_unavailable(self._endpoint):
+            self._read()
+        if self._ended and not self.held:
+            raise self._error()
+        return self.held > before
+
+    def take(self) -> FrameBlock:
+        frames = FrameBlock.of(self._frames)
+        self._frames, self.held = [], 0
+        return frames
+
+    def send(self, frame: bytes) -> None:
+        try:
+            self._pgconn.put_copy_data(frame)
+            self._pgconn.flush()
+        except OperationalError as error:
+            # Where the server has ended the stream with an error, libpq knows no COPY any more.
+            raise self._ending(SourceUnavailable(first_line(str(error)), thing=self._endpoint)) from None
+
+    def finish(self) -> bool:
+        try:
+            if not self._finished:
+                self._finished = True
+                self._pgconn.put_copy_end()
+                self._pgconn.flush()
+            self._pgconn.consume_input()
+            while (size := self._pgconn.get_copy_data(1)[0]) > 0:
+                pass
+            while size < 0 and self._pgconn.get_result() is not None:
+                pass
+        except OperationalError:
+            return True
+        return size < 0
+
+    def close(self) -> None:
+        self._frames = []
+
+    def _read(self) -> None:
+        get, append, consumed = self._pgconn.get_copy_data, self._frames.append, False
+        for _ in range(0 if self._ended else _FRAMES):
+            size, data = get(1)
+            if size > 0:
+                append(data)
+                self.held += size
+            elif size < 0:
+                self._ended = True
+                return
+            elif consumed:
+                return
+            else:
+                self._pgconn.consume_input()
+                consumed = True
+
+    def _error(self) -> PgcdcError:
+        return self._ending(SourceUnavailable("the server ended the stream", thing=self._endpoint))
+
+    def _ending(self, otherwise: PgcdcError) -> PgcdcError:
+        """What the server said at the end of the stream; ``otherwise`` where it has said nothing."""
+        try:
+            while (result := self._pgconn.get_result()) is not None:
+                if result.status == pq.ExecStatus.FATAL_ERROR:
+                    return result_error(result, self._pgconn).typed(self._endpoint)
+                if result.status != pq.ExecStatus.COMMAND_OK:
+                    # A COPY that goes on: its end is not known.
+                    break
+        except OperationalError as error:
+            return SourceUnavailable(first_line(str(error)), thing=self._endpoint)
+        return otherwise
+
+
+class LibpqRows:
+    """Answers by libpq, whatever the transport."""
+
+    def __init__(self, pgconn: pq.abc.PGconn, endpoint: str) -> None:
+        self._pgconn = pgconn
+        self._endpoint = endpoint
+        self._rows: list[memoryview] = []
+        self._bytes = 0
+        self._copying = self._ended = False
+        self._error: PgcdcError | None = None
+
+    @property
+    def held(self) -> int:
+        return self._bytes + self._ended + (self._error is not None)
+
+    def command(self, text: str) -> None:
+        self._ended = False
+        with _lost_is_unavailable(self._endpoint):
+            self._pgconn.send_query(text.encode())
+
+    def pull(self) -> bool:
+        before = self.held
+        if not self._ended:
+            with _lost_is_unavailable(self._endpoint):
+                self._pgconn.consume_input()
+                while self._read():
+                    pass
+        return self.held > before
+
+    def data(self) -> FrameBlock:
+        rows, self._rows, self._bytes = FrameBlock.of(self._rows), [], 0
+        return rows
+
+    def other(self) -> bytes | None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        ended, self._ended = self._ended, False
+        return b"Z" if ended else None
+
+    def _read(self) -> bool:
+        """Take one message of libpq's; whether there may be another."""
+        if self._copying:
+            size, row = self._pgconn.get_copy_data(1)
+            if size > 0:
+                self._rows.append(row)
+                self._bytes += size
+            self._copying = size >= 0
+            return size != 0 and len(self._rows) < _FRAMES
+        if self._pgconn.is_busy():
+            return False
+        result = self._pgconn.get_result()
+        if result is None:
+            self._ended = True
+            return False
+        self._copying = result.status == pq.ExecStatus.COPY_OUT
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            self._error = self._error or result_error(result, self._pgconn).typed(self._endpoint)
+        return True
+
+
+@contextmanager
+def _lost_is_unavailable(endpoint: str) -> Iterator[None]:
+    try:
+        yield
+    except OperationalError as error:
+        raise SourceUnavailable(first_line(str(error)), thing=endpoint) from None

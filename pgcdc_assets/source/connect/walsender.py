@@ -1,0 +1,105 @@
+"""The replication connection: frames in, status updates out.
+
+psycopg has no replication API, but its libpq wrapper has all that the protocol needs. Commands are
+those of PostgreSQL's "Streaming Replication Protocol"; frames are read in
+:mod:`pgcdc_assets.source.connect.socketreader` and decoded in :mod:`pgcdc_assets.protocol.frames`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.frames import EPOCH, status_update
+from pgcdc_assets.source.connect.connection import SourceConnection
+from pgcdc_assets.source.connect.libpq import (
+    POLL_SECONDS,
+    CreatedSlot,
+    LibpqConnection,
+    SystemIdentity,
+)
+from pgcdc_assets.source.connect.quoting import identifier, literal, plugin_options
+from pgcdc_assets.source.connect.readers import FrameReader, LibpqReader
+from pgcdc_assets.source.connect.silence import Silence
+
+
+class ReplicationConnection(LibpqConnection):
+    """One walsender: commands, then at most one stream."""
+
+    # With wal_sender_timeout = 0 a client of ours that vanished would hold its slot for ever.
+    _settings: ClassVar[Mapping[str, str]] = {"wal_sender_timeout": "60s"}
+    _parameters: ClassVar[Mapping[str, str]] = {"replication": "database"}
+
+    def __init__(self, connection: SourceConnection) -> None:
+        super().__init__(connection)
+        self._frames: FrameReader | None = None
+
+    def identify(self) -> SystemIdentity:
+        """IDENTIFY_SYSTEM."""
+        system, timeline, flushed, database = self.execute("IDENTIFY_SYSTEM")[0]
+        if system is None or timeline is None or flushed is None or database is None:
+            raise ProtocolError("IDENTIFY_SYSTEM left a field empty", thing=self.endpoint)
+        return SystemIdentity(system, int(timeline), Lsn.parse(flushed), database)
+
+    def _history(self, timeline: int) -> str:
+        return self.execute(f"TIMELINE_HISTORY {timeline:d}")[0][1] or ""
+
+    def create_slot(
+        self, name: str, *, temporary: bool = False, export: bool = False, waiting: Callable[[], None] | None = None
+    ) -> CreatedSlot:
+        """CREATE_REPLICATION_SLOT. The old spelling of its options is understood by every version."""
+        kind = "TEMPORARY " if temporary else ""
+        snapshot = "EXPORT_SNAPSHOT" if export else "NOEXPORT_SNAPSHOT"
+        command = f"CREATE_REPLICATION_SLOT {identifier(name)} {kind}LOGICAL pgoutput {snapshot}"
+        _, point, snapshot_name, _ = self.execute(command, waiting=waiting)[0]
+        if point is None:
+            raise ProtocolError("CREATE_REPLICATION_SLOT named no consistent point", thing=f"slot {name}")
+        return CreatedSlot(name, Lsn.parse(point), snapshot_name)
+
+    def drop_slot(self, name: str) -> None:
+        self.execute(f"DROP_REPLICATION_SLOT {identifier(name)} WAIT")
+
+    def start(
+        self, slot: str, start_lsn: Lsn, publications: Sequence[str], *, proto: int = 1,
+        options: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """START_REPLICATION with pgoutput. A start below the slot's own position is raised to it, silently."""
+        plugin = plugin_options(publications, options or {}, proto=proto)
+        given = ", ".join(f"{name} {literal(value)}" for name, value in plugin.items())
+        command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})"
+        reader = self.socket()
+        if reader is None:
+            self._result(command, None)
+            self._frames = LibpqReader(self.pgconn, self.endpoint)
+            return
+        reader.command(command)
+        silence = Silence(SourceConnection.patience, self.endpoint, self.at_work)
+        while not reader.begun():
+            if self.wait(POLL_SECONDS):
+                silence.heard()
+            else:
+                silence.listened()
+        self._frames = reader
+
+    @property
+    def frames(self) -> FrameReader:
+        """Of the stream that has been started."""
+        assert self._frames is not None
+        return self._frames
+
+    def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
+        """A standby status update. The caller answers for it that no position ever falls."""
+        now = int(time.time() * 1_000_000) - EPOCH
+        self.frames.send(status_update(write, flush, apply, now, reply))
+
+    def end_stream(self, *, seconds: float = 5) -> None:
+        """CopyDone, and what was under way is read and dropped, so that the slot is free when this returns.
+
+        A server that does not answer in time is left to notice the closed connection.
+        """
+        deadline = time.monotonic() + seconds
+        while not self.frames.finish() and time.monotonic() < deadline:
+            self.wait(deadline - time.monotonic())

@@ -1,0 +1,81 @@
+"""Findings on a publication that somebody else made, which is used as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psycopg
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.source.catalog.published import Published, read_published
+from pgcdc_assets.source.catalog.tables import Relation, read_leaves, read_relations, read_tables
+from pgcdc_assets.source.setup.findings import Finding
+
+_TOASTABLE = """
+SELECT DISTINCT attrelid FROM pg_catalog.pg_attribute
+WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped AND attstorage IN ('x', 'e', 'm')
+"""
+
+
+def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePatterns) -> list[Finding]:
+    """Per table: what its publication leaves out, and what makes writes on the source fail."""
+    thing = f"publication {name}"
+    published = read_published(conn, [name])
+    relations = read_relations(conn, published)
+    found = [Finding("info", thing, "was made by somebody else, and is used as it is")]
+    if not published:
+        found.append(Finding("error", thing, "lists no table", "add tables to it"))
+    toastable = {oid for (oid,) in conn.execute(_TOASTABLE, [list(published)])}
+    for oid, entry in published.items():
+        if oid in relations:
+            found += _relation_findings(relations[oid], entry, toastable=oid in toastable)
+    found += _partition_findings(conn, relations)
+    tables = read_tables(conn, [name])
+    found += [finding for table in tables if patterns.match(table.name) for finding in _table_findings(table, name)]
+    return found
+
+
+def _relation_findings(relation: Relation, entry: Published, *, toastable: bool) -> Iterator[Finding]:
+    thing = f"table {relation.name}"
+    if not entry.inserts:
+        yield Finding("warning", thing, "is published without insert: its mirror cannot follow",
+                      "let the publication publish insert")  # fmt: skip
+    elif not (entry.updates and entry.deletes):
+        yield Finding("warning", thing, "is published without update or delete: its mirror keeps what they change",
+                      "let the publication publish update and delete")  # fmt: skip
+    if not entry.truncates:
+        yield Finding("warning", thing, "is published without truncate: a TRUNCATE is not seen",
+                      "let the publication publish truncate")  # fmt: skip
+    if (entry.updates or entry.deletes) and not relation.identity.publishable:
+        yield Finding("warning", thing, "UPDATE and DELETE fail on the source: no usable replica identity",
+                      f"give it a primary key, or ALTER TABLE {relation.name} REPLICA IDENTITY FULL")  # fmt: skip
+    if entry.row_filter and entry.updates and toastable and relation.replica_identity != "f":
+        yield Finding(
+            "warning", thing, "has a row filter and columns that may be stored out of line: an update that moves a "
+            "row into the filter may come without their values, and then the table is set aside",
+            f"ALTER TABLE {relation.name} REPLICA IDENTITY FULL",
+        )  # fmt: skip
+
+
+def _partition_findings(conn: psycopg.Connection[Any], relations: Mapping[int, Relation]) -> Iterator[Finding]:
+    """Via the root, letter and key flags come from the root while contents come from the leaf."""
+    roots = [oid for oid, relation in relations.items() if relation.partitioned]
+    for root, leaves in read_leaves(conn, roots).items():
+        own = relations[root].identity
+        others = [leaf for leaf in read_relations(conn, leaves).values()
+                  if (leaf.replica_identity, leaf.identity.carried) != (own.replica_identity, own.carried)]  # fmt: skip
+        for leaf in others:
+            yield Finding("warning", f"table {relations[root].name}",
+                          f"partition {leaf.name} has another replica identity than its root",
+                          "give both the same one, or publish with publish_via_partition_root = false")  # fmt: skip
+        yield Finding("info", f"table {relations[root].name}", "is published via its root: TRUNCATE, ATTACH, DETACH "
+                      "and DROP of a single partition are not in the stream")  # fmt: skip
+
+
+def _table_findings(table: Table, publication: str) -> Iterator[Finding]:
+    if not table.updates_seen:
+        yield Finding("warning", f"table {table.name}", "its updates and deletes cannot be mirrored: no usable key "
+                      f"among the columns of publication {publication}",
+                      "publish its primary key's columns, or give it REPLICA IDENTITY FULL")  # fmt: skip

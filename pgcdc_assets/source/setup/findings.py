@@ -1,0 +1,161 @@
+"""What ``setup`` finds on the source: settings, free places, things that are not replicated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import psycopg
+
+from pgcdc_assets.source.connect.connection import APPLICATION, UNCHECKED
+
+Severity = Literal["error", "warning", "info"]
+
+OLDEST_VERSION = 140000
+_MINORS_THAT_LOSE = {14: 18, 15: 13, 16: 9, 17: 5}
+"""From these minors on (May 2025), ALTER PUBLICATION beside an open writer loses none of its later changes."""
+_PLACES = 2
+"""Slots and walsenders a run needs: the stream's, and for a while a copy's (of a slot, where it polls)."""
+_NAMES_SHOWN = 10
+
+_SERVER = """
+SELECT pg_is_in_recovery(), current_setting('wal_level'), current_setting('synchronous_standby_names'),
+       current_setting('max_slot_wal_keep_size'), current_setting('idle_replication_slot_timeout', true),
+       current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_catalog.pg_replication_slots),
+       current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_catalog.pg_stat_replication),
+       EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = %s)
+"""
+_NOT_REPLICATED = """
+SELECT CASE WHEN c.relkind = 'f' THEN 'foreign tables' WHEN c.relkind = 'm' THEN 'materialised views'
+            WHEN c.relkind = 'S' THEN 'sequences' ELSE 'unlogged tables' END,
+       n.nspname || '.' || c.relname
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+  AND (c.relkind IN ('f', 'm', 'S') OR (c.relkind = 'r' AND c.relpersistence = 'u'))
+UNION ALL
+SELECT 'large objects', count(*)::text FROM pg_catalog.pg_largeobject_metadata HAVING count(*) > 0
+ORDER BY 1, 2
+"""
+@dataclass(frozen=True)
+class Finding:
+    """An ``error`` stops setup; a ``warning`` is a risk; an ``info`` is told once. ``do`` may be empty.
+
+    ``sql``: statements that mend it, as they can be run.
+    """
+
+    severity: Severity
+    thing: str
+    what: str
+    do: str = ""
+    sql: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "; ".join([f"{self.thing}: {self.what}", *([self.do] if self.do else []), *self._sql()])
+
+    @property
+    def lines(self) -> list[str]:
+        """The same with a line for each statement."""
+        told = replace(self, sql=())
+        return [str(told), *(f"  {statement}" for statement in self._sql())]
+
+    def _sql(self) -> list[str]:
+        more = len(self.sql) - _NAMES_SHOWN
+        rest = [f"-- and {more} more: `pgcdc setup --sql` prints all"] if more > 0 else []
+        return [*self.sql[:_NAMES_SHOWN], *rest]
+
+
+def server_findings(conn: psycopg.Connection[Any], slot: str, *, replication: bool = True) -> list[Finding]:
+    """The server's settings and free places; ``replication``: by replication connections."""
+    row = conn.execute(_SERVER, [slot]).fetchone()
+    assert row is not None
+    recovering, wal_level, standbys, keep, idle, slots, senders, has_slot = row
+    return [
+        *_version(conn.info.server_version),
+        *_encoding(conn.info.parameter_status("server_encoding")),
+        *_settings(recovering, wal_level, standbys),
+        *_places(slots, senders if replication else _PLACES, has_slot),
+        *_bounds(keep, idle),
+    ]
+
+
+def _version(number: int) -> Iterator[Finding]:
+    major, minor = divmod(number, 10000)
+    if number < OLDEST_VERSION:
+        yield Finding("error", "source", f"is PostgreSQL {major}", f"needs {OLDEST_VERSION // 10000} or newer")
+    elif minor < _MINORS_THAT_LOSE.get(major, 0):
+        yield Finding(
+            "warning", "source",
+            f"is PostgreSQL {major}.{minor}, which may lose changes of a transaction that is open while its table "
+            "is added to a publication", f"update it to {major}.{_MINORS_THAT_LOSE[major]} or newer",
+        )  # fmt: skip
+
+
+def _encoding(name: str | None) -> Iterator[Finding]:
+    if name == UNCHECKED:
+        yield Finding(
+            "warning", "source", f"has server_encoding = {name}: it takes any bytes for text, and a table with a text "
+            "that is not UTF-8 is set aside", "find such texts before the first copy, and correct them",
+        )  # fmt: skip
+
+
+def _settings(recovering: bool, wal_level: str, standbys: str) -> Iterator[Finding]:
+    if recovering:
+        yield Finding("error", "source", "is a standby: publications are made on its primary",
+                      "run `pgcdc setup` against the primary")  # fmt: skip
+    if wal_level != "logical":
+        yield Finding("error", "source", f"has wal_level = {wal_level}", "restart the server after",
+                      ("ALTER SYSTEM SET wal_level = logical;",))  # fmt: skip
+    if matches_standby_names(standbys, APPLICATION):
+        yield Finding(
+            "error", "source",
+            f"would wait for us at every COMMIT: synchronous_standby_names = {standbys!r} matches {APPLICATION!r}",
+            "name the standbys one by one there",
+        )  # fmt: skip
+
+
+def _places(slots: int, senders: int, has_slot: bool) -> Iterator[Finding]:
+    needed = _PLACES - has_slot
+    if slots < needed:
+        yield Finding("error", "source", f"has {max(slots, 0)} free replication slots, and {needed} are needed",
+                      "raise max_replication_slots and restart it, or drop a slot nobody reads")  # fmt: skip
+    if senders < needed:
+        yield Finding("error", "source", f"has {max(senders, 0)} free walsenders, and {needed} are needed",
+                      "raise max_wal_senders and restart it, or set `replication_connections: false`")  # fmt: skip
+
+
+def _bounds(keep: str, idle: str | None) -> Iterator[Finding]:
+    if keep == "-1":
+        yield Finding(
+            "warning", "source", "keeps WAL for a slot without bound (max_slot_wal_keep_size = -1): while nobody "
+            "reads, it grows up to the disk's size", "set max_slot_wal_keep_size to what the disk can spare",
+        )  # fmt: skip
+    if idle not in (None, "0"):
+        yield Finding("warning", "source", f"invalidates a slot that nobody reads for {idle}",
+                      "set idle_replication_slot_timeout above the longest pause between two runs")  # fmt: skip
+
+
+def not_replicated(conn: psycopg.Connection[Any]) -> list[Finding]:
+    """What logical replication does not carry, one finding a kind."""
+    kinds: dict[str, list[str]] = {}
+    for kind, name in conn.execute(_NOT_REPLICATED):
+        kinds.setdefault(kind, []).append(name)
+    return [Finding("info", kind, f"not replicated: {named(names)}") for kind, names in kinds.items()]
+
+
+def named(names: Sequence[str]) -> str:
+    """At most ten names, and how many more."""
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def matches_standby_names(setting: str, application: str) -> bool:
+    """Whether a name in ``[FIRST | ANY n] (a, "b", *)`` matches ours or begins with it, ignoring case.
+
+    Grammar of syncrep_gram.y; our connections' names are ``<application>/<part>``.
+    """
+    inner = re.fullmatch(r"(?is)\s*(?:(?:first|any)\s+)?\d+\s*\((.*)\)\s*", setting)
+    listed = re.findall(r'"((?:[^"]|"")*)"|([^\s,"]+)', inner[1] if inner else setting)
+    names = [(quoted.replace('""', '"') or plain).lower() for quoted, plain in listed]
+    return "*" in names or any(name.startswith(application.lower()) for name in names)

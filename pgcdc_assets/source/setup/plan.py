@@ -1,0 +1,103 @@
+"""Which tables the settings mean, and how each can be published without harm to the source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.source.catalog.mirrorkey import followable, mirror_key
+from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.source.catalog.published import GENERATED_SINCE
+from pgcdc_assets.source.catalog.tables import Relation, read_leaves, read_relations
+
+# Partitions come with their roots; an extension's own tables only where a pattern asks for them.
+_USER_TABLES = """
+SELECT c.oid, n.nspname::text, c.relname::text,
+       EXISTS (SELECT FROM pg_catalog.pg_depend d
+               WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e')
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
+  AND pg_catalog.pg_relation_is_publishable(c.oid)
+  AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+  AND (%(only)s::oid IS NULL OR c.oid = %(only)s)
+"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Relations to name in a publication. ``reason``: why updates are not seen, for the insert-only one."""
+
+    oid: int
+    table: TableName
+    relations: tuple[Relation, ...]
+    reason: str | None = None
+
+    @property
+    def follows_updates(self) -> bool:
+        return self.reason is None
+
+
+def meant_tables(
+    conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None
+) -> dict[TableName, int]:
+    """Oids of the tables that exist and that the patterns mean, whether they are published or not."""
+    chosen = TablePatterns.parse(patterns)
+    found = conn.execute(_USER_TABLES, {"only": only})
+    names = [(oid, TableName(schema, name), owned) for oid, schema, name, owned in found]
+    return {name: oid for oid, name, owned in names if (chosen.names(name) if owned else chosen.match(name))}
+
+
+def wanted_tables(conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None) -> list[Wanted]:
+    """All tables that the patterns mean, by name, each with what a publication of ours should list for it.
+
+    ``only``: the table of this oid.
+    """
+    oids = list(meant_tables(conn, patterns, only).values())
+    relations = read_relations(conn, oids)
+    leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])
+    storage = read_relations(conn, [leaf for group in leaves.values() for leaf in group])
+    version = conn.info.server_version
+    made = [
+        _wanted(relation, [storage[leaf] for leaf in leaves.get(oid, ()) if leaf in storage], version)
+        for oid, relation in relations.items()
+    ]
+    return sorted(made, key=lambda wanted: wanted.table)
+
+
+def _wanted(relation: Relation, leaves: Sequence[Relation], version: int) -> Wanted:
+    if not relation.partitioned:
+        return Wanted(relation.oid, relation.name, (relation,), _unfollowed(relation, [relation], version))
+    stored = [leaf for leaf in leaves if leaf.kind == "r"]
+    reason = _unfollowed(relation, stored, version)
+    if reason:
+        return Wanted(relation.oid, relation.name, (relation,), reason)
+    key = mirror_key(relation.identity, [leaf.identity for leaf in stored], _published(relation, version))
+    if key and key == relation.identity.primary:
+        return Wanted(relation.oid, relation.name, (relation,))
+    # A partition made later is published with its root. Only a primary key gives it an identity at
+    # once; without one, its updates would fail on the source. So these leaves are named one by one.
+    return Wanted(relation.oid, relation.name, tuple(stored))
+
+
+def _unfollowed(relation: Relation, senders: Sequence[Relation], version: int) -> str | None:
+    """Why updates cannot be mirrored, or must not be published; None if they can."""
+    lacking = [sender.name for sender in senders if not sender.identity.publishable]
+    if lacking and lacking != [relation.name]:
+        return f"partition {lacking[0]} has no usable replica identity"
+    if lacking:
+        return "no usable replica identity"
+    if not followable(relation.identity, [sender.identity for sender in senders], _published(relation, version)):
+        return "no key that all its partitions share" if relation.partitioned else "its key is not published"
+    if not senders and not relation.identity.primary:
+        return "no primary key, and no partition yet"
+    return None
+
+
+def _published(relation: Relation, version: int) -> list[str]:
+    """Columns that a publication of ours carries: stored generated ones since 18, virtual ones never."""
+    shown = ("", "s") if version >= GENERATED_SINCE else ("",)
+    return [column.name for column in relation.columns if column.generated in shown]

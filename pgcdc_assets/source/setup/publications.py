@@ -1,0 +1,229 @@
+"""Publications of our own: their mark, and keeping their tables as the settings and identities say."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import CopyBlocked
+from pgcdc_assets.source.catalog.published import GENERATED_SINCE
+from pgcdc_assets.source.setup.plan import wanted_tables
+from pgcdc_assets.source.setup.rights import Changes
+from pgcdc_assets.source.slot.blockers import alterers
+from pgcdc_assets.source.slot.creation import OnWait
+
+_MARK = re.compile(r"Made by pgcdc_assets for slot (\w+)(, with the slot)?")
+_LOCK_SECONDS = 2
+"""For one table at a time. Adding it waits for DDL, VACUUM or an index build on it (SHARE UPDATE EXCLUSIVE), not for
+writers; with nothing else in hand, so who waits behind us waits for those alone. An autovacuum gives way to one who
+waits for longer than deadlock_timeout, a second by default."""
+_PATIENCE_SECONDS = 30
+"""Without a table that could be listed."""
+
+_LISTED = """
+SELECT r.prrelid, n.nspname::text, c.relname::text, p.pubname::text
+FROM pg_catalog.pg_publication_rel r
+JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
+JOIN pg_catalog.pg_class c ON c.oid = r.prrelid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE p.pubname = ANY(%s)
+"""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A publication's name and mark. ``slot`` None: not made by us. ``with_slot``: we made that slot as well."""
+
+    name: str
+    slot: str | None = None
+    with_slot: bool = False
+
+    def statements(self, server_version: int, operations: str) -> list[sql.Composed]:
+        """That make it: empty, leaves as themselves; stored generated columns too, where the server can (18)."""
+        options = [sql.SQL("publish = {}").format(operations), sql.SQL("publish_via_partition_root = false")]
+        if server_version >= GENERATED_SINCE:
+            options.append(sql.SQL("publish_generated_columns = stored"))
+        name = sql.Identifier(self.name)
+        mark = f"Made by pgcdc_assets for slot {self.slot}" + (", with the slot" if self.with_slot else "")
+        return [
+            sql.SQL("CREATE PUBLICATION {} WITH ({})").format(name, sql.SQL(", ").join(options)),
+            sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, mark),
+        ]
+
+    def create(self, conn: psycopg.Connection[Any], operations: str) -> None:
+        for statement in self.statements(conn.info.server_version, operations):
+            conn.execute(statement)
+
+
+def read_publication(conn: psycopg.Connection[Any], name: str) -> Publication | None:
+    row = conn.execute(
+        "SELECT obj_description(oid, 'pg_publication') FROM pg_catalog.pg_publication WHERE pubname = %s", [name]
+    ).fetchone()
+    if row is None:
+        return None
+    match = _MARK.fullmatch(row[0] or "")
+    return Publication(name, match[1], bool(match[2])) if match else Publication(name)
+
+
+def made_by_us(publication: Publication, slot: str) -> bool:
+    """Another slot's publication is somebody else's, though it bears our mark."""
+    return publication.slot == slot
+
+
+def inserts_name(publication: str) -> str:
+    """The publication of tables without usable identity. PostgreSQL cuts names at 63 bytes; so do we, in front."""
+    return publication.encode()[: 63 - len("_inserts")].decode(errors="ignore") + "_inserts"
+
+
+def write_ours(
+    conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], *, with_slot: bool,
+    on_wait: OnWait | None = None,
+) -> list[str]:  # fmt: skip
+    """Make our pair of publications, or bring their tables up to date; says what it made or changed.
+
+    ``on_wait`` hears every few seconds who alters or locks a table that cannot be listed for that reason.
+
+    Table by table, each in a transaction of its own that is looked at once more at its end: while it adds a table it
+    holds a lock that keeps DDL off, so a key dropped meanwhile cannot leave an unpublishable table behind. All in one
+    transaction, the locks on the first tables would keep everybody waiting who comes behind that DDL.
+    """
+    pair = _Pair(name, inserts_name(name), patterns)
+    done = [f"publication {made}" for made in _make(conn, pair, slot, with_slot=with_slot)]
+    changed: set[str] = set()
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while misplaced := pair.misplaced(conn):
+        settled = [relation for relation in misplaced if _settle(conn, pair, relation)]
+        changed |= {publication for relation in settled for publication in relation.listed ^ relation.wanted}
+        if settled:
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+        elif time.monotonic() > deadline:
+            raise _blocked(conn, misplaced[0])
+        elif on_wait is not None:
+            on_wait(alterers(conn, [relation.oid for relation in misplaced]))
+    return done + [f"tables of publication {one}" for one in sorted(changed) if f"publication {one}" not in done]
+
+
+def needed(conn: psycopg.Connection[Any], name: str, patterns: Sequence[str]) -> Changes:
+    """What :func:`write_ours` would change."""
+    pair = _Pair(name, inserts_name(name), patterns)
+    misplaced = pair.misplaced(conn)
+    lacking = _lacking(conn, pair)
+    altered = {one for relation in misplaced for one in relation.listed ^ relation.wanted}
+    return Changes(lacking, sorted(altered - {*lacking}), [one.oid for one in misplaced if one.wanted - one.listed])
+
+
+def script(
+    conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], *, with_slot: bool
+) -> list[sql.Composed]:
+    """The statements that :func:`write_ours` would run, for somebody who may."""
+    pair = _Pair(name, inserts_name(name), patterns)
+    made = [
+        statement
+        for lacking in _lacking(conn, pair)
+        for statement in Publication(lacking, slot, with_slot).statements(
+            conn.info.server_version, pair.operations[lacking]
+        )
+    ]
+    return made + [statement for relation in pair.misplaced(conn) for statement in _moves(relation)]
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """One relation, and which of our publications list it and should."""
+
+    oid: int
+    table: int
+    """Oid of the table whose storage it is."""
+    name: TableName
+    listed: frozenset[str]
+    wanted: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Our publications: ``name`` of tables followed in full, ``inserts`` of those without usable identity."""
+
+    name: str
+    inserts: str
+    patterns: Sequence[str]
+
+    @property
+    def operations(self) -> dict[str, str]:
+        return {self.name: "insert, update, delete, truncate", self.inserts: "insert, truncate"}
+
+    def misplaced(self, conn: psycopg.Connection[Any], only: int | None = None) -> list[_Listing]:
+        """The relations that are not listed as they should be; ``only`` those of one table."""
+        plan = wanted_tables(conn, self.patterns, only)
+        wanted = {
+            relation.oid: (item.oid, relation.name, frozenset({self.name if item.follows_updates else self.inserts}))
+            for item in plan for relation in item.relations
+        }  # fmt: skip
+        listed: dict[int, frozenset[str]] = defaultdict(frozenset)
+        names: dict[int, TableName] = {}
+        for oid, schema, name, publication in conn.execute(_LISTED, [[self.name, self.inserts]]):
+            listed[oid] |= {publication}
+            names[oid] = TableName(schema, name)
+        every = [_Listing(oid, table, name, listed[oid], places) for oid, (table, name, places) in wanted.items()]
+        every += [_Listing(oid, oid, names[oid], places, frozenset()) for oid, places in listed.items()
+                  if places and oid not in wanted and only in (None, oid)]  # fmt: skip
+        return sorted((one for one in every if one.listed != one.wanted), key=lambda one: one.name)
+
+
+def _make(conn: psycopg.Connection[Any], pair: _Pair, slot: str, *, with_slot: bool) -> list[str]:
+    """Both at once, and empty: START_REPLICATION fails on WAL older than any of them."""
+    with conn.transaction():
+        lacking = _lacking(conn, pair)
+        for name in lacking:
+            Publication(name, slot, with_slot).create(conn, pair.operations[name])
+    return lacking
+
+
+def _lacking(conn: psycopg.Connection[Any], pair: _Pair) -> list[str]:
+    return [name for name in pair.operations if read_publication(conn, name) is None]
+
+
+def _settle(conn: psycopg.Connection[Any], pair: _Pair, relation: _Listing) -> bool:
+    """List one relation where it belongs; False where it is locked, or changed meanwhile."""
+    try:
+        with conn.transaction() as scope:
+            conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(_LOCK_SECONDS * 1000)])
+            for statement in _moves(relation):
+                conn.execute(statement)
+            if any(one.oid == relation.oid for one in pair.misplaced(conn, relation.table)):
+                raise psycopg.Rollback(scope)
+            return True
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.UndefinedObject):
+        pass
+    return False
+
+
+def _blocked(conn: psycopg.Connection[Any], relation: _Listing) -> CopyBlocked:
+    who = ", ".join(str(one) for one in alterers(conn, [relation.oid])) or "somebody who has just left"
+    return CopyBlocked(f"cannot be published, for it is altered or locked by {who}", thing=f"table {relation.name}",
+                       do="run again when that transaction has ended")  # fmt: skip
+
+
+def _moves(relation: _Listing) -> list[sql.Composed]:
+    """The statements that list a relation where it belongs, and there alone."""
+    return [
+        _alter(publication, verb, relation.name)
+        for verb, publications in (
+            ("DROP", relation.listed - relation.wanted), ("ADD", relation.wanted - relation.listed)
+        )
+        for publication in sorted(publications)
+    ]  # fmt: skip
+
+
+def _alter(publication: str, verb: str, table: TableName) -> sql.Composed:
+    """ONLY: an inheritance parent would bring its children, whose identities nobody has looked at."""
+    return sql.SQL("ALTER PUBLICATION {} {} TABLE ONLY {}").format(
+        sql.Identifier(publication), sql.SQL(verb), sql.Identifier(table.schema, table.name)
+    )

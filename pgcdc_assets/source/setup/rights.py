@@ -1,0 +1,142 @@
+"""What a role may do on the source, and the statements that give it what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+
+from pgcdc_assets.source.setup.findings import Finding, named
+
+_REPLICATION_ROLES = ["rds_replication", "rds_superuser", "cloudsqlsuperuser", "azure_pg_admin"]
+"""Managed services give replication by membership in a role of their own."""
+
+# A role that is not there yet has what PUBLIC has: oid 0.
+_ROLE = """
+WITH role AS (
+  SELECT coalesce(r.oid, 0) AS oid, r.oid IS NOT NULL AS there, coalesce(r.rolsuper, false) AS super,
+         coalesce(r.rolbypassrls, false) AS bypass, coalesce(r.rolreplication, false) AS replication
+  FROM (SELECT) AS one LEFT JOIN pg_catalog.pg_roles r ON r.rolname = %(role)s
+), mine AS (
+  SELECT o.oid FROM role r, pg_catalog.pg_roles o WHERE CASE WHEN r.there THEN pg_has_role(r.oid, o.oid, 'USAGE') END
+), managed AS (
+  SELECT o.oid FROM role r, pg_catalog.pg_roles o
+  WHERE o.rolname = ANY(%(managed)s) AND CASE WHEN r.there THEN pg_has_role(r.oid, o.oid, 'MEMBER') END
+)
+"""
+_RIGHTS: LiteralString = (
+    _ROLE
+    + """
+SELECT r.super OR r.replication OR EXISTS (SELECT FROM managed), has_database_privilege(r.oid, d.oid, 'CREATE'),
+       has_database_privilege(r.oid, d.oid, 'CONNECT'), r.super, r.bypass, quote_ident(d.datname)
+FROM role r, pg_catalog.pg_database d WHERE d.datname = current_database()
+"""
+)
+_TO_LOCK = "UPDATE, DELETE, TRUNCATE"
+"""Any of these lets a role take the SHARE lock of a copy without replication connections; MAINTAIN does from 17 on."""
+_MAINTAIN_SINCE = 170000
+_TABLE_RIGHTS: LiteralString = (
+    _ROLE  # noqa: S608  (put together of our own constants)
+    + """
+SELECT c.oid, c.oid::regclass::text, quote_ident(n.nspname), has_schema_privilege(r.oid, n.oid, 'USAGE'),
+       has_table_privilege(r.oid, c.oid, 'SELECT'), o.owns,
+       c.relrowsecurity AND NOT r.bypass AND (c.relforcerowsecurity OR NOT o.owns),
+       c.relispartition OR has_table_privilege(r.oid, c.oid, %(lock)s)
+FROM role r, pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace,
+     LATERAL (SELECT c.relowner IN (SELECT oid FROM mine) AS owns) o
+WHERE c.oid = ANY(%(tables)s) ORDER BY 2
+"""
+)
+_NOT_OWNED: LiteralString = (
+    _ROLE  # noqa: S608
+    + """
+SELECT p.pubname::text FROM role r, pg_catalog.pg_publication p
+WHERE p.pubname = ANY(%(names)s) AND NOT r.super AND p.pubowner NOT IN (SELECT oid FROM mine) ORDER BY 1
+"""
+)
+BY_OWNER = "let their owner run what `pgcdc setup --sql` prints"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What setup has to change of publications, and so needs more rights for than reading takes."""
+
+    make: Sequence[str] = ()
+    """Publications that are not there yet."""
+    alter: Sequence[str] = ()
+    tables: Sequence[int] = ()
+    """Oids of the relations that are to be listed."""
+
+
+def rights_findings(
+    conn: psycopg.Connection[Any], tables: Sequence[int], changes: Changes, *, role: str, replication: bool = True
+) -> list[Finding]:
+    """Rights of ``role`` on the server and on these tables (roots and leaves); it need not be there yet."""
+    to_lock = _TO_LOCK + (", MAINTAIN" if conn.info.server_version >= _MAINTAIN_SINCE else "")
+    asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": list(tables), "lock": to_lock}
+    row = conn.execute(_RIGHTS, asked).fetchone()
+    assert row is not None
+    may_replicate, create, may_connect, superuser, bypass, database = row
+    thing, name = f"role {role}", quoted_role(conn, role)
+    found: list[Finding] = []
+    if not may_replicate:
+        found.append(Finding("error", thing, "may not replicate", sql=(f"ALTER ROLE {name} REPLICATION;",)))
+    if not may_connect:
+        found.append(Finding("error", thing, f"may not connect to database {database}",
+                             sql=(f"GRANT CONNECT ON DATABASE {database} TO {name};",)))  # fmt: skip
+    rows = [] if superuser else conn.execute(_TABLE_RIGHTS, asked).fetchall()
+    closed = sorted({schema for _, _, schema, usage, *_ in rows if not usage})
+    if closed:
+        found.append(Finding("error", f"schemas {named(closed)}", f"may not be entered by role {role}",
+                             sql=tuple(f"GRANT USAGE ON SCHEMA {schema} TO {name};" for schema in closed)))  # fmt: skip
+    unread = [table for _, table, _, _, select, *_ in rows if not select]
+    if unread:
+        found.append(Finding("error", named(unread), f"may not be read by role {role}",
+                             sql=tuple(f"GRANT SELECT ON TABLE {table} TO {name};" for table in unread)))  # fmt: skip
+    unlockable = [] if replication else [table for _, table, *_, lock in rows if not lock]
+    if unlockable:
+        right = "MAINTAIN" if conn.info.server_version >= _MAINTAIN_SINCE else "TRUNCATE"
+        grants = tuple(f"GRANT {right} ON TABLE {table} TO {name};" for table in unlockable)
+        found.append(Finding("error", named(unlockable), f"may not be locked by role {role}, as a copy without "
+                             "replication connections does for a moment", sql=grants))  # fmt: skip
+    hidden = [table for _, table, *_, security, _ in rows if security and not bypass]
+    if hidden:
+        found.append(Finding("error", named(hidden), f"row-level security hides rows from role {role}",
+                             "use the owner, or let a superuser say", (f"ALTER ROLE {name} BYPASSRLS;",)))  # fmt: skip
+    if not superuser:
+        foreign = [table for oid, table, _, _, _, owner, *_ in rows if oid in changes.tables and not owner]
+        found += _publishing(conn, changes, foreign, role, None if create else database)
+    return found
+
+
+def _publishing(
+    conn: psycopg.Connection[Any], changes: Changes, foreign: Sequence[str], role: str, database: str | None
+) -> list[Finding]:
+    """What stands in the way of making or changing publications. ``database``: where it may not make one."""
+    found = []
+    if changes.make and database and not foreign:
+        found.append(Finding("error", f"role {role}", "may not make a publication", "or " + BY_OWNER,
+                             (f"GRANT CREATE ON DATABASE {database} TO {quoted_role(conn, role)};",)))  # fmt: skip
+    if foreign:
+        also = f", nor make a publication in database {database}" if changes.make and database else ""
+        found.append(Finding("error", named(foreign), f"not owned by role {role}, so it cannot publish them{also}",
+                             f"{BY_OWNER}, or exclude them in the setting `tables`"))  # fmt: skip
+    names = not_owned(conn, role, changes.alter)
+    if names and not foreign:
+        thing = f"publication {', '.join(names)}"
+        found.append(Finding("error", thing, f"not owned by role {role}, and needs a change", BY_OWNER))
+    return found
+
+
+def not_owned(conn: psycopg.Connection[Any], role: str, publications: Sequence[str]) -> list[str]:
+    """Those of the publications that the role may not change or drop."""
+    asked = {"role": role, "managed": _REPLICATION_ROLES, "names": list(publications)}
+    return [name for (name,) in conn.execute(_NOT_OWNED, asked)]
+
+
+def quoted_role(conn: psycopg.Connection[Any], role: str) -> str:
+    row = conn.execute("SELECT quote_ident(%s)", [role]).fetchone()
+    assert row is not None
+    return str(row[0])

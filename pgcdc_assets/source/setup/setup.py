@@ -1,0 +1,296 @@
+"""Making and removing what we need on the source: publications first, then the slot.
+
+Nothing here makes a write on the source fail: a table whose updates have no usable replica identity
+is published for inserts and truncate only, in a publication of its own. No table is altered, and no
+publication that somebody else made. Ours bear a comment that names our slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.names import TableName, nearest
+from pgcdc_assets.errors import EmptyPublication, SetupRefused, SlotActive
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.source.catalog.published import read_published
+from pgcdc_assets.source.catalog.tables import read_catalog, read_leaves, read_relations
+from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.connect.failures import of_exception
+from pgcdc_assets.source.connect.plainsession import open_source
+from pgcdc_assets.source.setup.adopted import foreign_findings
+from pgcdc_assets.source.setup.findings import Finding, named, not_replicated, server_findings
+from pgcdc_assets.source.setup.plan import Wanted, meant_tables, wanted_tables
+from pgcdc_assets.source.setup.publications import (
+    Publication,
+    inserts_name,
+    made_by_us,
+    needed,
+    read_publication,
+    write_ours,
+)
+from pgcdc_assets.source.setup.rights import BY_OWNER, Changes, not_owned, rights_findings
+from pgcdc_assets.source.setup.traceless import trace_findings
+from pgcdc_assets.source.slot.creation import LOCK_SECONDS, OnWait, create_slot
+from pgcdc_assets.source.slot.slotstatus import check_slot, identity, slot_status
+
+_DROP_SECONDS = 10
+"""How long teardown waits for a slot that a run has just left."""
+
+
+@dataclass(frozen=True)
+class SetupReport:
+    catalog: Catalog
+    created: list[str]
+    """What this call made or changed: ``publication pgcdc``, ``slot pgcdc``; empty the second time."""
+    findings: list[Finding]
+
+
+def _refused(errors: Sequence[Finding]) -> SetupRefused:
+    if len(errors) == 1 and len(errors[0].sql) < 2:
+        return SetupRefused([str(errors[0])])
+    by_script = any(finding.sql or BY_OWNER in finding.do for finding in errors)
+    lines = [line for finding in errors for line in finding.lines]
+    return SetupRefused(lines, "`pgcdc setup --sql` prints one script for the owner" if by_script else None)
+
+
+def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | None = None) -> list[Finding]:
+    """All that is wrong, risky or worth knowing, errors first. Changes nothing.
+
+    ``role``: whose rights are asked for; None: those of the connection's own.
+    """
+    publication = read_publication(conn, settings.publication)
+    own = publication is None or made_by_us(publication, settings.slot)
+    changes = needed(conn, settings.publication, settings.tables) if own else Changes()
+    wanted = wanted_tables(conn, settings.tables) if own else []
+    if own:
+        tables = [relation.oid for item in wanted for relation in item.relations]
+        content = [*_identity_findings(wanted), *_key_findings(wanted), *_order_findings(conn, settings, publication)]
+    else:
+        tables = list(read_published(conn, [settings.publication]))
+        content = foreign_findings(conn, settings.publication, TablePatterns.parse(settings.tables))
+    found = [
+        *server_findings(conn, settings.slot, replication=settings.replication_connections),
+        *rights_findings(
+            conn, stored_tables(conn, tables), changes, role=role or _user(conn),
+            replication=settings.replication_connections,
+        ),
+        *content,
+        *trace_findings(conn, stored_tables(conn, tables), own_publication=own),
+        *not_replicated(conn),
+    ]
+    found += _pattern_findings(conn, settings, needed=own and not wanted)
+    order = ("error", "warning", "info")
+    return sorted(found, key=lambda finding: order.index(finding.severity))
+
+
+def setup(
+    settings: Settings, conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None
+) -> SetupReport:
+    """Check, make publications and slot where they lack, read the catalog. Twice is fine.
+
+    SourceNotReady lists every error found; then nothing was made.
+    """
+    with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
+        findings = check_source(conn, settings)
+        if errors := [finding for finding in findings if finding.severity == "error"]:
+            raise _refused(errors)
+        try:
+            created = _publish(conn, settings, on_wait)
+            created += _make_slot(conn, settings, conninfo, lock_seconds, on_wait)
+        except psycopg.Error as error:
+            raise of_exception(error).typed("source") from None
+        names = publication_names(conn, settings)
+        catalog = read_catalog(conn, identity(conn, settings.slot), names, settings.tables)
+        if not catalog.tables:
+            raise EmptyPublication("lists no table", thing=f"publication {settings.publication}",
+                                   do="add tables to it, or see the setting `tables`")  # fmt: skip
+        return SetupReport(catalog, created, findings)
+
+
+def teardown(settings: Settings, conninfo: str) -> list[str]:
+    """Remove what setup made: the slot first, so that it never decodes without its publications.
+
+    Returns what was removed. What somebody else made stays, and a publication that an owner made for us, see
+    :func:`left_to_owners`. SlotActive if the slot is in use.
+    """
+    removed: list[str] = []
+    with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
+        marked = _ours(conn, settings)
+        if any(publication.with_slot for publication in marked) and slot_status(conn, settings.slot):
+            _drop_slot(conn, settings.slot)
+            removed.append(f"slot {settings.slot}")
+        others = not_owned(conn, _user(conn), [publication.name for publication in marked])
+        for publication in marked:
+            if publication.name in others:
+                continue
+            conn.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(publication.name)))
+            removed.append(f"publication {publication.name}")
+    return removed
+
+
+def left_to_owners(settings: Settings, conninfo: str) -> list[str]:
+    """The publications of this slot that are still there."""
+    with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
+        return [publication.name for publication in _ours(conn, settings)]
+
+
+def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tuple[str, ...]:
+    """Names to stream from: ours is a pair; somebody else's stands alone."""
+    publication = read_publication(conn, settings.publication)
+    if publication is not None and made_by_us(publication, settings.slot):
+        return settings.publication, inserts_name(settings.publication)
+    return (settings.publication,)
+
+
+def _publish(conn: psycopg.Connection[Any], settings: Settings, on_wait: OnWait | None) -> list[str]:
+    """Both publications are made at once: START_REPLICATION fails on WAL older than any of them."""
+    publication = read_publication(conn, settings.publication)
+    if publication is not None and not made_by_us(publication, settings.slot):
+        return []
+    with_slot = publication.with_slot if publication else slot_status(conn, settings.slot) is None
+    return write_ours(
+        conn, settings.publication, settings.slot, settings.tables, with_slot=with_slot, on_wait=on_wait
+    )  # fmt: skip
+
+
+def _make_slot(
+    conn: psycopg.Connection[Any], settings: Settings, conninfo: str, lock_seconds: float, on_wait: OnWait | None
+) -> list[str]:
+    status = slot_status(conn, settings.slot)
+    if status is not None:
+        check_slot(status, None)
+        return []
+    with open_source(
+        conninfo, replication=settings.replication_connections, application_name=f"{APPLICATION}/setup"
+    ) as connection:
+        create_slot(connection, conn, settings.slot, temporary=False, lock_seconds=lock_seconds, on_wait=on_wait)
+    passed(FaultPoint.SLOT_MADE)
+    made = [f"slot {settings.slot}"]
+    if not _ours(conn, settings):
+        # So that teardown knows the slot for ours beside a publication that is not.
+        made += _mark(conn, settings)
+    return made
+
+
+def _mark(conn: psycopg.Connection[Any], settings: Settings) -> list[str]:
+    name = _marker(settings)
+    allowed = conn.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
+    if allowed == (True,):
+        Publication(name, settings.slot, with_slot=True).create(conn, "insert")
+        return [f"publication {name}"]
+    return []
+
+
+def _marker(settings: Settings) -> str:
+    return f"{APPLICATION}_{settings.slot}"
+
+
+def _ours(conn: psycopg.Connection[Any], settings: Settings) -> list[Publication]:
+    names = (settings.publication, inserts_name(settings.publication), _marker(settings))
+    found = (read_publication(conn, name) for name in names)
+    return [publication for publication in found if publication and made_by_us(publication, settings.slot)]
+
+
+def _drop_slot(conn: psycopg.Connection[Any], slot: str) -> None:
+    conn.execute("SELECT set_config('lock_timeout', %s, false)", [str(_DROP_SECONDS * 1000)])
+    try:
+        conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+    except psycopg.errors.ObjectInUse as error:
+        raise SlotActive(
+            of_exception(error).message, thing=f"slot {slot}", do="stop the run that reads it, then run again"
+        ) from None
+
+
+def _user(conn: psycopg.Connection[Any]) -> str:
+    row = conn.execute("SELECT current_user::text").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def _pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, needed: bool) -> list[Finding]:
+    """Patterns that mean no table there is. ``needed``: and so nothing is left to mirror."""
+    idle = [text for text in settings.tables if not meant_tables(conn, [text.removeprefix("-")])]
+    there = list(meant_tables(conn, ())) if idle or needed else []
+    found = []
+    for text in idle:
+        near = nearest(text.split(".")[-1], there)
+        others = f"the tables are {named([str(name) for name in there])}" if there else ""
+        do = f"did you mean {near}?" if near else others
+        found.append(Finding("error" if needed else "warning", f"pattern `{text}`",
+                             "in the setting `tables` matches no table", do))  # fmt: skip
+    if needed and not idle:
+        do = "the setting `tables` leaves none of them" if there else "create one"
+        found.append(Finding("error", "source", "has no table to mirror", do))
+    return found
+
+
+def _identity_findings(wanted: Sequence[Wanted]) -> list[Finding]:
+    """One for each reason: where hundreds of tables have no key, their names are in the list of tables."""
+    tables: dict[str, list[TableName]] = {}
+    for item in wanted:
+        if item.reason:
+            tables.setdefault(item.reason, []).append(item.table)
+    return [_unfollowed(reason, found) for reason, found in tables.items()]
+
+
+def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
+    one = tables[0]
+    each, thing, whose = "it", f"table {one}", "its"
+    if len(tables) > 1:
+        each, thing, whose = "each", f"tables {named([str(table) for table in tables])}", "their"
+    return Finding(
+        "warning", thing, f"{reason}: {whose} updates and deletes are not seen",
+        f"give {each} a primary key, or ALTER TABLE {one} REPLICA IDENTITY FULL; then run `pgcdc setup`",
+    )  # fmt: skip
+
+
+def _key_findings(wanted: Sequence[Wanted]) -> list[Finding]:
+    """Once for all: nearly every table has a key, and hardly any loses it."""
+    keyed = sum(item.follows_updates for item in wanted)
+    if not keyed:
+        return []
+    return [
+        Finding(
+            "info", "keys", f"{keyed} tables are published for updates: where one loses its key or replica identity, "
+            "PostgreSQL refuses its UPDATE and DELETE",
+            "give it the new one in the same transaction, or set REPLICA IDENTITY FULL before",
+        )
+    ]  # fmt: skip
+
+
+def _order_findings(
+    conn: psycopg.Connection[Any], settings: Settings, publication: Publication | None
+) -> list[Finding]:
+    """A slot from before its publication fails on the WAL between them, or from 18 on loses it in silence."""
+    status = slot_status(conn, settings.slot)
+    if publication is not None or status is None:
+        return []
+    if status.database != status.connected_to:
+        return [
+            Finding("error", status.thing, f"belongs to database {status.database}, not to {status.connected_to}",
+                    "choose another name in the setting `slot`")
+        ]  # fmt: skip
+    return [
+        Finding(
+            "error", f"slot {settings.slot}", f"exists, but publication {settings.publication} does not: changes "
+            "since the slot was made would be lost",
+            f"make the publication yourself if nothing was lost, or SELECT pg_drop_replication_slot('{settings.slot}')"
+            " and run `pgcdc setup`: it copies anew",
+        )
+    ]  # fmt: skip
+
+
+def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int]) -> list[int]:
+    """These and the leaves of the partitioned ones: a copy reads leaf by leaf, and needs the right on each."""
+    relations = read_relations(conn, tables)
+    roots = [oid for oid, relation in relations.items() if relation.partitioned]
+    leaves = [leaf for group in read_leaves(conn, roots).values() for leaf in group]
+    return sorted({*relations, *leaves})

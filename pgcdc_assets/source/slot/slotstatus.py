@@ -1,0 +1,174 @@
+"""The replication slot as SQL shows it, and whether the log may go on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotAhead, SlotLost, SlotMissing
+from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
+from pgcdc_assets.source.positions import INSERT_LSN
+
+__all__ = ["COPY_ANEW", "NEW_LAKE", "PLUGIN", "SlotStatus", "check_slot", "identity", "require_slot", "slot_status"]
+
+PLUGIN = "pgoutput"
+
+# As JSON, so that one query serves every version: columns that a version lacks are absent.
+_QUERY = f"""
+SELECT to_jsonb(s), current_database()::text, age(s.catalog_xmin), age(s.xmin), pg_is_in_recovery(),
+       {INSERT_LSN}::text
+FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
+"""  # noqa: S608  (put together of our own constants)
+
+
+@dataclass(frozen=True)
+class SlotStatus:
+    """pg_replication_slots' row of one slot. A field is None where it is NULL or the version lacks it."""
+
+    name: str
+    plugin: str | None
+    database: str | None
+    connected_to: str
+    """The database that the question was asked in; the slot decodes its own only."""
+    temporary: bool
+    active: bool
+    active_pid: int | None
+    restart_lsn: Lsn | None
+    confirmed_flush_lsn: Lsn | None
+    wal_lsn: Lsn
+    """The server's insert position (a standby's replay position)."""
+    wal_status: str | None
+    safe_wal_size: int | None
+    catalog_xmin_age: int | None
+    xmin_age: int | None
+    two_phase: bool | None
+    conflicting: bool | None
+    invalidation_reason: str | None
+    inactive_since: datetime | None
+    failover: bool | None
+    synced: bool | None
+    """A copy of a primary's slot, on a standby. The column itself stays true when that standby is promoted."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why it can never be read again; None while it can."""
+        if self.invalidation_reason:
+            return self.invalidation_reason
+        if self.conflicting:
+            return "conflict with recovery"
+        if self.wal_status == "lost" or (self.restart_lsn is None and not self.temporary):
+            return "wal_removed"
+        return None
+
+    @property
+    def thing(self) -> str:
+        return f"slot {self.name}"
+
+
+def slot_status(conn: psycopg.Connection[Any], slot: str) -> SlotStatus | None:
+    """The slot now; None where there is none of this name on the server."""
+    found = conn.execute(_QUERY, [slot]).fetchone()
+    if found is None:
+        return None
+    row, here, catalog_age, xmin_age, on_standby, wal_lsn = found
+    if not on_standby and "synced" in row:
+        row["synced"] = False
+    return _status(slot, row, here, catalog_age, xmin_age, Lsn.parse(wal_lsn))
+
+
+def _status(
+    slot: str, row: Mapping[str, Any], here: str, catalog_age: int | None, xmin_age: int | None, wal_lsn: Lsn
+) -> SlotStatus:
+    since = row.get("inactive_since")
+    return SlotStatus(
+        name=slot,
+        plugin=row.get("plugin"),
+        database=row.get("database"),
+        connected_to=here,
+        temporary=bool(row.get("temporary")),
+        active=bool(row.get("active")),
+        active_pid=row.get("active_pid"),
+        restart_lsn=_lsn(row.get("restart_lsn")),
+        confirmed_flush_lsn=_lsn(row.get("confirmed_flush_lsn")),
+        wal_lsn=wal_lsn,
+        wal_status=row.get("wal_status"),
+        safe_wal_size=row.get("safe_wal_size"),
+        catalog_xmin_age=catalog_age,
+        xmin_age=xmin_age,
+        two_phase=row.get("two_phase"),
+        conflicting=row.get("conflicting"),
+        invalidation_reason=row.get("invalidation_reason"),
+        inactive_since=datetime.fromisoformat(since) if since else None,
+        failover=row.get("failover"),
+        synced=row.get("synced"),
+    )
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return None if text is None else Lsn.parse(text)
+
+
+def require_slot(conn: psycopg.Connection[Any], slot: str) -> SlotStatus:
+    status = slot_status(conn, slot)
+    if status is None:
+        raise SlotMissing("does not exist", thing=f"slot {slot}", do="run `pgcdc setup`")
+    return status
+
+
+def check_slot(status: SlotStatus, transform_lsn: Lsn | None) -> None:
+    """Whether the stream may go on from this slot where the log ends (``transform_lsn``; None: no log yet).
+
+    Read ``status`` while the walsender holds the slot: only then is it certain that nobody else
+    confirms past the log. Raises IdentityMismatch, SlotLost, SlotAhead or LogAhead.
+    """
+    _check_kind(status)
+    if status.lost:
+        raise SlotLost(f"was invalidated ({status.lost}): the WAL it needs is gone", thing=status.thing, do=COPY_ANEW)
+    if transform_lsn is None:
+        return
+    if status.confirmed_flush_lsn is not None and status.confirmed_flush_lsn > transform_lsn:
+        raise SlotAhead(
+            f"was confirmed up to {status.confirmed_flush_lsn}, but the change log ends at {transform_lsn}: "
+            "changes between the two are gone", thing=status.thing, do=COPY_ANEW,
+        )  # fmt: skip
+    if transform_lsn > status.wal_lsn:
+        raise LogAhead(
+            f"ends at {transform_lsn}, ahead of the source's WAL at {status.wal_lsn}: "
+            "the source was restored to an earlier time", thing="change log", do=NEW_LAKE,
+        )  # fmt: skip
+
+
+def _check_kind(status: SlotStatus) -> None:
+    if status.plugin != PLUGIN:
+        raise IdentityMismatch(
+            f"decodes with {status.plugin or 'nothing: it is a physical slot'}, not with {PLUGIN}",
+            thing=status.thing, do="choose another name in the setting `slot`",
+        )  # fmt: skip
+    if status.database != status.connected_to:
+        raise IdentityMismatch(
+            f"belongs to database {status.database}, not to {status.connected_to}",
+            thing=status.thing, do="choose another name in the setting `slot`",
+        )  # fmt: skip
+    if status.two_phase:
+        raise IdentityMismatch(
+            "has two_phase on: a prepared transaction's rows would come at PREPARE and never again",
+            thing=status.thing, do="make the slot anew without two_phase, or choose another name",
+        )  # fmt: skip
+    if status.synced:
+        raise IdentityMismatch(
+            "is a copy of a primary's slot, and cannot be read before this standby is promoted",
+            thing=status.thing, do="set `source` to the primary",
+        )  # fmt: skip
+
+
+def identity(conn: psycopg.Connection[Any], slot: str) -> Identity:
+    """Whose changes the slot sends: system identifier, database, slot."""
+    row = conn.execute("SELECT system_identifier::text, current_database()::text FROM pg_control_system()").fetchone()
+    assert row is not None
+    return Identity(row[0], row[1], slot)

@@ -1,0 +1,248 @@
+"""Reading one piece of a table under a snapshot, in anybody's presence.
+
+No lock is held while another is waited for: the table's lock is asked for without waiting, again and again with
+nothing in hand, and is let go as soon as the piece has been read. Whoever else waits for the table meanwhile gets
+it (:mod:`pgcdc_assets.source.snapshot.waiters`), and the piece is read again from its beginning.
+
+So nothing keeps a table as the snapshot shows it. A TRUNCATE or rewrite since then would give an empty copy and no
+error, two columns that changed names the values of each other. Each of them leaves a new relfilenode, or a new row
+of pg_attribute: both are compared before the piece is read and afterwards.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import OperationalError, pq, sql
+
+from pgcdc_assets.errors import CopyBlocked, CopyOutdated, PgcdcError, SourceUnavailable
+from pgcdc_assets.source.connect.connection import APPLICATION, UNCHECKED, SourceConnection, connect
+from pgcdc_assets.source.connect.failures import ServerError, first_line, of_exception, result_error
+from pgcdc_assets.source.slot.blockers import lockers
+from pgcdc_assets.source.snapshot.pieces import Piece
+
+READING: Final = f"{APPLICATION}/copy"
+"""application_name of the sessions that read pieces, and of no others: they may be interrupted at any time."""
+READINGS: Final = 6
+"""How often one piece is begun. Who alters a table alters it a few times; a storm must not hold a run up for ever."""
+PATIENCE_SECONDS: Final = 10.0
+"""How long one of them waits for the table to be free. It keeps a core of Spark's idle meanwhile."""
+_PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
+"""Seconds between two requests for the lock, the last one from then on."""
+_POLL_MILLISECONDS: Final = 500
+_LOCK_TIMEOUT: Final = "100ms"
+"""For what COPY locks besides the table: its indexes and TOAST table, which REINDEX may have."""
+
+_INTERRUPTED: Final = {
+    "57014",  # cancelled
+    "57P01",  # terminated
+    "55P03",  # a lock within COPY
+    "40001",  # a standby's replay goes first
+    "42P01", "3F000", "42703",  # renamed or dropped since its name was read: the next reading finds out how
+}  # fmt: skip
+_STORAGE: Final = """
+SELECT format('%%I.%%I', n.nspname, c.relname), c.relfilenode,
+       ARRAY(SELECT a.attnum::text || ':' || a.xmin::text FROM pg_catalog.pg_attribute a
+             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = %s AND c.relkind = 'r'
+"""
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """The piece was not read to its end, and what was read of it does not count."""
+
+    def __init__(self, why: PgcdcError) -> None:
+        self.why = why
+        super().__init__(str(why))
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """A relation as one snapshot has it: its name as SQL, its file, and the catalog rows of its columns."""
+
+    name: str
+    relfilenode: int
+    columns: frozenset[str]
+
+    def still_holds(self, then: _Storage) -> bool:
+        """Whether what ``then`` was can be read here. Columns added since are no hindrance."""
+        return self.relfilenode == then.relfilenode and then.columns <= self.columns
+
+
+def read_whole(read: Callable[[], T]) -> T:
+    """What ``read`` returns, which reads pieces: begun again, some times, whenever one was interrupted.
+
+    CopyBlocked where somebody wants the table each time.
+    """
+    for reading in range(1, READINGS + 1):
+        try:
+            return read()
+        except Interrupted as interruption:
+            if reading == READINGS:
+                raise _given_up(interruption.why) from None
+    raise AssertionError("unreachable")
+
+
+def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: int) -> Iterator[bytes]:
+    """The piece's CSV under the snapshot, in blocks of whole rows of at least ``block_bytes`` (the last less).
+
+    Runs anywhere with a way to the source, within :func:`read_whole`: raises Interrupted if somebody wants the table.
+    CopyOutdated if it is not any more what the snapshot shows, CopyBlocked if it is locked for long, SourceNotReady
+    where row-level security would have hidden rows.
+    """
+    conn = connect(conninfo, application_name=READING, row_security=False, options={"lock_timeout": _LOCK_TIMEOUT})
+    try:
+        with _typed(piece):
+            name, then = _begin(conn, snapshot_name, piece)
+            unchecked = conn.info.parameter_status("server_encoding") == UNCHECKED
+            statement = piece.statement(name, UNCHECKED if unchecked else "UTF8")
+            last = yield from _blocks(conn, statement, block_bytes)
+            conn.execute("COMMIT")
+            now = _storage(conn, piece)
+            if now is None or not now.still_holds(then):
+                raise _outdated(piece)
+            if now.name != name:
+                raise Interrupted(_outdated(piece))
+        if last:
+            yield last
+    finally:
+        conn.close()
+
+
+def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[str, _Storage]:
+    """Begin the piece's transaction, with the table locked: its name now, as SQL, and the table as of the snapshot."""
+    started, tries = time.monotonic(), 0
+    while True:
+        now = _storage(conn, piece)
+        _import(conn, snapshot_name)
+        then = _storage(conn, piece)
+        if now is None or then is None or not now.still_holds(then):
+            raise _outdated(piece)
+        try:
+            # Not granted either while somebody who has come before us waits for it.
+            conn.execute(f"LOCK TABLE ONLY {now.name} IN ACCESS SHARE MODE NOWAIT".encode())
+            return now.name, then
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            conn.execute("ROLLBACK")
+        if time.monotonic() - started > PATIENCE_SECONDS:
+            who = ", ".join(str(one) for one in lockers(conn, [piece.oid])) or "somebody who has just left"
+            raise CopyBlocked(f"cannot be read, for it is locked by {who}", thing=f"table {piece.relation}",
+                              do="run again when that transaction has ended")  # fmt: skip
+        time.sleep(_PAUSES[min(tries, len(_PAUSES) - 1)])
+        tries += 1
+
+
+def _import(conn: SourceConnection, snapshot_name: str) -> None:
+    conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    try:
+        conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot_name))
+    except psycopg.Error as error:
+        raise _SnapshotGone(f"the snapshot is gone: {of_exception(error).message}", thing=conn.endpoint) from None
+
+
+class _SnapshotGone(SourceUnavailable):
+    """Reading again is of no use."""
+
+
+def _storage(conn: SourceConnection, piece: Piece) -> _Storage | None:
+    """As this moment has it, or the snapshot where one has been imported."""
+    row = conn.execute(_STORAGE, [piece.oid]).fetchone()
+    return None if row is None else _Storage(row[0], row[1], frozenset(row[2]))
+
+
+def _outdated(piece: Piece) -> CopyOutdated:
+    return CopyOutdated("was truncated, rewritten, altered or dropped since the snapshot",
+                        thing=f"table {piece.relation}", do="run again: it takes a new snapshot")  # fmt: skip
+
+
+def _given_up(why: PgcdcError) -> PgcdcError:
+    if isinstance(why, SourceUnavailable | CopyOutdated):
+        return why
+    return CopyBlocked(f"others wanted it each of the {READINGS} times that it was read", thing=why.thing,
+                       do="run again when they are through")  # fmt: skip
+
+
+@contextmanager
+def _typed(piece: Piece) -> Iterator[None]:
+    """Errors of the server as what they mean for a piece."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise _meaning(of_exception(error), piece) from None
+    except _Refused as refused:
+        raise _meaning(refused.error, piece) from None
+    except _SnapshotGone:
+        raise
+    except SourceUnavailable as error:
+        # Terminated by ourselves while it waited for the network, perhaps: connecting again tells.
+        raise Interrupted(error) from None
+
+
+def _meaning(error: ServerError, piece: Piece) -> Exception:
+    typed = error.typed(f"table {piece.relation}")
+    if error.state in _INTERRUPTED or isinstance(typed, SourceUnavailable):
+        return Interrupted(typed)
+    return typed
+
+
+class _Refused(Exception):
+    def __init__(self, error: ServerError) -> None:
+        self.error = error
+        super().__init__(error.message)
+
+
+def _blocks(conn: SourceConnection, statement: str, block_bytes: int) -> Generator[bytes, None, bytes]:
+    """All blocks but the last, which it returns. At libpq's level: psycopg's own loop costs two thirds more CPU.
+
+    Each CopyData message is one row.
+    """
+    pgconn = conn.pgconn
+    poll = select.poll()
+    poll.register(pgconn.socket, select.POLLIN)
+    silence = conn.silence()
+
+    def more() -> None:
+        if poll.poll(_POLL_MILLISECONDS):
+            silence.heard()
+            pgconn.consume_input()
+        else:
+            silence.listened()
+
+    try:
+        pgconn.send_query(statement.encode())
+        while pgconn.is_busy():
+            more()
+        _expect(pgconn, pq.ExecStatus.COPY_OUT)
+        # Joining the rows' memoryviews in the end would take three times the CPU.
+        block = bytearray()
+        while (got := pgconn.get_copy_data(1))[0] >= 0:
+            if got[0] == 0:
+                more()
+                continue
+            if len(block) >= block_bytes:
+                yield bytes(block)
+                block.clear()
+            block += got[1]
+        _expect(pgconn, pq.ExecStatus.COMMAND_OK)
+        while pgconn.get_result() is not None:
+            pass
+        return bytes(block)
+    except OperationalError as error:
+        raise SourceUnavailable(first_line(str(error)), thing=conn.endpoint) from None
+
+
+def _expect(pgconn: pq.abc.PGconn, status: pq.ExecStatus) -> None:
+    result: Any = pgconn.get_result()
+    if result is None:
+        raise SourceUnavailable("the server gave no answer", thing="copy")
+    if result.status != status:
+        raise _Refused(result_error(result, pgconn))

@@ -1,0 +1,36 @@
+"""The tables as a snapshot shows them, less those that were altered while one looked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import CopyOutdated
+from pgcdc_assets.source.catalog.drift import Action, table_changes
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.snapshot.export import Snapshot
+
+
+def shown_tables(
+    snapshot: Snapshot, names: Sequence[TableName], publications: Sequence[str]
+) -> tuple[dict[TableName, Table], dict[TableName, CopyOutdated]]:
+    """Those of ``names`` that the snapshot shows published, and why some cannot be read under it.
+
+    No lock keeps them as they are, and some functions of the catalog answer as of now under any snapshot. So the
+    catalog is read twice: what is the same in the snapshot and a moment later was the same in between.
+    """
+    with snapshot.reading() as conn:
+        then = {table.name: table for table in read_tables(conn, publications)}
+    with connect(snapshot.conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
+        now = {table.name: table for table in read_tables(conn, publications)}
+    outdated: dict[TableName, CopyOutdated] = {}
+    for name in names:
+        table = then.get(name)
+        if table is None or not snapshot.shows(table):
+            outdated[name] = CopyOutdated("is not published any more, or was dropped", thing=f"table {name}")
+        elif any(change.action is not Action.FOLLOW for change in table_changes(table, now.get(name))):
+            outdated[name] = CopyOutdated("was altered right after the snapshot", thing=f"table {name}",
+                                          do="run again: it takes a new one")  # fmt: skip
+    return {name: then[name] for name in names if name in then}, outdated

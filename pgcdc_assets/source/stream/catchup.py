@@ -1,0 +1,154 @@
+"""Where the frames of a run come from: a backlog through the SQL functions first, then the stream; or polling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import SourceNotReady
+from pgcdc_assets.source.connect.libpq import LibpqConnection
+from pgcdc_assets.source.connect.quoting import literal
+from pgcdc_assets.source.connect.readers import Frames
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
+from pgcdc_assets.source.stream.drain import LEAST_BYTES, Drain, SlotCopy
+from pgcdc_assets.source.stream.polling import Polling
+from pgcdc_assets.source.stream.subscribe import OPTIONS, Subscription, free_slot, start_stream
+
+
+class Stream(Protocol):
+    """What the receiver needs of a connection."""
+
+    @property
+    def endpoint(self) -> str:
+        """For messages: where it leads."""
+
+    @property
+    def frames(self) -> Frames:
+        """Ask anew for each look: it may be another one."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for input, so many seconds; whether there is some."""
+
+    def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
+        """How far we are."""
+
+    def at_work(self) -> bool:
+        """Whether the server is seen to be at work for us, or has been asked and answered, though no frame comes."""
+
+    def end_stream(self) -> None:
+        """Let the slot go."""
+
+
+class CatchUp:
+    """A drain, and behind it the stream of the same connection."""
+
+    def __init__(self, stream: ReplicationConnection, drain: Drain, begin: Callable[[Lsn], object]) -> None:
+        self._stream = stream
+        self._drain: Drain | None = drain
+        self._begin = begin
+        self.endpoint = stream.endpoint
+
+    @property
+    def frames(self) -> Frames:
+        if self._drain is not None and self._drain.over:
+            position = self._drain.position
+            self._drain.end()
+            self._drain = None
+            self._begin(position)
+        return self._drain or self._stream.frames
+
+    def wait(self, timeout: float) -> bool:
+        return self._stream.wait(timeout)
+
+    def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
+        if self._drain is not None:
+            self._drain.flushed(flush)
+        else:
+            self._stream.send_status(write, flush, apply, reply=reply)
+
+    def at_work(self) -> bool:
+        return self._stream.at_work()
+
+    def end_stream(self) -> None:
+        if self._drain is not None:
+            self._drain.finish()
+        else:
+            self._stream.end_stream()
+
+
+class Polled:
+    """Frames by the SQL functions alone."""
+
+    def __init__(self, connection: LibpqConnection, polling: Polling) -> None:
+        self._connection = connection
+        self.frames = polling
+        self.endpoint = connection.endpoint
+
+    def wait(self, timeout: float) -> bool:
+        return self._connection.wait(timeout)
+
+    def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
+        self.frames.flushed(flush)
+        if reply:
+            self.frames.ask()
+
+    def at_work(self) -> bool:
+        if self.frames.calling:
+            return self._connection.at_work()
+        # Between two calls nobody has asked it anything: the answer is what counts.
+        self._connection.execute("SELECT 1")
+        return True
+
+    def end_stream(self) -> None:
+        self.frames.finish()
+
+
+def begin(
+    asked: Subscription, connection: LibpqConnection, transform_lsn: Lsn, *, start_lsn: Lsn | None = None,
+    least: int = LEAST_BYTES,
+) -> tuple[Stream, Lsn]:  # fmt: skip
+    """Frames from ``transform_lsn`` on (or from ``start_lsn`` below it), and the floor of all reports.
+
+    By a replication connection: streamed; but a backlog of ``least`` bytes of WAL is drained, if the slot is free and
+    stands at the log's end. By any other one: polled, from where the slot stands. Raises what :func:`start_stream`
+    does; and SourceNotReady where there is no slot to spare for polling.
+    """
+    if not isinstance(connection, ReplicationConnection):
+        return _polled(asked, connection, transform_lsn)
+    drain = None if start_lsn is not None else _drain(asked, connection, transform_lsn, least)
+    if drain is None:
+        return connection, start_stream(asked, connection, transform_lsn, start_lsn)
+    return CatchUp(connection, drain, lambda position: start_stream(asked, connection, position)), transform_lsn
+
+
+def _drain(asked: Subscription, connection: ReplicationConnection, at: Lsn, least: int) -> Drain | None:
+    status = require_slot(asked.conn, asked.slot)
+    if status.active or status.confirmed_flush_lsn != at or status.wal_lsn - at < least:
+        return None
+    if connection.socket() is None:
+        return None
+    check_slot(status, at)
+    try:
+        copy = _copied(asked, connection, at)
+    except SourceNotReady:
+        # No slot to spare.
+        return None
+    return Drain(copy, asked.conn, goal=status.wal_lsn, least=least)
+
+
+def _polled(asked: Subscription, connection: LibpqConnection, at: Lsn) -> tuple[Stream, Lsn]:
+    check_slot(free_slot(asked), at)
+    copy = _copied(asked, connection, at)
+    return Polled(connection, Polling(copy, asked.conn)), copy.position
+
+
+def _copied(asked: Subscription, connection: LibpqConnection, at: Lsn) -> SlotCopy:
+    """A copy of the slot, which stands no further than the log. Raises what ``check_slot`` does."""
+    name = f"pgcdc_drain_{connection.execute('SELECT pg_backend_pid()')[0][0]}"
+    connection.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(name)}, true)")
+    # Asked behind the copying: a slot that somebody advanced meanwhile has passed the log, and so may its copy.
+    check_slot(require_slot(asked.conn, asked.slot), at)
+    position = require_slot(asked.conn, name).confirmed_flush_lsn or at
+    return SlotCopy(connection, asked.slot, name, position, asked.publications, OPTIONS)

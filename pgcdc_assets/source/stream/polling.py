@@ -1,0 +1,79 @@
+"""All WAL through the SQL functions, for as long as a run lasts: where no replication connection can be had."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import psycopg
+
+from pgcdc_assets.protocol.frames import FrameBlock
+from pgcdc_assets.source.stream.drain import RELEASE_BYTES, Ranges, SlotCopy
+
+POLL_SECONDS: Final = 0.3
+"""Between two looks at a source that has written nothing, and between two calls once all is read."""
+SLOWEST_AGAIN: Final = 16 << 20
+"""Bytes of WAL a second, where an open transaction makes a call decode them again."""
+ADVANCE_SECONDS: Final = 10.0
+"""The slot moves this often at least: to advance decodes again what lies between (see RELEASE_BYTES)."""
+
+
+class Polling(Ranges):
+    """Calls as the source writes. Each reads from the oldest open transaction on, so behind one that brought all there
+    was comes a rest of its own length: a transaction open for hours costs the source half a core at most."""
+
+    def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any]) -> None:
+        super().__init__(copy, beside)
+        self._asked = False
+        self._answered = False
+        self._began = self._rested = self._due = 0.0
+        self._again = 0
+        """Bytes of WAL that it reads again."""
+        self._end = copy.position
+        """What the source had to give when the range under way began."""
+        self._advance_due = time.monotonic() + ADVANCE_SECONDS
+
+    @property
+    def held(self) -> int:
+        return self._wire.held + self._answered
+
+    def take(self) -> FrameBlock:
+        if self._answered:
+            self._answered = False
+            return self._boundary()
+        return super().take()
+
+    def ask(self) -> None:
+        """Look at once, and say where the source stands, though nothing may have come."""
+        self._asked = True
+
+    def _next_range(self) -> None:
+        now = time.monotonic()
+        due = now >= (self._rested if self._asked else self._due)
+        # What comes unasked between two calls is the end of the connection: the next command says so.
+        if not due and not self._connection.wait(0):
+            return
+        late = now >= self._advance_due
+        # Though nothing has moved: one that is not touched counts as forgotten (idle_replication_slot_timeout).
+        self._advance(0 if late else RELEASE_BYTES)
+        if late:
+            self._advance_due = now + ADVANCE_SECONDS
+        flushed, whole, restart = self._where()
+        # Of what is durable nothing is left out for good: the rest of a record is waited for when all else is here.
+        self._end = whole if whole > self.position else flushed
+        if self._end > self.position:
+            self._began, self._again = now, self.position - restart
+            self._begin(restart, self._end)
+        else:
+            self._due = now + POLL_SECONDS
+            self._answered |= self._asked
+        self._asked = False
+
+    def _ended(self) -> FrameBlock:
+        boundary, now = super()._ended(), time.monotonic()
+        behind = self.position < self._end
+        # A call may also have waited, for us or for the source to write the rest of a record.
+        work = min(now - self._began, self._again / SLOWEST_AGAIN)
+        self._rested = now if behind else now + work
+        self._due = now if behind else max(self._rested, now + POLL_SECONDS)
+        return boundary

@@ -1,0 +1,161 @@
+"""What must hold before the first frame is taken: the log, the slot and the source belong together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psycopg
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotActive
+from pgcdc_assets.source.connect.failures import NEW_LAKE
+from pgcdc_assets.source.connect.libpq import LibpqConnection, SystemIdentity
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from pgcdc_assets.source.slot.slotstatus import SlotStatus, check_slot, require_slot
+
+T = TypeVar("T")
+
+SLOT_PATIENCE_SECONDS = 10.0
+"""A slot stays active for a moment after its last holder left (0.3 s seen): only then is it somebody else's."""
+_RETRY_SECONDS = 0.1
+OPTIONS = {"messages": "true"}
+"""Logical messages (``pg_logical_emit_message``) are part of the stream, and of the log."""
+
+
+def check_identity(
+    stream: LibpqConnection, log: Identity, log_timeline: int, transform_lsn: Lsn, highest: Lsn = ZERO
+) -> SystemIdentity:
+    """That the source is the one whose changes log and lake hold. Raises IdentityMismatch or LogAhead.
+
+    ``highest``: the highest position of any table of the lake. A table just copied stands above the log.
+    """
+    source = stream.identify()
+    thing = "change log"
+    if source.system_identifier != log.system_identifier:
+        raise IdentityMismatch(
+            f"belongs to system {log.system_identifier}, but the source is system {source.system_identifier}",
+            thing=thing, do="set `source` or `lake` to the matching one, or copy into a new lake",
+        )  # fmt: skip
+    if source.database != log.database:
+        raise IdentityMismatch(
+            f"belongs to database {log.database}, but the source is database {source.database}",
+            thing=thing, do="set `source` or `lake` to the matching one, or copy into a new lake",
+        )  # fmt: skip
+    stands = Stands(transform_lsn, highest)
+    _check_timeline(stream, source.timeline, log_timeline, stands)
+    if stands.lsn > source.flush_lsn:
+        raise LogAhead(
+            f"{stands}, ahead of the source's WAL at {source.flush_lsn}: "
+            "the source was restored to an earlier time", thing=stands.thing, do=NEW_LAKE,
+        )  # fmt: skip
+    return source
+
+
+@dataclass(frozen=True)
+class Stands:
+    """How far the lake has followed its source, in words for errors."""
+
+    transform_lsn: Lsn
+    highest: Lsn
+
+    @property
+    def lsn(self) -> Lsn:
+        return max(self.transform_lsn, self.highest)
+
+    @property
+    def thing(self) -> str:
+        return "lake" if self.highest > self.transform_lsn else "change log"
+
+    def __str__(self) -> str:
+        if self.highest > self.transform_lsn:
+            return f"stands at {self.highest} (its change log ends at {self.transform_lsn})"
+        return f"ends at {self.transform_lsn}"
+
+
+def _check_timeline(stream: LibpqConnection, now: int, log_timeline: int, stands: Stands) -> None:
+    """A promoted standby is followed only if log and lake end before the fork: what they hold beyond it,
+    the new primary never had, and its own transactions there would be skipped as known."""
+    if now == log_timeline:
+        return
+    if now < log_timeline:
+        raise IdentityMismatch(
+            f"holds timeline {log_timeline}, but the source is on timeline {now}",
+            thing="change log", lsn=stands.transform_lsn, do="set `source` to the current primary",
+        )  # fmt: skip
+    switches = {switch.timeline: switch.switch_lsn for switch in stream.timeline_history(now)}
+    fork = switches.get(log_timeline)
+    if fork is None or stands.lsn > fork:
+        left = f"left it at {fork}" if fork is not None else "does not descend from it"
+        raise IdentityMismatch(
+            f"{stands} on timeline {log_timeline}, but the source, on timeline {now}, {left}",
+            thing=stands.thing, do=NEW_LAKE,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """Whose changes are asked for, and where the catalog is read."""
+
+    conn: psycopg.Connection[Any]
+    slot: str
+    publications: Sequence[str]
+    keep_waiting: Callable[[], bool] = lambda: True
+    """Asked while somebody else holds the slot."""
+
+
+def start_stream(
+    asked: Subscription, stream: ReplicationConnection, transform_lsn: Lsn, start_lsn: Lsn | None = None
+) -> Lsn:
+    """START_REPLICATION at ``transform_lsn``, or below it at ``start_lsn``.
+
+    Returns the slot's ``confirmed_flush_lsn``, the floor of all reports.
+
+    Whether the slot has passed the log is asked again once the stream holds it: only then can
+    nobody else confirm. Raises what ``check_slot`` does, or SlotActive where somebody holds
+    it for longer than SLOT_PATIENCE_SECONDS.
+    """
+    check_slot(require_slot(asked.conn, asked.slot), transform_lsn)
+    _patiently(asked, lambda: stream.start(asked.slot, start_lsn or transform_lsn, asked.publications, options=OPTIONS))
+    status = require_slot(asked.conn, asked.slot)
+    check_slot(status, transform_lsn)
+    return status.confirmed_flush_lsn or transform_lsn
+
+
+def free_slot(asked: Subscription) -> SlotStatus:
+    """The slot, once nobody holds it. Raises SlotActive as :func:`start_stream` does."""
+
+    def free() -> SlotStatus:
+        status = require_slot(asked.conn, asked.slot)
+        if status.active:
+            raise SlotActive("is held", thing=status.thing)
+        return status
+
+    return _patiently(asked, free)
+
+
+def _patiently(asked: Subscription, attempt: Callable[[], T]) -> T:
+    """Try until the slot is free, for SLOT_PATIENCE_SECONDS; then SlotActive says who holds it."""
+    deadline = time.monotonic() + SLOT_PATIENCE_SECONDS
+    while True:
+        try:
+            return attempt()
+        except SlotActive as held:
+            if time.monotonic() > deadline or not asked.keep_waiting():
+                raise _with_holder(asked.conn, asked.slot, held) from None
+            time.sleep(_RETRY_SECONDS)
+
+
+def _with_holder(conn: psycopg.Connection[Any], slot: str, held: SlotActive) -> SlotActive:
+    row = conn.execute(
+        "SELECT a.pid, a.application_name, a.client_addr::text FROM pg_replication_slots s "
+        "JOIN pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = %s", [slot],
+    ).fetchone()  # fmt: skip
+    if row is None:
+        return held
+    pid, name, address = row
+    where = f" from {address}" if address else ""
+    return SlotActive(f"is held by pid {pid} of the server, application `{name}`{where}", thing=f"slot {slot}")

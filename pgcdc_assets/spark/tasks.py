@@ -1,0 +1,51 @@
+"""One function over many specs as one Spark job, and what of it runs in the workers.
+
+Apart from the session: a worker imports this module for every job, and should not pay for the driver's.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pgcdc_assets.delta.failures import of_the_machine
+from pgcdc_assets.errors import PgcdcError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Spec = TypeVar("Spec")
+Result = TypeVar("Result")
+
+
+def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequence[Spec]) -> list[Result]:
+    """Run ``task`` once per spec, one Spark task each, and give the results back in the order of the specs.
+
+    Task, specs and results are pickled, each spec to its own Spark task alone; ``task`` should be a module's
+    function. It may run more than once for a spec (a retried or speculative attempt): what it writes must carry
+    unique names, and only what the returned results name counts. The job is collected exactly once. A
+    PgcdcError of a task, and what the system refuses to all of them alike, is raised here as itself.
+    """
+    if not specs:
+        return []
+    packed = [pickle.dumps(spec) for spec in specs]
+    attempts = session.sparkContext.parallelize(packed, len(packed)).map(lambda spec: _attempt(task, spec)).collect()
+    for failed, result in attempts:
+        if failed:
+            raise pickle.loads(result)
+    return [pickle.loads(result) for _, result in attempts]
+
+
+def _attempt(task: Callable[[Any], Any], packed: bytes) -> tuple[bool, bytes]:
+    """One spec's result. Errors of ours travel as values: Spark would make text of them."""
+    try:
+        result, failed = task(pickle.loads(packed)), False
+    except PgcdcError as error:
+        result, failed = error, True
+    except OSError as error:
+        refused = of_the_machine(error)
+        if refused is None:
+            raise
+        result, failed = refused, True
+    return failed, pickle.dumps(result)

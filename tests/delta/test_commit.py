@@ -1,0 +1,245 @@
+"""Commits with deletion vectors, against a plain model: every version as other engines read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.commit import Change, commit_change, commit_compaction, loosened
+from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.delta.log import DeltaVersion
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.mirror.delta import compaction
+from pgcdc_assets.mirror.delta.compaction import compact_file, small_files, worth_rewriting
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, create_mirror
+from pgcdc_assets.mirror.delta.rowgroups import Target
+from tests.deltatables import live_files, opened
+from tests.history.mirror import make
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+OWNER = Identity("1", "db", "slot")
+
+
+class Rows:
+    """A table of ids, and a model of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.held: set[int] = set()
+        self.position = count(1)
+        self.history: list[frozenset[int]] = []
+
+    @property
+    def delta(self) -> DeltaVersion:
+        return opened(self.path)
+
+    def change(self, added: Sequence[int], removed: set[int], *, transaction: int | None = None) -> int:
+        table = self.delta
+        gone: dict[str, BitMap64] = {}
+        for group in Target(self.path, SCHEMA, ("id", "v"), table.files).groups({}):
+            ids = group.read(["id"])["id"].to_pylist()
+            at = [group.start + place for place, value in enumerate(ids) if group.alive[place] and value in removed]
+            if at:
+                gone[group.path] = BitMap64(at)
+        position = next(self.position) if transaction is None else transaction
+        change = Change(self.written(added), gone)
+        version = commit_change(table, change, {"app": position}, {"numTargetRowsInserted": len(added)})
+        self.held = (self.held - removed) | set(added)
+        self.history.append(frozenset(self.held))
+        return version
+
+    def written(self, ids: Sequence[int]) -> list[FileReport]:
+        with DataFile(self.path, SCHEMA) as file:
+            file.write([pa.array(list(ids), pa.int64()), pa.array([str(number) for number in ids])])
+            report = file.finish()
+        return [report] if report is not None else []
+
+    def read(self, version: int | None = None) -> list[int]:
+        query = QueryBuilder().register("t", DeltaTable(self.path, version=version)).execute("SELECT id FROM t")
+        return sorted(pa.table(query.read_all())["id"].to_pylist())
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Rows:
+    layout = Layout(tmp_path)
+    mirror = Mirror(layout, OWNER, TableName("public", "t"))
+    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.logRetentionDuration": "interval 30 days"})
+    return Rows(mirror.path)
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(0, 60), max_size=20)), min_size=1, max_size=30)
+
+
+@given(STEPS)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_version_holds_what_it_should(tmp_path: Path, steps: list[tuple[int, set[int]]]) -> None:
+    """Through checkpoints too, and read again from its log alone each time."""
+    shutil.rmtree(tmp_path / "public", ignore_errors=True)
+    mirror = Mirror(Layout(tmp_path), OWNER, TableName("public", "t"))
+    make(mirror, MirrorSchema(SCHEMA), {})
+    table, fresh = Rows(mirror.path), count()
+    for new, removed in steps:
+        table.change([next(fresh) for _ in range(new)], removed & table.held)
+    for version, held in enumerate(table.history, 1):
+        assert table.read(version) == sorted(held)
+    assert table.delta.positions["app"] == len(steps)
+    checkpoints = list((mirror.path / "_delta_log").glob("*.checkpoint.parquet"))
+    assert len(checkpoints) == len(steps) // 10
+
+
+def test_a_file_without_rows_left_is_none_of_the_table_s(rows: Rows) -> None:
+    rows.change([1, 2], set())
+    rows.change([3], {1, 2})
+    assert len(live_files(rows.path)) == 1
+    assert rows.read() == [3]
+
+
+def test_a_version_is_taken_once(rows: Rows) -> None:
+    table = rows.delta
+    rows.change([1], set())
+    with pytest.raises(LakeError, match="another writer committed at the same time"):
+        commit_change(table, Change(rows.written([2]), {}), {"app": 9}, {})
+    assert rows.read() == [1]
+    assert list((rows.path / "_delta_log").glob("*.tmp")) == []
+
+
+def test_a_position_is_taken_once(rows: Rows) -> None:
+    rows.change([1], set())
+    with pytest.raises(LakeError, match="stands at 1 of app"):
+        rows.change([2], set(), transaction=1)
+
+
+def test_rows_that_are_gone_do_not_go_again(rows: Rows) -> None:
+    rows.change([1, 2], set())
+    rows.change([], {1})
+    live = live_files(rows.path)
+    with pytest.raises(LakeError, match="rows go that are gone"):
+        commit_change(rows.delta, Change([], {live[0].path: BitMap64([0])}), {"app": 9}, {})
+    with pytest.raises(LakeError, match="none of the table's"):
+        commit_change(rows.delta, Change([], {"other.parquet": BitMap64([0])}), {"app": 9}, {})
+    assert rows.read() == [2]
+
+
+def test_a_feature_that_asks_for_more_is_refused(rows: Rows) -> None:
+    log = rows.path / "_delta_log" / f"{0:020}.json"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines[0]["protocol"]["writerFeatures"].append("rowTracking")
+    log.write_text("\n".join(json.dumps(line) for line in lines))
+    with pytest.raises(LakeError, match="a feature that changes cannot be applied to: rowTracking"):
+        rows.change([1], set())
+
+
+@pytest.mark.parametrize(
+    ("stats", "expected"),
+    [
+        ('{"numRecords":2,"maxValues":{"n":1234567890123456.78}}',
+         '{"numRecords":2,"maxValues":{"n":1234567890123456.78},"tightBounds":false}'),
+        ('{"numRecords":2,"tightBounds": true}', '{"numRecords":2,"tightBounds":false}'),
+        ('{"minValues":{"v":"\\"tightBounds\\":true"}}',
+         '{"minValues":{"v":"\\"tightBounds\\":true"},"tightBounds":false}'),
+        ("{}", '{"tightBounds":false}'),
+    ],
+)  # fmt: skip
+def test_bounds_stay_what_they_were_to_the_last_digit(stats: str, expected: str) -> None:
+    assert loosened(stats) == expected
+
+
+def test_small_files_become_one(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what their deletion vectors left of them; earlier versions stand as they did, and no position moves."""
+    monkeypatch.setattr(compaction, "MOST_SMALL", 5)
+    for number in range(6):
+        assert small_files(live_files(rows.path)) == ()
+        rows.change([10 * number, 10 * number + 1], {10 * number - 10} & rows.held)
+    before = rows.delta
+    small = small_files(before.files)
+    assert len(small) == 6
+    report = compact_file(Target(rows.path, SCHEMA, ("id", "v"), small))
+    version = commit_compaction(before, small, report)
+    (file,) = live_files(rows.path)
+    assert rows.delta.number == version
+    assert (file.rows, file.deleted) == (7, 0)
+    assert rows.read() == rows.read(version - 1) == sorted(rows.held)
+    assert rows.delta.positions == before.positions
+    assert pq.read_metadata(rows.path / file.path).num_row_groups == 1
+    rows.change([], set(rows.held))
+    assert live_files(rows.path) == ()
+
+
+def test_what_a_killed_writer_staged_goes_with_a_checkpoint(rows: Rows) -> None:
+    log = rows.path / "_delta_log"
+    old, young = log / "_commit_1.json.tmp", log / "_commit_2.json.tmp"
+    for staged in (old, young):
+        staged.write_text("{}")
+    os.utime(old, (0, 0))
+    for number in range(10):
+        rows.change([number], set())
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_the_file_that_is_worn_most_is_written_again(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time; a vector costs each turn that touches its file."""
+    monkeypatch.setattr(compaction, "FEWEST_WORN", 4)
+    rows.change(list(range(100)), set())
+    rows.change(list(range(100, 200)), {0, 1, 2})
+    assert worth_rewriting(live_files(rows.path)) == (), "few rows, though a share that counts"
+    rows.change([], {3, *range(100, 106)})
+    (most,) = worn = worth_rewriting(rows.delta.files)
+    assert most.deleted == 6
+    version = commit_compaction(rows.delta, worn, compact_file(Target(rows.path, SCHEMA, ("id", "v"), worn)))
+    assert rows.read() == rows.read(version - 1) == sorted(rows.held)
+    assert [file.deleted for file in worth_rewriting(rows.delta.files)] == [4]
+    monkeypatch.setattr(compaction, "WORN_SHARE", 24)
+    assert worth_rewriting(rows.delta.files) == ()
+
+
+def test_a_compaction_that_lost_rows_is_refused(rows: Rows) -> None:
+    rows.change([1, 2], set())
+    live = live_files(rows.path)
+    with pytest.raises(LakeError, match="2 rows were to be written anew"):
+        commit_compaction(rows.delta, live, rows.written([1])[0])
+    assert rows.read() == [1, 2]
+
+
+@pytest.mark.spark
+def test_spark_reads_and_goes_on_with_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Its DELETE grows our vectors, ours grow its own, OPTIMIZE ends them; its change feed tells the rows."""
+    path = tmp_path / "t"
+    create_mirror(spark, path, MirrorSchema(SCHEMA), {"delta.enableChangeDataFeed": "true"})
+    rows, name = Rows(path), f"delta.`{path}`"
+
+    def read(columns: str = "id", source: str = name) -> list[Any]:
+        return sorted(tuple(row) for row in spark.sql(f"SELECT {columns} FROM {source}").collect())
+
+    rows.change(list(range(10)), set())
+    rows.change([10], {1, 2})
+    assert read() == [(0,), *((number,) for number in range(3, 11))]
+    changes = read("id, _change_type", f"table_changes_by_path('{path}', 2)")
+    assert changes == [(1, "delete"), (2, "delete"), (10, "insert")]
+    spark.sql(f"DELETE FROM {name} WHERE id IN (3, 4)").collect()
+    rows.held -= {3, 4}
+    rows.change([11], {0, 10})
+    assert read() == [(number,) for number in (5, 6, 7, 8, 9, 11)]
+    assert [row[0] for row in read()] == rows.read() == sorted(rows.held)
+    spark.sql(f"OPTIMIZE {name}").collect()
+    assert [file.deleted for file in live_files(path)] == [0]
+    rows.change([12], {11})
+    assert read() == [(number,) for number in (5, 6, 7, 8, 9, 12)]
+    history = spark.sql(f"DESCRIBE HISTORY {name} LIMIT 1").collect()[0]
+    assert (history["operation"], history["operationMetrics"]) == ("MERGE", {"numTargetRowsInserted": "1"})

@@ -1,0 +1,117 @@
+"""What versions refer to, against a model that keeps every version's files; and what is worth an OPTIMIZE."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgcdc_assets.delta.log import Added
+from pgcdc_assets.delta.references import references
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.mirror.delta import upkeep
+
+VECTORS = {
+    # The example of Delta's protocol, and one without a folder.
+    "ab^-aqEH.-t@S}K{vb[*k^": "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin",
+    "^-aqEH.-t@S}K{vb[*k^": "deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin",
+}
+_VECTOR = pa.struct([("storageType", pa.string()), ("pathOrInlineDv", pa.string()), ("offset", pa.int32()),
+                     ("cardinality", pa.int64())])  # fmt: skip
+_ADD = pa.struct([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()), ("deletionVector", _VECTOR)])
+
+File = tuple[str, str | None]
+files = st.tuples(st.sampled_from(["a.parquet", "b%20c.parquet", "x/d.parquet"]), st.sampled_from([None, *VECTORS]))
+# A commit adds a path at most once: the protocol forbids more.
+commits = st.lists(st.lists(files, max_size=3, unique_by=lambda file: file[0]), min_size=1, max_size=8)
+
+
+def _action(file: File) -> dict[str, Any]:
+    vector = None if file[1] is None else {"storageType": "u", "pathOrInlineDv": file[1], "offset": 1, "cardinality": 2}
+    return {"path": file[0], "size": 9, "stats": '{"numRecords": 5}', "deletionVector": vector}
+
+
+def _names(held: set[File]) -> set[str]:
+    names = {path.replace("%20", " ") for path, _ in held}
+    return names | {VECTORS[vector] for _, vector in held if vector is not None}
+
+
+def _write(log: Path, versions: list[list[File]], checkpoints: set[int]) -> list[set[File]]:
+    """Each commit's files replace those of the same path and add the others; the state after each."""
+    held: set[File] = set()
+    states = []
+    for number, added in enumerate(versions):
+        lines = ['{"commitInfo":{}}']
+        for file in added:
+            lines += [json.dumps({"remove": _action(old)}, separators=(",", ":")) for old in held if old[0] == file[0]]
+            lines.append(json.dumps({"add": _action(file)}, separators=(",", ":")))
+            held = {old for old in held if old[0] != file[0]} | {file}
+        (log / f"{number:020}.json").write_text("\n".join(lines))
+        states.append(set(held))
+        if number in checkpoints:
+            column = pa.array([None, *(_action(file) for file in held)], _ADD)
+            pq.write_table(pa.table({"add": column}), log / f"{number:020}.checkpoint.parquet")
+    return states
+
+
+@given(commits, st.sets(st.integers(0, 7)), st.data())
+@settings(max_examples=60, deadline=None)
+def test_needed_is_what_any_version_asked_for_has(
+    versions: list[list[File]], checkpoints: set[int], data: st.DataObject
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "_delta_log").mkdir()
+        states = _write(folder / "_delta_log", versions, checkpoints)
+        newest = len(states) - 1
+        wanted = data.draw(st.sets(st.integers(0, newest))) | {newest}
+        # Between two wanted versions the log may be gone, where the second has a checkpoint.
+        for version in sorted(checkpoints & wanted):
+            for gone in range(max({-1, *(one for one in wanted if one < version)}) + 1, version):
+                if not data.draw(st.booleans()):
+                    continue
+                (folder / "_delta_log" / f"{gone:020}.json").unlink()
+        found = references(folder, wanted, newest)
+        assert found.needed == set().union(*(_names(states[version]) for version in wanted))
+        assert {(file.path, file.vector) for file in found.live} == {
+            (path.replace("%20", " "), None if vector is None else VECTORS[vector]) for path, vector in states[newest]
+        }
+        assert all(file.deleted == (2 if file.vector else 0) for file in found.live)
+
+
+def test_a_log_with_a_hole_is_not_guessed_at(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    _write(tmp_path / "_delta_log", [[("a.parquet", None)], [], []], set())
+    (tmp_path / "_delta_log" / f"{1:020}.json").unlink()
+    with pytest.raises(LakeError, match="lacks a commit"):
+        references(tmp_path, {0}, 2)
+
+
+@pytest.mark.parametrize("odd", [
+    {"path": "file:///elsewhere/a.parquet"},
+    {"path": "a.parquet", "deletionVector": {"storageType": "p", "pathOrInlineDv": "s3://b/x.bin", "cardinality": 1}},
+])  # fmt: skip
+def test_files_outside_of_the_folder_are_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    line = json.dumps({"add": {"size": 1, **odd}}, separators=(",", ":"))
+    (tmp_path / "_delta_log" / f"{0:020}.json").write_text(line)
+    with pytest.raises(LakeError):
+        references(tmp_path, {0}, 0)
+
+
+def test_what_is_worth_an_optimize() -> None:
+    small, large = Added("a", 1000, 10, None, 0), Added("b", upkeep.FILE_BYTES, 1_000_000, None, 0)
+    emptied = Added("c", upkeep.FILE_BYTES, 1_000_000, "v", 500_000)
+    assert not upkeep.worth_optimizing([])
+    assert not upkeep.worth_optimizing([small] * upkeep.MOST_SMALL + [large] * 100)
+    assert upkeep.worth_optimizing([small] * (upkeep.MOST_SMALL + 1))
+    assert upkeep.worth_optimizing([emptied, large])
+    assert not upkeep.worth_optimizing([emptied, large, large])
+    assert not upkeep.worth_optimizing([Added("d", 1000, 10, "v", 9)])

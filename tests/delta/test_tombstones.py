@@ -1,0 +1,159 @@
+"""Somebody else's VACUUM, as it comes: what readers are promised stays, though checkpoints name few removed files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.commit import commit_compaction
+from pgcdc_assets.delta.tombstones import DELETED_FILES, LOG, keeping, lacking
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.lake import Lake
+from pgcdc_assets.mirror.delta.compaction import compact_file
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, create_mirror
+from pgcdc_assets.mirror.delta.othercommits import change_since
+from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.points.points import ConsistentPoints
+from tests.delta.test_commit import OWNER, SCHEMA, Rows
+from tests.deltatables import commit, live_files
+from tests.history.mirror import make
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = TableName("public", "t")
+DAY = timedelta(days=1)
+
+
+def older(path: Path, by: timedelta) -> None:
+    """Have all files of a table, and all that its commits say of time, be of earlier."""
+    for file in path.rglob("*"):
+        if file.suffix == ".json":
+            file.write_text("".join(f"{_older(line, by)}\n" for line in file.read_text().splitlines()))
+        if file.is_file():
+            at = file.stat().st_mtime - by.total_seconds()
+            os.utime(file, (at, at))
+
+
+def _older(line: str, by: timedelta) -> str:
+    action = json.loads(line)
+    for body in action.values():
+        for name in ("timestamp", "deletionTimestamp", "modificationTime"):
+            if name in body:
+                body[name] -= int(by.total_seconds() * 1000)
+    return json.dumps(action)
+
+
+def named_as_gone(path: Path) -> set[str]:
+    """By the newest checkpoint."""
+    newest = max((path / "_delta_log").glob("*.checkpoint.parquet"))
+    return {one["path"] for one in pq.ParquetFile(newest).read()["remove"].to_pylist() if one is not None}
+
+
+def lived_long_and_short(rows: Rows) -> tuple[str, str]:
+    """A file that is replaced after ten days, and one right after it came, three hours ago; then a checkpoint."""
+    rows.change([1, 2, 3], set())
+    (long,) = live_files(rows.path)
+    older(rows.path, timedelta(days=10))
+    rows.change([4], {1})
+    short = next(file for file in live_files(rows.path) if file.path != long.path)
+    _compacted(rows)
+    older(rows.path, timedelta(hours=3))
+    while rows.delta.number % 5:
+        rows.change([rows.delta.number + 100], set())
+    return long.path, short.path
+
+
+def _compacted(rows: Rows) -> None:
+    delta = rows.delta
+    commit_compaction(delta, delta.files, compact_file(Target(rows.path, SCHEMA, ("id", "v"), delta.files)))
+    rows.history.append(frozenset(rows.held))
+
+
+def test_properties_are_made_longer_never_shorter() -> None:
+    wanted = keeping(timedelta(days=7))
+    assert wanted == {LOG: "interval 720 hours", DELETED_FILES: "interval 192 hours"}
+    assert keeping(timedelta(days=99))[DELETED_FILES] == "interval 384 hours"
+    assert lacking({}, timedelta(days=7)) == wanted
+    assert lacking({LOG: "interval 30 days", DELETED_FILES: "interval 1 hours"}, 7 * DAY).keys() == {DELETED_FILES}
+    assert lacking({LOG: "interval 5 weeks", DELETED_FILES: "8 days"}, 7 * DAY) == {}
+    assert lacking({LOG: "a while", DELETED_FILES: "interval 2 weeks"}, 7 * DAY) == {LOG: wanted[LOG]}
+
+
+def test_checkpoints_name_the_gone_that_lived_for_long(tmp_path: Path) -> None:
+    mirror = Mirror(Layout(tmp_path), OWNER, NAME)
+    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **keeping(7 * DAY)})
+    rows = Rows(mirror.path)
+    long, short = lived_long_and_short(rows)
+    assert (rows.delta.number % 5, named_as_gone(rows.path)) == (0, {long})
+    # The next one is made of the one before.
+    for number in range(5):
+        rows.change([1000 + number], set())
+    assert named_as_gone(rows.path) == {long}
+    assert short not in named_as_gone(rows.path)
+    for version, held in enumerate(rows.history, 1):
+        assert rows.read(version) == sorted(held)
+
+
+def test_a_vacuum_by_delta_rs_spares_what_is_promised(tmp_path: Path) -> None:
+    mirror = Mirror(Layout(tmp_path), OWNER, NAME)
+    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **keeping(7 * DAY)})
+    rows = Rows(mirror.path)
+    lived_long_and_short(rows)
+    DeltaTable(rows.path).vacuum(dry_run=False)
+    _as_promised(rows)
+
+
+@pytest.mark.spark
+def test_a_vacuum_by_spark_spares_what_is_promised(spark: SparkSession, tmp_path: Path) -> None:
+    path = Layout(tmp_path).mirror(NAME)
+    create_mirror(spark, path, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5"})
+    rows = Rows(path)
+    lived_long_and_short(rows)
+    for version in range(int(max((path / "_delta_log").glob("*.checkpoint.parquet")).name[:20])):
+        # So that what is gone stands in the checkpoint alone.
+        log = path / "_delta_log" / f"{version:020}.json"
+        log.rename(log.with_suffix(".kept"))
+    spark.newSession().sql(f"VACUUM delta.`{path}`").collect()
+    for kept in (path / "_delta_log").glob("*.kept"):
+        kept.rename(kept.with_suffix(".json"))
+    _as_promised(rows)
+
+
+def _as_promised(rows: Rows) -> None:
+    for version, held in enumerate(rows.history, 1):
+        assert rows.read(version) == sorted(held)
+
+
+def test_a_vacuum_that_takes_what_is_needed_is_told(tmp_path: Path) -> None:
+    """delta-rs takes deletion vectors for garbage when it looks for any that nobody names."""
+    layout = Layout(tmp_path)
+    mirror, points = Mirror(layout, OWNER, NAME), ConsistentPoints(layout)
+    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), **keeping(7 * DAY)})
+    rows = Rows(mirror.path)
+    rows.change([1, 2, 3], set())
+    commit(rows.path, [], "append", {mirror.snapshot_app_id: 100})
+    version = rows.change([4], {1})
+    points.publish(Lsn(100), {NAME: version}, {})
+    older(rows.path, timedelta(days=9))
+    assert change_since(rows.path, OWNER.app_id(), version) is None
+    DeltaTable(rows.path).vacuum(dry_run=False)
+    assert len(Lake(tmp_path).at().arrow(NAME)) == 3
+    DeltaTable(rows.path).vacuum(dry_run=False, full=True)
+    told = change_since(rows.path, OWNER.app_id(), version)
+    assert told is not None
+    assert re.match("VACUUM (START|END) by delta-rs:", told)
+    assert "deleted deletion_vector_" in told
+    with pytest.raises(LakeError, match="version 3 cannot be read"):
+        Lake(tmp_path).at().arrow(NAME)

@@ -1,0 +1,134 @@
+"""Which changes the messages of a table amount to, and where they stop being followable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.feed.events import Change, Kind, Route, Unfollowable, changes, unchanged_lists
+from pgcdc_assets.protocol.shape import Shape, ShapeColumn
+from tests.feed.row_messages import UNCHANGED, row_message
+
+U = UNCHANGED
+INT, TEXT = PgType(23, "int4"), PgType(25, "text")
+NAME = TableName("public", "t")
+COLUMNS = (Column(1, "id", INT, True), Column(3, "b", TEXT), Column(4, "c", TEXT))
+TABLE = Table(1000, NAME, COLUMNS, key=(1,), identity_key=(1,))
+
+
+def route(table: Table = TABLE, *, full: bool = False) -> Route:
+    flagged = {c.attnum for c in table.columns if full or c.attnum in table.identity_key}
+    columns = tuple(ShapeColumn(c.name, c.attnum, c.type, c.attnum in flagged) for c in table.columns)
+    key = tuple(column.name for column in table.key_columns)
+    return Route.of(Shape(1, 1000, NAME, columns, "f" if full else "d", key), table)
+
+
+def decoded(kind: Kind, messages: list[bytes], way: Route | None = None) -> list[Any]:
+    payload = pa.array(messages, pa.binary())
+    return [shown(item) for item in changes(kind, payload, way or route(), pa.array(range(len(messages))))]
+
+
+def shown(item: Change | Unfollowable) -> Any:
+    if isinstance(item, Unfollowable):
+        return item.row, item.reason.split()[:3]
+    columns = {attnum: text.to_pylist() for attnum, text in item.text.items()}
+    lists = unchanged_lists(item, [1, 3, 4]).to_pylist()
+    return item.op, item.half, item.rows.tolist(), columns, lists
+
+
+def test_inserts() -> None:
+    found = decoded("I", [row_message("I", ("N", ["1", "x", None])), row_message("I", ("N", ["2", "", "y"]))])
+    assert found == [("insert", 1, [0, 1], {1: ["1", "2"], 3: ["x", ""], 4: [None, "y"]}, [None, None])]
+
+
+def test_plain_update_with_unchanged_values() -> None:
+    found = decoded("U", [row_message("U", ("N", ["1", U, U])), row_message("U", ("N", ["2", "x", U]))])
+    text = {1: ["1", "2"], 3: [None, "x"], 4: [None, None]}
+    assert found == [("update_postimage", 1, [0, 1], text, [[3, 4], [4]])]
+
+
+def test_a_change_of_key_comes_in_two_halves() -> None:
+    found = decoded(
+        "U",
+        [row_message("U", ("N", ["5", "x", "y"])), row_message("U", ("K", ["1", None, None]), ("N", ["2", "x", U]))],
+    )
+    assert found == [
+        ("update_preimage", 0, [1], {1: ["1"]}, [None]),
+        ("update_postimage", 1, [0, 1], {1: ["5", "2"], 3: ["x", "x"], 4: ["y", None]}, [None, [4]]),
+    ]
+
+
+def test_a_key_tuple_without_a_change_of_key_is_a_plain_update() -> None:
+    found = decoded("U", [row_message("U", ("K", ["1", None, None]), ("N", [U, "x", "y"]))])
+    assert found == [("update_postimage", 1, [0], {1: ["1"], 3: ["x"], 4: ["y"]}, [None])]
+
+
+def test_under_full_the_old_tuple_fills_what_was_not_sent() -> None:
+    found = decoded("U", [row_message("U", ("O", ["1", "x", "big"]), ("N", ["2", "x2", U]))], route(full=True))
+    assert found == [
+        ("update_preimage", 0, [0], {1: ["1"]}, [None]),
+        ("update_postimage", 1, [0], {1: ["2"], 3: ["x2"], 4: ["big"]}, [None]),
+    ]
+
+
+def test_deletes_by_key_carry_the_key_alone() -> None:
+    found = decoded("D", [row_message("D", ("K", ["1", None, None]))])
+    assert found == [("delete", 1, [0], {1: ["1"]}, [None])]
+
+
+def test_deletes_under_full_carry_the_row() -> None:
+    found = decoded("D", [row_message("D", ("O", ["1", "x", None]))], route(full=True))
+    assert found == [("delete", 1, [0], {1: ["1"], 3: ["x"], 4: [None]}, [None])]
+
+
+def test_a_multiset_gets_both_images() -> None:
+    way = route(replace(TABLE, key=(), identity_key=(), replica_identity="f"), full=True)
+    found = decoded("U", [row_message("U", ("O", ["1", "x", "big"]), ("N", ["1", "x2", U]))], way)
+    assert found == [
+        ("update_preimage", 0, [0], {1: ["1"], 3: ["x"], 4: ["big"]}, [None]),
+        ("update_postimage", 1, [0], {1: ["1"], 3: ["x2"], 4: ["big"]}, [None]),
+    ]
+
+
+def test_an_insert_without_a_value_cannot_be_followed() -> None:
+    found = decoded("I", [row_message("I", ("N", ["1", "x", "y"])), row_message("I", ("N", ["2", "x", U]))])
+    assert found[0] == (1, ["an", "inserted", "row"])
+
+
+def test_a_multiset_without_old_rows_cannot_be_followed() -> None:
+    way = route(replace(TABLE, key=(), identity_key=(), replica_identity="f"), full=True)
+    found = decoded("U", [row_message("U", ("N", ["1", "x", U]))], way)
+    assert found == [(0, ["an", "update", "or"])]
+
+
+def test_an_old_row_without_its_key_cannot_be_followed() -> None:
+    assert decoded("D", [row_message("D", ("K", [None, None, None]))]) == [(0, ["the", "stream", "gives"])]
+    assert decoded("U", [row_message("U", ("N", [U, "x", "y"]))]) == [(0, ["the", "stream", "gives"])]
+
+
+def test_changes_of_a_table_followed_by_inserts_alone() -> None:
+    way = route(replace(TABLE, key=(), updates_seen=False))
+    assert decoded("D", [row_message("D", ("K", ["1", None, None]))], way) == [(0, ["updates", "or", "deletes"])]
+    assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][0] == "insert"
+
+
+def test_a_column_of_the_mirror_that_the_shape_lacks_is_left_out() -> None:
+    table = replace(TABLE, columns=(*COLUMNS, Column(5, "d", TEXT)))
+    way = Route.of(route().shape, table)
+    assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][3].keys() == {1, 3, 4}
+
+
+def test_rows_of_each_half_name_their_message() -> None:
+    messages = [
+        row_message("U", ("K", [str(n), None, None]), ("N", [str(n + n % 2), "x", None])) for n in range(6)
+    ]  # fmt: skip
+    pre, post = changes("U", pa.array(messages, pa.binary()), route(), pa.array(range(6)))
+    assert isinstance(pre, Change)
+    assert isinstance(post, Change)
+    assert np.array_equal(pre.rows, [1, 3, 5])
+    assert np.array_equal(post.rows, range(6))

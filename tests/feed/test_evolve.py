@@ -1,0 +1,149 @@
+"""Which relations can be followed into a mirror that was copied under another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.feed.evolve import Refusal, added, evolved, together
+from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
+
+INT, TEXT, NUMERIC = PgType(23, "int4"), PgType(25, "text"), PgType(1700, "numeric", 655366)
+NAME = TableName("public", "t")
+TABLE = Table(
+    oid=1000,
+    name=NAME,
+    columns=(Column(1, "id", INT, True), Column(2, "b", TEXT), Column(4, "n", NUMERIC)),
+    key=(1,),
+    identity_key=(1,),
+    relfilenode=50,
+)
+
+
+def shape(*columns: ShapeColumn, key: tuple[str, ...] = ("id",), oid: int = 1000, identity: str = "d",
+          leaf: TableName | None = None) -> Shape:  # fmt: skip
+    known = not columns or any(column.attnum is not None for column in columns)
+    name = leaf or NAME
+    return Shape(1, oid, name, columns, identity, key, name if known else None)  # type: ignore[arg-type]
+
+
+ID, B, N = ShapeColumn("id", 1, INT, True), ShapeColumn("b", 2, TEXT, False), ShapeColumn("n", 4, NUMERIC, False)
+NEW = ShapeColumn("c", 5, TEXT, False)
+
+
+def facts(*columns: Column, relfilenode: int = 50) -> RelationFacts:
+    return RelationFacts(replace(TABLE, columns=(*TABLE.columns, *columns), relfilenode=relfilenode))
+
+
+def reason(found: Table | Refusal) -> str:
+    assert isinstance(found, Refusal)
+    return found.reason
+
+
+def test_the_same_relation_is_followed() -> None:
+    assert evolved(TABLE, shape(ID, B, N)) is TABLE
+
+
+def test_a_nullable_column_appears() -> None:
+    after = evolved(TABLE, shape(ID, B, N, NEW), facts(Column(5, "c", TEXT)))
+    assert isinstance(after, Table)
+    assert added(TABLE, after) == (Column(5, "c", TEXT),)
+    assert evolved(after, shape(ID, B, N, NEW)) is after
+
+
+@pytest.mark.parametrize(
+    ("columns", "told", "words"),
+    [
+        ((ID, B), None, "column 'n' was dropped or is no longer published"),
+        ((ID, B, replace(N, attnum=7)), None, "column 'n' was dropped and made anew"),
+        ((ID, replace(B, attnum=4), replace(N, attnum=2)), None, "changed names with each other"),
+        ((ID, replace(B, name="b2"), N), None, "renamed to 'b2'"),
+        ((ID, B, replace(N, type=PgType(1700, "numeric", 655368))), None, "type of column 'n' changed"),
+        ((ID, B, N, NEW), facts(Column(5, "c", TEXT, missing="x")), "with a default"),
+        ((ID, B, N, NEW), facts(Column(5, "c", TEXT), relfilenode=51), "rewritten"),
+        ((ID, B, replace(NEW, attnum=3), N), facts(Column(3, "c", TEXT)), "published only now"),
+        ((ID, B, N, replace(NEW, attnum=None)), facts(), "no longer tells"),
+        ((ID, B, N, NEW), None, "no longer tells"),
+    ],
+)
+def test_what_cannot_be_followed(columns: tuple[ShapeColumn, ...], told: RelationFacts | None, words: str) -> None:
+    assert words in reason(evolved(TABLE, shape(*columns), told))
+
+
+def test_another_key_is_refused() -> None:
+    assert "the key changed from (id) to (b)" in reason(evolved(TABLE, shape(ID, B, N, key=("b",))))
+
+
+def test_a_multiset_needs_full() -> None:
+    table = replace(TABLE, key=(), replica_identity="f")
+    assert evolved(table, shape(ID, B, N, key=(), identity="f")) is table
+    assert "FULL" in reason(evolved(table, shape(ID, B, N, key=())))
+
+
+def test_a_relation_that_the_catalog_forgot_is_taken_by_name_and_type() -> None:
+    forgotten = [replace(column, attnum=None) for column in (ID, B, N)]
+    assert evolved(TABLE, shape(*forgotten)) is TABLE
+    other_type = [*forgotten[:2], replace(N, attnum=None, type=TEXT)]
+    assert "dropped and made anew" in reason(evolved(TABLE, shape(*other_type)))
+    swapped = [forgotten[0], forgotten[2], forgotten[1]]
+    assert "changed names with each other" in reason(evolved(TABLE, shape(*swapped))), "a message is in their order"
+
+
+def test_a_column_that_the_catalog_calls_otherwise_is_taken_by_name_while_it_exists() -> None:
+    lost = replace(shape(ID, replace(B, attnum=None), N), attnums=frozenset((1, 2, 4)))
+    assert evolved(TABLE, lost) is TABLE
+    dropped = replace(lost, attnums=frozenset((1, 4, 5)))
+    assert "'b' was dropped or renamed soon after" in reason(evolved(TABLE, dropped)), "another may have had its name"
+    swapped = replace(lost, columns=(ID, replace(N, attnum=None), replace(B, attnum=None)))
+    assert "changed names with each other" in reason(evolved(TABLE, swapped))
+
+
+def test_a_column_that_appeared_may_have_the_values_of_one_that_was_dropped() -> None:
+    there = RelationFacts(replace(TABLE, columns=(*TABLE.columns, Column(6, "c", TEXT)), column_rows="1:7 2:7 4:7 6:9"))
+    found = evolved(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), there)
+    assert "beside one that was dropped" in reason(found)
+    unpublished = RelationFacts(replace(there.table or TABLE, column_rows="1:7 2:7 4:7 5:8 6:9"))
+    assert isinstance(evolved(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), unpublished), Table)
+    older = replace(TABLE, column_rows="1:7 2:7 4:7 5:6")
+    assert isinstance(evolved(older, shape(ID, B, N, replace(NEW, attnum=6)), there), Table), "gone before the copy"
+
+
+def test_columns_added_since_are_lacking_in_the_past_alone() -> None:
+    after = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT)))
+    assert evolved(after, shape(ID, B, N), past=True) is after
+    assert "dropped" in reason(evolved(after, shape(ID, B, N)))
+
+
+def test_a_leaf_is_compared_by_name() -> None:
+    leaf = TableName("public", "t_1")
+    root = replace(TABLE, partitioned=True, leaves=(Leaf(7, leaf, 70),))
+    columns = (replace(B, attnum=1), replace(ID, attnum=2), replace(N, attnum=3))
+    assert evolved(root, shape(*columns, oid=7, leaf=leaf)) is root
+    told = RelationFacts(replace(TABLE, columns=(Column(4, "c", TEXT),), relfilenode=70, root=NAME))
+    after = evolved(root, shape(*columns, replace(NEW, attnum=4), oid=7, leaf=leaf), told)
+    assert isinstance(after, Table)
+    assert added(root, after) == (Column(5, "c", TEXT),), "an attnum that no other column has"
+
+
+def test_a_leaf_that_was_rewritten_may_hold_values_in_a_new_column() -> None:
+    """The root, whose relation the stream names, has no rows of its own."""
+    root = replace(TABLE, partitioned=True, relfilenode=0, leaves=(Leaf(7, TableName("public", "t_1"), 70),))
+    wider = replace(root, columns=(*TABLE.columns, Column(5, "c", TEXT)))
+    assert isinstance(evolved(root, shape(ID, B, N, NEW), RelationFacts(wider)), Table)
+    rewritten = replace(wider, leaves=(replace(root.leaves[0], relfilenode=71),))
+    assert "rewritten" in reason(evolved(root, shape(ID, B, N, NEW), RelationFacts(rewritten)))
+
+
+def test_columns_of_a_leaf_that_changed_names_are_seen_by_its_own_attnums() -> None:
+    root = replace(TABLE, partitioned=True, leaves=(Leaf(7, TableName("public", "t_1"), 70),))
+    swapped = (replace(B, attnum=3), replace(ID, attnum=1), N)
+    assert "changed names" in reason(evolved(root, shape(*swapped, oid=7, leaf=TableName("public", "t_1"))))
+
+
+def test_versions_of_a_table_add_up() -> None:
+    one = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT)))
+    two = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT), Column(6, "d", TEXT)))
+    assert [column.name for column in together([TABLE, one, two]).columns] == ["id", "b", "n", "c", "d"]

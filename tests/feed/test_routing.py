@@ -1,0 +1,96 @@
+"""Which table takes the rows of a relation: by OIDs alone, whatever names and the catalog say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.core.catalog import Leaf, Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.feed.routing import Place, Router
+from pgcdc_assets.protocol.shape import Shape
+
+
+def name(text: str) -> TableName:
+    return TableName("public", text)
+
+
+T, U = Table(1, name("t"), ()), Table(2, name("u"), ())
+P = Table(3, name("p"), (), partitioned=True, leaves=(Leaf(31, name("p_1"), 1), Leaf(32, name("p_2"), 1)))
+Q = Table(4, name("q"), (), partitioned=True, leaves=(Leaf(41, name("q_1"), 1),))
+ROUTER = Router.of([T, U, P, Q])
+
+
+def shape(oid: int, called: str, **known: object) -> Shape:
+    return replace(Shape(9, oid, name(called), (), "d", (), name(called)), **known)  # type: ignore[arg-type]
+
+
+def refused(place: Place) -> dict[str, str]:
+    return {table.name: reason for table, reason in place.refused.items()}
+
+
+@pytest.mark.parametrize("called", ["t", "other", "u", "p_1"])
+@pytest.mark.parametrize("now", ["t", "u", "other", None])
+def test_rows_of_a_table_are_its_own_under_any_name(called: str, now: str | None) -> None:
+    place = ROUTER.place(shape(1, called, catalog_name=name(now) if now else None))
+    assert place == Place(T.name)
+
+
+@pytest.mark.parametrize("called", ["p_1", "p_2", "t", "other"])
+def test_rows_of_a_leaf_are_its_root_s_under_the_name_at_the_copy(called: str) -> None:
+    for root in (shape(31, called, root=name("anything"), root_oid=3), shape(31, called, root=P.name)):
+        assert ROUTER.place(root) == Place(P.name, name("p_1"))
+
+
+def test_a_leaf_that_has_no_root_any_more_ends_the_following() -> None:
+    place = ROUTER.place(shape(31, "p_1"))
+    assert place.table is None
+    assert refused(place) == {"p": "its partition public.p_1 was detached, whose rows went with it"}
+    assert "was dropped" in refused(ROUTER.place(shape(31, "p_1", catalog_name=None)))["p"]
+
+
+def test_a_leaf_that_went_to_another_root_ends_both() -> None:
+    place = ROUTER.place(shape(31, "p_1", root=Q.name, root_oid=4))
+    assert place.table is None
+    assert refused(place).keys() == {"p", "q"}
+    strange = ROUTER.place(shape(31, "p_1", root=name("p"), root_oid=77))
+    assert (strange.table, list(refused(strange))) == (None, ["p"]), "a root of the same name is not the same"
+
+
+def test_a_leaf_that_two_roots_had_at_their_copies_is_the_one_s_that_it_counts_to() -> None:
+    both = Router.of([P, replace(Q, leaves=(*Q.leaves, P.leaves[0]))])
+    place = both.place(shape(31, "p_1", root=Q.name, root_oid=4))
+    assert (place.table, place.leaf, list(refused(place))) == (Q.name, name("p_1"), ["p"])
+
+
+def test_a_partition_that_came_ends_the_following() -> None:
+    place = ROUTER.place(shape(33, "p_3", root=P.name, root_oid=3))
+    assert (place.table, refused(place)) == (None, {"p": "partition public.p_3 came, maybe with rows in it"})
+
+
+def test_a_table_that_became_a_partition_keeps_its_rows_and_ends_both() -> None:
+    place = ROUTER.place(shape(1, "t", root=P.name, root_oid=3))
+    assert place.table == T.name
+    assert refused(place).keys() == {"p"}
+    joined = Router.of([T, replace(P, leaves=(Leaf(1, T.name, 1),))])
+    place = joined.place(shape(1, "t", root=P.name, root_oid=3))
+    assert (place.table, refused(place)) == (P.name, {"t": "the table became a partition of public.p"})
+
+
+def test_another_table_under_a_followed_one_s_name_ends_the_following() -> None:
+    for place in (ROUTER.place(shape(99, "t")), ROUTER.place(shape(99, "t", catalog_name=None))):
+        assert place.table is None
+        assert "made anew, or another one has its name" in refused(place)["t"]
+    assert ROUTER.place(shape(99, "t", catalog_name=name("x"))) == Place(None), "it gave the name back"
+    assert ROUTER.place(shape(99, "x", catalog_name=name("t"))) == Place(None), "it took the name later"
+
+
+def test_what_belongs_to_no_followed_table_concerns_none() -> None:
+    assert ROUTER.place(shape(99, "x")).concerned == set()
+    assert ROUTER.place(shape(99, "x", root=name("y"), root_oid=98)).concerned == set()
+
+
+def test_the_relations_of_a_table() -> None:
+    assert ROUTER.relations(T.name) == {1}
+    assert ROUTER.relations(P.name) == {3, 31, 32}

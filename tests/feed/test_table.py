@@ -1,0 +1,90 @@
+"""Upkeep of a feed: merged files say the same, and what the log has forgotten goes whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.feed.file import FeedWriter
+from pgcdc_assets.feed.schema import feed_schema
+from pgcdc_assets.feed.table import FEWEST_MERGED, FeedTable
+
+WHO = Identity("7", "shop", "pgcdc")
+NARROW = Table(16384, TableName("public", "t"), (Column(1, "id", PgType(23, "int4")),), key=(1,))
+WIDE = replace(NARROW, columns=(*NARROW.columns, Column(2, "v", PgType(25, "text"))))
+FILES = 12
+
+
+def _derive(layout: Layout, table: Table, number: int, **row: Any) -> None:
+    """One turn of a single change at 10 x number, which covers (10 x number, + 10]."""
+    at, feed = 10 * number, FeedTable(layout, WHO, table)
+    writer = FeedWriter(layout.changes(table.name), 0, 2)
+    values = {"_pgcdc_op": "insert", "_pgcdc_commit_lsn": at, "_pgcdc_ordinal": 1, "id": number, **row}
+    writer.write(pa.Table.from_pylist([values], feed_schema(table)), odd_keys=number == 3)
+    feed.commit([writer.close()], LsnRange(Lsn(at), Lsn(at + 10)))
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    layout = Layout(tmp_path)
+    for number in range(FILES - 1):
+        _derive(layout, NARROW, number, **({"_pgcdc_unchanged": [5]} if number == 4 else {}))
+    _derive(layout, WIDE, FILES - 1, v="new column")
+    return layout
+
+
+def _rows(layout: Layout) -> list[dict[str, Any]]:
+    query = "SELECT _pgcdc_op, _pgcdc_commit_lsn, _pgcdc_unchanged, id, v FROM feed ORDER BY _pgcdc_commit_lsn"
+    feed = DeltaTable(layout.changes(WIDE.name))
+    rows: list[dict[str, Any]] = pa.table(QueryBuilder().register("feed", feed).execute(query).read_all()).to_pylist()
+    return rows
+
+
+def test_merged_files_say_the_same(layout: Layout) -> None:
+    before, feed = _rows(layout), FeedTable(layout, WHO, WIDE)
+    covered, everything = feed.covered, LsnRange(Lsn(0), Lsn(10 * FILES))
+    assert covered == everything
+    assert feed.compact(Lsn(10 * (FILES - 2))) == FILES - 3
+    assert _rows(layout) == before
+    feed = FeedTable(layout, WHO, WIDE)
+    assert feed.covered == covered
+    merged, *rest = sorted(feed.files(everything), key=lambda file: file.facts.commit_min)
+    assert [file.facts.commit_min for file in rest] == [10 * (FILES - 2), 10 * (FILES - 1)]
+    facts = merged.facts
+    assert (facts.commit_min, facts.commit_max, facts.counts) == (0, 10 * (FILES - 3), {"insert": FILES - 2})
+    assert (facts.masked, facts.odd_keys, facts.bucket) == ((5,), True, None)
+    assert feed.replaced(LsnRange(Lsn(50), Lsn(60)))[0] == LsnRange(Lsn(0), Lsn(10 * (FILES - 3) + 1))
+    assert feed.compact(Lsn(10 * FILES)) == 0
+
+
+def test_few_files_are_left_alone(layout: Layout) -> None:
+    assert FeedTable(layout, WHO, WIDE).compact(Lsn(10 * (FEWEST_MERGED - 1))) == 0
+
+
+def test_a_file_goes_whole_and_the_feed_begins_later(layout: Layout) -> None:
+    feed = FeedTable(layout, WHO, WIDE)
+    assert feed.forget(Lsn(0)) == 0
+    assert feed.forget(Lsn(35)) == 4
+    assert feed.covered == LsnRange(Lsn(35), Lsn(10 * FILES))
+    assert [row["id"] for row in _rows(layout)] == list(range(4, FILES))
+    assert feed.compact(Lsn(10 * FILES)) == FILES - 5
+    assert feed.forget(Lsn(10 * FILES - 10)) == 0
+    assert FeedTable(layout, WHO, WIDE).forget(Lsn(500)) == 1
+    assert FeedTable(layout, WHO, WIDE).covered == LsnRange(Lsn(500), Lsn(500))
+    assert _rows(layout) == []
+
+
+def test_a_feed_that_was_never_written(tmp_path: Path) -> None:
+    feed = FeedTable(Layout(tmp_path), WHO, NARROW)
+    assert (feed.compact(Lsn(9)), feed.forget(Lsn(9))) == (0, 0)
+    assert not Layout(tmp_path).changes(NARROW.name).exists()

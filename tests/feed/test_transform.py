@@ -1,0 +1,249 @@
+"""The transform against a real server and log: what stands in the feeds, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.feed import task
+from pgcdc_assets.feed import transform as transform_module
+from pgcdc_assets.feed.routing import Place, Router
+from pgcdc_assets.feed.schema import feed_name
+from pgcdc_assets.feed.table import FeedTable
+from pgcdc_assets.feed.transform import Followed, grouped, transform
+from pgcdc_assets.log.counting import rows_by_relation
+from pgcdc_assets.log.reader import Segment
+from pgcdc_assets.mirror.delta import apply
+from pgcdc_assets.mirror.delta.task import Collapsing, Effect
+from pgcdc_assets.protocol.shape import Shape
+from tests.fix_postgres import Database
+from tests.mirror.pipeline import Pipeline
+
+T = TableName("public", "t")
+
+
+@pytest.fixture
+def pipe(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Pipeline]:
+    with database.connect() as conn:
+        yield Pipeline(database, conn, spark, Layout(tmp_path / "lake"))
+
+
+def names(pipe: Pipeline) -> set[str]:
+    return {Path(uri).name for uri in DeltaTable(pipe.layout.changes(T)).file_uris()}
+
+
+@pytest.mark.spark
+def test_a_feed_holds_every_change_in_its_place(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pipe.follow("t")
+    pipe.transaction("INSERT INTO t VALUES (1, 'a')", "UPDATE t SET v = 'b'", "UPDATE t SET id = 2", "DELETE FROM t")
+    pipe.run("TRUNCATE t")
+    part = pipe.derive(pipe.receive())[T]
+    ops = ["insert", "update_postimage", "update_preimage", "update_postimage", "delete", "truncate"]
+    rows = pipe.feed("t")
+    assert [row["_pgcdc_op"] for row in rows] == ops
+    assert [row["_pgcdc_ordinal"] for row in rows] == [1, 3, 4, 5, 7, 1]
+    assert [(row["id"], row["v"]) for row in rows] == [(1, "a"), (1, "b"), (1, None), (2, "b"), (2, None), (None, None)]
+    assert len({row["_pgcdc_commit_lsn"] for row in rows}) == 2
+    assert len({row["_pgcdc_xid"] for row in rows}) == 2
+    assert part.counts == {op: ops.count(op) for op in ops}
+    assert (part.rows, part.key_changes, part.truncates, part.insert_only) == (6, 1, 1, False)
+
+
+@pytest.mark.spark
+def test_only_transactions_from_the_table_s_position_on_are_taken(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
+    pipe.follow("t")
+    pipe.run("INSERT INTO t VALUES (1)")
+    middle = pipe.receive()
+    pipe.run("INSERT INTO t VALUES (2)")
+    end = pipe.receive()
+    pipe.replayed["t"] = middle
+    pipe.derive(end)
+    assert [row["id"] for row in pipe.feed("t")] == [2]
+
+
+@pytest.mark.spark
+def test_what_a_feed_holds_is_not_derived_again_unless_asked(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
+    pipe.follow("t")
+    start = pipe.replayed["t"]
+    pipe.run("INSERT INTO t VALUES (1)")
+    first = pipe.receive()
+    pipe.derive(first)
+    before = names(pipe)
+    pipe.run("INSERT INTO t VALUES (2)")
+    end = pipe.receive()
+    part = pipe.derive(end)[T]
+    assert before < names(pipe)
+    assert part.rows == 2, "also what was there"
+    kept = names(pipe) - before
+    transform(pipe.spark, pipe.log, LsnRange(start, first), [Followed(pipe.tables["t"], start)], again=True)
+    assert kept < names(pipe)
+    assert not before & names(pipe)
+    assert [row["id"] for row in pipe.feed("t")] == [1, 2]
+    assert FeedTable(pipe.layout, pipe.identity, pipe.tables["t"]).covered == LsnRange(start, end)
+
+
+@pytest.mark.spark
+def test_a_range_derived_ahead_of_the_others_leaves_no_hole(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
+    pipe.follow("t")
+    pipe.run("INSERT INTO t VALUES (1)")
+    pipe.turn()
+    pipe.run("INSERT INTO t VALUES (2)")
+    middle = pipe.receive()
+    pipe.run("INSERT INTO t VALUES (3)")
+    end = pipe.receive()
+    transform(pipe.spark, pipe.log, LsnRange(middle, end), [Followed(pipe.tables["t"], middle)])
+    assert [row["id"] for row in pipe.feed("t")] == [1, 3]
+    pipe.turn(end)
+    pipe.same("t")
+    assert [row["id"] for row in pipe.feed("t")] == [1, 2, 3]
+
+
+@pytest.mark.spark
+def test_changes_are_split_by_key_and_applied_in_parts(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
+    pipe.run("CREATE TABLE t (a text, b int, v int, PRIMARY KEY (a, b))")
+    pipe.follow("t")
+    pipe.run("INSERT INTO t SELECT 'a' || g % 7, g, g FROM generate_series(1, 300) g", "UPDATE t SET v = -v",
+             "DELETE FROM t WHERE b % 3 = 0")  # fmt: skip
+    done = pipe.turn()["t"]
+    assert len(pipe.parts["t"].files) == 7
+    assert done.inserted == 200
+    pipe.same("t")
+    pipe.run("UPDATE t SET v = v + 1", "UPDATE t SET b = b + 1000 WHERE b < 50")
+    pipe.turn()
+    pipe.same("t")
+
+
+@pytest.mark.spark
+def test_changes_of_keys_are_applied_in_parts_too(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a value was not sent with one: its row has to be followed from key to key."""
+    monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
+    monkeypatch.setattr(task, "HELD_BYTES", 1)
+    units: list[int] = []
+    collapsed = apply.collapsed
+
+    def counted(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:
+        units.extend(map(len, works))
+        return collapsed(spark, works)
+
+    monkeypatch.setattr(apply, "collapsed", counted)
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v int, big text)", "ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
+    pipe.follow("t")
+    pipe.run("INSERT INTO t SELECT g, g, 'small' FROM generate_series(1, 300) g")
+    pipe.turn()
+    for statements in (
+        ("UPDATE t SET v = v + 1", "UPDATE t SET id = id + 1000 WHERE id < 50"),
+        ("UPDATE t SET id = -id", "DELETE FROM t WHERE id % 3 = 0", "UPDATE t SET id = -id WHERE id > -200"),
+        ("INSERT INTO t VALUES (5000, 1, 'x')", "UPDATE t SET id = 5001, v = 2 WHERE id = 5000",
+         "UPDATE t SET id = 5002 WHERE id = 5001", "DELETE FROM t WHERE id = 5002", "UPDATE t SET v = v - 1"),
+    ):  # fmt: skip
+        pipe.transaction(*statements)
+        pipe.turn()
+        assert pipe.set_aside == {}
+        pipe.same("t")
+        assert units.pop() > 1
+    pipe.run("UPDATE t SET big = repeat(md5(id::text), 100) WHERE id % 50 = 0")
+    pipe.turn()
+    pipe.transaction("UPDATE t SET v = v + 1", "UPDATE t SET id = id + 9000 WHERE id % 50 = 0")
+    pipe.turn()
+    assert units.pop() == 1
+    pipe.same("t")
+
+
+@pytest.mark.spark
+def test_a_feed_of_an_earlier_form_is_begun_anew(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pipe.follow("t")
+    pipe.run("INSERT INTO t VALUES (1, 'a')")
+    pipe.derive(pipe.receive())
+    pipe.run("ALTER TABLE t ALTER v TYPE int USING 1")
+    from pgcdc_assets.source.catalog.tables import read_tables
+
+    (pipe.tables["t"],) = read_tables(pipe.conn, ["p"])
+    pipe.replayed["t"] = pipe.receive()
+    pipe.run("INSERT INTO t VALUES (2, 2)")
+    part = pipe.derive(pipe.receive())[T]
+    assert part.set_aside is None
+    assert [(row["id"], row["v"]) for row in pipe.feed("t")] == [(2, 2)]
+
+
+@dataclass(frozen=True)
+class ForgetfulRouter(Router):
+    """Knows a relation no more once it has a column ``w``."""
+
+    def place(self, shape: Shape) -> Place:
+        forgotten = any(column.name == "w" for column in shape.columns)
+        return Place(None) if forgotten else super().place(shape)
+
+
+@pytest.mark.spark
+def test_a_row_that_no_rule_takes_sets_its_table_aside(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+    pipe.follow("t, u")
+    pipe.run("INSERT INTO t VALUES (1)", "INSERT INTO u VALUES (1)")
+    middle = pipe.receive()
+    pipe.run("ALTER TABLE t ADD w int", "INSERT INTO t VALUES (2, 2), (3, 3)", "INSERT INTO u VALUES (2)")
+    end, start = pipe.receive(), pipe.replayed["t"]
+    router = ForgetfulRouter.of(pipe.tables.values())
+    followed = [Followed(table, start) for table in pipe.tables.values()]
+    before = transform(pipe.spark, pipe.log, LsnRange(start, middle), followed, router=router)
+    assert before[T].set_aside is None
+    parts = transform(pipe.spark, pipe.log, LsnRange(start, end), followed, router=router)
+    assert parts[T].set_aside == (middle, f"the log holds 2 rows of it in {middle}..{end}, of which 0 were taken")
+    assert [row["id"] for row in pipe.feed("t")] == [1]
+    assert parts[TableName("public", "u")].set_aside is None
+    assert [row["id"] for row in pipe.feed("u")] == [1, 2]
+
+
+@pytest.mark.spark
+def test_rows_are_counted_also_where_a_span_cuts_a_batch(pipe: Pipeline) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+    pipe.follow("t, u")
+    start = pipe.replayed["t"]
+    pipe.run("INSERT INTO t VALUES (1), (2)", "UPDATE t SET id = 3 WHERE id = 1")
+    middle = pipe.lsn("pg_current_wal_insert_lsn()")
+    pipe.run("INSERT INTO t VALUES (4)", "INSERT INTO u VALUES (1)", "TRUNCATE t, u")
+    end = pipe.receive()
+    (batch,) = [batch for batch in pipe.log.batches(start) if batch.transactions]
+    assert batch.start < middle < batch.end
+    t, u = (pipe.tables[name].oid for name in "tu")
+    assert rows_by_relation(pipe.log, LsnRange(start, end)) == {t: {"I": 3, "U": 1, "T": 1}, u: {"I": 1, "T": 1}}
+    assert rows_by_relation(pipe.log, LsnRange(start, middle)) == {t: {"I": 2, "U": 1}}
+    assert rows_by_relation(pipe.log, LsnRange(middle, end)) == {t: {"I": 1, "T": 1}, u: {"I": 1, "T": 1}}
+    pipe.turn(middle)
+    pipe.turn(end)
+    assert pipe.set_aside == {}
+    pipe.same("t")
+
+
+def test_segments_are_shared_out_evenly() -> None:
+    def segment(name: str, size: int) -> Segment:
+        return Segment(Path(name), size, 1, Lsn(9), Lsn(1), Lsn(int(name)), Lsn(9), 1, 1, False, datetime.now(UTC))
+
+    small = [segment(str(n), 1000) for n in range(9)]
+    assert [len(group) for group in grouped(small, 4)] == [9], "not worth more than one task"
+    large = [segment(str(n), 8 << 20) for n in range(9)]
+    assert sorted(len(group) for group in grouped(large, 4)) == [2, 2, 2, 3]
+    assert [s.path.name for group in grouped(large, 4) for s in group] == [str(n) for n in range(9)]
+
+
+@pytest.mark.parametrize("left", ["a b", "a%20b", "a%2520b", "a%b", "_pgcdc_op", "%5Fpgcdc_op", "a,b", "naïve", "a=b"])
+@pytest.mark.parametrize("right", ["a b", "a%20b", "a%2520b", "a%b", "_pgcdc_op", "%5Fpgcdc_op", "a,b", "naïve", "a=b"])
+def test_names_in_feeds_never_collide(left: str, right: str) -> None:
+    assert (feed_name(left) == feed_name(right)) == (left == right)
+    assert not set(feed_name(left)) & set(" ,;{}()\n\t=")
+    assert not feed_name(left).startswith("_pgcdc")

@@ -1,0 +1,102 @@
+"""What the watch of the catalog does to tables. No Spark, no source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pgcdc_assets.core.catalog import Catalog, Column, Leaf, PgType, Table
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import EmptyPublication
+from pgcdc_assets.flow.drift import watch
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.progress import Progress
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.settings import Settings
+from tests.flow.test_progress import OWNER, copied_at_10_applied_to_20
+
+INT = PgType(23, "int4")
+
+
+def _table(oid: int, name: str, *columns: str) -> Table:
+    made = tuple(Column(number, column, INT) for number, column in enumerate(("id", *columns), 1))
+    return Table(oid, TableName("public", name), made, key=(1,), publication_rows="1:1")
+
+
+A, B = _table(1, "a"), _table(2, "b", "v")
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Tables a and b, copied at 10 and followed."""
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(lake=tmp_path / "lake")
+    identity = OWNER
+    log = ChangeLog(settings.layout)
+    log.create(identity, Lsn(5), 1)
+    catalog = Catalog(identity, "p", 180000, (A, B))
+    work = Work(settings, catalog, log, Progress(settings.layout, catalog, log.began, log.start), Silent(), _no_spark)
+    for table in (A, B):
+        copied_at_10_applied_to_20(settings.layout, table)
+        work.progress.copying([table], Lsn(10))
+        work.progress.copied(table, Lsn(10), 1)
+    return work
+
+
+def _no_spark() -> Any:
+    raise AssertionError("nothing here needs Spark")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda: replace(B, publication_rows="1:2"),
+        lambda: replace(B, oid=3),
+        lambda: replace(B, leaves=(Leaf(7, TableName("public", "b_1"), 7),)),
+    ],
+    ids=["regained", "made anew", "attached"],
+)
+def test_a_table_set_aside_is_watched_on(work: Work, changed: Callable[[], Table]) -> None:
+    """The stream may show that rows are missing before the catalog is asked why."""
+    work.progress.put_aside(B.name, Lsn(15), "the mirror lacks a row")
+    watch(work, [A, B])
+    assert work.progress[B.name].state is TableState.SET_ASIDE
+    watch(work, [A, changed()])
+    assert work.progress[B.name].state is TableState.WAITING
+    assert work.progress[A.name].state is TableState.CATCHING_UP
+
+
+def test_a_table_set_aside_waits_for_a_word_otherwise(work: Work) -> None:
+    watch(work, [A, _table(2, "b", "w")])
+    assert work.progress[B.name].reason == 'column "v" was renamed to "w"'
+    watch(work, [A, _table(2, "b", "w", "more")])
+    assert work.progress[B.name].reason == 'column "v" was renamed to "w"'
+
+
+def test_a_table_published_meanwhile_waits_for_its_copy(work: Work) -> None:
+    new = _table(9, "new")
+    watch(work, [A, B, new])
+    assert work.progress.waiting() == [new]
+
+
+def test_an_emptied_publication_ends_the_run(work: Work) -> None:
+    with pytest.raises(EmptyPublication, match="publication p"):
+        watch(work, [])
+    watch(work, [A])
+
+
+def test_a_table_that_no_mirror_can_hold_is_not_copied(work: Work) -> None:
+    refused = replace(_table(2, "b", "V", "v"), publication_rows="1:2")
+    watch(work, [A, refused])
+    entry = work.progress[B.name]
+    assert (entry.state, entry.refused, work.progress.waiting()) == (TableState.SET_ASIDE, True, [])
+    assert "differ in case alone" in (entry.reason or "")
+    watch(work, [A, replace(B, publication_rows="1:2")])
+    assert [table.name for table in work.progress.waiting()] == [B.name], "its columns fit now"

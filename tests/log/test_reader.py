@@ -1,0 +1,238 @@
+"""The log as a table: compare-and-set, durability, reading, and noticing damage."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LogConflict, LogCorrupt, SetupNeeded
+from pgcdc_assets.log.batch import BatchWriter, Frames
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.segment import LOG_SCHEMA
+from pgcdc_assets.log.spill import SPILL, Staged
+from tests.log.streams import begin, commit, describe, frame, insert, relation, run_of
+
+WHO = Identity("7", "db", "slot")
+START = Lsn(100)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> ChangeLog:
+    log = ChangeLog(Layout(tmp_path / "lake"))
+    log.create(WHO, START, 3)
+    return log
+
+
+def _writer(log: ChangeLog) -> tuple[BatchWriter, Relations]:
+    relations = Relations()
+    for relation_id in (1, 2):
+        describe(relations, relation(relation_id, f"t{relation_id}"), 0)
+    return BatchWriter(log.path, WHO, 3, relations), relations
+
+
+def _transaction(at: int, relation_id: int = 1, number: int = 2) -> Frames:
+    payloads = [begin(at, 5), *[insert(relation_id, b"x")] * number, commit(at, at + 50)]
+    frames = Frames()
+    frames.append(run_of([frame(payload, at) for payload in payloads], 0))
+    return frames
+
+
+def test_a_new_log_stands_at_its_start(log: ChangeLog) -> None:
+    assert (log.identity, log.start, log.position(), log.timeline) == (WHO, START, START, 3)
+    assert log.batches(Lsn(0)) == []
+    assert log.segments(LsnRange(Lsn(0), Lsn(1 << 60))) == []
+    assert log.shapes(LsnRange(Lsn(0), Lsn(1 << 60))) == {}
+
+
+def test_no_log_asks_for_setup(tmp_path: Path) -> None:
+    log = ChangeLog(Layout(tmp_path))
+    assert not log.exists
+    with pytest.raises(SetupNeeded):
+        log.open()
+
+
+def test_positions_alone_add_no_file(log: ChangeLog) -> None:
+    writer, _ = _writer(log)
+    writer.advance(Lsn(200))
+    assert log.position() == 200
+    assert DeltaTable(log.path).file_uris() == []
+
+
+def test_the_position_is_compared_before_it_is_set(log: ChangeLog) -> None:
+    one, _ = _writer(log)
+    other, _ = _writer(log)
+    one.commit(_transaction(300), [], Lsn(350))
+    with pytest.raises(LogConflict, match="stands at 0/15E, not at 0/64"):
+        other.commit(_transaction(300), [], Lsn(350))
+    with pytest.raises(LogConflict):
+        other.advance(Lsn(200))
+    assert log.position() == 350
+    assert len(log.batches(Lsn(0))) == 1
+    assert sum(segment.rows for segment in log.segments(LsnRange(Lsn(0), Lsn(1000)))) == 6
+
+
+def test_batches_and_segments_by_span(log: ChangeLog) -> None:
+    writer, _ = _writer(log)
+    for at, relation_id in ((200, 1), (300, 2), (400, 1)):
+        writer.commit(_transaction(at, relation_id), [], Lsn(at + 50))
+    assert [batch.end for batch in log.batches(START)] == [250, 350, 450]
+    assert [batch.end for batch in log.batches(Lsn(250), Lsn(350))] == [350]
+    assert [batch.counts for batch in log.batches(START)] == [{1: {"I": 2}}, {2: {"I": 2}}, {1: {"I": 2}}]
+    assert [batch.others for batch in log.batches(START)] == [{"C": 1}] * 3
+    assert len(log.segments(LsnRange(Lsn(250), Lsn(350)))) == 1
+    assert len(log.segments(LsnRange(START, Lsn(450)), [1])) == 2
+    assert len(log.segments(LsnRange(START, Lsn(450)), [3])) == 0
+    assert {shape.relation_id for shape in log.shapes(LsnRange(Lsn(250), Lsn(350))).values()} == {2}
+    assert {shape.relation_id for shape in log.shapes(LsnRange(Lsn(210), Lsn(450))).values()} == {1, 2}
+
+
+def test_another_engine_reads_it(log: ChangeLog) -> None:
+    writer, _ = _writer(log)
+    writer.commit(_transaction(200), [], Lsn(250))
+    query = "SELECT kind, count(*) AS n FROM log WHERE batch_end = 250 GROUP BY kind ORDER BY kind"
+    table = QueryBuilder().register("log", DeltaTable(log.path)).execute(query).read_all()
+    assert dict(zip(table["kind"].to_pylist(), table["n"].to_pylist(), strict=True)) == {
+        "#": 1, "=": 1, "C": 1, "I": 2, "R": 1,
+    }  # fmt: skip
+
+
+def _first_file(log: ChangeLog) -> Path:
+    (segment,) = log.segments(LsnRange(START, Lsn(1000)))
+    return segment.path
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _lose_a_row(path: Path) -> None:
+    """A whole Parquet file of the very same size, with a row less: only the counts can tell."""
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, table.num_rows - 1), path)
+
+
+def _flip_a_bit(path: Path) -> None:
+    """In the middle of a value: what is read is a value still, but another."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, _cut, _lose_a_row, _flip_a_bit])
+def test_damage_is_noticed(log: ChangeLog, damage: Any) -> None:
+    writer, _ = _writer(log)
+    writer.commit(_transaction(200), [], Lsn(250))
+    assert len(log.verify(LsnRange(START, Lsn(250)))) == 1
+    damage(_first_file(log))
+    with pytest.raises(LogCorrupt):
+        ChangeLog(Layout(log.path.parent.parent)).verify(LsnRange(START, Lsn(250)))
+
+
+def test_a_summary_that_cannot_be_read_is_named(log: ChangeLog) -> None:
+    writer, _ = _writer(log)
+    writer.commit(_transaction(200), [], Lsn(250))
+    path = _first_file(log)
+    content = path.read_bytes()
+    table = pq.read_table(path)
+    spoilt = [b"{" if kind == "#" else payload for kind, payload in zip(table["kind"].to_pylist(),
+              table["payload"].to_pylist(), strict=True)]  # fmt: skip
+    pq.write_table(table.set_column(10, "payload", pa.array(spoilt, pa.binary())), path)
+    with pytest.raises(LogCorrupt, match=path.name):
+        ChangeLog(Layout(log.path.parent.parent)).batches(START)
+    path.write_bytes(content)
+    assert len(ChangeLog(Layout(log.path.parent.parent)).batches(START)) == 1
+
+
+def test_a_file_that_is_not_what_it_claims_is_not_committed(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, _ = _writer(log)
+    sealing = writer._spill.seal
+
+    def spoil(files: Any, end: Lsn) -> Any:
+        sealed = sealing(files, end)
+        table = pq.read_table(log.path / sealed[0].path)
+        pq.write_table(table.drop_columns(["xid"]), log.path / sealed[0].path)
+        return sealed
+
+    monkeypatch.setattr(writer._spill, "seal", spoil)
+    with pytest.raises(LogCorrupt):
+        writer.commit(_transaction(200), [], Lsn(250))
+    assert log.position() == START
+
+
+def test_all_is_synced_before_the_commit_and_the_commit_before_it_is_told(
+    log: ChangeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, _ = _writer(log)
+    synced: list[tuple[str, int]] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        # A segment's checksum, and with it its name, changes when its batch's end is put in.
+        place = re.sub(r"-[0-9a-f]{8}\.parquet$", "", Path(name).relative_to(log.path.parent).as_posix())
+        synced.append((place, _version(log)))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    before = _version(log)
+    writer.commit(_transaction(200), [], Lsn(250))
+    written = synced.index((f"change_log/{SPILL}/{_first_file(log).name[:32]}", before))
+    folder = synced.index(("change_log", before))
+    assert written < folder
+    assert synced[-2:] == [
+        (f"change_log/_delta_log/{before + 1:020}.json", before + 1), ("change_log/_delta_log", before + 1),
+    ]  # fmt: skip
+    assert all(version == before for _, version in synced[:-2])
+
+
+def _version(log: ChangeLog) -> int:
+    return int(DeltaTable(log.path).version())
+
+
+def test_checkpoints_are_synced_too(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, _ = _writer(log)
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    for step in range(1, 103):
+        writer.advance(Lsn(START + step))
+    assert (log.path / "_delta_log" / "_last_checkpoint").exists()
+    assert "_last_checkpoint" in synced
+    assert any("checkpoint" in name and name.endswith(".parquet") for name in synced)
+    assert ChangeLog(Layout(log.path.parent.parent)).position() == START + 102
+
+
+def test_what_a_dead_process_left_is_dropped_at_the_next_start(log: ChangeLog) -> None:
+    writer, _ = _writer(log)
+    staged = Staged()
+    writer.stage(_transaction(200), staged)
+    assert len(list((log.path / SPILL).iterdir())) == 1
+    again, _ = _writer(log)
+    assert list((log.path / SPILL).iterdir()) == []
+    again.commit(_transaction(200), [], Lsn(250))
+    assert len(log.verify(LsnRange(START, Lsn(250)))) == 1
+
+
+def test_the_schema_is_the_one_that_readers_rely_on() -> None:
+    assert LOG_SCHEMA.names == [
+        "batch_end", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "lsn", "kind", "relation_id",
+        "schema_id", "payload",
+    ]  # fmt: skip
+    assert all(field.nullable for field in LOG_SCHEMA)

@@ -1,0 +1,182 @@
+"""What is refused before the first frame: each situation told with both LSNs and the way back."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import (
+    IdentityMismatch,
+    LogAhead,
+    PgcdcError,
+    SetupNeeded,
+    SlotActive,
+    SlotAhead,
+    SlotMissing,
+)
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from pgcdc_assets.source.slot.slotstatus import identity
+from tests.fix_postgres import Database
+from tests.log.conftest import PUBLICATION, Source, content, eventually, until_event
+from tests.servers import new_server
+
+
+def _refused(source: Source, log: ChangeLog, kind: type[PgcdcError], *, highest: Lsn = ZERO) -> PgcdcError:
+    receiver = source.receiver(log, highest=highest)
+    with pytest.raises(kind) as caught:
+        until_event(receiver, "started")
+    receiver.join(5)
+    return caught.value
+
+
+def _log_at(source: Source, name: str, who: Identity, start: Lsn, timeline: int = 1) -> ChangeLog:
+    log = ChangeLog(Layout(source.folder / name))
+    log.create(who, start, timeline)
+    return log
+
+
+def test_slot_ahead_of_the_log(source: Source) -> None:
+    log = source.log()
+    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+    old = _log_at(source, "old", log.identity, log.start)
+    error = _refused(source, old, SlotAhead)
+    assert str(log.position()) in str(error)
+    assert str(old.position()) in str(error)
+    assert source.confirmed(log) == log.position()
+
+
+def test_log_ahead_of_the_source(source: Source) -> None:
+    log = source.log()
+    ahead = Lsn(source.lsn() + (1 << 30))
+    error = _refused(source, _log_at(source, "ahead", log.identity, ahead), LogAhead)
+    assert str(ahead) in str(error)
+    error = _refused(source, log, LogAhead, highest=ahead)
+    assert f"stands at {ahead} (its change log ends at {log.position()})" in str(error)
+    assert source.confirmed(log) == log.position()
+
+
+@pytest.mark.parametrize("field", ["system_identifier", "database"])
+def test_another_identity(source: Source, field: str) -> None:
+    own = source.log().identity
+    other = Identity(**{**own.__dict__, field: "elsewhere"})
+    error = _refused(source, _log_at(source, "other", other, source.lsn()), IdentityMismatch)
+    assert "elsewhere" in str(error)
+
+
+def test_a_lower_timeline(source: Source) -> None:
+    log = source.log()
+    error = _refused(source, _log_at(source, "later", log.identity, log.start, timeline=2), IdentityMismatch)
+    assert "timeline" in str(error)
+
+
+def test_two_phase_slot(source: Source) -> None:
+    slot = source.slot("tp")
+    source.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", [slot])
+    error = _refused(source, _log_at(source, "tp", identity(source.conn, slot), source.lsn()), IdentityMismatch)
+    assert "two_phase" in str(error)
+
+
+def test_missing_slot(source: Source) -> None:
+    who = identity(source.conn, source.slot("none"))
+    _refused(source, _log_at(source, "none", who, source.lsn()), SlotMissing)
+
+
+def test_missing_log(source: Source) -> None:
+    source.log()
+    _refused(source, ChangeLog(Layout(source.folder / "nowhere")), SetupNeeded)
+
+
+def test_slot_held_by_another(source: Source) -> None:
+    log = source.log()
+    with ReplicationConnection.open(source.database.conninfo, application_name="somebody else") as other:
+        other.start(log.identity.slot, log.start, [PUBLICATION])
+        error = _refused(source, log, SlotActive)
+    assert "somebody else" in str(error)
+
+
+def test_slot_held_for_a_moment_is_waited_for(source: Source) -> None:
+    log = source.log()
+    other = ReplicationConnection.open(source.database.conninfo)
+    other.start(log.identity.slot, log.start, [PUBLICATION])
+    end = source.run("INSERT INTO a VALUES (1, 'x')")
+    receiver = source.receiver(log)
+    receiver.until(end)
+    eventually(lambda: bool(source.conn.execute(_CATALOG_SESSIONS).fetchone()))
+    other.close()
+    until_event(receiver, "arrived")
+    assert len(content(log)) == 2
+
+
+_CATALOG_SESSIONS = """
+SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pgcdc%/catalog' AND datname = current_database()
+"""
+
+
+def _promoted_copy(source: Source, server: EmbeddedServer) -> EmbeddedServer:
+    """A second server from a base backup, promoted: the next timeline of the same system."""
+    folder = source.folder / "standby"
+    copy = new_server(folder, server.version)
+    folder.mkdir()
+    shutil.copytree(server.data, copy.data)
+    runner = copy.runner
+    for path in (folder, *folder.rglob("*")):
+        runner.own(path) if path.is_dir() else shutil.chown(path, *_owner(server.data))
+    (copy.data / "standby.signal").touch()
+    shutil.chown(copy.data / "standby.signal", *_owner(server.data))
+    return copy
+
+
+def _owner(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_uid, status.st_gid
+
+
+@pytest.mark.parametrize("beyond_fork", ["nothing", "log", "lake"])
+def test_a_promoted_standby_is_followed_only_before_the_fork(
+    source: Source, database: Database, beyond_fork: str
+) -> None:
+    """A lake that stands beyond the fork is refused even where its log ends before it."""
+    stands = ZERO
+    server = new_server(source.folder / "primary", database.server.version)
+    with server:
+        with Database(server, "postgres").connect() as conn:
+            own = Source(Database(server, "postgres"), conn, source.folder / "lake")
+            own.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a")
+            log = own.log()
+            own.receive(log, own.run("INSERT INTO a VALUES (1, 'x')"))
+        server.stop()
+        copy = _promoted_copy(source, server)
+        if beyond_fork != "nothing":
+            server.start(survive=False)
+            with Database(server, "postgres").connect() as conn:
+                own = Source(Database(server, "postgres"), conn, source.folder / "lake")
+                if beyond_fork == "log":
+                    own.receive(log, own.run("INSERT INTO a SELECT g, 'lost' FROM generate_series(2, 2000) g"))
+                else:
+                    stands = own.run("CREATE TABLE foreign_table AS SELECT g FROM generate_series(1, 2000) g")
+            server.stop()
+    with copy, Database(copy, "postgres").connect() as conn:
+        conn.execute("SELECT pg_promote(true, 60)")
+        new = Source(Database(copy, "postgres"), conn, source.folder / "lake")
+        end = new.run("INSERT INTO a SELECT g, 'new' FROM generate_series(10000, 15000) g")
+        if beyond_fork != "nothing":
+            assert end > stands
+            error = _refused(new, log, IdentityMismatch, highest=stands)
+            assert "timeline 2" in str(error)
+            assert str(max(stands, log.position())) in str(error)
+        else:
+            # Before the first frame: what is copied meanwhile stands beyond the fork, and above the log.
+            receiver = new.receiver(log)
+            until_event(receiver, "started")
+            assert log.timeline == 2
+            receiver.stop()
+            new.receive(log, end)
+            assert log.timeline == 2
+            assert [batch.timeline for batch in log.batches(log.start)] == [1, 2]

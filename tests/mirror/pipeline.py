@@ -1,0 +1,160 @@
+"""Source, log, feeds and mirrors in one hand: what the tests of transform and apply stand on.
+
+Mirrors begin empty at the slot's consistent point, so tables must be empty when they are followed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.feed.schema import FeedPart
+from pgcdc_assets.feed.transform import Followed, transform
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.mirror.delta.apply import apply_tables
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, create_mirror
+from pgcdc_assets.mirror.delta.tablework import Applied
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.slot.slotstatus import identity
+from tests.deltatables import commit
+from tests.fix_postgres import Database
+
+SECONDS = 30.0
+
+
+@dataclass
+class Pipeline:
+    """Publication ``p``, one slot, and the tables that :meth:`follow` found in it."""
+
+    database: Database
+    conn: psycopg.Connection[Any]
+    spark: SparkSession
+    layout: Layout
+    log: ChangeLog = field(init=False)
+    tables: dict[str, Table] = field(default_factory=dict)
+    replayed: dict[str, Lsn] = field(default_factory=dict)
+    parts: dict[str, FeedPart] = field(default_factory=dict)
+    set_aside: dict[str, tuple[Lsn, str]] = field(default_factory=dict)
+
+    def run(self, *statements: str) -> None:
+        """Each statement a transaction of its own."""
+        for statement in statements:
+            self.conn.execute(statement.encode())
+
+    def transaction(self, *statements: str) -> None:
+        with self.conn.transaction():
+            self.run(*statements)
+
+    def follow(self, tables: str) -> None:
+        """Publish tables (a list as SQL has it), make the slot, the log and the empty mirrors."""
+        # For the texts that the rows are compared by: the test server's defaults are odd on purpose.
+        self.run("SET DateStyle = ISO", "SET TimeZone = UTC", f"CREATE PUBLICATION p FOR TABLE {tables}")
+        slot = f"s_{self.database.name}"
+        start = self.lsn("(pg_create_logical_replication_slot(%s, 'pgoutput')).lsn", slot)
+        self.log = ChangeLog(self.layout)
+        self.log.create(identity(self.conn, slot), start, 1)
+        for table in read_tables(self.conn, ["p"]):
+            schema = MirrorSchema.of(table)
+            create_mirror(self.spark, self.layout.mirror(table.name), schema, {IDENTITY: self.identity.app_id()})
+            mirror = self.mirror(table.name.name)
+            commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: start})
+            self.tables[table.name.name] = table
+            self.replayed[table.name.name] = start
+
+    @property
+    def identity(self) -> Identity:
+        return self.log.identity
+
+    def mirror(self, name: str) -> Mirror:
+        return Mirror(self.layout, self.identity, TableName("public", name))
+
+    def receive(self) -> Lsn:
+        """Everything committed so far into the log; the position it then has."""
+        # A commit of another table gives the receiver a boundary above all others.
+        goal = self.lsn("pg_current_wal_insert_lsn()")
+        receiver = ReceiverProcess(
+            self.database.conninfo, self.layout, ("p",), batch_bytes=32 << 20, batch_seconds=0.1
+        )  # fmt: skip
+        receiver.start()
+        try:
+            receiver.until(goal)
+            deadline = time.monotonic() + SECONDS
+            while not any(event.name == "arrived" for event in receiver.events(0.1)):
+                assert time.monotonic() < deadline, "the receiver did not arrive"
+            receiver.join(SECONDS)
+        finally:
+            receiver.kill()
+        return self.log.position()
+
+    def derive(self, upto: Lsn, *, again: bool = False) -> dict[TableName, FeedPart]:
+        """The transform of one turn."""
+        followed = [Followed(self.tables[n], self.replayed[n]) for n in self.tables if n not in self.set_aside]
+        span = LsnRange(min(entry.after for entry in followed), upto)
+        parts = transform(self.spark, self.log, span, followed, again=again)
+        self.parts = {name.name: part for name, part in parts.items()}
+        return parts
+
+    def turn(self, upto: Lsn | None = None) -> dict[str, Applied]:
+        """Receive, transform and apply; what the apply did, by table."""
+        upto = upto or self.receive()
+        parts = self.derive(upto)
+        done = apply_tables(self.spark, self.layout, self.identity, list(parts.values()), upto)
+        for name, part in parts.items():
+            if part.set_aside is not None:
+                self.set_aside[name.name] = part.set_aside
+            else:
+                self.tables[name.name] = part.table
+                self.replayed[name.name] = upto
+        for result in done:
+            if result.set_aside is not None:
+                self.set_aside[result.table.name.name] = result.set_aside
+        return {result.table.name.name: result for result in done}
+
+    def source(self, name: str, columns: str = "*") -> list[tuple[Any, ...]]:
+        """The source's rows, sorted, every value as text."""
+        texts = ", ".join(f"{c}::text" for c in self._columns(name, columns))
+        rows = self.conn.execute(f'SELECT {texts} FROM "{name}"'.encode()).fetchall()
+        return sorted(rows, key=repr)
+
+    def mirrored(self, name: str, columns: Sequence[str] = ()) -> list[tuple[Any, ...]]:
+        """The mirror's rows, sorted, every value as text; read by another engine than the one that wrote."""
+        data = self.content(name)
+        wanted = list(columns) or [column.name for column in self.tables[name].columns]
+        texts = [data[column].cast(pa.string()).to_pylist() for column in wanted]
+        return sorted(zip(*texts, strict=True), key=repr)
+
+    def content(self, name: str) -> pa.Table:
+        query = QueryBuilder().register("m", DeltaTable(self.mirror(name).path))
+        return pa.table(query.execute("SELECT * FROM m").read_all())
+
+    def same(self, name: str) -> None:
+        assert self.mirrored(name) == self.source(name), name
+
+    def feed(self, name: str) -> list[dict[str, Any]]:
+        path = self.layout.changes(TableName("public", name))
+        order = "_pgcdc_commit_lsn, _pgcdc_ordinal"
+        query = QueryBuilder().register("f", DeltaTable(path)).execute(f"SELECT * FROM f ORDER BY {order}")
+        return list(pa.table(query.read_all()).to_pylist())
+
+    def _columns(self, name: str, columns: str) -> list[str]:
+        if columns != "*":
+            return [columns]
+        return ['"' + column.name.replace('"', '""') + '"' for column in self.tables[name].columns]
+
+    def lsn(self, expression: str, *args: Any) -> Lsn:
+        row = self.conn.execute(f"SELECT ({expression})::text".encode(), args).fetchone()
+        assert row is not None
+        return Lsn.parse(row[0])

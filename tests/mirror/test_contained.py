@@ -1,0 +1,220 @@
+"""One table's trouble in the apply is that table's: it is set aside in words, and the others go on in the same turn."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from deltalake.exceptions import DeltaError
+from pyspark.errors import AnalysisException
+
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.delta.failures import ATTEMPTS, machine_told, of_one_table, of_the_machine
+from pgcdc_assets.errors import LakeError, LogCorrupt, MachineError, ProtocolError, SourceUnavailable, SparkDied
+from pgcdc_assets.mirror.delta import apply, compaction, tablework
+from tests.deltatables import commit, live_files
+from tests.mirror.pipeline import Pipeline
+from tests.mirror.test_apply import pipe
+
+__all__ = ["pipe"]
+
+
+@pytest.mark.parametrize("error", [
+    LakeError("is damaged"), ProtocolError("a text is none of its type"), FileNotFoundError(2, "no", "/lake/x"),
+    MemoryError(), PermissionError(13, "no"), ValueError("Karl"), OSError("Karl"), OSError("gone (os error 2)"),
+])  # fmt: skip
+def test_failures_of_one_table(error: Exception) -> None:
+    told = of_one_table(error)
+    assert told
+    assert "Karl" not in told
+
+
+@pytest.mark.parametrize("error", [
+    LogCorrupt("a segment is damaged"), SourceUnavailable("gone"), SparkDied("ended"), KeyboardInterrupt(),
+    OSError(28, "No space left on device"), OSError(122, "Disk quota exceeded"), OSError(24, "Too many open files"),
+    OSError("Generic LocalFileSystem error: No space left on device (os error 28)"), ConnectionRefusedError(111, "no"),
+    AnalysisException("Job aborted: java.io.IOException: No space left on device"),
+    TimeoutError(), TypeError("a fault of this program"), DeltaError("unknown"),
+])  # fmt: skip
+def test_failures_of_everybody(error: BaseException) -> None:
+    assert of_one_table(error) is None
+
+
+def test_what_the_machine_refuses_is_told_in_words() -> None:
+    told = of_the_machine(OSError(28, "No space left on device", "/lake/t/part-1.parquet"))
+    assert isinstance(told, MachineError)
+    assert "No space left on device" in str(told)
+
+
+@pytest.mark.parametrize("error", [
+    OSError(28, "No space left on device", "/lake/t/part-1.parquet"),
+    MachineError("No space left on device", thing="lake"),
+    OSError("Generic LocalFileSystem error: No space left on device (os error 28)"),
+    AnalysisException("Job aborted: java.io.IOException: No space left on device"),
+])  # fmt: skip
+def test_a_full_disk_is_told_with_its_folder(error: Exception) -> None:
+    with pytest.raises(MachineError) as told, machine_told(Path("/srv/lake")):
+        raise error
+    assert "No space left on device" in told.value.what
+    assert "/srv/lake" in str(told.value.thing)
+    assert "make room" in str(told.value)
+
+
+def _files(pipe: Pipeline, name: str) -> list[Path]:
+    folder = pipe.mirror(name).path
+    return [folder / added.path for added in live_files(folder)]
+
+
+def _garble(path: Path) -> None:
+    """Its pages, and not its footer."""
+    held = bytearray(path.read_bytes())
+    held[8 : len(held) // 2] = bytes(255 - byte for byte in held[8 : len(held) // 2])
+    path.write_bytes(held)
+
+
+@pytest.mark.spark
+def test_broken_mirrors_keep_no_other_from_its_turn(pipe: Pipeline) -> None:
+    names = ["sound", "emptied", "removed", "garbled", "vector", "retyped", "dropped", "taken", "feed"]
+    for name in names:
+        pipe.run(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
+    pipe.follow(", ".join(names))
+    for name in names:
+        pipe.run(f"INSERT INTO {name} SELECT g, 'v' || g FROM generate_series(1, 2000) g")
+    pipe.turn()
+    for name in names:
+        pipe.run(f"UPDATE {name} SET v = 'new' WHERE id < 10")
+    pipe.turn()
+    before = {name: pipe.replayed[name] for name in names}
+
+    _files(pipe, "emptied")[0].write_bytes(b"")
+    for path in _files(pipe, "removed"):
+        path.unlink()
+    for path in _files(pipe, "garbled"):
+        _garble(path)
+    for path in pipe.mirror("vector").path.glob("deletion_vector_*.bin"):
+        path.write_bytes(path.read_bytes()[:-1])
+    at = {name: f"delta.`{pipe.mirror(name).path}`" for name in names}
+    columns = "id, CAST(id AS string) AS v, _pgcdc_commit_lsn, _pgcdc_commit_ts, _pgcdc_raw"
+    pipe.spark.sql(f"SELECT {columns} FROM {at['retyped']}").withColumnRenamed("v", "w").selectExpr(
+        "id", "CAST(w AS int) AS v", "_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw"
+    ).write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(pipe.mirror("retyped").path))
+    pipe.spark.sql(f"ALTER TABLE {at['dropped']} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    pipe.spark.sql(f"ALTER TABLE {at['dropped']} DROP COLUMN v")
+    pipe.spark.sql(f"ALTER TABLE {at['taken']} ADD COLUMNS (`EXTRA` int)")
+    pipe.run("ALTER TABLE taken ADD COLUMN extra int")
+    for name in names:
+        pipe.run(f"UPDATE {name} SET v = 'newer' WHERE id BETWEEN 5 AND 20", f"INSERT INTO {name} VALUES (3000, 'x')")
+    upto = pipe.receive()
+    parts = pipe.derive(upto)
+    for file in pipe.parts["feed"].files:
+        _garble(pipe.layout.changes(pipe.mirror("feed").name) / file.name)
+    known = {pipe.tables[name].name: pipe.tables[name] for name in names}
+    done = apply.apply_tables(pipe.spark, pipe.layout, pipe.identity, list(parts.values()), upto, known)
+    found = {result.table.name.name: result.set_aside for result in done}
+    expected = {
+        "emptied": r"part-.*\.parquet: cannot be read", "removed": r"part-.*\.parquet: cannot be read: No such file",
+        "garbled": "cannot be read", "vector": r"deletion_vector_.*\.bin: is damaged", "feed": "cannot be read",
+        "retyped": "holds column 'v' as another type", "dropped": "has no column 'v' any more",
+        "taken": "Spark refuses",
+    }  # fmt: skip
+    assert found.pop("sound") is None
+    assert {name for name, told in found.items() if told} == set(expected)
+    for name, pattern in expected.items():
+        told = found[name]
+        assert told is not None
+        assert told[0] == before[name]
+        assert re.search(pattern, told[1]), told
+        assert "Traceback" not in told[1]
+    pipe.same("sound")
+
+
+@pytest.mark.spark
+def test_a_column_of_another_hand_is_left_empty(pipe: Pipeline) -> None:
+    """Whatever is in the turn: the feed's files lack it, so they are not the mirror's."""
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
+    pipe.follow("t, u")
+    pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+    pipe.turn()
+    path = pipe.mirror("t").path
+    pipe.spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS (note string)")
+    pipe.spark.sql(f"UPDATE delta.`{path}` SET note = 'mine'")
+    pipe.run("INSERT INTO t VALUES (3, 'c')", "INSERT INTO u VALUES (1)")
+    done = pipe.turn()
+    assert done["t"].foreign == ("note",)
+    assert done["u"].foreign == ()
+    pipe.run("UPDATE t SET v = 'B' WHERE id = 2")
+    pipe.turn()
+    assert pipe.set_aside == {}
+    pipe.same("t")
+    pipe.same("u")
+    assert pipe.mirrored("t", ["id", "note"]) == [("1", "mine"), ("2", None), ("3", None)]
+
+
+@pytest.mark.spark
+def test_a_mirror_that_is_mapped_is_not_given_the_feeds_files(pipe: Pipeline) -> None:
+    """Whatever its names are now: its files call the columns otherwise."""
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pipe.follow("t")
+    path = pipe.mirror("t").path
+    pipe.spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    pipe.spark.sql(f"ALTER TABLE delta.`{path}` RENAME COLUMN v TO w")
+    pipe.spark.sql(f"ALTER TABLE delta.`{path}` RENAME COLUMN w TO v")
+    pipe.run("INSERT INTO t VALUES (1, 'a')")
+    upto = pipe.receive()
+    work = tablework.Work.of(pipe.layout, pipe.identity, pipe.derive(upto)[pipe.mirror("t").name], upto)
+    assert work is not None
+    assert not work.linkable
+    pipe.turn()
+    assert pipe.set_aside == {}
+    pipe.same("t")
+
+
+@pytest.mark.spark
+def test_small_files_that_cannot_be_merged(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
+    pipe.follow("t, u")
+    for number in range(4):
+        pipe.run(*(f"INSERT INTO {name} VALUES ({number}, 'v')" for name in "tu"))
+        pipe.turn()
+    _files(pipe, "t")[0].unlink()
+    monkeypatch.setattr(apply, "LOOK_EVERY", 1)
+    monkeypatch.setattr(compaction, "MOST_SMALL", 2)
+    pipe.run(*(f"INSERT INTO {name} VALUES (9, 'v')" for name in "tu"))
+    done = pipe.turn()
+    assert done["u"].set_aside is None
+    assert len(_files(pipe, "u")) == 1
+    told = done["t"].set_aside
+    assert told is not None
+    assert told[0] == done["t"].replay_lsn
+    assert re.search(r"part-.*\.parquet: cannot be read: No such file", told[1])
+    pipe.same("u")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("times", [1, ATTEMPTS])
+def test_a_lost_race_sets_nothing_aside(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Another writer commits to the mirror while a turn is at work on it, once or each time."""
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
+    pipe.follow("t, u")
+    left = [times]
+
+    def meanwhile(point: FaultPoint) -> None:
+        passed(point)
+        if point in (FaultPoint.LINK_COMMITTING, FaultPoint.MERGE_COMMITTING) and left[0] > 0:
+            left[0] -= 1
+            commit(pipe.mirror("t").path, [], "append", {f"other-{point}": times - left[0]})
+
+    monkeypatch.setattr(tablework, "passed", meanwhile)
+    for change in ("INSERT INTO {} VALUES (1, 'a'), (2, 'b')", "UPDATE {} SET v = 'c' WHERE id = 2"):
+        left[0] = times
+        pipe.run(change.format("t"), change.format("u"))
+        stood = pipe.replayed["t"]
+        done = pipe.turn()
+        assert pipe.set_aside == {}
+        pipe.same("u")
+        if done["t"].outrun:
+            assert times == ATTEMPTS
+            pipe.replayed["t"] = stood
+            assert not pipe.turn()["t"].outrun
+        pipe.same("t")

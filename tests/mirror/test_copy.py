@@ -1,0 +1,361 @@
+"""Copies end to end: a real server, tables of every kind, psycopg's rows against delta-rs's."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from psycopg import sql
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
+from pgcdc_assets.mirror.delta import copy
+from pgcdc_assets.mirror.delta.copy import TABLES_PER_JOB, CopyReport, copy_tables
+from pgcdc_assets.mirror.delta.copyblock import BlockReader
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.source.catalog.tables import read_catalog
+from pgcdc_assets.source.snapshot.export import exported_snapshot
+from tests.deltatables import commit
+from tests.fix_postgres import Database
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SOURCE = Identity("7000000000000000001", "shop", "pgcdc")
+
+
+@dataclass
+class Copying:
+    """A source database and a lake."""
+
+    spark: SparkSession
+    database: Database
+    layout: Layout
+
+    def run(self, ddl: str, *params: Any) -> None:
+        with self.database.connect() as conn:
+            conn.execute(ddl.encode(), params or None)
+
+    def copy(self, *names: TableName, also: Callable[[], None] | None = None) -> list[CopyReport]:
+        """Copy them (``also`` happens between the snapshot and the copy), and return the reports."""
+        reports: list[CopyReport] = []
+        with exported_snapshot(self.database.conninfo, names) as snapshot:
+            with snapshot.reading() as conn:
+                catalog = read_catalog(conn, SOURCE, ["p"])
+            if also is not None:
+                also()
+            tables = [table for table in catalog.tables if table.name in names]
+            assert len(tables) == len(names)
+            failed = copy_tables(
+                self.spark, self.database.conninfo, tables, self.layout, SOURCE, snapshot, reports.append
+            )
+            for error in failed.values():
+                raise error
+        return sorted(reports, key=lambda report: report.table)
+
+    def mirror(self, name: TableName) -> Mirror:
+        return Mirror(self.layout, SOURCE, name)
+
+    def rows(self, name: TableName) -> pa.Table:
+        """The mirror as delta-rs reads it."""
+        table = DeltaTable(self.layout.mirror(name))
+        return pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
+
+    def source(self, query: str) -> list[tuple[Any, ...]]:
+        options = "-c TimeZone=UTC -c DateStyle=ISO -c bytea_output=hex -c IntervalStyle=postgres"
+        with self.database.connect(options=options) as conn:
+            return conn.execute(query.encode()).fetchall()
+
+
+def tuples(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    return list(zip(*(table[name].to_pylist() for name in columns), strict=True))
+
+
+@pytest.fixture
+def copying(spark: SparkSession, database: Database, tmp_path: Path) -> Iterator[Copying]:
+    return Copying(spark, database, Layout(tmp_path / "lake"))  # type: ignore[return-value]
+
+
+pytestmark = pytest.mark.spark
+
+WIDE = """
+CREATE TABLE wide (
+    id bigint PRIMARY KEY, b bool, i2 smallint, i4 int, f4 real, f8 float8, n numeric(38, 10), free numeric,
+    d date, ts timestamp, tz timestamptz, t text, v varchar(10), u uuid, j jsonb, raw bytea, ints int[], texts text[],
+    nums numeric(6, 2)[], span interval, gen int GENERATED ALWAYS AS (i2 * 2) STORED
+);
+INSERT INTO wide VALUES
+(1, true, -32768, 2147483647, 'NaN', 'Infinity', 1234567890123456789012345678.0123456789, 'NaN', '0001-01-01',
+ '9999-12-31 23:59:59.999999', '2024-02-29 12:00:00.000001+05:45', E'a,"b"\\n\\\\N\\r\\t', '', gen_random_uuid(),
+ '{"k": "ü🦆"}', '\\x00ff', '{1,NULL,3}', ARRAY['', 'NULL', NULL, 'a"b\\c', ','], '{1.50}', '1 mon 2 days'),
+(2, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
+(3, false, 0, 0, -0.0, 5e-324, 'NaN', 1e40, 'infinity', '-infinity', '0044-03-15 00:00:00+00 BC', '\\.', ' ',
+ NULL, 'null', '', '{}', '{{a,b},{c,d}}', '{NaN}', '-00:00:01');
+CREATE PUBLICATION p FOR TABLE wide;
+"""
+
+
+def test_every_type_as_the_source_has_it(copying: Copying) -> None:
+    copying.run(WIDE)
+    name = TableName("public", "wide")
+    (report,) = copying.copy(name)
+    assert (report.table, report.rows, report.version) == (name, 3, 1)
+    found = sorted(copying.rows(name).to_pylist(), key=lambda row: int(row["id"]))
+    first, empty, odd = found
+    exact = ("id", "b", "i2", "i4", "n", "d", "ts", "tz", "t", "v", "raw", "ints", "texts", "nums")
+    (expected,) = copying.source(f"SELECT {', '.join(exact)} FROM wide WHERE id = 1")
+    assert tuple(first[name] for name in exact) == expected
+    (texts,) = copying.source("SELECT free::text, u::text, j::text, span::text FROM wide WHERE id = 1")
+    assert (first["free"], first["u"], first["j"], first["span"]) == texts
+    assert str(first["f4"]) == "nan"
+    assert first["f8"] == float("inf")
+    assert {value for name, value in empty.items() if name != "id" and not name.startswith("_pgcdc")} == {None}
+    assert dict(odd["_pgcdc_raw"]) == {
+        "n": "NaN", "d": "infinity", "ts": "-infinity", "tz": "0044-03-15 00:00:00+00 BC",
+        "texts": "{{a,b},{c,d}}", "nums": "{NaN}",
+    }  # fmt: skip
+    assert (odd["n"], odd["d"], odd["texts"], odd["nums"]) == (None, None, None, None)
+    assert (odd["t"], odd["v"], odd["j"], odd["raw"], odd["ints"]) == ("\\.", " ", "null", b"", [])
+    assert odd["f8"] == 5e-324
+    assert first["_pgcdc_raw"] is None
+    assert [row["_pgcdc_commit_lsn"] for row in found] == [report.consistent_point] * 3
+    assert [row["_pgcdc_commit_ts"] for row in found] == [None] * 3
+    by_spark = copying.spark.read.format("delta").load(str(copying.layout.mirror(name))).toArrow().sort_by("id")
+    assert tuples(by_spark, exact) == [tuple(row[name] for name in exact) for row in found]
+
+
+def test_positions_and_empty_tables(copying: Copying) -> None:
+    copying.run("CREATE TABLE empty (id int PRIMARY KEY); CREATE TABLE bare (); INSERT INTO bare DEFAULT VALUES; "
+                "CREATE TABLE one (t text); INSERT INTO one VALUES (NULL), (''), (NULL), ('x'); "
+                "CREATE PUBLICATION p FOR TABLE empty, bare, one WITH (publish = 'insert, truncate')")  # fmt: skip
+    names = [TableName("public", name) for name in ("bare", "empty", "one")]
+    reports = copying.copy(*names)
+    assert [(report.rows, report.files) for report in reports] == [(1, 1), (0, 0), (4, 1)]
+    assert len({report.consistent_point for report in reports}) == 1
+    for name in names:
+        mirror = copying.mirror(name)
+        assert mirror.snapshot_lsn == mirror.replay_lsn == reports[0].consistent_point
+    assert Counter(copying.rows(names[2])["t"].to_pylist()) == {None: 2, "": 1, "x": 1}
+
+
+ODD = TableName("Odd Schema/100%", "Sel\"ect 'ü🦆' =;")
+
+
+def test_odd_names(copying: Copying) -> None:
+    columns = ["two words", "a,b", "Größe 🦆", "q\"uo'te`d", "select", "a.b", "tab\there", "x=y"]
+    listed = sql.SQL(", ").join(sql.SQL("{} text").format(sql.Identifier(name)) for name in columns)
+    with copying.database.connect() as conn:
+        conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(ODD.schema)))
+        table = sql.Identifier(ODD.schema, ODD.name)
+        conn.execute(sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, {})").format(table, listed))
+        conn.execute(sql.SQL("INSERT INTO {} SELECT g, {} FROM generate_series(1, 5) g").format(
+            table, sql.SQL(", ").join(sql.SQL("{} || g").format(sql.Literal(name)) for name in columns)))  # fmt: skip
+        conn.execute(sql.SQL("CREATE PUBLICATION p FOR TABLE {}").format(table))
+    (report,) = copying.copy(ODD)
+    assert report.rows == 5
+    for row in copying.rows(ODD).to_pylist():
+        assert [row[name] for name in columns] == [f"{name}{row['id']}" for name in columns]
+    # Once more over a mapped mirror, with fewer rows.
+    with copying.database.connect() as conn:
+        conn.execute(sql.SQL("DELETE FROM {} WHERE id > 2").format(table))
+    (again,) = copying.copy(ODD)
+    assert again.version == report.version + 1
+    assert sorted(tuples(copying.rows(ODD), ["id", "a,b"])) == [(1, "a,b1"), (2, "a,b2")]
+
+
+def test_multisets_keep_their_duplicates(copying: Copying) -> None:
+    copying.run("CREATE TABLE log (a int, b text); ALTER TABLE log REPLICA IDENTITY FULL; "
+                "INSERT INTO log SELECT g % 3, CASE WHEN g % 2 = 0 THEN 'x' END FROM generate_series(1, 60) g; "
+                "CREATE PUBLICATION p FOR TABLE log")  # fmt: skip
+    name = TableName("public", "log")
+    copying.copy(name)
+    found = copying.rows(name)
+    assert Counter(tuples(found, ["a", "b"])) == Counter(copying.source("SELECT a, b FROM log"))
+    assert len(set(found["_pgcdc_row"].to_pylist())) == 60
+    by_row = {(row["a"], row["b"]): row["_pgcdc_hash"] for row in found.to_pylist()}
+    assert len(set(by_row.values())) == len(by_row) == len({*tuples(found, ["a", "b", "_pgcdc_hash"])})
+
+
+def test_partitions_land_in_their_roots_mirror(copying: Copying) -> None:
+    copying.run("CREATE TABLE sales (id int, region text, PRIMARY KEY (id, region)) PARTITION BY LIST (region); "
+                "CREATE TABLE sales_eu PARTITION OF sales FOR VALUES IN ('eu'); "
+                'CREATE TABLE "Sales US" PARTITION OF sales FOR VALUES IN (\'us\'); '
+                "CREATE TABLE sales_none PARTITION OF sales FOR VALUES IN ('none'); "
+                "CREATE TABLE bare (id int) PARTITION BY RANGE (id); "
+                "INSERT INTO sales SELECT g, CASE WHEN g % 2 = 0 THEN 'eu' ELSE 'us' END FROM generate_series(1, 9) g; "
+                "CREATE PUBLICATION p FOR TABLE sales, bare")  # fmt: skip
+    sales, bare = TableName("public", "sales"), TableName("public", "bare")
+    names = [sales] if len(copying_tables(copying)) == 1 else [sales, bare]
+    reports = {report.table: report.rows for report in copying.copy(*names)}
+    assert reports[sales] == 9
+    assert reports.get(bare, 0) == 0
+    expected = copying.source(
+        "SELECT id, region, CASE region WHEN 'eu' THEN 'public.sales_eu' ELSE 'public.\"Sales US\"' END FROM sales"
+    )
+    assert sorted(tuples(copying.rows(sales), ["id", "region", "_pgcdc_leaf"])) == sorted(expected)
+
+
+def copying_tables(copying: Copying) -> Sequence[Table]:
+    with copying.database.connect() as conn:
+        return read_catalog(conn, SOURCE, ["p"]).tables
+
+
+def test_many_pieces_hold_every_row_once(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy, "SMALLEST_PIECE", 64 << 10)
+    copying.run("CREATE TABLE big (id int PRIMARY KEY, t text); "
+                "INSERT INTO big SELECT g, repeat(md5(g::text), 3) FROM generate_series(1, 20000) g; "
+                "DELETE FROM big WHERE id % 7 = 0; ANALYZE big; "
+                + "".join(f"CREATE TABLE s{at} (id int PRIMARY KEY); INSERT INTO s{at} VALUES ({at}); "
+                          for at in range(30))
+                + "CREATE PUBLICATION p FOR ALL TABLES")  # fmt: skip
+    names = [TableName("public", "big"), *(TableName("public", f"s{at}") for at in range(30))]
+    reports = {report.table.name: report for report in copying.copy(*names)}
+    assert len(reports) == 31
+    assert reports["big"].files > 4
+    assert all(reports[f"s{at}"].files == 1 for at in range(30))
+    found = copying.rows(names[0])
+    assert sorted(tuples(found, ["id", "t"])) == sorted(copying.source("SELECT id, t FROM big"))
+    assert copying.rows(names[8])["id"].to_pylist() == [7]
+    # The statistics tell files apart without reading them.
+    table = DeltaTable(copying.layout.mirror(names[0]))
+    told = pa.table(table.get_add_actions(flatten=True))
+    assert sum(told["num_records"].to_pylist()) == found.num_rows
+    assert min(told["min.id"].to_pylist()) == 1
+
+
+def test_rows_are_those_of_the_snapshot(copying: Copying) -> None:
+    copying.run("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 10); "
+                "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
+    name = TableName("public", "t")
+    copying.copy(name, also=lambda: copying.run("INSERT INTO t VALUES (11); DELETE FROM t WHERE id < 5"))
+    assert sorted(copying.rows(name)["id"].to_pylist()) == list(range(1, 11))
+
+
+def test_a_copy_again_is_a_new_generation(copying: Copying) -> None:
+    copying.run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'), (2, 'b'); "
+                "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
+    name = TableName("public", "t")
+    (first,) = copying.copy(name)
+    mirror = copying.mirror(name)
+    assert mirror.generation_app_id is not None
+    # Something was applied since, with a deletion vector; all of it goes.
+    commit(mirror.path, [], "append", {mirror.generation_app_id: first.consistent_point + 1})
+    copying.spark.sql(f"DELETE FROM delta.`{mirror.path}` WHERE id = 1").collect()
+    copying.run("UPDATE t SET v = 'c' WHERE id = 2; INSERT INTO t VALUES (3, NULL)")
+    (again,) = copying.copy(name)
+    now = copying.mirror(name)
+    assert now.snapshot_lsn == now.replay_lsn == again.consistent_point > first.consistent_point
+    assert sorted(tuples(copying.rows(name), ["id", "v"])) == [(1, "a"), (2, "c"), (3, None)]
+    # An emptied table empties the mirror.
+    copying.run("TRUNCATE t")
+    (empty,) = copying.copy(name)
+    assert (empty.rows, empty.files, copying.rows(name).num_rows) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ("ALTER TABLE t DROP v, ADD w numeric(5, 1) DEFAULT 2.5, ALTER id TYPE int", ["id", "w"]),
+        ('ALTER TABLE t RENAME v TO "odd, name"', ["id", "odd, name"]),
+        ("ALTER TABLE t DROP v; TRUNCATE t", ["id"]),
+    ],
+)
+def test_other_columns_come_in_one_commit(copying: Copying, change: str, names: list[str]) -> None:
+    copying.run("CREATE TABLE t (id bigint PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'), (2, 'b'); "
+                "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
+    name = TableName("public", "t")
+    copying.copy(name)
+    copying.run(change)
+    (again,) = copying.copy(name)
+    mirror = copying.mirror(name)
+    assert mirror.delta is not None
+    assert mirror.delta.configuration["delta.enableDeletionVectors"] == "true"
+    assert mirror.version == again.version
+    assert mirror.snapshot_lsn == again.consistent_point
+    found = copying.rows(name)
+    assert found.column_names == [*names, "_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw"]
+    columns = ", ".join(f'"{column}"' for column in names)
+    assert sorted(tuples(found, names)) == sorted(copying.source(f"SELECT {columns} FROM t"))
+    assert not list((copying.layout.own / "copy").iterdir())
+    # And once more, now that the columns agree.
+    (third,) = copying.copy(name)
+    assert third.rows == again.rows
+    assert copying.rows(name).num_rows == again.rows
+
+
+def test_one_tables_failure_is_not_the_others(copying: Copying) -> None:
+    copying.run('CREATE TABLE good (id int PRIMARY KEY); INSERT INTO good VALUES (1); '
+                'CREATE TABLE bad ("Id" int PRIMARY KEY, id int); INSERT INTO bad VALUES (1, 2); '
+                "CREATE PUBLICATION p FOR TABLE good, bad")  # fmt: skip
+    good, bad = TableName("public", "good"), TableName("public", "bad")
+    with pytest.raises(LakeError, match="differ in case"):
+        copying.copy(good, bad)
+    assert copying.rows(good)["id"].to_pylist() == [1]
+    assert not copying.mirror(bad).exists
+
+
+def test_small_tables_do_not_wait_for_all_the_others(copying: Copying) -> None:
+    """One is locked until the first have landed, which ends its copy after some seconds where it takes longer."""
+    names = [TableName("public", f"small{number:02}") for number in range(2 * TABLES_PER_JOB)]
+    for name in names:
+        copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")
+    copying.run("CREATE PUBLICATION p FOR ALL TABLES")
+    landed: list[CopyReport] = []
+    with copying.database.connect() as conn, exported_snapshot(copying.database.conninfo, names) as snapshot:
+        with snapshot.reading() as reading:
+            tables = read_catalog(reading, SOURCE, ["p"]).tables
+        conn.execute(f"BEGIN; LOCK TABLE {names[0]}".encode())
+
+        def land(report: CopyReport) -> None:
+            landed.append(report)
+            if len(landed) == TABLES_PER_JOB:
+                conn.execute("COMMIT")
+
+        failed = copy_tables(copying.spark, copying.database.conninfo, tables, copying.layout, SOURCE, snapshot, land)
+    assert not failed
+    assert sorted(report.table for report in landed) == names
+    assert names[0] in {report.table for report in landed[TABLES_PER_JOB:]}
+
+
+def test_a_table_rewritten_meanwhile_is_not_committed_and_the_others_are(copying: Copying) -> None:
+    copying.run("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); "
+                "CREATE TABLE u (id int PRIMARY KEY); INSERT INTO u VALUES (1); CREATE PUBLICATION p FOR TABLE t, u")
+    name, other = TableName("public", "t"), TableName("public", "u")
+    with pytest.raises(CopyOutdated, match=r"public\.t"):
+        copying.copy(name, other, also=lambda: copying.run("TRUNCATE t"))
+    assert copying.mirror(name).snapshot_lsn is None
+    assert copying.rows(other)["id"].to_pylist() == [1]
+
+
+def test_text_that_is_no_utf8_is_told_without_the_row() -> None:
+    table = Table(1, TableName("public", "t"), ())
+    table = replace(table, columns=(_text_column(),))
+    reader = BlockReader(table, ("_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw"), 5)
+    secret = secrets.token_hex(8)
+    for block in (b'"\xff' + secret.encode() + b'"\n', f'"{secret}","more"\n'.encode()):
+        with pytest.raises(PgcdcError) as caught:
+            reader.columns(block, None)
+        assert secret not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+def _text_column() -> Any:
+    from pgcdc_assets.core.catalog import Column, PgType
+
+    return Column(1, "t", PgType(25, "text"))
+
+
+def test_the_lsn_type_survives(copying: Copying) -> None:
+    copying.run("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    (report,) = copying.copy(TableName("public", "t"))
+    assert isinstance(report.consistent_point, Lsn)

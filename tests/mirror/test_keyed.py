@@ -1,0 +1,157 @@
+"""Net effects on cases written by hand: one per rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pgcdc_assets.errors import MergeMismatch
+from pgcdc_assets.feed.schema import FeedColumn
+from pgcdc_assets.mirror.net.keyed import after_truncates, collapse
+from tests.feed.feed_rows import COLUMNS, feed_rows
+
+
+def net(*events: tuple[Any, ...], columns: Sequence[FeedColumn] = COLUMNS) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = collapse(feed_rows(events), columns, masked=(3,)).to_pylist()
+    return rows
+
+
+def essence(row: dict[str, Any]) -> tuple[Any, ...]:
+    origin = row["_pgcdc_origin"]
+    return (row["_pgcdc_op"], row["id"], row["_pgcdc_present"], row["b"], row["c"], row["_pgcdc_masked_3"],
+            origin and origin["id"])  # fmt: skip
+
+
+def test_the_last_image_of_a_key_wins() -> None:
+    rows = net(("I", 1, "x", "y"), ("U", 1, "x2", "y"), ("I", 2, "p", "q"))
+    assert [essence(row) for row in rows] == [
+        ("U", 1, False, "x2", "y", False, None),
+        ("U", 2, False, "p", "q", False, None),
+    ]
+
+
+def test_order_of_rows_in_files_does_not_matter() -> None:
+    events = feed_rows([("I", 1, "x", "y"), ("U", 1, "x2", "y"), ("D", 1)])
+    reverse = events.take(pa.array([2, 1, 0]))
+    assert collapse(reverse, COLUMNS).num_rows == 0
+
+
+def test_delete_of_an_older_row_and_a_row_that_was_only_passing() -> None:
+    rows = net(("D", 1), ("I", 2, "x", "y"), ("D", 2))
+    assert [essence(row) for row in rows] == [("D", 1, True, None, None, False, None)]
+
+
+def test_delete_then_insert_is_an_update_of_the_target_row() -> None:
+    assert [essence(row) for row in net(("D", 1), ("I", 1, "x", "y"))] == [("U", 1, True, "x", "y", False, None)]
+
+
+def test_key_change_is_a_delete_and_an_insert() -> None:
+    assert sorted(essence(row) for row in net(("M", 1, 2, "x", "y"))) == [
+        ("D", 1, True, None, None, False, None),
+        ("U", 2, False, "x", "y", False, None),
+    ]
+
+
+def test_swap_through_a_temporary_value() -> None:
+    rows = net(("M", 1, 9, "x", None, True), ("M", 2, 1, "p", "q"), ("M", 9, 2, "x", None, True))
+    assert [essence(row) for row in sorted(rows, key=lambda row: row["id"])] == [
+        ("U", 1, True, "p", "q", False, None),
+        ("U", 2, True, "x", None, True, 1),
+    ]
+
+
+def test_unchanged_value_comes_from_an_earlier_image_of_the_row() -> None:
+    rows = net(("U", 1, "x", "big"), ("U", 1, "x2", None, True), ("U", 1, "x3", None, True))
+    assert [essence(row) for row in rows] == [("U", 1, True, "x3", "big", False, None)]
+
+
+def test_unchanged_value_that_no_image_holds_stays_in_the_target() -> None:
+    rows = net(("U", 1, "x", None, True), ("U", 1, "x2", None, True))
+    assert [essence(row) for row in rows] == [("U", 1, True, "x2", None, True, None)]
+
+
+def test_unchanged_value_follows_the_row_to_its_new_key() -> None:
+    rows = net(("U", 1, "x", "big"), ("M", 1, 2, "x", None, True))
+    assert ("U", 2, False, "x", "big", False, None) in [essence(row) for row in rows]
+
+
+def test_unchanged_value_that_no_image_holds_is_looked_up_under_the_old_key() -> None:
+    rows = net(("M", 1, 2, "x", None, True))
+    assert ("U", 2, False, "x", None, True, 1) in [essence(row) for row in rows]
+
+
+def test_unchanged_value_never_crosses_a_delete() -> None:
+    """The row now on key 2 is the one that was on key 1; X belonged to another."""
+    rows = net(("U", 2, "x", "X"), ("D", 2), ("M", 1, 2, "y", None, True))
+    assert ("U", 2, True, "y", None, True, 1) in [essence(row) for row in rows]
+
+
+def test_a_row_that_returns_to_its_key_needs_no_look_up() -> None:
+    rows = net(("M", 1, 2, "x", None, True), ("M", 2, 1, "x", None, True))
+    assert [essence(row) for row in rows] == [("U", 1, True, "x", None, True, None)]
+
+
+def test_text_that_does_not_fit_follows_its_value() -> None:
+    events = feed_rows([("U", 1, "x", None, False, {"c": "infinity"}), ("U", 1, "x2", None, True, {"b": "odd"})])
+    row = collapse(events, COLUMNS, masked=(3,)).to_pylist()[0]
+    assert sorted(row["_pgcdc_raw"]) == [("b", "odd"), ("c", "infinity")]
+    assert row["_pgcdc_masked_3"] is False
+
+
+def test_text_of_an_overwritten_value_is_dropped() -> None:
+    events = feed_rows([("U", 1, "x", None, False, {"c": "infinity"}), ("U", 1, "x2", "fits")])
+    assert collapse(events, COLUMNS).to_pylist()[0]["_pgcdc_raw"] is None
+
+
+def test_keys_that_do_not_fit_their_type_are_told_apart_by_text() -> None:
+    events = feed_rows([("I", None, "x", "y", False, {"id": "inf"}), ("I", None, "p", "q", False, {"id": "-inf"})])
+    assert collapse(events, COLUMNS).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [("I", 1, "x", "y"), ("I", 1, "x", "y")],
+        [("D", 1), ("U", 1, "x", "y")],
+        [("D", 1), ("D", 1)],
+        [("I", 2, "x", "y"), ("M", 1, 2, "x", "y")],
+    ],
+)
+def test_changes_that_contradict_each_other_are_refused(events: list[tuple[Any, ...]]) -> None:
+    with pytest.raises(MergeMismatch, match="contradict"):
+        net(*events)
+
+
+def test_half_a_key_change_is_refused() -> None:
+    with pytest.raises(MergeMismatch, match="half"):
+        collapse(feed_rows([("M", 1, 2, "x", "y")]).slice(0, 1), COLUMNS)
+
+
+def test_truncate_drops_what_came_before() -> None:
+    left = after_truncates(feed_rows([("I", 1, "x", "y"), ("T",), ("I", 2, "p", "q"), ("T",), ("I", 3, "r", "s")]))
+    assert left.truncated
+    assert left.events["id"].to_pylist() == [3]
+
+
+def test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf() -> None:
+    events = feed_rows([("I", 1, "x", "y"), ("I", 2, "x", "y"), ("T",), ("I", 3, "x", "y")])
+    events = events.append_column("_pgcdc_leaf", pa.array(["a", "b", "a", "a"]))
+    left = after_truncates(events)
+    assert (left.truncated, left.leaves, left.events["id"].to_pylist()) == (False, ("a",), [2, 3])
+
+
+def test_no_events_are_an_empty_source() -> None:
+    events = feed_rows([("I", 1, "x", "y")]).slice(0, 0)
+    assert collapse(events, COLUMNS, masked=(3,)).num_rows == 0
+
+
+def test_an_array_may_be_a_key() -> None:
+    """Equal lists are one key; an empty one, one of NULL and the NULL of a value that does not fit are three."""
+    events = feed_rows([("I", place, "x", "y") for place in range(4)] + [("D", 0)])
+    keys = pa.array([[1, 2], [], [None], None, [1, 2]], pa.list_(pa.int32()))
+    table = events.set_column(events.schema.get_field_index("id"), "id", keys)
+    rows = collapse(table, COLUMNS).to_pylist()
+    assert [row["id"] for row in rows] == [[], [None], None]

@@ -1,0 +1,265 @@
+"""What a merge looks for in the target, and what it does where the target differs: by hand, one per rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyroaring import BitMap64
+
+from pgcdc_assets.delta.datafile import DataFile
+from pgcdc_assets.delta.log import Added
+from pgcdc_assets.delta.vectors import write_vectors
+from pgcdc_assets.errors import MergeMismatch
+from pgcdc_assets.feed.schema import FeedColumn
+from pgcdc_assets.mirror.delta import match
+from pgcdc_assets.mirror.delta.match import HOLDS, LACKS, TWICE, Merged, merge_keyed, merge_multiset
+from pgcdc_assets.mirror.delta.rowgroups import RowGroup, Target, wanted
+from pgcdc_assets.mirror.net.keyed import collapse
+from pgcdc_assets.mirror.net.multiset import net_rows
+from tests.feed.feed_rows import COLUMNS, SCHEMA, feed_rows
+
+OWN = pa.schema([SCHEMA.field(name) for name in ("_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw")])
+VALUES = pa.schema([SCHEMA.field(name) for name in ("id", "b", "c")])
+LEAF, HASH, ROW = (
+    pa.field("_pgcdc_leaf", pa.string()),
+    pa.field("_pgcdc_hash", pa.int64()),
+    pa.field("_pgcdc_row", pa.string()),
+)
+
+
+@dataclass
+class Held:
+    """Files of a target in a folder, each row a dict; missing columns are NULL."""
+
+    folder: Path
+    more: Sequence[pa.Field] = ()
+    files: list[Added] = field(default_factory=list)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([*VALUES, *OWN, *self.more])
+
+    def file(self, *rows: dict[str, Any], gone: Sequence[int] = (), group: int = 2) -> None:
+        with DataFile(self.folder, self.schema) as file:
+            for start in range(0, len(rows), group):
+                part = pa.Table.from_pylist(list(rows[start : start + group]), self.schema)
+                file.write(part.columns)
+            report = file.finish()
+        assert report is not None
+        action: dict[str, Any] = {"path": report.path, "stats": report.stats}
+        if gone:
+            (action["deletionVector"],) = write_vectors(self.folder, [BitMap64(gone)])
+        self.files.append(Added(report.path, report.size, report.rows, None, len(gone), action))
+
+    @property
+    def target(self) -> Target:
+        return Target(self.folder, self.schema, tuple(self.schema.names), tuple(self.files))
+
+    def gone(self, merged: Merged) -> list[list[int]]:
+        """Positions, file by file."""
+        return [sorted(merged.gone.get(file.path, BitMap64())) for file in self.files]
+
+
+def row(key: Any, b: str = "b", c: str = "c", **more: Any) -> dict[str, Any]:
+    return {"id": key, "b": b, "c": c, **more}
+
+
+@dataclass(frozen=True)
+class Done(Merged):
+    """With the rows that came."""
+
+    written: list[pa.Table] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for table in self.written for row in table.to_pylist()]
+
+    @classmethod
+    def of(cls, merged: Merged, written: list[pa.Table]) -> Done:
+        return cls(merged.gone, merged.inserted, merged.updated, merged.deleted, written)
+
+
+def merge(held: Held, *events: tuple[Any, ...], leaves: Sequence[str] = (), masked: Sequence[int] = (3,)) -> Done:
+    written: list[pa.Table] = []
+    source = feed_rows(events)
+    if held.more:
+        source = source.append_column("_pgcdc_leaf", pa.array(["a"] * source.num_rows))
+    source = collapse(source, COLUMNS, masked)
+    return Done.of(merge_keyed(held.target, source, COLUMNS, masked, leaves, written.append), written)
+
+
+def essence(done: Done) -> list[tuple[Any, ...]]:
+    return sorted((found["id"], found["b"], found["c"]) for found in done.rows)
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Held:
+    return Held(tmp_path)
+
+
+def test_rows_that_change_go_and_come_again(held: Held) -> None:
+    held.file(row(1), row(2), row(3))
+    held.file(row(4), row(5))
+    merged = merge(held, ("U", 2, "x", "y"), ("D", 5), ("I", 9, "p", "q"))
+    assert essence(merged) == [(2, "x", "y"), (9, "p", "q")]
+    assert held.gone(merged) == [[1], [1]]
+    assert (merged.inserted, merged.updated, merged.deleted) == (1, 1, 1)
+
+
+def test_a_changed_row_that_is_not_there_is_told(held: Held) -> None:
+    held.file(row(1), row(2), gone=[1])
+    for event in (("U", 2, "x", "y"), ("D", 3), ("M", 2, 7, "x", "y")):
+        with pytest.raises(MergeMismatch, match=LACKS):
+            merge(held, event)
+
+
+def test_an_arriving_row_that_is_there_is_told(held: Held) -> None:
+    held.file(row(1), row(2), gone=[1])
+    with pytest.raises(MergeMismatch, match=HOLDS):
+        merge(held, ("I", 1, "x", "y"))
+    assert essence(merge(held, ("I", 2, "x", "y"))) == [(2, "x", "y")], "the one that was there is gone"
+
+
+def test_a_row_that_is_there_twice_is_told(held: Held) -> None:
+    held.file(row(1))
+    held.file(row(1))
+    with pytest.raises(MergeMismatch, match=TWICE):
+        merge(held, ("U", 1, "x", "y"))
+
+
+def test_a_value_that_was_not_sent_is_kept(held: Held) -> None:
+    held.file(row(1, c="old 1"), row(2, c="old 2"), row(3, c="old 3"))
+    merged = merge(held, ("U", 3, "x", None, True), ("U", 1, "y", "sent"))
+    assert essence(merged) == [(1, "y", "sent"), (3, "x", "old 3")]
+
+
+def test_a_value_that_was_not_sent_is_looked_up_under_the_key_of_before(held: Held) -> None:
+    held.file(row(1, c="old 1"), row(2, c="old 2"))
+    merged = merge(held, ("M", 1, 9, "x", None, True), ("M", 2, 1, "y", None, True))
+    assert essence(merged) == [(1, "y", "old 2"), (9, "x", "old 1")]
+    assert held.gone(merged) == [[0, 1]]
+    assert (merged.inserted, merged.updated, merged.deleted) == (1, 1, 1)
+
+
+def test_a_text_goes_with_its_value(held: Held) -> None:
+    """What does not fit stands in ``_pgcdc_raw``: kept with a value that is kept, dropped with one that is not."""
+    held.file(row(1, _pgcdc_raw=[("c", "odd c"), ("b", "odd b")]), row(2, _pgcdc_raw=[("c", "odd 2")]))
+    merged = merge(held, ("U", 1, "x", None, True, {"id": "new"}), ("U", 2, "y", "sent"))
+    assert {found["id"]: found["_pgcdc_raw"] and dict(found["_pgcdc_raw"]) for found in merged.rows} == {
+        1: {"c": "odd c", "id": "new"},
+        2: None,
+    }
+
+
+def test_many_kept_values_are_written_as_they_are_found(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(match, "GIVEN_BYTES", 1)
+    held.file(*(row(key, c=f"old {key}") for key in range(6)))
+    merged = merge(
+        held, ("U", 4, "x", None, True), ("U", 0, "y", None, True), ("U", 2, "z", "sent"), ("I", 9, "n", "n")
+    )
+    assert [table.num_rows for table in merged.written] == [1, 1, 2]
+    assert essence(merged) == [(0, "y", "old 0"), (2, "z", "sent"), (4, "x", "old 4"), (9, "n", "n")]
+
+
+def test_truncated_leaves_are_emptied(held: Held) -> None:
+    """A key of a row that they held may arrive again; rows of other leaves are looked at as ever."""
+    held = Held(held.folder, (LEAF,))
+    held.file(row(1, _pgcdc_leaf="a"), row(2, _pgcdc_leaf="b"), row(3, _pgcdc_leaf="a"))
+    merged = merge(held, ("I", 1, "x", "y"), leaves=["a"])
+    assert essence(merged) == [(1, "x", "y")]
+    assert held.gone(merged) == [[0, 2]]
+    assert (merged.inserted, merged.updated, merged.deleted) == (0, 1, 1)
+    with pytest.raises(MergeMismatch, match=HOLDS):
+        merge(held, ("I", 2, "x", "y"), leaves=["a"])
+    assert held.gone(merge(held, leaves=["a"])) == [[0, 2]], "with nothing that comes"
+
+
+def test_a_column_that_the_file_lacks_is_null(held: Held) -> None:
+    narrow = pa.schema([field for field in held.schema if field.name != "c"])
+    with DataFile(held.folder, narrow) as file:
+        file.write(pa.Table.from_pylist([{"id": 1, "b": "b"}], narrow).columns)
+        report = file.finish()
+    assert report is not None
+    held.files.append(Added(report.path, report.size, 1, None, 0, {"stats": report.stats}))
+    assert essence(merge(held, ("U", 1, "x", None, True))) == [(1, "x", None)]
+
+
+def test_only_row_groups_that_may_hold_a_key_are_read(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    held.file(*(row(key) for key in range(10)))
+    held.file(*(row(key) for key in range(10, 20)))
+    read: list[tuple[str, int]] = []
+    original = RowGroup.read
+
+    def noted(self: RowGroup, names: Sequence[str]) -> pa.Table:
+        read.append((self.path, self.start))
+        return original(self, names)
+
+    monkeypatch.setattr(RowGroup, "read", noted)
+    merge(held, ("U", 13, "x", "y"), ("I", 77, "p", "q"))
+    assert read == [(held.files[1].path, 2)]
+
+
+def test_texts_prune_by_their_code_points(held: Held) -> None:
+    held.file(row(1, b="Z"), row(2, b="a\x00"), row(3, b="a"), row(4, b="é"), group=2)
+    held.file(row(5, b="x" * 100), row(6, b="\U0001f600"), row(7, b="\uffee"), group=1)
+    for number, text in ((1, "Z"), (2, "a\x00"), (3, "a"), (4, "é"), (6, "\U0001f600"), (7, "\uffee")):
+        assert number in looked_at(held, text)
+    assert looked_at(held, "A", "M") == []
+    assert looked_at(held, "\U0001f600") == [6]
+
+
+def looked_at(held: Held, *texts: str) -> list[int]:
+    """The ids of the row groups that may hold one of the texts."""
+    groups = held.target.groups(wanted({"b": pa.array(texts)}))
+    return [number for group in groups for number in group.read(["id"])["id"].to_pylist()]
+
+
+def test_a_null_prunes_nothing() -> None:
+    assert wanted({"id": pa.array([1, None])}) == {}
+    assert wanted({"id": pa.array([1.5])}) == {}
+    assert wanted({"id": pa.array(["b", "a", "b"])})["id"].tolist() == ["a", "b"]
+    assert wanted({"id": pa.array([3, 1, 3], pa.int16())})["id"].tolist() == [1, 3]
+
+
+# Rows without a key -----------------------------------------------------------------------------
+
+BAG = (FeedColumn("id", "id", 1, False), FeedColumn("b", "b", 2, False), FeedColumn("c", "c", 3, False))
+
+
+def bag_row(b: str | None, number: int, hash_: int = 5, c: str | None = "c") -> dict[str, Any]:
+    return {"id": 1, "b": b, "c": c, "_pgcdc_hash": hash_, "_pgcdc_row": f"r{number}"}
+
+
+def take(held: Held, *rows: tuple[str | None, int]) -> Done:
+    """Delete rows (b, hash), each once."""
+    written: list[pa.Table] = []
+    events = feed_rows([("D", 1) for _ in rows])
+    for name, values, kind in (("b", [b for b, _ in rows], pa.string()), ("c", ["c"] * len(rows), pa.string())):
+        events = events.set_column(events.schema.get_field_index(name), name, pa.array(values, kind))
+    events = events.append_column(HASH, pa.array([hash_ for _, hash_ in rows], pa.int64()))
+    events = events.append_column(ROW, pa.array([None] * len(rows), pa.string()))
+    return Done.of(merge_multiset(held.target, net_rows(events, BAG), BAG, (), written.append), written)
+
+
+def test_as_many_copies_go_as_are_taken_away(tmp_path: Path) -> None:
+    held = Held(tmp_path, (HASH, ROW))
+    held.file(bag_row("x", 3), bag_row("y", 1, 6), bag_row("x", 2), gone=[])
+    held.file(bag_row("x", 1), bag_row("x", 0), gone=[1])
+    merged = take(held, ("x", 5), ("x", 5))
+    assert held.gone(merged) == [[0, 2], []], "any two of those that are there"
+    assert merged.deleted == 2
+    with pytest.raises(MergeMismatch, match=LACKS):
+        take(held, *[("x", 5)] * 4)
+
+
+def test_rows_that_share_a_hash_are_told_apart(tmp_path: Path) -> None:
+    held = Held(tmp_path, (HASH, ROW))
+    held.file(bag_row("x", 0), bag_row(None, 1), bag_row("z", 2))
+    assert held.gone(take(held, (None, 5))) == [[1]]
+    with pytest.raises(MergeMismatch, match=LACKS):
+        take(held, ("w", 5))

@@ -1,0 +1,191 @@
+"""Mirrors: columns, names, properties, positions; what Spark makes and both engines read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from pyspark.errors import AnalysisException
+
+from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.errors import IdentityMismatch, LakeError
+from pgcdc_assets.mirror.delta.mirror import (
+    IDENTITY,
+    Mirror,
+    MirrorSchema,
+    create_mirror,
+    needs_column_mapping,
+    refusal,
+    sql_path,
+)
+from tests.deltatables import commit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+IDENTITY_1 = Identity("7000000000000000001", "shop", "pgcdc")
+TEXT = PgType(25, "text")
+INT8 = PgType(20, "int8")
+ODD_NAMES = ["plain", "two words", "q'uo\"te`d\\", "größe 🦆", "a%2Fb=c", "a/b:c*[d]{e}?#", "~\n\t"]
+
+
+def table_of(*names: str, **kwargs: object) -> Table:
+    columns = tuple(Column(at, name, TEXT) for at, name in enumerate(names, 1))
+    return Table(16384, TableName("public", "t"), columns, **kwargs)  # type: ignore[arg-type]
+
+
+def made(spark: SparkSession, root: Path, table: Table) -> Mirror:
+    layout = Layout(root)
+    create_mirror(spark, layout.mirror(table.name), MirrorSchema.of(table), {IDENTITY: IDENTITY_1.app_id()})
+    return Mirror(layout, IDENTITY_1, table.name)
+
+
+def written(mirror: Mirror, schema: MirrorSchema, columns: list[pa.Array]) -> FileReport:
+    with DataFile(mirror.path, mirror.physical(schema)) as file:
+        file.write(columns)
+        report = file.finish()
+    assert report is not None
+    return report
+
+
+@pytest.mark.parametrize("name", ["a b", "a,b", "a;b", "{a", "a)", "a=b", "a\tb", "a\nb"])
+def test_names_that_delta_refuses_are_mapped(name: str) -> None:
+    assert needs_column_mapping(["id", name])
+
+
+@pytest.mark.parametrize("name", ["a.b", "Select", "a`b", 'a"b', "größe", "🦆", "a/b", "a%20b", "a'b", "$"])
+def test_other_names_stand_as_they_are(name: str) -> None:
+    assert not needs_column_mapping(["id", name])
+
+
+def test_own_columns_follow_the_kind_of_table() -> None:
+    plain = MirrorSchema.of(table_of("id", key=(1,))).arrow.names
+    assert plain == ["id", "_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw"]
+    assert MirrorSchema.of(table_of("id", key=(1,), partitioned=True)).arrow.names[-1] == "_pgcdc_leaf"
+    assert MirrorSchema.of(table_of("id", replica_identity="f")).arrow.names[-2:] == ["_pgcdc_row", "_pgcdc_hash"]
+
+
+@pytest.mark.parametrize(("names", "word"), [(("Id", "id"), "case"), (("_pgcdc_raw",), "itself")])
+def test_tables_that_delta_cannot_hold_are_refused(names: tuple[str, ...], word: str) -> None:
+    table = table_of(*names)
+    assert word in (refusal(table) or "")
+    with pytest.raises(LakeError, match=word):
+        MirrorSchema.of(table)
+
+
+def test_absent_mirror(tmp_path: Path) -> None:
+    mirror = Mirror(Layout(tmp_path), IDENTITY_1, TableName("public", "t"))
+    assert not mirror.exists
+    assert (mirror.version, mirror.snapshot_lsn, mirror.replay_lsn, mirror.generation_app_id) == (-1, None, None, None)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_values_come_back_under_their_names(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    table = Table(16384, TableName(f"s {name}", name), (Column(1, "id", INT8), Column(2, name, TEXT)), key=(1,))
+    schema = MirrorSchema.of(table)
+    mirror = made(spark, tmp_path, table)
+    assert mirror.holds(schema)
+    ids, texts = pa.array([1, 2, 3]), pa.array(["x", None, "z"])
+    report = written(mirror, schema, [ids, texts, pa.array([9, 9, 9]), pa.nulls(3, schema.arrow.field(3).type),
+                                      pa.nulls(3, schema.arrow.field(4).type)])  # fmt: skip
+    version = commit(mirror.path, [report], "append", {mirror.snapshot_app_id: 9})
+    by_spark = spark.read.format("delta").load(str(mirror.path)).toArrow().sort_by("id")
+    assert by_spark[name].to_pylist() == ["x", None, "z"]
+    found = QueryBuilder().register("t", DeltaTable(mirror.path)).execute("SELECT * FROM t ORDER BY id").read_all()
+    by_rust = pa.table(found)
+    assert by_rust[name].to_pylist() == ["x", None, "z"]
+    assert by_rust.column_names == schema.arrow.names
+    again = Mirror(Layout(tmp_path), IDENTITY_1, table.name)
+    assert (again.version, again.snapshot_lsn, again.replay_lsn) == (version, 9, 9)
+
+
+@pytest.mark.spark
+def test_properties_and_positions(spark: SparkSession, tmp_path: Path) -> None:
+    table = table_of("id", key=(1,))
+    mirror = made(spark, tmp_path, table)
+    assert mirror.delta is not None
+    told = mirror.delta.configuration
+    assert told["delta.enableDeletionVectors"] == "true"
+    assert "delta.columnMapping.mode" not in told
+    assert "typeWidening" not in mirror.delta.features
+    assert mirror.exists
+    assert mirror.snapshot_lsn is None
+    commit(mirror.path, [], "append", {mirror.snapshot_app_id: 100})
+    copied = Mirror(Layout(tmp_path), IDENTITY_1, table.name)
+    assert copied.generation_app_id == IDENTITY_1.app_id("64")
+    commit(mirror.path, [], "append", {copied.generation_app_id: 150})
+    applied = Mirror(Layout(tmp_path), IDENTITY_1, table.name)
+    assert (applied.snapshot_lsn, applied.replay_lsn) == (100, 150)
+    # A new copy is a new generation: what was applied to the old one counts no more.
+    commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 120})
+    anew = Mirror(Layout(tmp_path), IDENTITY_1, table.name)
+    assert (anew.snapshot_lsn, anew.replay_lsn) == (120, 120)
+
+
+@pytest.mark.spark
+def test_a_table_of_somebody_else_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    table = table_of("id")
+    made(spark, tmp_path, table)
+    other = Identity(IDENTITY_1.system_identifier, "other", "pgcdc")
+    with pytest.raises(IdentityMismatch, match="other"):
+        _ = Mirror(Layout(tmp_path), other, table.name).exists
+
+
+@pytest.mark.spark
+def test_commits_by_delta_rs_keep_deletion_vectors_and_survive_checkpoints(spark: SparkSession, tmp_path: Path) -> None:
+    table = Table(1, TableName("public", "t"), (Column(1, "id", INT8),), key=(1,))
+    schema = MirrorSchema.of(table)
+    mirror = made(spark, tmp_path, table)
+
+    def rows(start: int) -> FileReport:
+        ids = pa.array(range(start, start + 10), pa.int64())
+        return written(mirror, schema, [ids, pa.nulls(10, pa.int64()), *(pa.nulls(10, schema.arrow.field(i).type)
+                                                                       for i in (2, 3))])  # fmt: skip
+
+    commit(mirror.path, [rows(0)], "append", {"a": 1})
+    spark.sql(f"DELETE FROM {sql_path(mirror.path)} WHERE id < 5").collect()
+    for number in range(2, 4):
+        commit(mirror.path, [rows(number * 10)], "append", {"a": number})
+    DeltaTable(mirror.path).create_checkpoint()
+    ids = sorted(row.id for row in spark.read.format("delta").load(str(mirror.path)).collect())
+    assert ids == [*range(5, 10), *range(20, 40)]
+    assert DeltaTable(mirror.path).transaction_version("a") == 3
+    # An overwrite takes files with deletion vectors away too.
+    commit(mirror.path, [rows(70)], "overwrite", {"a": 4})
+    assert sorted(row.id for row in spark.read.format("delta").load(str(mirror.path)).collect()) == [*range(70, 80)]
+
+
+@pytest.mark.spark
+def test_a_mirror_that_a_dead_run_began_is_made(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark makes the folder of Delta's log, writes a draft of the first commit, then names it."""
+    log = tmp_path / "t" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / ".00000000000000000000.json.0a1b.tmp").write_text("{}")
+    create_mirror(spark, log.parent, MirrorSchema.of(table_of("id", key=(1,))), {})
+    assert DeltaTable(log.parent).version() == 0
+
+
+@pytest.mark.spark
+def test_a_copy_whose_log_a_power_cut_took_begins_anew(spark: SparkSession, tmp_path: Path) -> None:
+    """The names of its files were on disk, that of Delta's folder was not. Spark refuses a folder with files in it."""
+    left = tmp_path / "t" / f"part-{uuid4().hex}.parquet"
+    left.parent.mkdir()
+    pq.write_table(pa.table({"id": [1]}), left)
+    create_mirror(spark, left.parent, MirrorSchema.of(table_of("id", key=(1,))), {})
+    assert DeltaTable(left.parent).version() == 0
+    assert not left.exists()
+    theirs = tmp_path / "u" / "rows.parquet"
+    theirs.parent.mkdir()
+    pq.write_table(pa.table({"id": [1]}), theirs)
+    with pytest.raises(AnalysisException):
+        create_mirror(spark, theirs.parent, MirrorSchema.of(table_of("id", key=(1,))), {})
+    assert theirs.exists(), "what nobody here has written is nobody's here to delete"

@@ -1,0 +1,173 @@
+"""Commits of other hands on a mirror: which of them changed its rows, and how its INT96 files are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.commit import commit_files
+from pgcdc_assets.delta.datafile import DataFile, in_int96, read_footer
+from pgcdc_assets.delta.failures import ATTEMPTS, again_after_lost_races
+from pgcdc_assets.errors import CommitLost, LakeError
+from pgcdc_assets.lake import Lake
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema
+from pgcdc_assets.mirror.delta.othercommits import change_since, seen
+from pgcdc_assets.mirror.delta.settlement import Settlement
+from pgcdc_assets.mirror.delta.upkeep import without_int96
+from pgcdc_assets.points.points import ConsistentPoints
+from tests.delta.test_commit import OWNER
+from tests.deltatables import live_files, opened
+from tests.history.mirror import make
+
+NAME = TableName("public", "t")
+TABLE = Table(1, NAME, (Column(1, "id", PgType(20, "int8")), Column(2, "at", PgType(1184, "timestamptz"))), key=(1,))
+SCHEMA = MirrorSchema.of(TABLE)
+TIMES = [datetime.fromisoformat(f"{text}+00:00") for text in (
+    "0001-01-01 00:00:00", "1500-01-01 12:00:00.000001", "1969-12-31 23:59:59.999999", "2300-01-01 00:00:00.500000",
+    "9999-12-31 23:59:59.999999",
+)]  # fmt: skip
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Mirror:
+    """Copied at 100, ids 0 to 4, one of which is deleted since."""
+    mirror = Mirror(Layout(tmp_path), OWNER, NAME)
+    make(mirror, SCHEMA, {IDENTITY: OWNER.app_id()})
+    with DataFile(mirror.path, mirror.again().physical(SCHEMA)) as file:
+        file.write(_rows().columns)
+        report = file.finish()
+    assert report is not None
+    commit_files(opened(mirror.path), [report], "append", {mirror.snapshot_app_id: 100})
+    return mirror
+
+
+def _rows() -> pa.Table:
+    none = {field.name: pa.nulls(len(TIMES), field.type) for field in SCHEMA.arrow}
+    return pa.table({**none, "id": pa.array(range(len(TIMES))), "at": pa.array(TIMES)}).cast(SCHEMA.arrow)
+
+
+def as_spark_writes_it(mirror: Mirror) -> int:
+    """What a user's OPTIMIZE makes of the mirror: the same rows, timestamps as INT96."""
+    path = mirror.path / "part-00000-c000.snappy.parquet"
+    pq.write_table(_rows(), path, use_deprecated_int96_timestamps=True, store_schema=False)
+    table = opened(mirror.path)
+    actions: list[dict[str, Any]] = [{"commitInfo": {"operation": "OPTIMIZE", "engineInfo": "Apache-Spark/4.2.0"}}]
+    actions += [{"remove": {"path": file.path, "dataChange": False, "deletionTimestamp": 1}} for file in table.files]
+    actions.append({"add": {
+        "path": path.name, "partitionValues": {}, "size": path.stat().st_size, "modificationTime": 1,
+        "dataChange": False, "stats": f'{{"numRecords":{len(TIMES)}}}',
+    }})  # fmt: skip
+    log = mirror.path / "_delta_log" / f"{table.number + 1:020}.json"
+    log.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    return table.number + 1
+
+
+HANDS: dict[str, tuple[Callable[[DeltaTable], Any], str | None]] = {
+    "comment": (lambda t: t.alter.set_table_description("mine"), None),
+    "property": (lambda t: t.alter.set_table_properties({"delta.appendOnly": "false"}), None),
+    "OPTIMIZE": (lambda t: t.optimize.z_order(["id"]), None),
+    "DELETE": (lambda t: t.delete("id = 3"), "changed its rows"),
+    "UPDATE": (lambda t: t.update({"id": "9"}, predicate="id = 3"), "changed its rows"),
+    "nothing": (lambda t: t.delete("id = 77"), None),
+}
+
+
+@pytest.mark.parametrize("name", HANDS)
+def test_what_a_commit_of_another_hand_did(mirror: Mirror, name: str) -> None:
+    hand, what = HANDS[name]
+    before = opened(mirror.path).number
+    hand(DeltaTable(mirror.path))
+    told = change_since(mirror.path, OWNER.app_id(), before)
+    assert told == (what and f"{name} by delta-rs:py-1.6.6 {what} (version {before + 1})")
+    # Ours on top does not hide it, and a new copy ends it.
+    commit_files(opened(mirror.path), [], "append", {OWNER.app_id("64"): 200})
+    assert change_since(mirror.path, OWNER.app_id(), before) == told
+    commit_files(opened(mirror.path), [], "overwrite", {mirror.snapshot_app_id: 300})
+    assert change_since(mirror.path, OWNER.app_id(), before) is None
+
+
+def test_a_commit_that_says_it_changes_no_rows_is_counted(mirror: Mirror) -> None:
+    version = opened(mirror.path).number
+    files = [{"add": file.action | {"dataChange": False}} for file in live_files(mirror.path)]
+    removed = [{"remove": {"path": one["add"]["path"], "dataChange": False}} for one in files]
+    info = {"commitInfo": {"operation": "OPTIMIZE", "engineInfo": "another"}}
+    assert seen(mirror.path, OWNER.app_id(), {version: [info, *removed, *files]}).change is None
+    told = seen(mirror.path, OWNER.app_id(), {version: [info, *removed]}).change
+    assert told == f"OPTIMIZE by another made 0 rows of 5 (version {version})"
+
+
+def test_timestamps_as_spark_writes_them_are_read_right(mirror: Mirror, tmp_path: Path) -> None:
+    """By readers of points, and by what looks into files; maintenance writes them anew, and delta-rs must not."""
+    version = as_spark_writes_it(mirror)
+    points, settlement = ConsistentPoints(Layout(tmp_path)), Settlement(Layout(tmp_path), OWNER.app_id())
+    points.publish(Lsn(100), {NAME: version}, settlement.settle({NAME: version}))
+    read = Lake(tmp_path).at().arrow(NAME)
+    assert sorted(read["at"].to_pylist()) == TIMES
+    now = mirror.again()
+    groups = now.target(TABLE, live_files(mirror.path)).groups({})
+    assert [group.read(["at"])["at"].to_pylist() for group in groups] == [TIMES]
+
+    DeltaTable(mirror.path).optimize.z_order(["id"])
+    told = change_since(mirror.path, OWNER.app_id(), version)
+    assert told is not None
+    assert "wrote timestamps anew that it reads wrong before 1678 and after 2261" in told
+
+    commit_files(opened(mirror.path), [], "overwrite", {mirror.snapshot_app_id: 300})
+    version = as_spark_writes_it(mirror)
+    assert without_int96(now, TABLE) == 1
+    assert change_since(mirror.path, OWNER.app_id(), version) is None
+    assert not any(in_int96(read_footer(mirror.path / file.path)) for file in live_files(mirror.path))
+    assert sorted(pa.table(QueryBuilder().register("t", DeltaTable(mirror.path)).execute("SELECT at FROM t").read_all())
+                  ["at"].to_pylist()) == TIMES  # fmt: skip
+    assert without_int96(now, TABLE) == 0
+
+
+def test_a_point_says_whose_rows_another_hand_changed(mirror: Mirror, tmp_path: Path) -> None:
+    points, settlement = ConsistentPoints(Layout(tmp_path)), Settlement(Layout(tmp_path), OWNER.app_id())
+    for lsn in (100, 200):
+        version = opened(mirror.path).number
+        positions = settlement.settle({NAME: version})
+        points.publish(Lsn(lsn), {NAME: version}, positions, settlement.changed)
+        DeltaTable(mirror.path).delete("id = 3")
+    lake = Lake(tmp_path)
+    assert (lake.at(100).tables, lake.at(200).tables, lake.tables) == ([NAME], [], [])
+    assert len(lake.at(100).arrow(NAME)) == 5
+    for refused in (lake.at(200).arrow, lake.at(200).path):
+        with pytest.raises(LakeError, match="is not what the source has: DELETE by delta-rs"):
+            refused(NAME)
+    # The next run, too, sees it from what is promised on; and a copy ends it.
+    again = Settlement(Layout(tmp_path), OWNER.app_id())
+    again.recover([NAME], points)
+    assert again.changed.keys() == set()
+    commit_files(opened(mirror.path), [], "overwrite", {mirror.snapshot_app_id: 300})
+    settlement.settle({NAME: opened(mirror.path).number})
+    assert settlement.changed == {}
+
+
+def test_a_step_is_tried_again_after_lost_races_and_after_nothing_else() -> None:
+    tries: list[Exception] = []
+
+    def step(*errors: Exception) -> int:
+        tries.append(errors[len(tries)] if len(tries) < len(errors) else LookupError())
+        if isinstance(tries[-1], LookupError):
+            return len(tries)
+        raise tries[-1]
+
+    assert again_after_lost_races(lambda: step(*[CommitLost("first")] * (ATTEMPTS - 1))) == ATTEMPTS
+    for error, count in ((CommitLost("first"), ATTEMPTS), (LakeError("is damaged"), 1)):
+        tries.clear()
+        with pytest.raises(LakeError, match=error.what):
+            again_after_lost_races(lambda error=error: step(*[error] * 9))  # type: ignore[misc]
+        assert len(tries) == count

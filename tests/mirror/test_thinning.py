@@ -1,0 +1,250 @@
+"""Versions that go between those that are promised: the others stay what they were, for every reader."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.log import DeltaLog, hinted
+from pgcdc_assets.delta.recovery import recover
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, create_mirror
+from pgcdc_assets.mirror.delta.thinning import Passing, passing
+from tests.delta.test_commit import OWNER, SCHEMA, Rows
+from tests.history.mirror import make
+
+NAME = TableName("public", "t")
+NOW, HOUR = timedelta(0), timedelta(hours=1)
+
+
+def mirror_of(lake: Path) -> Mirror:
+    return Mirror(Layout(lake), OWNER, NAME)
+
+
+def made(lake: Path) -> Rows:
+    shutil.rmtree(lake / "public", ignore_errors=True)
+    mirror = mirror_of(lake)
+    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.logRetentionDuration": "interval 30 days"})
+    return Rows(mirror.path)
+
+
+def grown(rows: Rows, versions: int) -> None:
+    """Each version has a row more, and one row less of each of the last two."""
+    for _ in range(versions):
+        number = len(rows.history)
+        rows.change([3 * number, 3 * number + 1, 3 * number + 2], {3 * number - 1, 3 * number - 5} & rows.held)
+
+
+def aged(rows: Rows, upto: int) -> None:
+    """The commits up to a version are of two hours ago."""
+    past = time.time() - 7200
+    for commit in (rows.path / "_delta_log").glob("*.json"):
+        if int(commit.stem) <= upto:
+            os.utime(commit, (past, past))
+
+
+def thinned(lake: Path, promised: set[int], grace: timedelta = NOW) -> Passing:
+    found = passing(mirror_of(lake), promised, grace)
+    found.delete()
+    return found
+
+
+def data_files(rows: Rows) -> int:
+    return sum(file.suffix in (".parquet", ".bin") for file in rows.path.rglob("*") if "_delta_log" not in str(file))
+
+
+def assert_reads(rows: Rows, versions: set[int]) -> None:
+    """By our own reader and by delta-rs, each from the log alone."""
+    for version in versions:
+        assert rows.read(version) == sorted(rows.history[version - 1])
+        assert DeltaLog(rows.path).at(version).number == version
+
+
+@given(st.integers(1, 45), st.lists(st.sets(st.integers(1, 60), max_size=6), min_size=1, max_size=3), st.data())
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+def test_promised_versions_stay_and_what_lies_between_goes(
+    tmp_path: Path, first: int, rounds: list[set[int]], data: st.DataObject
+) -> None:
+    """Again and again, while the table goes on: also a handle that stood anywhere sees the newest then."""
+    rows = made(tmp_path)
+    promised: set[int] = set()
+    asleep: list[DeltaLog] = []
+    for number, wanted in enumerate(rounds):
+        for _ in range(first if number == 0 else 12):
+            grown(rows, 1)
+            if data.draw(st.booleans()):
+                asleep.append(DeltaLog(rows.path))
+                asleep[-1].newest()
+        newest = rows.delta.number
+        # A promise may be taken back, and never comes again for what has gone.
+        promised = {version for version in wanted if version in promised or version > newest - 12 or number == 0}
+        promised = {version for version in promised if version <= newest}
+        found = thinned(tmp_path, promised)
+        assert hinted(rows.path / "_delta_log") >= found.whole_from or found.whole_from == 0
+        assert_reads(rows, promised | {newest})
+        below = set(range(1, found.whole_from)) - promised
+        for version in list(below)[:3]:
+            with pytest.raises(LakeError):
+                DeltaLog(rows.path).at(version)
+        for log in asleep:
+            told = log.newest()
+            assert told is not None
+            assert told.number == newest
+        again = passing(mirror_of(tmp_path), promised, NOW)
+        assert (again.files, again.log_files) == ((), ())
+        assert recover(rows.path, max(promised, default=newest)).number == newest
+        assert recover(rows.path, max(promised, default=newest)).aside == ()
+
+
+def test_what_is_young_or_not_published_yet_stays(tmp_path: Path) -> None:
+    rows = made(tmp_path)
+    grown(rows, 45)
+    aged(rows, 34)
+    before = data_files(rows)
+    # Version 34 was the newest until a moment ago.
+    found = thinned(tmp_path, {7, 12, 45}, HOUR)
+    assert (found.alone, found.whole_from, found.files) == ({7, 12}, 30, ())
+    assert data_files(rows) == before, "files are as young as their table"
+    assert_reads(rows, {7, 12, *range(30, 46)})
+    aged(rows, 45)
+    found = thinned(tmp_path, {7, 38}, HOUR)
+    assert (found.alone, found.whole_from) == ({7}, 30), "38 is the newest that was published"
+    assert_reads(rows, {7, *range(30, 46)})
+    assert data_files(rows) == before
+    thinned(tmp_path, {7, 38})
+    assert data_files(rows) < before
+    assert_reads(rows, {7, 38, 45})
+
+
+@pytest.mark.parametrize("hint", [None, '{"version": 10, "size": 12}'])
+def test_readers_begin_above_all_that_is_missing(tmp_path: Path, hint: str | None) -> None:
+    """The hint was lost, or somebody made a checkpoint of an old version."""
+    rows = made(tmp_path)
+    grown(rows, 45)
+    asleep, path = DeltaLog(rows.path), rows.path / "_delta_log" / "_last_checkpoint"
+    path.unlink() if hint is None else path.write_text(hint)
+    found = thinned(tmp_path, {10, 11, 38})
+    assert hinted(rows.path / "_delta_log") >= found.whole_from == 30
+    assert_reads(rows, {10, 11, 38, 45})
+    for log in (asleep, DeltaLog(rows.path)):
+        told = log.newest()
+        assert told is not None
+        assert told.number == 45
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1", bytes(5000)], ids=["empty", "cut", "zeros"])
+def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damage: bytes) -> None:
+    """As of a power cut while it was made: nothing rests on it that cannot be read."""
+    rows = made(tmp_path)
+    grown(rows, 45)
+    torn = rows.path / "_delta_log" / f"{7:020}.checkpoint.parquet"
+    torn.write_bytes(damage)
+    found = thinned(tmp_path, {7, 8, 12, 38})
+    assert found.alone == {7, 8, 12}
+    assert_reads(rows, {7, 8, 12, 38, 45})
+    assert list(mirror_of(tmp_path).staging.iterdir()) == []
+
+
+def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:
+    """Unlinks may be lost one by one, the hint too; and whoever is not at the newest lets nothing go."""
+    rows = made(tmp_path)
+    grown(rows, 45)
+    log, stale = rows.path / "_delta_log", mirror_of(tmp_path)
+    lost = {path: path.read_bytes() for path in log.glob("*.json") if int(path.stem) < 2}
+    assert stale.version == 45
+    thinned(tmp_path, {38})
+    for path, content in lost.items():
+        path.write_bytes(content)
+    (log / "_last_checkpoint").unlink()
+    told = DeltaLog(rows.path).newest()
+    assert told is not None
+    assert told.number == 45
+    grown(rows, 1)
+    with pytest.raises(LakeError, match="goes on meanwhile"):
+        passing(stale, {38}, NOW)
+    thinned(tmp_path, {38})
+    assert_reads(rows, {38, 46})
+
+
+def test_a_kill_between_any_two_steps_is_found_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = made(tmp_path)
+    grown(rows, 45)
+
+    class Killed(BaseException):
+        pass
+
+    unlink, left = Path.unlink, [0]
+
+    def dying(path: Path, missing_ok: bool = False) -> None:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", dying)
+    killed = 0
+    for steps in (0, 1, 20, 5, 17):
+        left[0] = steps
+        try:
+            thinned(tmp_path, {7, 12, 38})
+        except Killed:
+            killed += 1
+        assert_reads(rows, {7, 12, 38, 45})
+        told = DeltaLog(rows.path).newest()
+        assert told is not None
+        assert told.number == 45
+    monkeypatch.undo()
+    assert killed >= 3
+    thinned(tmp_path, {7, 12, 38})
+    grown(rows, 10)
+    assert_reads(rows, {7, 12, 38, *range(45, 56)})
+
+
+def test_a_promise_of_what_the_log_no_longer_holds_is_nobody_s(tmp_path: Path) -> None:
+    """Delta's own clean-up took it; or the point is of a table that stood here before."""
+    rows = made(tmp_path)
+    grown(rows, 25)
+    thinned(tmp_path, {23})
+    found = thinned(tmp_path, {4, 23, 99})
+    assert found.alone == set()
+    assert_reads(rows, {23, 25})
+
+
+@pytest.mark.spark
+def test_spark_and_delta_rs_read_and_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    """Time travel, history, VACUUM, OPTIMIZE and writes of others, on a log with versions missing."""
+    mirror = mirror_of(tmp_path)
+    properties = {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "10"}
+    create_mirror(spark, mirror.path, MirrorSchema(SCHEMA), properties)
+    rows, name = Rows(mirror.path), f"delta.`{mirror.path}`"
+
+    def read(version: int | None = None) -> list[int]:
+        at = "" if version is None else f" VERSION AS OF {version}"
+        return sorted(row[0] for row in spark.sql(f"SELECT id FROM {name}{at}").collect())
+
+    grown(rows, 25)
+    assert read() == rows.read()
+    thinned(tmp_path, {7, 12, 23})
+    for version in (7, 12):
+        assert read(version) == sorted(rows.history[version - 1])
+    versions = [row["version"] for row in spark.sql(f"DESCRIBE HISTORY {name}").collect()]
+    assert {23, 25} <= set(versions)
+    assert DeltaTable(mirror.path).history(3)[0]["version"] == 25
+    spark.sql(f"VACUUM {name}").collect()
+    DeltaTable(mirror.path).vacuum(dry_run=False)
+    spark.sql(f"OPTIMIZE {name}").collect()
+    spark.sql(f"INSERT INTO {name} VALUES (-1, 'x')").collect()
+    assert read() == sorted([*rows.held, -1])
+    assert_reads(rows, {7, 12, 23, 25})
+    assert read(12) == sorted(rows.history[11])

@@ -1,0 +1,266 @@
+"""Consistent points: order, look-ups, many of them, and a copy that a newer point does not tell of."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import UTC, datetime, timedelta
+from itertools import count, islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pgcdc_assets.core import retention
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.lake import Lake
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
+from pgcdc_assets.points import ledger
+from pgcdc_assets.points.ledger import Ledger
+from pgcdc_assets.points.points import SCHEMA, ConsistentPoints, Listing
+from tests.deltatables import commit
+
+A, B = TableName("public", "a"), TableName('Odd "Schema"', "b.c, d")
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path)
+
+
+def listed(points: ConsistentPoints, table: TableName) -> int | None:
+    listing = points.listing(table)
+    return None if listing is None else listing.replay_lsn
+
+
+def test_a_lake_without_points(layout: Layout) -> None:
+    points = ConsistentPoints(layout)
+    assert points.newest() is None
+    assert points.at(Lsn(5)) is None
+    assert not points.has(Lsn(5))
+    assert points.all() == []
+    assert listed(points, A) is None
+    assert not layout.consistent_points.exists()
+
+
+def test_points_are_found_by_lsn(layout: Layout) -> None:
+    points = ConsistentPoints(layout)
+    points.publish(Lsn(100), {A: 1, B: 1}, {})
+    points.publish(Lsn(200), {A: 2}, {})
+    reader = ConsistentPoints(layout)
+    points.publish(Lsn(300), {A: 2, B: 4}, {})
+    newest = reader.newest()
+    assert newest is not None
+    assert (newest.replay_lsn, dict(newest.tables)) == (300, {A: 2, B: 4})
+    assert [point.replay_lsn for point in reader.all()] == [100, 200, 300]
+    assert reader.at(Lsn(99)) is None
+    for asked, found in ((100, 100), (199, 100), (200, 200), (299, 200), (10**9, 300)):
+        at = reader.at(Lsn(asked))
+        assert at is not None
+        assert at.replay_lsn == found
+    assert reader.has(Lsn(200))
+    assert not reader.has(Lsn(201))
+    assert (listed(reader, A), listed(reader, B)) == (300, 300)
+
+
+def test_a_table_left_out_keeps_its_last_position(layout: Layout) -> None:
+    points = ConsistentPoints(layout)
+    points.publish(Lsn(100), {A: 1, B: 1}, {})
+    assert listed(points, B) == 100
+    points.publish(Lsn(200), {A: 2}, {})
+    points.publish(Lsn(200), {}, {})
+    assert (listed(points, A), listed(points, B)) == (200, 100)
+
+
+def test_points_never_fall(layout: Layout) -> None:
+    points = ConsistentPoints(layout)
+    points.publish(Lsn(200), {A: 1}, {})
+    with pytest.raises(LakeError, match="fall"):
+        points.publish(Lsn(199), {A: 1}, {})
+    points.publish(Lsn(200), {A: 1, B: 7}, {})
+    newest = points.newest()
+    assert newest is not None
+    assert set(newest.tables) == {A, B}
+    at = points.at(Lsn(200))
+    assert at == newest
+
+
+def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tens of thousands of turns a day: what they cost must not grow with them."""
+    for name in ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration"):
+        assert ledger._PROPERTIES[name] == "interval 1 hours"
+        monkeypatch.setitem(ledger._PROPERTIES, name, "interval 0 seconds")
+    points = ConsistentPoints(layout)
+    for number in range(1, 260):
+        points.publish(Lsn(number), {A: number}, {})
+    log = layout.consistent_points / "_delta_log"
+    assert len(list(log.iterdir())) < 2 * 60
+    newest = max(log.glob("*.checkpoint.parquet"))
+    assert pq.read_table(newest, columns=["remove"])["remove"].null_count == pq.read_metadata(newest).num_rows
+    assert [point.replay_lsn for point in ConsistentPoints(layout).all()] == [Lsn(at) for at in range(1, 260)]
+
+
+def test_many_points_stay_few_files(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MOST_FILES", 5)
+    monkeypatch.setattr(ledger, "SMALL_ROWS", 12)
+    points = ConsistentPoints(layout)
+    for number in range(1, 41):
+        points.publish(Lsn(number * 10), {A: number, B: number} if number % 3 else {B: number}, {})
+        assert len(DeltaTable(layout.consistent_points).file_uris()) <= 6 + number // 12
+    reader = ConsistentPoints(layout)
+    assert [point.replay_lsn for point in reader.all()] == [number * 10 for number in range(1, 41)]
+    at = reader.at(Lsn(305))
+    assert at is not None
+    assert (at.replay_lsn, dict(at.tables)) == (300, {B: 30})
+    assert (listed(reader, A), listed(reader, B)) == (400, 400)
+    times = [point.at for point in reader.all()]
+    assert times == sorted(set(times))
+
+
+def test_a_point_of_an_older_copy_says_nothing_of_this_one(layout: Layout) -> None:
+    """Copied at 100, listed at 300 while the copy of 250 was under way: what lies between is not applied."""
+    identity = Identity("7", "shop", "pgcdc")
+    path = layout.mirror(A)
+    DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
+                      raise_if_key_not_exists=False)  # fmt: skip
+    points = ConsistentPoints(layout)
+
+    def effective() -> Lsn | None:
+        return Mirror(layout, identity, A).effective_replay_lsn(points)
+
+    points.publish(Lsn(90), {A: 0}, {})
+    assert effective() is None
+    first = commit(path, [], "append", {identity.app_id("snapshot", A.folder): 100})
+    assert effective() == 100
+    points.publish(Lsn(300), {A: first}, {})
+    assert effective() == 300
+    commit(path, [], "append", {"another": 1})
+    assert effective() == 300
+    commit(path, [], "overwrite", {identity.app_id("snapshot", A.folder): 250})
+    assert effective() == 250
+    assert listed(points, A) == 300
+
+
+def test_a_version_that_stands_elsewhere_is_not_the_one_that_was_published(layout: Layout) -> None:
+    """Its number was given out again, to what came after: neither believed as a position nor read as the point."""
+    identity = Identity("7", "shop", "pgcdc")
+    path = layout.mirror(A)
+    DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
+                      raise_if_key_not_exists=False)  # fmt: skip
+    applied = identity.app_id("64")
+    commit(path, [], "append", {identity.app_id("snapshot", A.folder): 100})
+    lost = commit(path, [], "append", {applied: 200})
+    points = ConsistentPoints(layout)
+    points.publish(Lsn(300), {A: lost}, {A: Lsn(200)})
+    assert Mirror(layout, identity, A).effective_replay_lsn(points) == 300
+    assert Lake(layout.root).at().path(A) == path
+    (path / "_delta_log" / f"{lost:020}.json").unlink()
+    assert Mirror(layout, identity, A).effective_replay_lsn(points) == 100
+    with pytest.raises(LakeError, match="lacks a commit"):
+        Lake(layout.root).at().arrow(A)
+    assert commit(path, [], "append", {applied: 250}) == lost
+    assert Mirror(layout, identity, A).effective_replay_lsn(points) == 250
+    for read in (Lake(layout.root).at().arrow, Lake(layout.root).at().path):
+        with pytest.raises(LakeError, match=r"public\.a: version 2 stands at 0/FA, but .* stood at 0/C8, at LSN 0/12C"):
+            read(A)
+
+
+def test_points_of_an_older_lake_are_read(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say nothing of positions; the first new point brings the column."""
+    older = pa.schema([field for field in SCHEMA if field.name != "positions"])
+    Ledger(layout.consistent_points, older).append([{"replay_lsn": 100, "tables": {str(A): 1}}])
+    points = ConsistentPoints(layout)
+    assert points.listing(A) == Listing(Lsn(100), 1, None)
+    points.publish(Lsn(200), {A: 2}, {A: Lsn(150)})
+    assert [dict(point.positions) for point in ConsistentPoints(layout).all()] == [{}, {A: 150}]
+    assert points.listing(A) == Listing(Lsn(200), 2, Lsn(150))
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9), max_size=4), max_size=9),
+    st.integers(0, 10),
+    st.sets(st.sampled_from("abcd")),
+    st.integers(1, 4),
+)
+@settings(max_examples=30, deadline=None)
+def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, names: set[str], files: int) -> None:
+    """The young, the newest, and the last word on every followed table; nothing else, and nothing changed."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger, "MOST_FILES", files)
+        points = ConsistentPoints(Layout(Path(folder)))
+        for number, tables in enumerate(lists):
+            points.publish(Lsn(number), {TableName("public", name): version for name, version in tables.items()}, {})
+        before, followed = points.all(), [TableName("public", name) for name in names]
+        said = {name: points.listing(name) for name in followed}
+        oldest = before[at].at if at < len(before) else datetime.now(UTC) + timedelta(days=1)
+        now = datetime.now(UTC)
+        gone = points.prune(oldest, followed, now)
+        after = points.all()
+        assert len(after) == len(before) - gone
+        last = [max((p.at for p in before if name in p.tables), default=None) for name in followed]
+        assert after == [p for p in before if p.at >= oldest or p is before[-1] or p.at in last]
+        assert {name: ConsistentPoints(Layout(Path(folder))).listing(name) for name in followed} == said
+        assert points.prune(oldest, followed, now) == 0
+        promised = {name for point in after for name in point.tables}
+        named = {name: {p.tables[name] for p in after if name in p.tables} for name in promised}
+        assert points.versions(named) == named
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=12))
+@example([(9, 0), (8, 8), (6, 6)])
+@settings(max_examples=20, deadline=None)
+def test_thinned_points_are_found_by_their_order(rounds: list[tuple[int, int]]) -> None:
+    """Files of many points lie between those of few that thinning left: no merge goes around them."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger, "MOST_FILES", 3)
+        patch.setattr(ledger, "SMALL_ROWS", 5)
+        day = timedelta(days=1)
+        patch.setattr(retention, "LADDER", ((day, timedelta(days=40_000)),))
+        points, lsns = ConsistentPoints(Layout(Path(folder))), count(10, 10)
+        for added, young in rounds:
+            for lsn in islice(lsns, added):
+                points.publish(Lsn(lsn), {A: lsn} if lsn > 30 else {A: lsn, B: lsn}, {})
+            there = points.all()
+            points.prune(datetime(2000, 1, 1, tzinfo=UTC), [A, B], there[max(-young - 1, -len(there))].at + day)
+            there = points.all()
+            assert [point.replay_lsn for point in there] == sorted({point.replay_lsn for point in there})
+            reader = ConsistentPoints(Layout(Path(folder)))
+            assert reader.oldest() == there[0].replay_lsn
+            for point in there:
+                assert reader.at(Lsn(point.replay_lsn + 3)) == point
+            for name in (A, B):
+                mentions = [point for point in there if name in point.tables]
+                listing = reader.listing(name)
+                assert listing is not None
+                assert listing.replay_lsn == mentions[-1].replay_lsn
+
+
+def test_an_append_costs_the_same_among_large_files(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are never merged again do not count, and no look at all points keeps them in memory."""
+    monkeypatch.setattr(ledger, "MOST_FILES", 4)
+    monkeypatch.setattr(ledger, "SMALL_ROWS", 6)
+    points = ConsistentPoints(layout)
+    for number in range(1, 60):
+        points.publish(Lsn(number), {A: number}, {})
+    assert sum(file.count >= 6 for file in points._ledger.files()) > ledger.MOST_FILES
+    versions = []
+    for number in range(60, 80):
+        points.publish(Lsn(number), {A: number}, {})
+        versions.append(points._ledger.version())
+    merges = versions[-1] - versions[0] - 19
+    assert merges < 19 // 3
+    reader = ConsistentPoints(layout)
+    assert reader.oldest() == 1
+    assert reader.versions([A, B]) == {A: set(range(1, 80))}
+    assert reader.prune(datetime(2000, 1, 1, tzinfo=UTC), [A, B], datetime.now(UTC)) == 0
+    at = reader.at(Lsn(3))
+    assert at is not None
+    assert at.replay_lsn == 3
+    assert reader._ledger._read == {}

@@ -1,0 +1,72 @@
+"""Table states: the last row counts, whole facts come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.points.states import TableStates
+
+TABLE = Table(
+    16384,
+    TableName("Odd \"Schema'", "Select"),
+    (
+        Column(1, "größe 🦆", PgType(1700, "numeric", 655366)),
+        Column(2, "tags", PgType(1009, "_text", element=PgType(25, "text"))),
+    ),
+    key=(1,),
+)
+OTHER = replace(TABLE, oid=16385, name=TableName("public", "t"))
+
+
+def test_no_states(tmp_path: Path) -> None:
+    states = TableStates(Layout(tmp_path))
+    assert states.all() == {}
+    assert states.get(TABLE.name) is None
+
+
+def test_the_last_row_counts(tmp_path: Path) -> None:
+    states = TableStates(Layout(tmp_path))
+    states.set_all([TABLE, OTHER], TableState.COPYING, Lsn(100))
+    states.set(TABLE, TableState.CATCHING_UP, Lsn(100))
+    states.set(TABLE, TableState.SET_ASIDE, Lsn(1 << 40), "column was dropped")
+    again = TableStates(Layout(tmp_path)).all()
+    assert set(again) == {TABLE.name, OTHER.name}
+    row = again[TABLE.name]
+    assert (row.state, row.lsn, row.reason) == (TableState.SET_ASIDE, 1 << 40, "column was dropped")
+    assert row.table == TABLE
+    assert again[OTHER.name].state is TableState.COPYING
+    assert again[OTHER.name].table == OTHER
+
+
+def test_another_process_is_seen(tmp_path: Path) -> None:
+    reader, writer = TableStates(Layout(tmp_path)), TableStates(Layout(tmp_path))
+    writer.set(TABLE, TableState.COPYING, Lsn(1))
+    assert reader.get(TABLE.name) is not None
+    writer.set(TABLE, TableState.CATCHING_UP, Lsn(1))
+    row = reader.get(TABLE.name)
+    assert row is not None
+    assert row.state is TableState.CATCHING_UP
+
+
+def test_no_tables_make_no_commit(tmp_path: Path) -> None:
+    states = TableStates(Layout(tmp_path))
+    states.set_all([], TableState.COPYING, Lsn(1))
+    assert not Layout(tmp_path).table_states.exists()
+
+
+def test_pruning_keeps_the_last_row_of_each_table(tmp_path: Path) -> None:
+    states = TableStates(Layout(tmp_path))
+    assert states.prune() == 0
+    tables = [TABLE, OTHER]
+    states.set_all(tables, TableState.COPYING, Lsn(1))
+    states.set(tables[0], TableState.CATCHING_UP, Lsn(2))
+    before = states.all()
+    assert states.prune() == 1
+    assert TableStates(Layout(tmp_path)).all() == before
+    assert states.prune() == 0

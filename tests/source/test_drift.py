@@ -1,0 +1,359 @@
+"""What no LSN shows, each by doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.mirror.delta.mirror import refusal
+from pgcdc_assets.source.catalog.drift import Action, Kind, changes
+from pgcdc_assets.source.catalog.published import PublicationRows
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.connect.connection import connect
+from tests.fix_postgres import Database
+
+Seen = list[tuple[str, Kind, Action]]
+Watched = Callable[[str], Seen]
+
+START = """
+CREATE TABLE t (id int PRIMARY KEY, x text, n int); INSERT INTO t SELECT i, 'x', i FROM generate_series(1, 100) AS i;
+CREATE TABLE keyless (id int); ALTER TABLE keyless REPLICA IDENTITY FULL;
+CREATE TABLE r (id int, d int, PRIMARY KEY (id, d)) PARTITION BY LIST (d);
+CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); CREATE TABLE r2 PARTITION OF r FOR VALUES IN (2);
+CREATE TABLE detached (id int NOT NULL, d int NOT NULL);
+CREATE TABLE deep (id int, d int, v text, PRIMARY KEY (id, d)) PARTITION BY LIST (d);
+CREATE TABLE branch PARTITION OF deep FOR VALUES IN (1, 2) PARTITION BY LIST (d);
+CREATE TABLE deep1 PARTITION OF branch FOR VALUES IN (1);
+CREATE TABLE doubled (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED);
+CREATE PUBLICATION p FOR TABLE t, keyless, r, deep, doubled
+"""
+
+
+@pytest.fixture
+def watched(database: Database) -> Watched:
+    def do(sql: str) -> Seen:
+        with connect(database.conninfo) as conn, database.connect() as user:
+            if not read_tables(conn, ["p"]):
+                user.execute(START)
+            before: tuple[Table, ...] = read_tables(conn, ["p"])
+            for statement in sql.split(";"):
+                user.execute(statement.encode())
+            return [(c.table.name, c.kind, c.action) for c in changes(before, read_tables(conn, ["p"]))]
+
+    return do
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        "INSERT INTO t VALUES (1000); UPDATE t SET id = -id; DELETE FROM r",
+        "TRUNCATE t",
+        "VACUUM FULL t",
+        "CLUSTER t USING t_pkey",
+        "ANALYZE",
+        "ALTER TABLE t ALTER x SET STATISTICS 100",
+        "CREATE INDEX ON t (x)",
+        "ALTER TABLE t ALTER n SET DEFAULT 5",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "VACUUM FREEZE pg_publication_rel; VACUUM FULL pg_inherits; VACUUM FULL pg_depend",
+        "VACUUM FULL deep; TRUNCATE deep1",
+        "GRANT SELECT ON t, deep, deep1 TO public; COMMENT ON TABLE t IS 'x'",
+        "CREATE SCHEMA elsewhere; ALTER TABLE t SET SCHEMA elsewhere; ALTER TABLE elsewhere.t SET SCHEMA public",
+    ],
+)
+def test_what_the_stream_carries_is_no_change(watched: Watched, harmless: str) -> None:
+    assert watched(harmless) == []
+
+
+@pytest.mark.parametrize(
+    ("done", "seen"),
+    [
+        ("ALTER TABLE t ADD added int", [("t", Kind.COLUMNS, Action.FOLLOW)]),
+        ("ALTER TABLE t ADD added int DEFAULT 5", [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
+        ("ALTER TABLE t ADD added int DEFAULT 5; ALTER TABLE t ALTER added DROP DEFAULT",
+         [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
+        ("ALTER TABLE t ADD added int DEFAULT 5; VACUUM FULL t", [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
+        ("ALTER TABLE t ADD added float8 DEFAULT random()", [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
+        ("ALTER TABLE t ADD added serial", [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
+        ("ALTER TABLE r ADD added int DEFAULT 5", [("r", Kind.COLUMNS, Action.SET_ASIDE)]),
+        ("ALTER TABLE deep ADD added serial", [("deep", Kind.COLUMNS, Action.SET_ASIDE)]),
+        ("ALTER TABLE r ADD added int", [("r", Kind.COLUMNS, Action.FOLLOW)]),
+        ("ALTER TABLE t DROP n", [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
+        ("ALTER TABLE t RENAME n TO m", [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
+        ("ALTER TABLE t DROP n; ALTER TABLE t ADD n int",
+         [("t", Kind.COLUMNS, Action.SET_ASIDE), ("t", Kind.COLUMNS, Action.FOLLOW)]),
+        ("ALTER TABLE t ALTER n TYPE bigint",
+         [("t", Kind.REWRITTEN, Action.SET_ASIDE), ("t", Kind.COLUMNS, Action.SET_ASIDE)]),
+        ("ALTER TABLE t ALTER n TYPE int USING n + 1", [("t", Kind.REWRITTEN, Action.SET_ASIDE)]),
+        ("ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t ADD PRIMARY KEY (n)",
+         [("t", Kind.KEY, Action.SET_ASIDE)]),
+        ("ALTER TABLE t DROP CONSTRAINT t_pkey", [("t", Kind.KEY, Action.SET_ASIDE)]),
+        ("ALTER TABLE keyless ADD PRIMARY KEY (id)", [("keyless", Kind.KEY, Action.SET_ASIDE)]),
+        ("CREATE TYPE mood AS ENUM ('sad', 'ok'); ALTER TABLE t ADD m mood[]; ALTER TYPE mood ADD VALUE 'fine'",
+         [("t", Kind.COLUMNS, Action.FOLLOW)]),
+        ("DROP TABLE t", [("t", Kind.UNPUBLISHED, Action.NONE)]),
+        ("ALTER PUBLICATION p DROP TABLE t", [("t", Kind.UNPUBLISHED, Action.NONE)]),
+        ("CREATE TABLE new (id int PRIMARY KEY); ALTER PUBLICATION p ADD TABLE new",
+         [("new", Kind.NEW, Action.NONE)]),
+        ("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, x text, n int); ALTER PUBLICATION p ADD TABLE t",
+         [("t", Kind.RECREATED, Action.COPY)]),
+        ("ALTER PUBLICATION p DROP TABLE t; INSERT INTO t VALUES (1000); ALTER PUBLICATION p ADD TABLE t",
+         [("t", Kind.REPUBLISHED, Action.COPY)]),
+        ("DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE t",
+         [(name, Kind.UNPUBLISHED, Action.NONE) for name in ("deep", "doubled", "keyless", "r")]
+         + [("t", Kind.REPUBLISHED, Action.COPY)]),
+        ("ALTER PUBLICATION p DROP TABLE r; ALTER PUBLICATION p ADD TABLE r", [("r", Kind.REPUBLISHED, Action.COPY)]),
+        ("CREATE TABLE r3 PARTITION OF r FOR VALUES IN (3)", [("r", Kind.PARTITIONS, Action.COPY)]),
+        ("ALTER TABLE r DETACH PARTITION r1", [("r", Kind.PARTITIONS, Action.COPY)]),
+        ("ALTER TABLE r1 SET UNLOGGED", [("r", Kind.REWRITTEN, Action.COPY)]),
+        ("CREATE UNLOGGED TABLE r3 PARTITION OF r FOR VALUES IN (3)", [("r", Kind.PARTITIONS, Action.COPY)]),
+        ("DROP TABLE r1; CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)",
+         [("r", Kind.PARTITIONS, Action.COPY), ("r", Kind.PARTITIONS, Action.COPY)]),
+        ("ALTER TABLE r DETACH PARTITION r1; ALTER TABLE r ATTACH PARTITION r1 FOR VALUES IN (1)",
+         [("r", Kind.PARTITIONS, Action.COPY)]),
+        ("ALTER TABLE deep DETACH PARTITION branch; INSERT INTO branch VALUES (1, 1); "
+         "ALTER TABLE deep ATTACH PARTITION branch FOR VALUES IN (1, 2)", [("deep", Kind.PARTITIONS, Action.COPY)]),
+        ("ALTER TABLE deep1 SET UNLOGGED; INSERT INTO deep VALUES (1, 1); ALTER TABLE deep1 SET LOGGED",
+         [("deep", Kind.REWRITTEN, Action.COPY)]),
+        ("ALTER TABLE r1 SET UNLOGGED; INSERT INTO r VALUES (1, 1); ALTER TABLE r1 SET LOGGED",
+         [("r", Kind.REWRITTEN, Action.COPY)]),
+        ("TRUNCATE r1", [("r", Kind.REWRITTEN, Action.COPY)]),
+        ("ALTER TABLE detached ADD PRIMARY KEY (id, d); ALTER TABLE r ATTACH PARTITION detached FOR VALUES IN (4)",
+         [("r", Kind.PARTITIONS, Action.COPY)]),
+    ],
+)  # fmt: skip
+def test_what_it_does_not_carry_is_seen(watched: Watched, done: str, seen: Seen) -> None:
+    assert watched(done) == seen
+
+
+def test_operations_taken_out_and_put_back(watched: Watched) -> None:
+    found = watched("ALTER PUBLICATION p SET (publish = 'insert'); ALTER PUBLICATION p SET (publish = "
+                    "'insert, update, delete, truncate')")  # fmt: skip
+    assert set(found) == {(name, Kind.REPUBLISHED, Action.COPY) for name in ("t", "keyless", "r", "deep", "doubled")}
+
+
+def test_a_column_that_is_generated_no_more(watched: Watched, pg_version: int) -> None:
+    """It had values in older rows, and none of them was published before 18 (where setup's publications do)."""
+    assert watched("ALTER TABLE doubled ALTER g DROP EXPRESSION; ALTER TABLE doubled ADD later int") == [
+        ("doubled", Kind.COLUMNS, Action.SET_ASIDE), ("doubled", Kind.COLUMNS, Action.FOLLOW)
+    ]  # fmt: skip
+
+
+@pytest.mark.since(15, "row filters")
+def test_a_row_filter_that_came(watched: Watched) -> None:
+    assert watched("ALTER PUBLICATION p SET TABLE t WHERE (id > 5), keyless, r, deep, doubled") == [
+        ("t", Kind.REPUBLISHED, Action.COPY)
+    ]
+
+
+@pytest.mark.since(15, "publications of schemas")
+def test_the_schema_publication_that_came_and_went(database: Database) -> None:
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLES IN SCHEMA public")
+        before = read_tables(conn, ["p"])
+        user.execute("ALTER PUBLICATION p DROP TABLES IN SCHEMA public")
+        user.execute("ALTER PUBLICATION p ADD TABLES IN SCHEMA public")
+        assert [c.action for c in changes(before, read_tables(conn, ["p"]))] == [Action.COPY]
+
+
+def test_a_change_between_two_queries_is_seen_whole_or_not_at_all(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+        before = read_tables(conn, ["p"])
+        read = PublicationRows.read
+
+        def later(*args: Any) -> PublicationRows:
+            user.execute("ALTER PUBLICATION p DROP TABLE t; ALTER PUBLICATION p ADD TABLE t")
+            return read(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PublicationRows, "read", later)
+            assert changes(before, read_tables(conn, ["p"])) == []
+        assert [change.kind for change in changes(before, read_tables(conn, ["p"]))] == [Kind.REPUBLISHED]
+
+
+@pytest.mark.parametrize("column", ["mood", "mood[]", "moods", "moods[]"])
+def test_a_renamed_value_of_an_enum(database: Database, column: str) -> None:
+    """In every row that holds it, without a word in the stream; a value that was added is in none."""
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN moods AS mood")
+        user.execute(f"CREATE TABLE t (id int PRIMARY KEY, m {column}); CREATE PUBLICATION p FOR TABLE t".encode())
+        before = read_tables(conn, ["p"])
+        user.execute("ALTER TYPE mood ADD VALUE 'fine'")
+        assert changes(before, read_tables(conn, ["p"])) == []
+        user.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'")
+        (change,) = changes(before, read_tables(conn, ["p"]))
+        assert (change.kind, change.action) == (Kind.LABELS, Action.COPY)
+        assert "'sad'" in change.what
+
+
+MADE_OF = "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TYPE pair AS (a int, m mood); CREATE TYPE deep AS (p pair[])"
+
+
+@pytest.mark.parametrize(
+    "column", ["pair", "pair[]", "pairs", "deep", "deep[]", "other", "other[]", "spans", "spans_m[]"]
+)
+@pytest.mark.parametrize(
+    ("done", "kind"),
+    [
+        ("ALTER TYPE pair ADD ATTRIBUTE c int CASCADE", Kind.TYPES),
+        ("ALTER TYPE pair DROP ATTRIBUTE a CASCADE", Kind.TYPES),
+        ("ALTER TYPE pair ADD ATTRIBUTE c int CASCADE; ALTER TYPE pair DROP ATTRIBUTE c CASCADE", Kind.TYPES),
+        ("ALTER TYPE pair DROP ATTRIBUTE a CASCADE; ALTER TYPE pair ADD ATTRIBUTE a int CASCADE", Kind.TYPES),
+        ("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'", Kind.LABELS),
+        ("ALTER TYPE mood RENAME VALUE 'sad' TO 'x'; ALTER TYPE mood RENAME VALUE 'x' TO 'sad'", Kind.LABELS),
+    ],
+)
+def test_what_values_are_made_of(database: Database, column: str, done: str, kind: Kind) -> None:
+    """Composites in any depth, as row type of a table, in domains, arrays and ranges; and enums inside of them."""
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute(MADE_OF.encode())
+        user.execute("CREATE DOMAIN pairs AS pair; CREATE TABLE other (id int PRIMARY KEY, p pair)")
+        user.execute("CREATE TYPE spans AS RANGE (subtype = pair, multirange_type_name = spans_m)")
+        user.execute(f"CREATE TABLE t (id int PRIMARY KEY, c {column}); CREATE PUBLICATION p FOR TABLE t".encode())
+        before = read_tables(conn, ["p"])
+        user.execute("ALTER TYPE pair RENAME TO couple; ALTER TYPE couple RENAME ATTRIBUTE a TO b")
+        user.execute("ALTER TYPE mood ADD VALUE 'fine'")
+        assert changes(before, read_tables(conn, ["p"])) == []
+        user.execute("ALTER TYPE couple RENAME ATTRIBUTE b TO a; ALTER TYPE couple RENAME TO pair")
+        user.execute(done.encode())
+        (change,) = changes(before, read_tables(conn, ["p"]))
+        assert (change.kind, change.action) == (kind, Action.COPY)
+
+
+def test_a_column_added_to_a_table_that_is_a_row_type(database: Database) -> None:
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TABLE inner_ (id int, b text); CREATE TABLE t (id int PRIMARY KEY, r inner_)")
+        user.execute("CREATE PUBLICATION p FOR TABLE t")
+        before = read_tables(conn, ["p"])
+        user.execute("ALTER TABLE inner_ ADD c int")
+        (change,) = changes(before, read_tables(conn, ["p"]))
+        assert (change.kind, change.action) == (Kind.TYPES, Action.COPY)
+        assert "'inner_'" in change.what
+
+
+@pytest.mark.parametrize("publication", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public"])
+@pytest.mark.since(15, "publications of schemas")
+def test_unlogged_and_logged_again(database: Database, publication: str) -> None:
+    """Refused for a table that a publication lists, not for these; VACUUM FULL, TRUNCATE and GRANT say nothing new."""
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        user.execute(f"CREATE PUBLICATION p {publication}".encode())
+        before = read_tables(conn, ["p"])
+        for harmless in ("VACUUM FULL t", "TRUNCATE t", "CLUSTER t USING t_pkey", "GRANT SELECT ON t TO public"):
+            user.execute(harmless.encode())
+        assert changes(before, read_tables(conn, ["p"])) == []
+        user.execute("ALTER TABLE t SET UNLOGGED; INSERT INTO t VALUES (1); ALTER TABLE t SET LOGGED")
+        (change,) = changes(before, read_tables(conn, ["p"]))
+        assert (change.kind, change.action) == (Kind.REWRITTEN, Action.COPY)
+
+
+@pytest.mark.parametrize("publication", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public"])
+@pytest.mark.parametrize("done", ["ALTER TABLE t SET UNLOGGED; INSERT INTO t VALUES (1); ALTER TABLE t SET LOGGED",
+                                  "TRUNCATE t", "VACUUM FULL t"])  # fmt: skip
+@pytest.mark.since(15, "publications of schemas")
+def test_new_files_without_a_toast_table(database: Database, publication: str, done: str) -> None:
+    """One leaves what the others leave, so that all ask for a copy, unless a publication lists the table itself."""
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY, v text)")
+        user.execute(f"CREATE PUBLICATION p {publication}".encode())
+        before = read_tables(conn, ["p"])
+        user.execute("INSERT INTO t VALUES (7); ANALYZE t; GRANT SELECT ON t TO public; CREATE INDEX ON t (id)")
+        assert changes(before, read_tables(conn, ["p"])) == []
+        for statement in done.split("; "):
+            user.execute(statement.encode())
+        (change,) = changes(before, read_tables(conn, ["p"]))
+        assert (change.table.name, change.kind, change.action) == ("t", Kind.REWRITTEN, Action.COPY)
+        assert "new files" in change.what
+
+
+def test_a_leaf_that_is_truncated_and_published_via_its_root(database: Database) -> None:
+    """PostgreSQL sends no TRUNCATE of a leaf then."""
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TABLE r (id int PRIMARY KEY, v text) PARTITION BY LIST (id)")
+        user.execute("CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")
+        user.execute("CREATE PUBLICATION p FOR TABLE r WITH (publish_via_partition_root = true)")
+        before = read_tables(conn, ["p"])
+        user.execute("INSERT INTO r VALUES (1, 'x'); ANALYZE r; GRANT SELECT ON r1 TO public")
+        assert changes(before, read_tables(conn, ["p"])) == []
+        user.execute("TRUNCATE r1")
+        (change,) = changes(before, read_tables(conn, ["p"]))
+        assert (change.kind, change.action) == (Kind.REWRITTEN, Action.COPY)
+
+
+@pytest.mark.parametrize("via_root", ["false", "true"])
+def test_an_unlogged_partition_that_no_publication_lists(database: Database, via_root: str) -> None:
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY LIST (id)")
+        user.execute("CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")
+        user.execute(f"CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = {via_root})".encode())
+        before = read_tables(conn, ["p"])
+        user.execute("CREATE UNLOGGED TABLE r2 PARTITION OF r FOR VALUES IN (2)")
+        (now,) = read_tables(conn, ["p"])
+        assert [change.action for change in changes(before, [now])] == [Action.COPY]
+        assert "UNLOGGED" in (refusal(now) or ""), "copied anew or not, it cannot be followed"
+
+
+@pytest.mark.since(15, "publications of schemas")
+def test_out_of_the_published_schema_and_back(database: Database) -> None:
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute("CREATE SCHEMA s; CREATE SCHEMA elsewhere; CREATE TABLE s.t (id int PRIMARY KEY)")
+        user.execute("CREATE TABLE s.r (id int PRIMARY KEY) PARTITION BY HASH (id); "
+                     "CREATE TABLE s.r1 PARTITION OF s.r FOR VALUES WITH (MODULUS 1, REMAINDER 0)")  # fmt: skip
+        user.execute("CREATE PUBLICATION p FOR TABLES IN SCHEMA s")
+        before = read_tables(conn, ["p"])
+        user.execute("GRANT ALL ON s.t TO public; ALTER TABLE s.t OWNER TO pg_monitor")
+        user.execute("VACUUM FULL pg_depend")
+        assert changes(before, read_tables(conn, ["p"])) == []
+        for table in ("t", "r1"):
+            user.execute(f"ALTER TABLE s.{table} SET SCHEMA elsewhere".encode())
+            user.execute(f"ALTER TABLE elsewhere.{table} SET SCHEMA s".encode())
+        found = changes(before, read_tables(conn, ["p"]))
+        assert [(c.table.name, c.kind, c.action) for c in found] == [
+            ("r", Kind.REPUBLISHED, Action.COPY), ("t", Kind.REPUBLISHED, Action.COPY)
+        ]  # fmt: skip
+
+
+def test_what_was_saved_before_these_marks_is_no_change(database: Database) -> None:
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute(START)
+        user.execute("CREATE TYPE pair AS (a int, b int); ALTER TABLE t ADD c pair")
+        tables = read_tables(conn, ["p"])
+        saved = [table.to_json() for table in tables]
+        for table in saved:
+            for mark in ("toast", "schema_rows", "composites"):
+                del table[mark]
+            for leaf in table["leaves"]:
+                del leaf["toast"], leaf["attached"]
+        user.execute("VACUUM FULL t")
+        user.execute("VACUUM FULL deep1")
+        assert changes([Table.from_json(table) for table in saved], read_tables(conn, ["p"])) == []
+
+
+@pytest.mark.parametrize("via_root", ["false", "true"])
+def test_a_partition_whose_detaching_was_cut_short_is_lost(database: Database, via_root: str) -> None:
+    """DETACH CONCURRENTLY has two halves: after the first one no query of the table sees the partition's rows."""
+    with connect(database.conninfo) as conn, database.connect() as user, database.connect() as reader:
+        user.execute(START)
+        user.execute(f"ALTER PUBLICATION p SET (publish_via_partition_root = {via_root})".encode())
+        before = read_tables(conn, ["p"])
+        reader.execute("BEGIN")
+        reader.execute("SELECT FROM r")
+        user.execute("SET lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            user.execute("ALTER TABLE r DETACH PARTITION r1 CONCURRENTLY")
+        reader.execute("COMMIT")
+        now = read_tables(conn, ["p"])
+        assert [(c.table.name, c.kind, c.action) for c in changes(before, now)] == [("r", Kind.PARTITIONS, Action.COPY)]
+        (r,) = (table for table in now if table.name.name == "r")
+        assert [leaf.name.name for leaf in r.leaves] == ["r2"]
+        assert {table.name.name for table in now} == {table.name.name for table in before}
+        user.execute("ALTER TABLE r DETACH PARTITION r1 FINALIZE")
+        assert changes(now, read_tables(conn, ["p"])) == []

@@ -1,0 +1,357 @@
+"""Snapshots with an exact LSN: what they hold, whom they wait for, what they keep off."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import CopyBlocked, CopyOutdated, SourceUnavailable
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.snapshot import reading
+from pgcdc_assets.source.snapshot.export import Snapshot, _Xids, exported_snapshot
+from pgcdc_assets.source.snapshot.pieces import Piece, pieces
+from pgcdc_assets.source.snapshot.reading import copy_blocks, read_whole
+from tests.fix_postgres import Database, fresh_database
+
+T = TableName("public", "t")
+
+either_way = pytest.mark.parametrize("replication", [True, False], ids=["slot", "lock"])
+"""Where the exact LSN comes from."""
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "condition not met in time"
+        time.sleep(0.02)
+
+
+def scalar(conn: psycopg.Connection, query: str) -> object:
+    row = conn.execute(query.encode()).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def copied(database: Database, snapshot: Snapshot, name: TableName, target: int = 1 << 30) -> list[bytes]:
+    """All rows of a published table, as CSV lines."""
+    return [line for piece in cut(snapshot, name, target) for block in read(database, snapshot, piece)
+            for line in block.splitlines()]  # fmt: skip
+
+
+def cut(snapshot: Snapshot, name: TableName = T, target: int = 1 << 30) -> list[Piece]:
+    with snapshot.reading() as conn:
+        (table,) = [t for t in read_tables(conn, ["p"]) if t.name == name]
+        return pieces(conn, table, target)
+
+
+def read(database: Database, snapshot: Snapshot, piece: Piece) -> list[bytes]:
+    return read_whole(lambda: list(copy_blocks(database.conninfo, snapshot.name, piece, 1 << 16)))
+
+
+def publish(conn: psycopg.Connection, columns: str = "i int PRIMARY KEY, x text") -> None:
+    conn.execute(f"CREATE TABLE t ({columns}); CREATE PUBLICATION p FOR TABLE t".encode())
+
+
+@either_way
+def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database, replication: bool) -> None:
+    with database.connect() as conn:
+        publish(conn)
+        conn.execute("INSERT INTO t SELECT i, 'old' FROM generate_series(1, 1000) AS i")
+        with exported_snapshot(database.conninfo, [T], replication=replication) as snapshot:
+            conn.execute("INSERT INTO t VALUES (1001, 'new'); UPDATE t SET x = 'changed' WHERE i = 1")
+            assert scalar(conn, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+            lines = copied(database, snapshot, T)
+            assert len(lines) == 1000
+            assert b'"1","old"' in lines
+            snapshot.check()
+        held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_xmin IS NOT NULL"
+        wait_for(lambda: scalar(conn, held + " AND pid <> pg_backend_pid()") == 0)
+
+
+@either_way
+def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database, replication: bool) -> None:
+    """Under concurrent writers: rows in the snapshot are those committed before it, by commit LSN."""
+    stop = threading.Event()
+    slot = f"s_{secrets.token_hex(5)}"
+
+    def write(start: int) -> None:
+        with database.connect() as conn:
+            i = start
+            while not stop.is_set():
+                conn.execute("INSERT INTO t VALUES (%s, 'w')", [i])
+                i += 3
+
+    with database.connect() as conn:
+        publish(conn)
+        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+        writers = [threading.Thread(target=write, args=(start,)) for start in (1, 2, 3)]
+        for writer in writers:
+            writer.start()
+        try:
+            wait_for(lambda: int(str(scalar(conn, "SELECT count(*) FROM t"))) > 100)
+            with exported_snapshot(database.conninfo, [T], replication=replication) as snapshot:
+                point = snapshot.consistent_point
+                rows = {int(line.split(b",")[0].strip(b'"')) for line in copied(database, snapshot, T)}
+        finally:
+            stop.set()
+            for writer in writers:
+                writer.join()
+        before, after = _streamed(conn, slot, int(point))
+        assert before == rows
+        assert after
+        assert not after & rows
+
+
+def _streamed(conn: psycopg.Connection, slot: str, point: int) -> tuple[set[int], set[int]]:
+    """Keys inserted by transactions whose commit record starts before the point, and the others."""
+    found: tuple[set[int], set[int]] = (set(), set())
+    commit = 0
+    query = (
+        "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1',"
+        " 'publication_names', 'p')"
+    )
+    for (data,) in conn.execute(query, [slot]):
+        if data[:1] == b"B":
+            commit = int.from_bytes(data[1:9], "big")
+        elif data[:1] == b"I":
+            size = int.from_bytes(data[9:13], "big")
+            found[commit >= point].add(int(data[13 : 13 + size]))
+    return found
+
+
+@either_way
+def test_waiting_is_told_bounded_and_names_who_is_in_the_way(database: Database, replication: bool) -> None:
+    gid = f"g_{secrets.token_hex(4)}"
+    with database.connect() as conn, database.connect(application_name="the writer") as writer:
+        publish(conn)
+        writer.execute("BEGIN; INSERT INTO t VALUES (1)")
+        with (
+            pytest.raises(CopyBlocked, match="the writer") as caught,
+            exported_snapshot(database.conninfo, [T], lock_seconds=0.8, replication=replication),
+        ):
+            pass
+        assert str(writer.info.backend_pid) in caught.value.what
+        assert caught.value.retryable
+        writer.execute("ROLLBACK")
+        conn.execute("BEGIN; INSERT INTO t VALUES (2)")
+        conn.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+        with (
+            pytest.raises(CopyBlocked, match=gid),
+            exported_snapshot(database.conninfo, [T], lock_seconds=0.8, replication=replication),
+        ):
+            pass
+        conn.execute(f"COMMIT PREPARED '{gid}'".encode())
+        left = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+        wait_for(lambda: scalar(conn, left) == 0)
+
+
+def test_a_locked_table_is_named_with_its_locker(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PATIENCE_SECONDS", 0.3)
+    with database.connect() as conn, database.connect() as locker:
+        publish(conn)
+        with exported_snapshot(database.conninfo, [T]) as snapshot:
+            (piece,) = cut(snapshot)
+            locker.execute("BEGIN; LOCK TABLE t")
+            with pytest.raises(CopyBlocked, match=f"pid {locker.info.backend_pid}") as caught:
+                read(database, snapshot, piece)
+            assert "public.t" in str(caught.value)
+
+
+READABLE_AFTER = [
+    "ALTER TABLE t ADD COLUMN n int DEFAULT 5",
+    "ALTER TABLE t RENAME TO renamed",
+    "CREATE SCHEMA s; ALTER TABLE t SET SCHEMA s",
+    "ALTER SCHEMA public RENAME TO s; CREATE SCHEMA public; CREATE TABLE public.t (i int, x text)",
+    "ALTER TABLE t RENAME TO u; CREATE TABLE t (i int, x text)",
+    "INSERT INTO t VALUES (2); CREATE INDEX ON t (x); VACUUM t",
+]
+NOT_READABLE_AFTER = [
+    "TRUNCATE t",
+    "ALTER TABLE t ALTER i TYPE bigint",
+    "ALTER TABLE t ALTER x TYPE varchar(9)",
+    "DROP TABLE t",
+    "DROP TABLE t; CREATE TABLE t (i int PRIMARY KEY, x text)",
+    "ALTER TABLE t DROP x",
+    "ALTER TABLE t RENAME x TO z; ALTER TABLE t RENAME y TO x; ALTER TABLE t RENAME z TO y",
+]
+"""The last one: its values would stand in each other's columns, in a copy by name."""
+
+
+@pytest.mark.parametrize("ddl", READABLE_AFTER + NOT_READABLE_AFTER)
+def test_whatever_is_done_to_a_table_its_copy_is_that_of_the_snapshot_or_none(database: Database, ddl: str) -> None:
+    """COPY would give no row, or those of another table, or another column's values; and no error."""
+    with database.connect() as conn:
+        publish(conn, "i int PRIMARY KEY, x text, y text")
+        conn.execute("INSERT INTO t VALUES (1, 'x', 'y')")
+        with exported_snapshot(database.conninfo, [T]) as snapshot:
+            (piece,) = cut(snapshot)
+            conn.execute("SET lock_timeout = 100")
+            for statement in ddl.split("; "):
+                conn.execute(statement.encode())
+            if ddl in READABLE_AFTER:
+                assert read(database, snapshot, piece) == [b'"1","x","y"\n']
+                return
+            with pytest.raises(CopyOutdated) as caught:
+                read(database, snapshot, piece)
+            assert caught.value.retryable
+
+
+def test_a_truncate_while_the_snapshot_is_waited_for_has_no_need_to_wait(database: Database) -> None:
+    """It has an xid, so the slot's creation waits for it: a lock of ours meanwhile would be a deadlock."""
+    result: list[int] = []
+
+    def take() -> None:
+        with exported_snapshot(database.conninfo, [T]) as snapshot:
+            result.extend([len(copied(database, snapshot, T))])
+
+    with database.connect() as conn, database.connect() as blocker, database.connect() as truncating:
+        publish(conn)
+        conn.execute("INSERT INTO t VALUES (1)")
+        blocker.execute("BEGIN; SELECT pg_current_xact_id()")
+        taker = threading.Thread(target=take)
+        taker.start()
+        creating = "SELECT count(*) FROM pg_replication_slots WHERE temporary AND database = current_database()"
+        wait_for(lambda: scalar(conn, creating))
+        truncating.execute("SET lock_timeout = 100")
+        truncating.execute("TRUNCATE t")
+        blocker.execute("COMMIT")
+        taker.join(30)
+        assert result == [0]
+
+
+def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: Database) -> None:
+    """It rewrites nothing and sends nothing, yet old rows have it from then on: the copy is as the snapshot was."""
+    with database.connect() as conn:
+        publish(conn)
+        conn.execute("INSERT INTO t VALUES (1, 'x')")
+        with exported_snapshot(database.conninfo, []) as snapshot:
+            (piece,) = cut(snapshot)
+            conn.execute("ALTER TABLE t ADD COLUMN n int DEFAULT 5")
+            assert b"".join(read(database, snapshot, piece)) == b'"1","x"\n'
+
+
+@either_way
+def test_the_exporter_outlives_the_timeouts_of_idle_sessions(database: Database, replication: bool) -> None:
+    """The source ends sessions that are idle, in a transaction or out of one; ours sits so while a copy lasts."""
+    names = ["idle_in_transaction_session_timeout", "idle_session_timeout", "statement_timeout"]
+    with database.connect() as conn:
+        if conn.info.server_version >= 170000:
+            names.append("transaction_timeout")
+        for name in names:
+            conn.execute(f"ALTER DATABASE {database.name} SET {name} = '400ms'".encode())
+        publish(conn)
+        conn.execute("INSERT INTO t VALUES (1)")
+    # Who does not take care is ended.
+    with database.connect(autocommit=False) as careless:
+        careless.execute("SELECT 1")
+        wait_for(lambda: _ended(careless))
+    with exported_snapshot(database.conninfo, [T], replication=replication) as snapshot:
+        time.sleep(1.2)
+        snapshot.check()
+        assert len(copied(database, snapshot, T)) == 1
+
+
+def _ended(conn: psycopg.Connection) -> bool:
+    try:
+        conn.execute("SELECT 1")
+    except psycopg.Error:
+        return True
+    time.sleep(0.6)
+    return False
+
+
+def test_a_prepared_transaction_of_another_database_is_told_with_its_gid(database: Database) -> None:
+    """Slot creation waits for the whole cluster; nothing in our own database shows for whom."""
+    gid = f"g_{secrets.token_hex(4)}"
+    with fresh_database(database.server) as other, other.connect() as elsewhere, database.connect() as conn:
+        publish(conn)
+        elsewhere.execute("BEGIN; SELECT pg_current_xact_id()")
+        elsewhere.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+        started = time.monotonic()
+        with pytest.raises(CopyBlocked, match=gid) as caught, exported_snapshot(database.conninfo, [T], lock_seconds=1):
+            pass
+        assert time.monotonic() - started < 15
+        assert other.name in str(caught.value)
+        elsewhere.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+        with exported_snapshot(database.conninfo, [T], lock_seconds=10):
+            pass
+
+
+def test_a_lost_holder_is_noticed(database: Database) -> None:
+    with database.connect() as conn:
+        publish(conn)
+        with pytest.raises(SourceUnavailable, match="held"), exported_snapshot(database.conninfo, [T]) as snapshot:  # noqa: PT012
+            conn.execute("SELECT pg_terminate_backend(%s, 5000)", [snapshot.holder.info.backend_pid])
+            with pytest.raises(SourceUnavailable):
+                snapshot.check()
+
+
+def test_the_gate_compares_snapshots() -> None:
+    ours = _Xids.parse("10:20:12,15")
+    assert ours.agrees(_Xids.parse("12:20:12"))
+    assert ours.agrees(_Xids.parse("21:25:21,22"))
+    assert not ours.agrees(_Xids.parse("10:19:12")), "an older snapshot proves nothing"
+    assert not ours.agrees(_Xids.parse("10:20:12,13,15")), "13 is ended for us and running for others"
+    assert ours.agrees(_Xids.parse("20:20:"))
+
+
+def test_the_gate_holds_back_until_commit_status_is_there(database: Database) -> None:
+    """A commit that waits for a synchronous standby has its record written, and its status not seen.
+
+    It starts once the slot's snapshot is nearly built, so slot creation does not wait for it: the
+    unfixed servers then hand out a snapshot that counts it as committed. The gate keeps us from reading.
+    """
+    with database.connect() as conn, database.connect() as first, database.connect() as second:
+        publish(conn)
+        conn.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        conn.execute("SELECT pg_reload_conf()")
+        entered = threading.Event()
+        counted: list[int] = []
+
+        def take() -> None:
+            with exported_snapshot(database.conninfo, [T]) as snapshot:
+                entered.set()
+                counted.append(len(copied(database, snapshot, T)))
+
+        writer = database.connect()
+        creating = "SELECT count(*) FROM pg_stat_activity WHERE {} = ANY(pg_blocking_pids(pid))"
+        try:
+            wait_for(lambda: scalar(conn, "SHOW synchronous_standby_names") == "nobody")
+            for session in (first, second):
+                session.execute("SET synchronous_commit = local")
+            first.execute("BEGIN; SELECT pg_current_xact_id()")
+            taking = threading.Thread(target=take)
+            taking.start()
+            wait_for(lambda: scalar(conn, creating.format(first.info.backend_pid)))
+            second.execute("BEGIN; SELECT pg_current_xact_id()")
+            first.execute("COMMIT")
+            wait_for(lambda: scalar(conn, creating.format(second.info.backend_pid)))
+            writing = threading.Thread(target=lambda: writer.execute("INSERT INTO t VALUES (1)"))
+            writing.start()
+            wait_for(lambda: scalar(conn, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'") == 1)
+            second.execute("COMMIT")
+            assert not entered.wait(1.5)
+        finally:
+            conn.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            conn.execute("SELECT pg_reload_conf()")
+        writing.join(20)
+        taking.join(20)
+        writer.close()
+        assert counted == [1]
+
+
+def test_pieces_are_picklable(database: Database) -> None:
+    import pickle
+
+    with database.connect() as conn:
+        publish(conn)
+        with exported_snapshot(database.conninfo, [T]) as snapshot:
+            (piece,) = cut(snapshot, target=1)
+            assert pickle.loads(pickle.dumps(piece)) == piece
+            assert isinstance(piece, Piece)

@@ -1,0 +1,233 @@
+"""Tables, columns, keys, leaves and types as the catalog reader has them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import SettingsError
+from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity, mirror_key
+from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.source.catalog.tables import read_tables, relation_facts
+from pgcdc_assets.source.connect.connection import connect
+from tests.fix_postgres import Database
+
+
+def tables_of(database: Database, ddl: str, publications: str = "p") -> dict[str, Table]:
+    with connect(database.conninfo) as conn:
+        conn.execute(f"SET search_path = public; {ddl}".encode())
+        found = read_tables(conn, publications.split(","))
+    assert [Table.from_json(json.loads(json.dumps(table.to_json()))) for table in found] == list(found)
+    return {table.name.name: table for table in found}
+
+
+def column(table: Table, name: str) -> Column:
+    return next(column for column in table.columns if column.name == name)
+
+
+def key(table: Table) -> list[str]:
+    return [column.name for column in table.key_columns]
+
+
+def test_types_are_resolved_to_their_base_and_element(database: Database) -> None:
+    table = tables_of(
+        database,
+        "CREATE DOMAIN d1 AS numeric(10,2); CREATE DOMAIN d2 AS d1 NOT NULL; CREATE TYPE mood AS ENUM ('a');"
+        "CREATE TABLE t (id int PRIMARY KEY, n numeric(5,1)[], d d2, dd d2[], m mood, iv int2vector, b box[]);"
+        "CREATE PUBLICATION p FOR TABLE t",
+    )["t"]
+    numeric = column(table, "n").type
+    assert numeric.element is not None
+    assert (numeric.element.name, numeric.element.typmod) == ("numeric", (5 << 16 | 1) + 4)
+    domain = column(table, "d").type
+    assert (domain.family, domain.base) == ("d", PgType(1700, "numeric", (10 << 16 | 2) + 4))
+    assert column(table, "dd").type.element == domain
+    assert column(table, "m").type.family == "e"
+    assert column(table, "iv").type.element is None, "int2vector prints without braces: no array"
+    assert column(table, "b").type.delimiter == ";"
+
+
+def test_attnums_skip_dropped_columns_and_missing_values_are_told(database: Database) -> None:
+    table = tables_of(
+        database,
+        "CREATE TABLE t (gone int, id int PRIMARY KEY, late int); INSERT INTO t VALUES (1, 1, 1);"
+        "ALTER TABLE t DROP gone, ADD a int DEFAULT 5, ADD b text[] DEFAULT '{x,\"y,z\"}', ADD c int;"
+        "CREATE PUBLICATION p FOR TABLE t",
+    )["t"]
+    assert [column.attnum for column in table.columns] == [2, 3, 4, 5, 6]
+    assert table.key == (2,)
+    assert [column.missing for column in table.columns] == [None, None, "5", '{x,"y,z"}', None]
+
+
+def test_the_key_is_what_the_stream_names_rows_by(database: Database) -> None:
+    found = tables_of(
+        database,
+        "CREATE TABLE plain (a int, b int, PRIMARY KEY (b, a));"
+        "CREATE TABLE postponed (id int PRIMARY KEY DEFERRABLE);"
+        "CREATE TABLE by_index (id int PRIMARY KEY, k int NOT NULL UNIQUE);"
+        "ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_index_k_key;"
+        "CREATE TABLE full_keyed (id int PRIMARY KEY); ALTER TABLE full_keyed REPLICA IDENTITY FULL;"
+        "CREATE TABLE full_deferrable (id int PRIMARY KEY DEFERRABLE);"
+        "ALTER TABLE full_deferrable REPLICA IDENTITY FULL;"
+        "CREATE TABLE bag (a int); ALTER TABLE bag REPLICA IDENTITY FULL;"
+        "CREATE TABLE none (id int PRIMARY KEY); ALTER TABLE none REPLICA IDENTITY NOTHING;"
+        "CREATE TABLE included (id int, x int, PRIMARY KEY (id) INCLUDE (x));"
+        "CREATE TABLE wide (id int PRIMARY KEY, k int NOT NULL, UNIQUE (k, id));"
+        "ALTER TABLE wide REPLICA IDENTITY USING INDEX wide_k_id_key;"
+        "CREATE PUBLICATION p FOR ALL TABLES",
+    )
+    assert {name: key(table) for name, table in found.items()} == {
+        "plain": ["b", "a"], "postponed": [], "by_index": ["k"], "full_keyed": ["id"], "full_deferrable": [],
+        "bag": [], "none": [], "included": ["id"], "wide": ["id"],
+    }  # fmt: skip
+    assert {name for name, table in found.items() if table.multiset} == {"bag", "full_deferrable"}
+    assert {name for name, table in found.items() if not table.updates_seen} == {"postponed", "none"}
+    assert found["by_index"].identity_key == (2,)
+    assert found["wide"].identity_key == (2, 1)
+
+
+def test_an_index_that_may_not_be_used_is_no_key() -> None:
+    index = Index(("a",), primary=False, identity=True, usable=False)
+    assert not RowIdentity.of("i", [index]).publishable
+    assert mirror_key(RowIdentity.of("i", [index]), [RowIdentity.of("i", [index])], ["a"]) == ()
+
+
+@pytest.mark.since(15, "row filters and column lists")
+def test_publications_column_lists_filters_and_operations(database: Database) -> None:
+    with connect(database.conninfo) as conn:
+        version = conn.info.server_version
+    found = tables_of(
+        database,
+        "CREATE TABLE cut (id int PRIMARY KEY, secret text, shown text);"
+        "CREATE TABLE filtered (id int PRIMARY KEY, x int); CREATE TABLE inserted (id int PRIMARY KEY);"
+        "CREATE TABLE generated (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED);"
+        "CREATE TABLE unlisted (id int);"
+        "CREATE PUBLICATION p FOR TABLE cut (id, shown), filtered WHERE (id > 3 AND id <> 5), generated;"
+        "CREATE PUBLICATION q FOR TABLE inserted WITH (publish = 'insert')",
+        "p,q",
+    )
+    assert sorted(found) == ["cut", "filtered", "generated", "inserted"]
+    assert [column.name for column in found["cut"].columns] == ["id", "shown"]
+    assert found["filtered"].row_filter == "((id > 3) AND (id <> 5))"
+    assert [column.name for column in found["generated"].columns] == ["id"]
+    assert not found["inserted"].updates_seen
+    assert found["inserted"].key == ()
+    if version >= 180000:
+        with connect(database.conninfo) as conn:
+            conn.execute("ALTER PUBLICATION p SET (publish_generated_columns = stored)")
+            (table,) = (table for table in read_tables(conn, ["p"]) if table.name.name == "generated")
+            assert [(column.name, column.generated) for column in table.columns] == [("id", ""), ("g", "s")]
+
+
+@pytest.mark.since(15, "row filters")
+def test_a_filter_is_off_where_another_publication_has_none(database: Database) -> None:
+    ddl = (
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t WHERE (id > 1);"
+        "CREATE PUBLICATION q FOR TABLE t WHERE (id < 0); CREATE PUBLICATION r FOR TABLE t"
+    )
+    assert tables_of(database, ddl, "p,q")["t"].row_filter == "((id < 0)) OR ((id > 1))"
+    with connect(database.conninfo) as conn:
+        assert read_tables(conn, ["p", "q", "r"])[0].row_filter is None
+
+
+PARTITIONED = (
+    "CREATE TABLE r (id int, region text, v text, PRIMARY KEY (id, region)) PARTITION BY LIST (region);"
+    "CREATE TABLE r_n PARTITION OF r FOR VALUES IN ('n');"
+    "CREATE TABLE r_s (gone int, v text, region text NOT NULL, id int NOT NULL);"
+    "ALTER TABLE r_s DROP gone; ALTER TABLE r ATTACH PARTITION r_s FOR VALUES IN ('s');"
+    "CREATE TABLE r_x PARTITION OF r FOR VALUES IN ('x', 'y') PARTITION BY LIST (region);"
+    "CREATE TABLE r_xx PARTITION OF r_x FOR VALUES IN ('x');"
+)
+
+
+def test_leaves_stand_behind_their_root(database: Database) -> None:
+    found = tables_of(database, PARTITIONED + "CREATE PUBLICATION p FOR TABLE r")
+    assert list(found) == ["r"]
+    root = found["r"]
+    assert root.partitioned
+    assert [leaf.name.name for leaf in root.leaves] == ["r_n", "r_s", "r_xx"]
+    assert key(root) == ["id", "region"]
+    via_root = tables_of(database, "CREATE PUBLICATION v FOR TABLE r WITH (publish_via_partition_root)", "v")["r"]
+    assert (via_root.leaves, via_root.key) == (tuple(replace(leaf, traceless=True) for leaf in root.leaves), root.key)
+
+
+def test_a_leafs_facts_have_its_own_attnums_and_its_roots_key(database: Database) -> None:
+    tables_of(database, PARTITIONED + "CREATE PUBLICATION p FOR TABLE r")
+    with connect(database.conninfo) as conn:
+        row = conn.execute("SELECT 'public.r_s'::regclass::oid, 'public.r'::regclass::oid").fetchone()
+        assert row is not None
+        found = relation_facts(conn, {row[0]: [23, 25, 999_999], 999_999: [23]}, ["p"])
+        facts = found[row[0]]
+        assert facts.table is not None
+        assert (facts.table.name.name, facts.table.root) == ("r_s", TableName("public", "r"))
+        assert facts.table.mirror == TableName("public", "r")
+        assert {column.name: column.attnum for column in facts.table.columns} == {"v": 2, "region": 3, "id": 4}
+        assert facts.table.key == (4, 3)
+        assert {oid: type_.name for oid, type_ in facts.types.items()} == {23: "int4", 25: "text"}
+        assert found[999_999].table is None
+
+
+def test_a_relation_that_is_published_no_more_still_has_facts(database: Database) -> None:
+    tables_of(database, "CREATE TABLE t (a int, id int PRIMARY KEY); CREATE PUBLICATION p")
+    with connect(database.conninfo) as conn:
+        row = conn.execute("SELECT 'public.t'::regclass::oid").fetchone()
+        assert row is not None
+        table = relation_facts(conn, {row[0]: [23]}, ["p"])[row[0]].table
+        assert table is not None
+        assert [column.attnum for column in table.columns] == [1, 2]
+
+
+def test_keyless_roots_are_multisets_only_if_every_leaf_sends_whole_rows(database: Database) -> None:
+    found = tables_of(
+        database,
+        "CREATE TABLE bag (id int) PARTITION BY LIST (id); CREATE TABLE bag1 PARTITION OF bag FOR VALUES IN (1);"
+        "ALTER TABLE bag1 REPLICA IDENTITY FULL;"
+        "CREATE TABLE mixed (id int) PARTITION BY LIST (id); CREATE TABLE mixed1 PARTITION OF mixed FOR VALUES IN (1);"
+        "CREATE TABLE mixed2 PARTITION OF mixed FOR VALUES IN (2); ALTER TABLE mixed1 REPLICA IDENTITY FULL;"
+        "ALTER TABLE mixed2 ADD PRIMARY KEY (id);"
+        "CREATE PUBLICATION p FOR TABLE bag, mixed",
+    )
+    assert found["bag"].multiset
+    assert found["bag"].updates_seen
+    assert not found["mixed"].updates_seen, "a key of one leaf is none of the root"
+
+
+def test_odd_names_and_two_schemas(database: Database) -> None:
+    ddl = (
+        'CREATE SCHEMA "Odd Schema"; CREATE SCHEMA other; CREATE TABLE t (id int PRIMARY KEY);'
+        'CREATE TABLE other.t (id int PRIMARY KEY); CREATE TABLE "Odd Schema"."Select {} %s" ("a.b ☃" int PRIMARY KEY);'
+        "CREATE PUBLICATION p FOR ALL TABLES"
+    )
+    tables_of(database, ddl)
+    with connect(database.conninfo) as conn:
+        found = read_tables(conn, ["p"])
+        assert [(t.name.schema, t.name.name) for t in found] == [
+            ("Odd Schema", "Select {} %s"), ("other", "t"), ("public", "t"),
+        ]  # fmt: skip
+        assert [t.name.schema for t in read_tables(conn, ["p"], ["t", '"Odd Schema".*', '-*."Select*"'])] == [
+            "Odd Schema", "public",
+        ]  # fmt: skip
+        assert [str(t.name) for t in read_tables(conn, ["p"], ["-Odd?Schema.*"])] == ["other.t", "public.t"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "name", "meant"),
+    [
+        ([], "public.t", True), (["t"], "public.t", True), (["t"], "other.t", False), (["*.t"], "other.t", True),
+        (["public.a*", "-public.ab"], "public.ab", False), (["public.a*", "-public.ab"], "public.abc", True),
+        (["-public.*"], "other.x", True), (["public.a?"], "public.a", False), (['"A.b".c'], '"A.b".c', True),
+        (["public.T"], "public.t", False), (['public."*"'], "public.t", False), (["public.[t]"], "public.t", False),
+    ],
+)  # fmt: skip
+def test_patterns(patterns: list[str], name: str, meant: bool) -> None:
+    assert TablePatterns.parse(patterns).match(TableName.parse(name)) is meant
+
+
+@pytest.mark.parametrize("pattern", ["", "-", "a.b.c", 'a."b'])
+def test_a_wrong_pattern_names_the_setting(pattern: str) -> None:
+    with pytest.raises(SettingsError, match="tables"):
+        TablePatterns.parse([pattern])

@@ -1,0 +1,185 @@
+"""The replication connection against a real walsender."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.errors import CopyBlocked, SlotActive, SlotMissing, SourceFailed, SourceNotReady, SourceUnavailable
+from pgcdc_assets.source.connect.quoting import identifier, literal
+from pgcdc_assets.source.connect.readers import LibpqReader
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from tests.fix_postgres import Database
+
+
+@pytest.fixture
+def slot() -> str:
+    return f"s_{secrets.token_hex(5)}"
+
+
+@pytest.fixture(params=["socket", "libpq"])
+def walsender(
+    database: Database, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ReplicationConnection]:
+    """Over a plain connection, and as over one that only libpq can read."""
+    if request.param == "libpq":
+        monkeypatch.setattr(ReplicationConnection, "socket", lambda connection: None)
+    with ReplicationConnection.open(database.conninfo) as connection:
+        yield connection
+
+
+def frames(walsender: ReplicationConnection, until: Callable[[bytes], bool], seconds: float = 20) -> list[bytes]:
+    """Up to the one waited for; what came with it is dropped."""
+    taken: list[bytes] = []
+    deadline = time.monotonic() + seconds
+    while not any(map(until, taken)):
+        assert time.monotonic() < deadline, f"{len(taken)} frames, not the one waited for"
+        if not walsender.frames.pull():
+            walsender.wait(0.1)
+        found = walsender.frames.take()
+        taken += [found.frame(index) for index in range(len(found))]
+    return taken[: next(index for index, frame in enumerate(taken) if until(frame)) + 1]
+
+
+def is_commit(frame: bytes) -> bool:
+    return frame[:1] == b"w" and frame[25:26] == b"C"
+
+
+def test_identify_and_timeline(walsender: ReplicationConnection, database: Database) -> None:
+    identity = walsender.identify()
+    with database.connect() as conn:
+        row = conn.execute("SELECT system_identifier::text FROM pg_control_system()").fetchone()
+    assert row == (identity.system_identifier,)
+    assert (identity.timeline, identity.database) == (1, database.name)
+    assert identity.flush_lsn > ZERO
+    assert walsender.timeline_history(1) == ()
+    with pytest.raises(SourceFailed):
+        walsender.timeline_history(99)
+
+
+def test_frames_come_in_and_confirmations_go_out(
+    walsender: ReplicationConnection, database: Database, slot: str
+) -> None:
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (i int PRIMARY KEY); CREATE PUBLICATION \"Odd, 'name'\" FOR TABLE t")
+        created = walsender.create_slot(slot)
+        assert created.snapshot_name is None
+        conn.execute("INSERT INTO t VALUES (1), (2)")
+        walsender.start(slot, created.consistent_point, ["Odd, 'name'"])
+        taken = [frame for frame in frames(walsender, is_commit) if frame[:1] == b"w"]
+        assert bytes(frame[25] for frame in taken) == b"BRIIC"
+        end_lsn = Lsn(struct.unpack_from(">Q", taken[-1], 25 + 2 + 8)[0])
+        walsender.send_status(end_lsn, end_lsn, end_lsn, reply=True)
+        keepalive = frames(walsender, lambda frame: frame[:1] == b"k")[-1]
+        assert struct.unpack_from(">Q", keepalive, 1)[0] >= end_lsn
+        # The reply goes out before the slot is touched: wait for it.
+        query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+        deadline = time.monotonic() + 20
+        while conn.execute(query, [slot]).fetchone() != (str(end_lsn),):
+            assert time.monotonic() < deadline, "the confirmation did not arrive"
+        sent = conn.execute(
+            "SELECT extract(epoch FROM reply_time - now())::float8 FROM pg_stat_replication WHERE pid = %s",
+            [_pid(walsender)],
+        )
+        ((delay,),) = sent.fetchall()
+        assert abs(delay) < 60, "the status carries the right clock"
+
+
+def _pid(walsender: ReplicationConnection) -> int:
+    return walsender.pgconn.backend_pid
+
+
+def test_leaving_the_stream_frees_the_slot_at_once(
+    walsender: ReplicationConnection, database: Database, slot: str
+) -> None:
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (i int PRIMARY KEY, x text); CREATE PUBLICATION p FOR TABLE t")
+        created = walsender.create_slot(slot)
+        conn.execute("INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(1, 20000) AS i")
+    walsender.start(slot, created.consistent_point, ["p"])
+    frames(walsender, lambda frame: frame[:1] == b"w")
+    walsender.end_stream()
+    walsender.drop_slot(slot)
+    with pytest.raises(SlotMissing):
+        walsender.drop_slot(slot)
+
+
+def test_slot_errors_are_typed(walsender: ReplicationConnection, database: Database, slot: str) -> None:
+    with pytest.raises(SlotMissing) as missing:
+        walsender.start(slot, ZERO, ["p"])
+    assert missing.value.thing == f"slot {slot}"
+    with ReplicationConnection.open(database.conninfo) as other:
+        other.create_slot(slot)
+        other.start(slot, ZERO, ["p"])
+        with pytest.raises(SlotActive, match=str(_pid(other))) as active:
+            walsender.start(slot, ZERO, ["p"])
+        assert active.value.retryable
+
+
+def test_a_missing_publication_is_not_a_missing_slot(
+    walsender: ReplicationConnection, database: Database, slot: str
+) -> None:
+    created = walsender.create_slot(slot)
+    walsender.start(slot, created.consistent_point, ["no_such_publication"])
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (i int PRIMARY KEY); INSERT INTO t VALUES (1)")
+    if walsender.pgconn.server_version < 180000:
+        with pytest.raises((SourceNotReady, SourceFailed), match="no_such_publication"):
+            frames(walsender, is_commit)
+
+
+def test_losing_the_server_is_source_unavailable(
+    walsender: ReplicationConnection, database: Database, slot: str
+) -> None:
+    created = walsender.create_slot(slot)
+    walsender.start(slot, created.consistent_point, ["p"])
+    with database.connect() as conn:
+        conn.execute("SELECT pg_terminate_backend(%s, 5000)", [_pid(walsender)])
+    with pytest.raises(SourceUnavailable):
+        frames(walsender, is_commit)
+
+
+def test_slot_creation_waits_for_writers_and_lock_timeout_ends_it(
+    walsender: ReplicationConnection, database: Database, slot: str
+) -> None:
+    waits: list[float] = []
+    with database.connect() as writer:
+        writer.execute("BEGIN; SELECT pg_current_xact_id()")
+        walsender.execute("SET lock_timeout = '1200ms'")
+        with pytest.raises(CopyBlocked):
+            walsender.create_slot(slot, temporary=True, export=True, waiting=lambda: waits.append(time.monotonic()))
+    assert waits
+    assert walsender.create_slot(slot, temporary=True, export=True).snapshot_name
+
+
+def test_names_are_quoted_for_the_replication_grammar() -> None:
+    assert identifier('a"b') == '"a""b"'
+    assert literal("a'b\\c") == "'a''b\\c'"
+
+
+def test_the_server_s_own_error_is_told_by_whoever_notices(
+    walsender: ReplicationConnection, database: Database, slot: str
+) -> None:
+    """A status that cannot be sent any more does not hide why."""
+    created = walsender.create_slot(slot)
+    walsender.start(slot, created.consistent_point, ["p"])
+    with database.connect() as conn:
+        conn.execute("SELECT pg_terminate_backend(%s, 5000)", [_pid(walsender)])
+    assert walsender.wait(5)
+    if isinstance(walsender.frames, LibpqReader):
+        # Libpq has taken the end of the stream, and knows no COPY any more.
+        walsender.frames._read()
+    with pytest.raises(SourceUnavailable, match="terminating connection"):
+        _converse(walsender)
+
+
+def _converse(walsender: ReplicationConnection) -> None:
+    for _ in range(5):
+        walsender.send_status(ZERO, ZERO, ZERO)
+        walsender.frames.pull()
+        walsender.frames.take()

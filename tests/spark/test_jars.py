@@ -1,0 +1,100 @@
+"""Delta's jars: what is missing on the machine is said; two processes at once fetch once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from pgcdc_assets.errors import MachineError
+from pgcdc_assets.spark.jars import delta_jars
+from pgcdc_assets.spark.maven import REPOSITORY_VARIABLE, java_command
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def _fake_java(folder: Path, version: str) -> Path:
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2020-01-01' >&2\n")
+    java.chmod(0o755)
+    return folder
+
+
+def test_no_java_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineError, match="no `java` on the PATH"):
+        java_command()
+
+
+def test_no_java_under_java_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(MachineError, match=f"JAVA_HOME is {tmp_path}"):
+        java_command()
+
+
+@pytest.mark.parametrize(("version", "named"), [("1.8.0_392", "Java 8"), ("11.0.21", "Java 11")])
+def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, named: str) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "jdk", version)))
+    with pytest.raises(MachineError, match=named) as caught:
+        java_command()
+    assert "install Java 17" in str(caught.value)
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.1"])
+def test_a_new_java_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
+    home = _fake_java(tmp_path / "jdk", version)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java_command() == f"{home}/bin/java"
+
+
+def test_without_the_network_it_says_what_could_not_be_fetched(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(REPOSITORY_VARIABLE, "http://127.0.0.1:9/maven2/")
+    with pytest.raises(MachineError) as caught:
+        delta_jars()
+    told = str(caught.value)
+    assert told.startswith("Delta Lake ")
+    assert "could not be fetched" in told
+    assert "\n" not in told
+    # Nothing is left that the next try would take for a result.
+    assert [path.suffix for path in (empty_cache / "pgcdc_assets" / "jars").iterdir()] == [".lock"]
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(MachineError, match="XDG_CACHE_HOME"):
+        delta_jars()
+
+
+def test_only_what_pyspark_lacks() -> None:
+    own = {jar.name for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
+    found = {jar.name for jar in delta_jars()}
+    assert not found & own
+    assert any(name.startswith("delta-spark_4.2_2.13") for name in found)
+    assert any(name.startswith("delta-storage") for name in found)
+    assert not any(name.startswith(("hadoop", "scala-library", "parquet", "jackson-core")) for name in found)
+
+
+@pytest.mark.long
+def test_two_processes_at_once_fetch_once(empty_cache: Path) -> None:
+    code = "from pgcdc_assets.spark.jars import delta_jars; print(len(delta_jars()))"
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+        for _ in range(2)
+    ]
+    told = [process.communicate(timeout=120)[0] for process in both]
+    assert told[0] == told[1]
+    assert int(told[0]) >= 5
+    assert sorted(path.suffix for path in (empty_cache / "pgcdc_assets" / "jars").iterdir()) == [".13", ".lock"]

@@ -1,0 +1,98 @@
+"""The session: tasks, sessions for one commit, masters that cannot work."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import PySparkException
+
+from pgcdc_assets.errors import ProtocolError, SettingsError
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.spark.session import TXN_APP_ID, run_tasks, spark_session, table_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def doubled(number: int) -> tuple[int, int]:
+    return number * 2, os.getpid()
+
+
+def refusing(number: int) -> int:
+    if number == 2:
+        raise ProtocolError("is not so", thing="message I", lsn="0/5", do="look")
+    return number
+
+
+def broken(number: int) -> int:
+    raise ZeroDivisionError
+
+
+def marking(folder: str) -> None:
+    (Path(folder) / f"{os.getpid()}-{os.urandom(8).hex()}").touch()
+
+
+def test_the_session_leaves_our_handlers_of_signals_in_force(spark: SparkSession) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "as tests/conftest.py set it"
+
+
+def test_results_come_in_the_order_of_the_specs(spark: SparkSession) -> None:
+    results = run_tasks(spark, doubled, [5, 3, 9, 1, 7])
+    assert [number for number, _ in results] == [10, 6, 18, 2, 14]
+    assert os.getpid() not in {pid for _, pid in results}
+
+
+def test_no_specs_start_no_job(spark: SparkSession) -> None:
+    assert run_tasks(spark, broken, []) == []
+
+
+def test_each_spec_runs_once(spark: SparkSession, tmp_path: Path) -> None:
+    run_tasks(spark, marking, [str(tmp_path)] * 5)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_an_error_of_ours_arrives_as_itself(spark: SparkSession) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        run_tasks(spark, refusing, [1, 2, 3])
+    assert str(caught.value) == "message I: is not so, at LSN 0/5; look"
+
+
+def test_another_error_fails_the_job(spark: SparkSession) -> None:
+    with pytest.raises(PySparkException, match="ZeroDivisionError"):
+        run_tasks(spark, broken, [1])
+
+
+def test_application_transactions_do_not_leak(spark: SparkSession) -> None:
+    own = table_session(spark, "app", 7)
+    assert own.conf.get(TXN_APP_ID) == "app"
+    assert spark.conf.get(TXN_APP_ID, None) is None
+    assert own.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+def test_a_skipped_replay_is_seen(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "t")
+    frame = table_session(spark, "app", 7).range(3)
+    frame.write.format("delta").save(path)
+    table_session(spark, "app", 7).range(3).write.format("delta").mode("append").save(path)
+    assert spark.read.format("delta").load(path).count() == 3
+    table_session(spark, "app", 8).range(3).write.format("delta").mode("append").save(path)
+    assert spark.read.format("delta").load(path).count() == 6
+
+
+def test_the_process_has_one_session(spark: SparkSession, tmp_path: Path) -> None:
+    again = spark_session(Settings(lake=tmp_path))
+    assert again.sparkContext is spark.sparkContext
+
+
+def test_a_local_lake_needs_a_local_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pgcdc_assets.spark.session import refuse_remote_master
+
+    with pytest.raises(SettingsError, match="spark://host:7077"):
+        refuse_remote_master(tmp_path, "spark://host:7077")
+    refuse_remote_master(tmp_path, "local[*,4]")
