@@ -73,6 +73,7 @@ bench-small: install ## The rates alone, at a twentieth of the size (some minute
 .PHONY: check
 check: install ## ruff and mypy
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
 .PHONY: lock

@@ -26,7 +26,7 @@ from bench.source import database, run
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.layout import DELTA_LOG, commit_name
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.commit import Change, commit_change, commit_rewritten
+from pgcdc_assets.delta.commit import FileChange, commit_change, commit_rewritten
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.delta.logfiles import commit_actions
@@ -37,7 +37,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.apply import LOOK_EVERY
 from pgcdc_assets.mirror.delta.compaction import compact_file, worth_rewriting
 from pgcdc_assets.mirror.delta.mirror import Mirror
-from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.delta.thinning import passing
 from pgcdc_assets.points.points import ConsistentPoints
 
@@ -117,7 +117,7 @@ class _Turns:
             data.write([pa.nulls(CHANGES, field.type) for field in pa.schema(table.schema.to_arrow())])
             report = data.finish()
         assert report is not None
-        change = Change([report], {path: BitMap64(places) for path, places in gone.items()})
+        change = FileChange([report], {path: BitMap64(places) for path, places in gone.items()})
         self._version = commit_change(table, change, {}, {})
         if self._version % LOOK_EVERY == 0:
             self._rewrite()
@@ -130,7 +130,7 @@ class _Turns:
         files = worth_rewriting(table.files)
         if files:
             schema = pa.schema(table.schema.to_arrow())
-            report = compact_file(Target(self.mirror.path, schema, tuple(schema.names), files))
+            report = compact_file(MergeTarget(self.mirror.path, schema, tuple(schema.names), files))
             self._version = commit_rewritten(table, files, [report] if report is not None else [])
             for file in files:
                 self._gone.pop(file.path, None)

@@ -78,9 +78,7 @@ def save_source(source: str) -> bool:
             raise SettingsError("has a form that a line cannot be added to", thing=str(SETTINGS_FILE), do=by_hand)
         write_whole(SETTINGS_FILE, written)
     except yaml.YAMLError:
-        raise SettingsError(
-            "has a form that a line cannot be added to", thing=str(SETTINGS_FILE), do=by_hand
-        ) from None
+        raise SettingsError("has a form that a line cannot be added to", thing=str(SETTINGS_FILE), do=by_hand) from None
     except OSError as error:
         raise SettingsError(f"cannot be written: {error.strerror}", thing=str(SETTINGS_FILE), do=by_hand) from None
     return True

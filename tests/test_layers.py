@@ -115,7 +115,12 @@ def test_what_workers_import_is_light(name: str) -> None:
     while todo:
         one = todo.pop()
         seen.add(one)
-        heavy = {other.split(".")[0] for other in imports(one, at_once=True)} & {"pyspark", "delta", "dagster", "psycopg"}
+        heavy = {other.split(".")[0] for other in imports(one, at_once=True)} & {
+            "pyspark",
+            "delta",
+            "dagster",
+            "psycopg",
+        }
         assert not heavy, f"{one} imports {heavy}"
         todo |= own(one, at_once=True) - seen
 
@@ -142,3 +147,12 @@ def test_a_file_name_stands_for_one_concept() -> None:
     twice = {last: found for last, found in places.items() if len(found) > 1}
     assert twice.keys() <= SAME, {last: found for last, found in twice.items() if last not in SAME}
     assert twice.keys() >= SAME
+
+
+def test_a_public_class_is_defined_once() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for name in MODULES:
+        for node in ast.parse(FILES[name].read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name)
+    assert not {cls: found for cls, found in places.items() if len(found) > 1}

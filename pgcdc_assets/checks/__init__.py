@@ -1,7 +1,7 @@
 """How things stand, and whether mirrors equal the source. Plain SQL and delta-rs, no JVM.
 
-    source_facts, table_facts -> facts -> health -> status      facts in, problems in words out
-    compared -> rendering -> digest -> verify                   every row and value, at one LSN
+source_facts, table_facts -> facts -> health -> status      facts in, problems in words out
+compared -> rendering -> digest -> verify                   every row and value, at one LSN
 
-    last_runs   failures that nobody looked at      origin      which source a command means
+last_runs   failures that nobody looked at      origin      which source a command means
 """

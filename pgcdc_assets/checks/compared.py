@@ -60,7 +60,8 @@ def readable(name: TableName) -> Iterator[None]:
         yield
     except (DeltaError, pa.ArrowException, OSError) as error:
         raise LakeError(
-            f"cannot be read ({type(error).__name__})", thing=f"mirror {name}",
+            f"cannot be read ({type(error).__name__})",
+            thing=f"mirror {name}",
             do=f"run `pgcdc snapshot {name.shell}`",
         ) from error
 

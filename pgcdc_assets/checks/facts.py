@@ -11,7 +11,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.points.untaken import UntakenRows
-from pgcdc_assets.source.slot.blockers import Holder
+from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.slot.slotstatus import SlotStatus
 
 
@@ -24,7 +24,7 @@ class Backend:
 
 
 @dataclass(frozen=True)
-class Publication:
+class PublicationFacts:
     """What a publication carries. ``tables`` are leaves, or roots where it publishes via them."""
 
     name: str
@@ -49,9 +49,9 @@ class SourceFacts:
     idle_slot_timeout: timedelta = timedelta(0)
     """idle_replication_slot_timeout, PostgreSQL 18; 0 is off."""
     holder: Backend | None = None
-    oldest: Holder | None = None
+    oldest: Blocker | None = None
     """The oldest transaction of the whole cluster, open or prepared: it keeps ``restart_lsn`` back."""
-    publications: Mapping[str, Publication | None] = field(default_factory=dict)
+    publications: Mapping[str, PublicationFacts | None] = field(default_factory=dict)
     """By the names we read; None: it does not exist."""
     mirrored: frozenset[TableName] = frozenset()
     """Published tables, by the names that their mirrors have: roots, not leaves."""

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from itertools import chain
 from typing import Literal
 
-from pgcdc_assets.checks.facts import Facts, Publication, SourceFacts, span
+from pgcdc_assets.checks.facts import Facts, PublicationFacts, SourceFacts, span
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
@@ -286,7 +286,7 @@ def _untaken(facts: Facts) -> Iterator[Problem]:
 
 
 def _missing(
-    tables: Sequence[Table], published: frozenset[TableName], present: Sequence[Publication]
+    tables: Sequence[Table], published: frozenset[TableName], present: Sequence[PublicationFacts]
 ) -> Iterator[Problem]:
     for table in tables:
         carried = {table.name, *(leaf.name for leaf in table.leaves)} if table.partitioned else {table.name}
@@ -302,7 +302,7 @@ def _missing(
         yield from _operations(f"table {table.name}", carriers, updates=table.updates_seen)
 
 
-def _operations(thing: str, carriers: Sequence[Publication], *, updates: bool) -> Iterator[Problem]:
+def _operations(thing: str, carriers: Sequence[PublicationFacts], *, updates: bool) -> Iterator[Problem]:
     wanted = ["insert", "update", "delete"] if updates else ["insert"]
     lacking = [kind for kind in wanted if not any(getattr(publication, kind) for publication in carriers)]
     names = ", ".join(publication.name for publication in carriers)

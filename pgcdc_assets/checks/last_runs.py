@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pgcdc_assets.checks.health import Problem, Severity
-from pgcdc_assets.flow.outcomes import Failure, Kind, Outcome
+from pgcdc_assets.flow.outcomes import Failure, OperationKind, Outcome
 
 
 def of_outcomes(outcomes: Mapping[str, Outcome]) -> Iterator[Problem]:
     """A failed sync means that the lake does not follow; the others, that a wish was not fulfilled."""
     for kind, outcome in outcomes.items():
         if outcome.failed is not None:
-            severity: Severity = "error" if kind == Kind.SYNC else "warning"
+            severity: Severity = "error" if kind == OperationKind.SYNC else "warning"
             yield Problem(severity, f"last {kind}", _words(outcome.failed), outcome.failed.do)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from pgcdc_assets.checks.facts import Backend, Publication, SourceFacts
+from pgcdc_assets.checks.facts import Backend, PublicationFacts, SourceFacts
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.published import Published, read_published
@@ -104,10 +104,10 @@ def _holder(conn: SourceConnection, status: SlotStatus | None) -> Backend | None
 
 def _published_tables(
     conn: SourceConnection, names: Sequence[str], entries: Mapping[int, Published]
-) -> dict[str, Publication]:
+) -> dict[str, PublicationFacts]:
     named = [(oid, TableName(schema, name)) for oid, schema, name in conn.execute(_NAMED, [list(entries)])]
     return {
-        name: Publication(name, frozenset(t for oid, t in named if name in entries[oid].publications), *operations)
+        name: PublicationFacts(name, frozenset(t for oid, t in named if name in entries[oid].publications), *operations)
         for name, *operations in conn.execute(_PUBLICATIONS, [list(names)])
     }
 

@@ -41,7 +41,7 @@ EXAMPLES = 10
 _SHOWN_LENGTH = 80
 
 
-class Point(Protocol):
+class ComparisonPoint(Protocol):
     """What ``reach`` returns: a consistent point."""
 
     @property
@@ -114,7 +114,7 @@ class VerifyReport:
 
 
 def verify(
-    settings: Settings, catalog: Catalog, tables: Sequence[TableName] | None, reach: Callable[[Lsn], Point],
+    settings: Settings, catalog: Catalog, tables: Sequence[TableName] | None, reach: Callable[[Lsn], ComparisonPoint],
     *, conninfo: str | None = None, on_table: Callable[[TableReport], None] = lambda report: None,
     on_wait: OnWait | None = None,
 ) -> VerifyReport:  # fmt: skip

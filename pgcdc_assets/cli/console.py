@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import MaintenanceReport
     from pgcdc_assets.flow.reports import RangeReport, SyncReport
     from pgcdc_assets.mirror.delta.copy import CopyReport
-    from pgcdc_assets.source.slot.blockers import Holder
+    from pgcdc_assets.source.slot.blockers import Blocker
 
 
-class Progress:
+class ConsoleProgress:
     """What a command shows while its run works; the watcher of Dagster's observer.
 
     Writes to its own copy of stderr, because a run redirects the process's streams.
@@ -46,7 +46,7 @@ class Progress:
         self.ranges: list[RangeReport] = []
 
     @contextmanager
-    def shown(self, what: str) -> Iterator[Progress]:
+    def shown(self, what: str) -> Iterator[ConsoleProgress]:
         if not self._terminal:
             yield self
             return
@@ -62,7 +62,7 @@ class Progress:
         else:
             self._console.print(f"{time.monotonic() - self._started:.1f}s {escape(text)}")
 
-    def waiting(self, holders: Sequence[Holder]) -> None:
+    def waiting(self, holders: Sequence[Blocker]) -> None:
         """Whom a snapshot or slot waits for."""
         self.note(f"PostgreSQL waits for {'; '.join(str(holder) for holder in holders)}")
 

@@ -17,7 +17,7 @@ from pgcdc_assets.projectfile import EMBEDDED, save_source
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.verify import VerifyReport
-    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.core.lsn import Lsn
     from pgcdc_assets.demo.generator import Generator
     from pgcdc_assets.flow.reports import SyncReport
@@ -41,7 +41,7 @@ _PROOF_SECONDS = 60
 @click.option("--ui", is_flag=True, help="Leave Dagster's UI open on it at the end.")
 def demo(seconds: int, rate: float, ui: bool) -> int:
     """Copy a live PostgreSQL shop, follow it, prove that every table is equal."""
-    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.source import make_ready
     from pgcdc_assets.project import started_source
     from pgcdc_assets.settings import Settings
@@ -49,7 +49,7 @@ def demo(seconds: int, rate: float, ui: bool) -> int:
     folder = fresh_folder()
     # A JVM that lives for two minutes pays more for the optimising compiler than it gets back.
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
-    progress = Progress()
+    progress = ConsoleProgress()
     progress.note(f"working in {folder}")
     settings = Settings.load()
     with progress.shown("starting PostgreSQL"):
@@ -79,7 +79,7 @@ def fresh_folder() -> Path:
 class Show:
     """Writers, a sync in this thread, and beside it a verify that ends it."""
 
-    def __init__(self, settings: Settings, conninfo: str, progress: Progress, tables: int, seconds: int) -> None:
+    def __init__(self, settings: Settings, conninfo: str, progress: ConsoleProgress, tables: int, seconds: int) -> None:
         self._settings = settings
         self._conninfo = conninfo
         self._progress = progress

@@ -18,7 +18,7 @@ from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
 if TYPE_CHECKING:
     import dagster as dg
 
-    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.console import ConsoleProgress
 
 QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
 """Dagster's event log goes to the instance; what a person should see, our own progress shows."""
@@ -75,25 +75,25 @@ def noise_in_file() -> Iterator[None]:
             os.dup2(kept.fileno(), 2)
 
 
-def run_sync(progress: Progress, **config: Any) -> None:
+def run_sync(progress: ConsoleProgress, **config: Any) -> None:
     from pgcdc_assets.defs.sync import SYNC_OP, sync_job
 
     _run(sync_job, SYNC_OP, config, progress)
 
 
-def run_repair(progress: Progress, **config: Any) -> None:
+def run_repair(progress: ConsoleProgress, **config: Any) -> None:
     from pgcdc_assets.defs.sync import REPAIR_OP, repair_job
 
     _run(repair_job, REPAIR_OP, config, progress)
 
 
-def run_maintenance(progress: Progress, **config: Any) -> None:
+def run_maintenance(progress: ConsoleProgress, **config: Any) -> None:
     from pgcdc_assets.defs.maintenance import MAINTAIN_OP, maintain_job
 
     _run(maintain_job, MAINTAIN_OP, config, progress)
 
 
-def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: Progress) -> None:
+def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: ConsoleProgress) -> None:
     """Raises the run's own error, as if it had been called directly."""
     import dagster as dg
 

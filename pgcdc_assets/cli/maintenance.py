@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 @as_json
 def maintain(as_json: bool) -> int:
     """Forget what nobody needs of the lake; merge what is in pieces. A running sync is asked to do it."""
-    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import project_settings, run_maintenance
 
     project_settings()
-    progress = Progress()
+    progress = ConsoleProgress()
     with progress.shown("maintain"):
         try:
             run_maintenance(progress)

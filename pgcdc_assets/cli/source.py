@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.settings import Settings
     from pgcdc_assets.source.setup.findings import Finding
     from pgcdc_assets.source.setup.setup import SetupReport
-    from pgcdc_assets.source.slot.blockers import Holder
+    from pgcdc_assets.source.slot.blockers import Blocker
 
 
 @click.command()
@@ -126,7 +126,7 @@ def _refused(catalog: Catalog) -> list[Finding]:
     ]
 
 
-def _tell_waiting(holders: Sequence[Holder]) -> None:
+def _tell_waiting(holders: Sequence[Blocker]) -> None:
     who = "; ".join(str(holder) for holder in holders) or "a transaction that has just ended"
     say(f"PostgreSQL waits for {who}", err=True)
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pgcdc_assets.checks.status import Status
-    from pgcdc_assets.checks.verify import Point, TableReport, VerifyReport
-    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.checks.verify import ComparisonPoint, TableReport, VerifyReport
+    from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.core.lsn import Lsn
     from pgcdc_assets.core.names import TableName
     from pgcdc_assets.flow.hold import HoldRequest
@@ -45,14 +45,14 @@ def status(as_json: bool) -> int:
 @as_json
 def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
     """Compare source and mirrors, every row and value, at one LSN, while writes go on."""
-    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import run_sync
     from pgcdc_assets.project import started_source
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
     conninfo = started_source(settings)
-    progress = Progress()
+    progress = ConsoleProgress()
     with progress.shown("verify"):
         report = verified(
             settings,
@@ -72,7 +72,7 @@ def verified(
     settings: Settings,
     conninfo: str,
     tables: tuple[TableName, ...] | None,
-    progress: Progress,
+    progress: ConsoleProgress,
     sync_to: Callable[[Lsn], None],
 ) -> VerifyReport:
     """Verify, with a boundary at the snapshot's LSN from whoever writes to the lake; ``sync_to`` is called
@@ -103,7 +103,7 @@ def verified(
         )
 
 
-def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, sync_to: Callable[[Lsn], None]) -> Point:
+def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, sync_to: Callable[[Lsn], None]) -> ComparisonPoint:
     """The consistent point at exactly ``lsn``."""
     from pgcdc_assets.core.states import TableState
     from pgcdc_assets.errors import LakeError, LockHeld

@@ -56,12 +56,12 @@ def snapshot(tables: tuple[TableName, ...]) -> int:
 @click.option("--range", "span", type=RangeType(), required=True, help="X/Y..X/Y or a partition key.")
 def repair(table: TableName, span: LsnRange) -> int:
     """Derive the rows that a range touched again, from the change log. A running sync is asked to do it."""
-    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_repair
 
     project_settings()
     refuse_unknown([table])
-    progress = Progress()
+    progress = ConsoleProgress()
     with progress.shown(f"repairing {table}"):
         run_repair(progress, table=str(table), span=span.key)
     for report in progress.ranges:
@@ -72,11 +72,11 @@ def repair(table: TableName, span: LsnRange) -> int:
 
 
 def _synced(command: str, **config: Any) -> SyncReport:
-    from pgcdc_assets.cli.console import Progress
+    from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import project_settings, run_sync
 
     project_settings()
-    progress = Progress()
+    progress = ConsoleProgress()
     with progress.shown(command):
         run_sync(progress, command=command, **{name: value for name, value in config.items() if value is not None})
     assert progress.report is not None
@@ -89,9 +89,7 @@ def _print_sync(report: SyncReport, as_json: bool) -> None:
         return
     for copy in report.copied:
         say(f"{copy.table}: {copy.rows} rows copied at {copy.consistent_point}")
-    say(
-        f"{report.transactions} transactions, {report.rows} rows in {report.seconds:.1f} s; replay_lsn {report.end}"
-    )
+    say(f"{report.transactions} transactions, {report.rows} rows in {report.seconds:.1f} s; replay_lsn {report.end}")
     from pgcdc_assets.mirror.delta.mirror import way_back
 
     for table, reason in report.set_aside:

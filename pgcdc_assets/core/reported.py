@@ -5,7 +5,7 @@ from __future__ import annotations
 from pgcdc_assets.core.lsn import Lsn
 
 
-class Progress:
+class ReportedPositions:
     """``write``, ``flush`` and ``apply``, floored at the slot's ``confirmed_flush_lsn`` at connect.
 
     ``flush`` is ``transform_lsn``: up to there every transaction is durable in the log. ``write`` has

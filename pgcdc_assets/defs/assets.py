@@ -74,7 +74,7 @@ def snapshot_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
                 is_required=False,
                 kinds={"spark", "postgres"},
                 description=f"Copies of {table.name} under an exported snapshot, each exact at its consistent point. "
-                "Materialising any partition asks for a new copy: so does \"Materialize all\", for every table that is "
+                'Materialising any partition asks for a new copy: so does "Materialize all", for every table that is '
                 "selected.",
             )
             for out, table in by_out.items()

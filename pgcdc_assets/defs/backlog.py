@@ -14,7 +14,7 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, Look
+from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, SourceLook
 from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.source.positions import FLUSH_LSN
 
@@ -41,7 +41,7 @@ SELECT EXISTS (
 """
 
 
-def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Cursor) -> Look:
+def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Cursor) -> SourceLook:
     """Positions of source and lake now. SlotMissing, or SourceUnavailable, as the connection has it."""
     from pgcdc_assets.log.reader import ChangeLog
 
@@ -52,7 +52,7 @@ def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Curso
     active, (confirmed, restart, flushed) = found[0], (Lsn.parse(text) for text in found[1:])
     log = ChangeLog(layout)
     position = log.position() if log.exists else confirmed
-    seen = Look(
+    seen = SourceLook(
         now=time.time(),
         flush_lsn=flushed,
         position=position,

@@ -18,7 +18,7 @@ _LONGEST_PAUSE_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
-class Look:
+class SourceLook:
     """What one tick sees. Nothing here was received, decoded by us, or changed."""
 
     now: float
@@ -78,7 +78,7 @@ class Cursor:
     def __str__(self) -> str:
         return json.dumps(asdict(self))
 
-    def seen(self, look: Look) -> Self:
+    def seen(self, look: SourceLook) -> Self:
         empty_to = look.flush_lsn if look.published is False else self.empty_to
         moved = not self.since or look.position != self.position
         since = look.now if moved else self.since
@@ -105,7 +105,7 @@ def busy(runs: Runs, now: float) -> str | None:
     return None
 
 
-def decide(look: Look, cursor: Cursor, range_seconds: float) -> Decision:
+def decide(look: SourceLook, cursor: Cursor, range_seconds: float) -> Decision:
     """Request a run when a mirror is behind, or WAL has moved on by 16 MiB or for ``range_seconds``."""
     if look.to_copy:
         return Decision(True, f"{look.to_copy} tables are to be copied")

@@ -99,7 +99,7 @@ def _told(cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Curs
 def _why(settings: Settings) -> dict[str, str]:
     """Of the last failure, where the lake knows it: a run may have failed before it came to the lake."""
     with suppress(LakeError):
-        failed = outcomes.read(settings.layout).get(outcomes.Kind.SYNC, outcomes.Outcome()).failed
+        failed = outcomes.read(settings.layout).get(outcomes.OperationKind.SYNC, outcomes.Outcome()).failed
         if failed is not None:
             return {"why": f"{failed.thing}: {failed.what}" if failed.thing else failed.what}
     return {}

@@ -1,14 +1,14 @@
 """Delta tables by their logs and files: what delta-rs cannot do, or does by listing folders. No Spark.
 
-    datafile, vectors -> commit -> log -> references
+datafile, vectors -> commit -> log -> references
 
-    logfiles    the actions of a commit's lines and of a checkpoint, read strictly
-    log         a table's versions, found by the numbers of their commits
-    commit      a commit that takes its number or fails; checkpoints
-    datafile    Parquet files with exact bounds
-    vectors     deletion vectors
-    references  which files some versions need
-    tombstones  what a checkpoint says of files that are gone
-    recovery    what a power cut left of a log, mended
-    failures    whose failure an error is: one table's, or everybody's
+logfiles    the actions of a commit's lines and of a checkpoint, read strictly
+log         a table's versions, found by the numbers of their commits
+commit      a commit that takes its number or fails; checkpoints
+datafile    Parquet files with exact bounds
+vectors     deletion vectors
+references  which files some versions need
+tombstones  what a checkpoint says of files that are gone
+recovery    what a power cut left of a log, mended
+failures    whose failure an error is: one table's, or everybody's
 """

@@ -54,7 +54,7 @@ Mode = Literal["append", "overwrite"]
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """What a commit does to a version of a table: files that come, and by file the rows that go."""
 
     added: Sequence[FileReport]
@@ -88,7 +88,9 @@ def replace_files(
     return _commit(table, info, positions, removed, files, changes=changes)
 
 
-def commit_change(table: DeltaVersion, change: Change, positions: Mapping[str, int], metrics: Mapping[str, int]) -> int:
+def commit_change(
+    table: DeltaVersion, change: FileChange, positions: Mapping[str, int], metrics: Mapping[str, int]
+) -> int:
     """Commit rows that go and come on top of this version; returns the new one.
 
     ``positions`` are as for :func:`commit_files`, and so is what is refused; ``metrics`` go into the history.

@@ -31,6 +31,7 @@ _FIELDS: Final = (
 )  # fmt: skip
 """Of an add action. Checkpoints may hold others, made from these: Spark's hold the statistics' values by column."""
 
+
 @dataclass(frozen=True)
 class Added:
     """A data file as one version has it."""

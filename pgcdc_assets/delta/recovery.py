@@ -131,9 +131,7 @@ def _base(log: Path, promised: int, numbers: frozenset[int]) -> tuple[int, Repla
     return (*(oldest if leads else newest), torn)
 
 
-def _with_files(
-    folder: Path, begin: Replay, base: int, kept: Mapping[int, Sequence[Action]], promised: int
-) -> int:
+def _with_files(folder: Path, begin: Replay, base: int, kept: Mapping[int, Sequence[Action]], promised: int) -> int:
     """The newest version of which all files are there that came after ``promised``."""
     last = max(kept, default=base)
     while True:

@@ -1,8 +1,8 @@
 """A PostgreSQL server of our own, with a sample shop: the default source.
 
-    binaries -> server -> shop <- actions <- generator
+binaries -> server -> shop <- actions <- generator
 
-    binaries    PostgreSQL's programs               server      a server in a folder
-    shop        its tables and first rows           actions     what customers do
-    generator   customers, for as long as one likes
+binaries    PostgreSQL's programs               server      a server in a folder
+shop        its tables and first rows           actions     what customers do
+generator   customers, for as long as one likes
 """

@@ -1,12 +1,12 @@
 """Change feeds: typed changes of one table each, derived from the log.
 
-    log -> transform -> task (in the workers): routing, events, protocol.columns -> file -> table
+log -> transform -> task (in the workers): routing, events, protocol.columns -> file -> table
 
-    schema      the columns of a feed; which files hold a span
-    transform   a span of the log into the feeds of its tables
-    task        what one Spark task does: segments in, feed files out
-    events      rows of the log into changes: which images there are, and what they lack
-    routing     which table takes the rows of a relation
-    evolve      whether a changed relation can still be followed
-    file        the Parquet file of one task        table       the feed as a Delta table
+schema      the columns of a feed; which files hold a span
+transform   a span of the log into the feeds of its tables
+task        what one Spark task does: segments in, feed files out
+events      rows of the log into changes: which images there are, and what they lack
+routing     which table takes the rows of a relation
+evolve      whether a changed relation can still be followed
+file        the Parquet file of one task        table       the feed as a Delta table
 """

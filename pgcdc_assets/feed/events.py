@@ -21,7 +21,7 @@ from pgcdc_assets.feed.schema import DELETE, INSERT, POSTIMAGE, PREIMAGE
 from pgcdc_assets.protocol.columns import Images, images
 from pgcdc_assets.protocol.shape import Shape
 
-Kind = Literal["I", "U", "D"]
+ChangeKind = Literal["I", "U", "D"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Change:
+class RowChanges:
     """Changes of one operation, by column. ``rows`` are positions in the group, ``half`` 0 for an old half, else 1."""
 
     op: str
@@ -68,7 +68,7 @@ class Unfollowable:
     reason: str
 
 
-def changes(kind: Kind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iterator[Change | Unfollowable]:
+def changes(kind: ChangeKind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iterator[RowChanges | Unfollowable]:
     """Decode a group. Raises ProtocolError for malformed payloads; ``lsns`` lets it name the place."""
     found = {item.image: item for item in images(payload, kind, len(route.shape.columns), lsns)}
     old = found.get("O") or found.get("K")
@@ -86,7 +86,7 @@ def changes(kind: Kind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iter
         yield from _updates(found["N"], old, route)
 
 
-def _inserts(new: Images, route: Route) -> Iterator[Change | Unfollowable]:
+def _inserts(new: Images, route: Route) -> Iterator[RowChanges | Unfollowable]:
     change = _change(INSERT, new, route)
     if change.unchanged:
         lacking = np.logical_or.reduce(list(change.unchanged.values()))
@@ -97,15 +97,15 @@ def _inserts(new: Images, route: Route) -> Iterator[Change | Unfollowable]:
     yield from _checked(change, route)
 
 
-def _deletes(old: Images, route: Route) -> Change:
+def _deletes(old: Images, route: Route) -> RowChanges:
     change = _change(DELETE, old, route)
     if old.image == "O":
         return change
     carried = {column.attnum for at, column in route.places if route.shape.columns[at].key}
-    return Change(change.op, change.rows, change.half, {a: t for a, t in change.text.items() if a in carried})
+    return RowChanges(change.op, change.rows, change.half, {a: t for a, t in change.text.items() if a in carried})
 
 
-def _updates(new: Images, old: Images | None, route: Route) -> Iterator[Change | Unfollowable]:
+def _updates(new: Images, old: Images | None, route: Route) -> Iterator[RowChanges | Unfollowable]:
     post = _change(POSTIMAGE, new, route)
     if old is None:
         yield from _checked(post, route)
@@ -121,11 +121,11 @@ def _updates(new: Images, old: Images | None, route: Route) -> Iterator[Change |
     if moved.any():
         taken = pa.array(np.flatnonzero(moved))
         text = {column.attnum: pre.text[column.attnum].take(taken) for column in route.table.key_columns}
-        yield Change(PREIMAGE, pre.rows[moved], 0, text)
+        yield RowChanges(PREIMAGE, pre.rows[moved], 0, text)
     yield from _checked(post, route)
 
 
-def _copies(new: Images | None, old: Images | None, route: Route) -> Iterator[Change | Unfollowable]:
+def _copies(new: Images | None, old: Images | None, route: Route) -> Iterator[RowChanges | Unfollowable]:
     """Updates (or deletes) of a multiset: whole old rows go, whole new ones come."""
     arriving = np.zeros(0, dtype=np.int64) if new is None else new.rows
     if old is None or old.image != "O" or (new is not None and len(old.rows) != len(arriving)):
@@ -137,18 +137,18 @@ def _copies(new: Images | None, old: Images | None, route: Route) -> Iterator[Ch
         return
     pre = _change(PREIMAGE, old, route)
     post = _filled(_change(POSTIMAGE, new, route), pre, np.arange(len(old.rows)))
-    yield Change(PREIMAGE, pre.rows, 0, pre.text)
+    yield RowChanges(PREIMAGE, pre.rows, 0, pre.text)
     yield post
 
 
-def _change(op: str, image: Images, route: Route) -> Change:
+def _change(op: str, image: Images, route: Route) -> RowChanges:
     text = {column.attnum: image.text[at] for at, column in route.places}
     masks = {column.attnum: image.unchanged[at] for at, column in route.places}
     unchanged = {attnum: mask for attnum, mask in masks.items() if mask is not None and mask.any()}
-    return Change(op, image.rows, 1, text, unchanged)
+    return RowChanges(op, image.rows, 1, text, unchanged)
 
 
-def _filled(post: Change, pre: Change, at: Ints) -> Change:
+def _filled(post: RowChanges, pre: RowChanges, at: Ints) -> RowChanges:
     """Values that were not sent, out of the old tuple where that has them."""
     text, unchanged = dict(post.text), dict(post.unchanged)
     for attnum, mask in post.unchanged.items():
@@ -162,10 +162,10 @@ def _filled(post: Change, pre: Change, at: Ints) -> Change:
         unchanged[attnum] = mask & ~filled
         if not unchanged[attnum].any():
             del unchanged[attnum]
-    return Change(post.op, post.rows, post.half, text, unchanged)
+    return RowChanges(post.op, post.rows, post.half, text, unchanged)
 
 
-def _moved(post: Change, pre: Change, at: Ints, route: Route) -> Bools:
+def _moved(post: RowChanges, pre: RowChanges, at: Ints, route: Route) -> Bools:
     """Which old rows stood on another key than the new ones."""
     moved = np.zeros(len(at), dtype=bool)
     taken = pa.array(at)
@@ -175,7 +175,7 @@ def _moved(post: Change, pre: Change, at: Ints, route: Route) -> Bools:
     return moved
 
 
-def _checked(change: Change, route: Route) -> Iterator[Change | Unfollowable]:
+def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollowable]:
     """The change, and the first row of it whose key the stream does not give."""
     for column in route.table.key_columns:
         text = change.text.get(column.attnum)
@@ -189,7 +189,7 @@ def _checked(change: Change, route: Route) -> Iterator[Change | Unfollowable]:
     yield change
 
 
-def unchanged_lists(change: Change, attnums: Sequence[int]) -> pa.ListArray:
+def unchanged_lists(change: RowChanges, attnums: Sequence[int]) -> pa.ListArray:
     """``_pgcdc_unchanged``: per row the attnums that were not sent, ascending; NULL where there are none."""
     count = len(change.rows)
     found = [(attnum, np.flatnonzero(change.unchanged[attnum])) for attnum in attnums if attnum in change.unchanged]

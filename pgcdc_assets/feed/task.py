@@ -25,7 +25,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.failures import of_one_table
-from pgcdc_assets.feed.events import Change, Kind, Route, Unfollowable, changes, unchanged_lists
+from pgcdc_assets.feed.events import ChangeKind, Route, RowChanges, Unfollowable, changes, unchanged_lists
 from pgcdc_assets.feed.file import FeedWriter
 from pgcdc_assets.feed.schema import (
     COMMIT_LSN,
@@ -59,7 +59,7 @@ _KINDS = ("I", "U", "D", "T")
 
 
 @dataclass(frozen=True)
-class Target:
+class FeedTarget:
     """A table that the task writes changes of."""
 
     table: Table
@@ -75,7 +75,7 @@ class Derivation:
     """One task: some segments, and all that is needed to read them."""
 
     segments: tuple[Path, ...]
-    targets: dict[TableName, Target]
+    targets: dict[TableName, FeedTarget]
     routes: dict[int, Route]
     """By schema_id."""
     refused: dict[int, dict[TableName, str]] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class _Work:
                 # The other half of some rows is counted with the row itself.
                 self.taken[name] += len(change.rows) if change.half else 0
 
-    def _write(self, change: Change, rows: pa.Table, route: Route, moved: Bools) -> None:
+    def _write(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
         """``moved``: which rows are halves of key changes."""
         try:
             self._write_to_files(change, rows, route, moved)
@@ -209,7 +209,7 @@ class _Work:
             if over <= -HELD_BYTES // 2:
                 break
 
-    def _write_to_files(self, change: Change, rows: pa.Table, route: Route, moved: Bools) -> None:
+    def _write_to_files(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
         if change.op == TRUNCATE:
             # A truncate is of all keys, and so of no bucket.
             self._writer(route, None).write(rows)
@@ -253,14 +253,14 @@ class _Work:
             writer.abandon()
 
 
-def _decoded(kind: str, group: pa.Table, route: Route) -> Iterator[tuple[Change | Unfollowable, pa.Table]]:
+def _decoded(kind: str, group: pa.Table, route: Route) -> Iterator[tuple[RowChanges | Unfollowable, pa.Table]]:
     """The changes of a group, each with its rows of the feed (none, where it cannot be followed)."""
     if kind == "T":
-        everything = Change(TRUNCATE, np.arange(group.num_rows, dtype=np.int64), 1, {})
+        everything = RowChanges(TRUNCATE, np.arange(group.num_rows, dtype=np.int64), 1, {})
         yield everything, feed_rows(everything, group, route)
         return
     payload, lsns = (group[name].combine_chunks() for name in ("payload", "commit_lsn"))
-    for found in changes(cast(Kind, kind), payload, route, lsns):
+    for found in changes(cast(ChangeKind, kind), payload, route, lsns):
         yield found, pa.table({}) if isinstance(found, Unfollowable) else feed_rows(found, group, route)
 
 
@@ -278,7 +278,7 @@ def _groups(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
         yield int(shapes[number // len(_KINDS)]), _KINDS[number % len(_KINDS)], part
 
 
-def feed_rows(change: Change, group: pa.Table, route: Route) -> pa.Table:
+def feed_rows(change: RowChanges, group: pa.Table, route: Route) -> pa.Table:
     """A change as rows of its table's feed."""
     table, count = route.table, len(change.rows)
     at = pa.array(change.rows)
@@ -306,7 +306,7 @@ def feed_rows(change: Change, group: pa.Table, route: Route) -> pa.Table:
     return pa.table({entry.name: data.get(entry.name, pa.nulls(count, entry.type)) for entry in schema}, schema=schema)
 
 
-def _key_hash(change: Change, route: Route, rows: pa.Table) -> Ints:
+def _key_hash(change: RowChanges, route: Route, rows: pa.Table) -> Ints:
     """A number per row that is the same for all rows of one key (of one row, in a multiset)."""
     if route.table.multiset:
         hashes: Ints = rows[HASH].to_numpy()
@@ -317,6 +317,6 @@ def _key_hash(change: Change, route: Route, rows: pa.Table) -> Ints:
     return numbers
 
 
-def _has_odd_keys(change: Change, route: Route, rows: pa.Table) -> bool:
+def _has_odd_keys(change: RowChanges, route: Route, rows: pa.Table) -> bool:
     """Whether a key value, which is never NULL, does not fit its type."""
     return any(rows[feed_name(column.name)].null_count for column in route.table.key_columns if change.text)

@@ -27,7 +27,7 @@ from pgcdc_assets.feed.file import trimmed
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
 from pgcdc_assets.feed.table import FeedTable
-from pgcdc_assets.feed.task import Derivation, Derived, Target, derive
+from pgcdc_assets.feed.task import Derivation, Derived, FeedTarget, derive
 from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.reader import ChangeLog, Segment
 from pgcdc_assets.log.segment import FACTS, read_rows
@@ -245,7 +245,7 @@ def _derived(
     base = Derivation(
         segments=(),
         targets={
-            w.table.name: Target(w.table, layout.changes(w.table.name), span, _buckets(log, w.relations, span))
+            w.table.name: FeedTarget(w.table, layout.changes(w.table.name), span, _buckets(log, w.relations, span))
             for w in wanted if (span := todo.get(w.table.name)) is not None
         },
         routes={schema_id: route for w in wanted for schema_id, route in w.routes.items()},
@@ -301,8 +301,6 @@ def _check_taken(log: ChangeLog, router: Router, wanted: Sequence[_Wanted], done
         if outcome.set_aside is None and held != outcome.taken:
             reason = f"the log holds {held} rows of it in {entry.todo}, of which {outcome.taken} were taken"
             outcome.set_aside = entry.todo.start, reason
-
-
 
 
 def _buckets(log: ChangeLog, relations: frozenset[int], span: LsnRange) -> int:

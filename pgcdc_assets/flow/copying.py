@@ -11,7 +11,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.mirror.delta.copy import CopyReport, Failures, copy_tables
-from pgcdc_assets.source.slot.blockers import Holder
+from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.snapshot.export import exported_snapshot
 from pgcdc_assets.source.snapshot.shown import shown_tables
 
@@ -28,7 +28,7 @@ class GivenUp(Exception):
 
 
 @dataclass(frozen=True)
-class Beside:
+class CopyChannel:
     """What the copies' thread and the run's tell each other."""
 
     landed: queue.SimpleQueue[Copied] = field(default_factory=queue.SimpleQueue)
@@ -40,13 +40,13 @@ class Beside:
         if self.given_up.is_set():
             raise GivenUp
 
-    def waiting(self, holders: Sequence[Holder]) -> None:
+    def waiting(self, holders: Sequence[Blocker]) -> None:
         """Transactions on the source hold the snapshot up."""
         self.go_on()
         self.notes.put(f"waits for {', '.join(str(holder) for holder in holders) or 'a transaction on the source'}")
 
 
-def copy(work: Work, conninfo: str, names: Sequence[TableName], beside: Beside) -> Failures:
+def copy(work: Work, conninfo: str, names: Sequence[TableName], beside: CopyChannel) -> Failures:
     """Copy the tables under one exported snapshot; which ones were not copied, and why.
 
     Runs in a thread of its own, beside the turns. The state ``copying`` is durable before the first row is

@@ -8,7 +8,7 @@ from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.mirror.delta.mirror import refusal
-from pgcdc_assets.source.catalog.drift import Action, Change, table_changes
+from pgcdc_assets.source.catalog.drift import Drift, Remedy, table_changes
 
 
 def watch(work: Work, live: Sequence[Table]) -> None:
@@ -26,18 +26,18 @@ def watch(work: Work, live: Sequence[Table]) -> None:
         work.observer.progress("watch", f"table {name}: is published now")
     for entry in [*work.progress.followed(), *work.progress.set_aside()]:
         found = [change for change in table_changes(entry.table, now.get(entry.table.name))
-                 if entry.state.readable or change.action is Action.COPY]  # fmt: skip
+                 if entry.state.readable or change.action is Remedy.COPY]  # fmt: skip
         for change in found:
-            if change.action in (Action.COPY, Action.SET_ASIDE):
+            if change.action in (Remedy.COPY, Remedy.SET_ASIDE):
                 work.observer.progress("watch", str(change))
         live_table = now.get(entry.table.name)
         if live_table is not None and (reason := refusal(live_table)) is not None:
             work.progress.refuse(live_table, reason)
         elif entry.refused:
             work.progress.request_copy([entry.table.name])
-        elif copy := _first(found, Action.COPY):
+        elif copy := _first(found, Remedy.COPY):
             work.progress.must_copy(copy.table, work.log.position(), copy.what)
-        elif aside := _first(found, Action.SET_ASIDE):
+        elif aside := _first(found, Remedy.SET_ASIDE):
             work.progress.put_aside(aside.table, work.log.position(), aside.what)
 
 
@@ -48,5 +48,5 @@ def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:
                                do="add the tables back, or run `pgcdc setup`")  # fmt: skip
 
 
-def _first(changes: Sequence[Change], action: Action) -> Change | None:
+def _first(changes: Sequence[Drift], action: Remedy) -> Drift | None:
     return next((change for change in changes if change.action is action), None)

@@ -22,13 +22,13 @@ from pgcdc_assets.flow.drift import refuse_emptied
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
 from pgcdc_assets.flow.observer import Observer
-from pgcdc_assets.flow.outcomes import Kind, Operation, recorded
-from pgcdc_assets.flow.progress import Progress
+from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
+from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.recovering import put_aside, recover_log_and_feeds
 from pgcdc_assets.flow.reports import RangeReport, SyncReport
 from pgcdc_assets.flow.requests import Job, Request
 from pgcdc_assets.flow.serving import OUTCOMES, maintained, ranged
-from pgcdc_assets.flow.stream import Stream
+from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.sync import Bounds, Sync
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
@@ -73,7 +73,7 @@ class Engine:
         return self._done(request, SyncReport, do, bounds.stop)
 
     def _sync(self, bounds: Bounds, copy_anew: Sequence[TableName]) -> SyncReport:
-        with self._operation(Kind.SYNC, serves=bounds.follow) as operation, connect(self._conninfo) as conn:
+        with self._operation(OperationKind.SYNC, serves=bounds.follow) as operation, connect(self._conninfo) as conn:
             operation.given_up = bounds.stop.is_set
             catalog = self._live_catalog(conn)
             self._recover()
@@ -91,7 +91,7 @@ class Engine:
                 highest=work.progress.highest,
                 published=work.progress.published,
             )
-            stream = Stream(receiver, log, conn)
+            stream = LogStream(receiver, log, conn)
             self._check_level(work, stream.source_position())
             work.progress.request_copy(copy_anew)
             report = Sync(work, self._conninfo, stream, bounds).run()
@@ -140,7 +140,7 @@ class Engine:
         return asking.done(self._settings.layout, request, report, do, partial(self._observer.progress, "ask"), stop)
 
     @contextmanager
-    def _operation(self, kind: Kind, *, serves: bool = False) -> Iterator[Operation]:
+    def _operation(self, kind: OperationKind, *, serves: bool = False) -> Iterator[Operation]:
         """As the lake's one writer, with its end kept for ``status``. To be refused by another writer is no failure."""
         layout, command = self._settings.layout, self._command
         say = partial(self._observer.progress, "outcome")
@@ -151,7 +151,7 @@ class Engine:
             yield operation
 
     @contextmanager
-    def _by_hand(self, kind: Kind) -> Iterator[Work]:
+    def _by_hand(self, kind: OperationKind) -> Iterator[Work]:
         catalog = Catalog.load(CATALOG_FILE)
         if catalog is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
@@ -222,7 +222,7 @@ class Engine:
             )  # fmt: skip
 
     def _work(self, catalog: Catalog, log: ChangeLog) -> Work:
-        progress = Progress(self._settings.layout, catalog, log.began, log.start)
+        progress = TablesProgress(self._settings.layout, catalog, log.began, log.start)
         for name, aside in progress.recovered.items():
             self._observer.progress("recover", put_aside(self._settings.layout.mirror(name), aside))
         return Work(

@@ -21,7 +21,7 @@ from pgcdc_assets.flow import filelock
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The process that holds the lock."""
 
     pid: int
@@ -63,7 +63,7 @@ def sole(layout: Layout, path: Path, refusal: Callable[[], str]) -> Iterator[IO[
             file.truncate(0)
 
 
-def _named(other: Holder | None) -> str:
+def _named(other: LockHolder | None) -> str:
     return f"`pgcdc {other.command}` (pid {other.pid})" if other else "another process"
 
 
@@ -73,7 +73,7 @@ def unwritable(layout: Layout, error: OSError) -> MachineError:
     return MachineError(f"cannot be written: {error.strerror}", thing=f"lake {layout.root}", do=do)
 
 
-def holder(layout: Layout) -> Holder | None:
+def holder(layout: Layout) -> LockHolder | None:
     """Who writes to the lake now, or None."""
     text = filelock.text_of_holder(layout.lock)
     if text is None:
@@ -81,6 +81,6 @@ def holder(layout: Layout) -> Holder | None:
     try:
         content = json.loads(text)
         # A lock of an earlier version does not say so: its sync serves nobody.
-        return Holder(int(content["pid"]), str(content["command"]), bool(content.get("serves", False)))
+        return LockHolder(int(content["pid"]), str(content["command"]), bool(content.get("serves", False)))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Holder(0, "unknown")
+        return LockHolder(0, "unknown")

@@ -27,7 +27,7 @@ _MISTAKES: Final = (UsageError, UnknownTable, RangeGap)
 """Of whoever asked, and told to them: nothing is wrong with the lake."""
 
 
-class Kind(StrEnum):
+class OperationKind(StrEnum):
     """Operations of a kind stand for each other: once one succeeds, an earlier failure is history."""
 
     SYNC = "sync"
@@ -95,7 +95,10 @@ class Outcome:
 
 
 def read(layout: Layout) -> dict[str, Outcome]:
-    """By kind, in words that :class:`Kind` has; empty for a lake without the file. LakeError where it is unreadable."""
+    """By kind, in words that :class:`OperationKind` has; empty for a lake without the file.
+
+    LakeError where it is unreadable.
+    """
     outcomes = _load(layout)
     if any(outcome.under_way for outcome in outcomes.values()) and lock.holder(layout) is None:
         # Read again: an operation may have ended between the two looks, or another have begun.
@@ -115,7 +118,9 @@ class Operation:
     """It does its work: earlier failures are history, though it may go on for days."""
     renew: Callable[[Sequence[str]], None] = lambda tables: None
     """It has copied these tables anew: the same, before its end."""
-    within: Callable[[Kind, str], AbstractContextManager[Operation]] = lambda kind, command: nullcontext(Operation())
+    within: Callable[[OperationKind, str], AbstractContextManager[Operation]] = lambda kind, command: nullcontext(
+        Operation()
+    )
     """Another operation, done meanwhile by the same process, for the command that asked for it."""
     failures: list[PgcdcError] = field(default_factory=list)
     """What it could not do while it did the rest."""
@@ -126,7 +131,7 @@ class Operation:
 
 
 @contextmanager
-def recorded(layout: Layout, kind: Kind, command: str, say: Callable[[str], None]) -> Iterator[Operation]:
+def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[str], None]) -> Iterator[Operation]:
     """Keep how the block ends. The lake's lock is held.
 
     A mistake of whoever asked is no failure, and one who interrupts it knows: what was known before stands.
@@ -165,7 +170,7 @@ def _kept(book: _Book) -> Iterator[Operation]:
 class _Book:
     """The file, as one operation writes to it."""
 
-    def __init__(self, layout: Layout, kind: Kind, command: str, say: Callable[[str], None]) -> None:
+    def __init__(self, layout: Layout, kind: OperationKind, command: str, say: Callable[[str], None]) -> None:
         self._layout, self._kind, self._command, self._say = layout, kind, command, say
         try:
             # The lock is ours: whatever is under way there was killed.
@@ -175,7 +180,7 @@ class _Book:
             self._all = {}
         self._fresh = True
 
-    def beside(self, kind: Kind, command: str) -> _Book:
+    def beside(self, kind: OperationKind, command: str) -> _Book:
         """Of an operation of another kind within this one: both write what both know."""
         book = copy(self)
         book._kind, book._command, book._fresh = kind, command, True
@@ -195,7 +200,7 @@ class _Book:
         self._write(failed=Failure(self._command, _now(), what, error.thing, lsn, error.do or GOES_ON))
 
     def renewed(self, tables: Sequence[str]) -> None:
-        for kind in (Kind.REPAIR, Kind.BACKFILL):
+        for kind in (OperationKind.REPAIR, OperationKind.BACKFILL):
             failed = self._all.get(kind, Outcome()).failed
             if failed is not None and failed.thing in tables:
                 self._all[kind] = replace(self._all[kind], failed=None)

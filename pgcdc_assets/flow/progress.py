@@ -38,7 +38,7 @@ class TableProgress:
     """Set aside because it cannot be mirrored at all: no copy brings it back."""
 
 
-class Progress:
+class TablesProgress:
     """All tables of the catalog. A mirror copied before the log began, or that stands before where retention
     has cut it off, can no longer be followed."""
 

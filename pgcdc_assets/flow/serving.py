@@ -11,7 +11,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
 from pgcdc_assets.flow import backfill, hold, requests
 from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
-from pgcdc_assets.flow.outcomes import Kind, Operation
+from pgcdc_assets.flow.outcomes import Operation, OperationKind
 from pgcdc_assets.flow.plain import to_plain
 from pgcdc_assets.flow.reports import RangeReport, SyncReport
 from pgcdc_assets.flow.requests import Answer, Job, Request
@@ -19,9 +19,12 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.mirror.delta.copy import CopyReport
 
 OUTCOMES = {
-    Job.REPAIR: Kind.REPAIR, Job.CHECK: Kind.BACKFILL, Job.DERIVE: Kind.BACKFILL, Job.APPLY: Kind.BACKFILL,
-    Job.MAINTAIN: Kind.MAINTENANCE,
-}  # fmt: skip
+    Job.REPAIR: OperationKind.REPAIR,
+    Job.CHECK: OperationKind.BACKFILL,
+    Job.DERIVE: OperationKind.BACKFILL,
+    Job.APPLY: OperationKind.BACKFILL,
+    Job.MAINTAIN: OperationKind.MAINTENANCE,
+}
 """As what the end of a job is kept, by whomever it is done."""
 COPIES = 3
 """Of one table for one request, where somebody alters it after each of them."""
@@ -47,7 +50,7 @@ def maintained(work: Work, operation: Operation, allowance: Allowance) -> Mainte
     return report
 
 
-class Run(Protocol):
+class ServingRun(Protocol):
     """What serving asks of the run."""
 
     @property
@@ -82,7 +85,7 @@ class _Copies:
 class Serving:
     """One request at a time. Every method runs in the run's own thread."""
 
-    def __init__(self, work: Work, run: Run, allowance: Callable[[float | None], Allowance]) -> None:
+    def __init__(self, work: Work, run: ServingRun, allowance: Callable[[float | None], Allowance]) -> None:
         self._work = work
         self._run = run
         self._allowance = allowance

@@ -12,11 +12,11 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import Event, ReceiverProcess
-from pgcdc_assets.source.catalog.look import Look
+from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.source.positions import boundary, flush_lsn
 
 
-class Stream:
+class LogStream:
     """Owns the receiver process for one run. Every method runs in the run's own thread."""
 
     def __init__(self, receiver: ReceiverProcess, log: ChangeLog, conn: psycopg.Connection[Any]) -> None:
@@ -78,11 +78,11 @@ class Stream:
         self.mark(now)
         return now
 
-    def look(self, catalog: Catalog, patterns: Sequence[str]) -> Look:
+    def look(self, catalog: Catalog, patterns: Sequence[str]) -> CatalogLook:
         """The catalog's tables as the source has them now."""
-        return Look.now(self._conn, catalog.publications, patterns)
+        return CatalogLook.now(self._conn, catalog.publications, patterns)
 
-    def stands(self, look: Look) -> bool:
+    def stands(self, look: CatalogLook) -> bool:
         """Whether the source's catalog is still as this look saw it."""
         return look.stands(self._conn)
 

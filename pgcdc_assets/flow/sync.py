@@ -19,21 +19,21 @@ from pgcdc_assets.feed.table import begin_anew_if_unreadable
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.accounting import untaken
 from pgcdc_assets.flow.closing import closed_range, merge_files
-from pgcdc_assets.flow.copying import Beside, Copied, copy
+from pgcdc_assets.flow.copying import Copied, CopyChannel, copy
 from pgcdc_assets.flow.drift import watch
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import OpenRange, up_to
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.serving import Serving
-from pgcdc_assets.flow.stream import Stream
+from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.thinning import Thinning
 from pgcdc_assets.flow.turn import Turn, take_turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import BatchSummary
 from pgcdc_assets.mirror.delta.copy import Failures
 from pgcdc_assets.settings import CATALOG_FILE
-from pgcdc_assets.source.catalog.look import Look
+from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.spark.session import cancel_jobs
 
 WAIT_SECONDS = 0.2
@@ -65,12 +65,12 @@ class Bounds:
 class Sync:
     """One run. ``run()`` returns when its bounds say so; any failure of a part ends it with that error."""
 
-    def __init__(self, work: Work, conninfo: str, stream: Stream, bounds: Bounds) -> None:
+    def __init__(self, work: Work, conninfo: str, stream: LogStream, bounds: Bounds) -> None:
         self._work = work
         self._conninfo = conninfo
         self._stream = stream
         self._bounds = bounds
-        self._beside = Beside()
+        self._beside = CopyChannel()
         self._asked: Sequence[TableName] = ()
         self._copies: Future[Failures] | None = None
         self._rounds: Counter[TableName] = Counter()
@@ -79,7 +79,7 @@ class Sync:
         self._failure: PgcdcError | None = None
         """Of a copy: raised when the other tables have caught up."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
-        self._seen: Look | None = None
+        self._seen: CatalogLook | None = None
         """The last whole look at the catalog, which all followed tables have been compared with."""
         # What an earlier run copied, and did not come to publish, is published by this one, whatever else happens.
         self._unpublished = work.progress.unlisted

@@ -13,7 +13,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outcomes import Operation
-from pgcdc_assets.flow.progress import Progress
+from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import Settings
 
@@ -23,7 +23,7 @@ class Work:
     settings: Settings
     catalog: Catalog
     log: ChangeLog
-    progress: Progress
+    progress: TablesProgress
     observer: Observer
     start_spark: Callable[[], SparkSession]
     """Called once, and late, so that a run without changes never starts it."""

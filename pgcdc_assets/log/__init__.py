@@ -1,13 +1,13 @@
 """The change log: the messages as PostgreSQL sent them, in an append-only Delta table.
 
-    receive/ -> framerun -> rows -> segment (spill) -> batch -> commit        written by one process
-                                                                  |
-                                              reader, counting <--+           read by everybody
+receive/ -> framerun -> rows -> segment (spill) -> batch -> commit        written by one process
+                                                              |
+                                          reader, counting <--+           read by everybody
 
-    framerun    frames as they came, indexed        rows        frames into rows of the log
-    segment     its Parquet files                   spill       segments of open transactions
-    batch       the smallest durable piece          commit      compare-and-set, on disk before anybody is told
-    reader      position, batches, segments         counting    rows by relation, as the receiver counted them
-    relations   which Relation message is in force for which row
-    recovery    what a power cut left, mended       upkeep      compaction and retention
+framerun    frames as they came, indexed        rows        frames into rows of the log
+segment     its Parquet files                   spill       segments of open transactions
+batch       the smallest durable piece          commit      compare-and-set, on disk before anybody is told
+reader      position, batches, segments         counting    rows by relation, as the receiver counted them
+relations   which Relation message is in force for which row
+recovery    what a power cut left, mended       upkeep      compaction and retention
 """

@@ -1,6 +1,6 @@
 """Batches: the smallest durable piece of the log.
 
-Two sides. :class:`Pending` belongs to the receiving thread: frames of whole transactions, frames of
+Two sides. :class:`PendingBatch` belongs to the receiving thread: frames of whole transactions, frames of
 the open one, and the segments already staged for either. :class:`BatchWriter` belongs to the writing
 thread: it turns frames into segments and commits them, one job after the other.
 """
@@ -18,7 +18,7 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import LogWriter
-from pgcdc_assets.log.framerun import IS_CHANGE, OpenTransaction, Run, joined
+from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, OpenTransaction, joined
 from pgcdc_assets.log.relations import RelationRecord, Relations
 from pgcdc_assets.log.rows import ABSENT, Rows, Tally, rows_of
 from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes, write_segment
@@ -29,15 +29,15 @@ _BOOKKEEPING_BYTES = 64
 
 
 @dataclass
-class Frames:
+class PendingFrames:
     """Frames in memory, and the transaction that is open in front of them."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[FrameRun] = field(default_factory=list)
     size: int = 0
     """Bytes that they take or will take."""
     opening: OpenTransaction | None = None
 
-    def append(self, run: Run) -> None:
+    def append(self, run: FrameRun) -> None:
         self.runs.append(run)
         self.size += run.size + _BOOKKEEPING_BYTES * len(run)
 
@@ -49,17 +49,17 @@ class Frames:
 
 
 @dataclass
-class Pending:
+class PendingBatch:
     """What has been received and is not yet handed to a commit.
 
     A Staged is filled by the writing thread and read only there: here it is but a reference.
     """
 
-    closed: Frames = field(default_factory=Frames)
+    closed: PendingFrames = field(default_factory=PendingFrames)
     """Whole transactions; the first one may have begun in ``staged``."""
     staged: list[Staged] = field(default_factory=list)
     """Segments of whole transactions."""
-    open: Frames = field(default_factory=Frames)
+    open: PendingFrames = field(default_factory=PendingFrames)
     spilled: list[Staged] = field(default_factory=list)
     """Segments of the transaction whose Commit has not come."""
     since: float | None = None
@@ -76,7 +76,7 @@ class Pending:
     def closed_size(self) -> int:
         return self.closed.size + self.staged_size
 
-    def receive(self, run: Run, whole: int, after: OpenTransaction | None, now: float) -> None:
+    def receive(self, run: FrameRun, whole: int, after: OpenTransaction | None, now: float) -> None:
         """Take frames in, of which the first ``whole`` end a transaction; ``after`` is open behind them.
 
         Transactions without any change (PostgreSQL 14 sends foreign ones so) leave nothing here: their
@@ -88,29 +88,29 @@ class Pending:
         if len(rest) and after is not None:
             self.open.append(rest)
 
-    def take_closed(self) -> tuple[Frames, list[Staged]]:
+    def take_closed(self) -> tuple[PendingFrames, list[Staged]]:
         """Hand over all whole transactions; the open one stays."""
         taken = self.closed, self.staged
-        self.closed, self.staged, self.since, self.staged_size = Frames(), [], None, 0
+        self.closed, self.staged, self.since, self.staged_size = PendingFrames(), [], None, 0
         return taken
 
-    def stage_closed(self) -> tuple[Frames, Staged]:
+    def stage_closed(self) -> tuple[PendingFrames, Staged]:
         """Hand over the frames of whole transactions, to be written ahead of their commit."""
-        frames, self.closed = self.closed, Frames()
+        frames, self.closed = self.closed, PendingFrames()
         self.staged_size += frames.size
         self.staged.append(Staged())
         return frames, self.staged[-1]
 
-    def spill_open(self, state: OpenTransaction) -> tuple[Frames, Staged]:
+    def spill_open(self, state: OpenTransaction) -> tuple[PendingFrames, Staged]:
         """Hand over the open transaction's frames; ``state`` is where it goes on."""
-        frames, self.open = self.open, Frames(opening=state)
+        frames, self.open = self.open, PendingFrames(opening=state)
         self.spilled_size += frames.size
         self.spilled.append(Staged())
         return frames, self.spilled[-1]
 
-    def _close(self, run: Run, now: float) -> None:
+    def _close(self, run: FrameRun, now: float) -> None:
         if not (self.spilled or any(IS_CHANGE[part.kinds].any() for part in (*self.open.runs, run))):
-            self.open = Frames()
+            self.open = PendingFrames()
             return
         if not self.closed.runs:
             self.closed.opening = self.open.opening
@@ -119,7 +119,7 @@ class Pending:
         self.closed.append(run)
         self.staged += self.spilled
         self.staged_size += self.spilled_size
-        self.open, self.spilled, self.spilled_size = Frames(), [], 0
+        self.open, self.spilled, self.spilled_size = PendingFrames(), [], 0
         self.since = now if self.since is None else self.since
 
 
@@ -145,12 +145,12 @@ class BatchWriter:
         self._relations = relations
         self.position = self._log.position
 
-    def stage(self, frames: Frames, into: Staged) -> None:
+    def stage(self, frames: PendingFrames, into: Staged) -> None:
         """Write frames as segments of a batch to come."""
         into.add(self._spill.stage(frames.rows(self._relations)))
         passed(FaultPoint.SEGMENT_STAGED)
 
-    def commit(self, closed: Frames, parts: Sequence[Staged], end: Lsn) -> Committed:
+    def commit(self, closed: PendingFrames, parts: Sequence[Staged], end: Lsn) -> Committed:
         """One batch: what was staged, the frames still in memory, and the notes that make it readable alone."""
         last, rest = self._spill.stage_large(closed.rows(self._relations))
         staged = Staged()

@@ -46,7 +46,7 @@ IS_CONTROL = ~_kinds(b"IUDBCA")
 
 
 @dataclass(frozen=True)
-class Run:
+class FrameRun:
     """Consecutive frames: their bytes, and one entry per frame."""
 
     raw: bytes
@@ -57,7 +57,7 @@ class Run:
     """Number of the frame in the stream: decides which Relation message is in force for it."""
 
     @classmethod
-    def of(cls, frames: FrameBlock, first: int) -> Run:
+    def of(cls, frames: FrameBlock, first: int) -> FrameRun:
         """Index XLogData frames, or rows read as such; ``first`` numbers the first. ProtocolError for others."""
         raw, offsets, lengths = frames.raw, frames.offsets, frames.lengths
         octets = np.frombuffer(raw, np.uint8)
@@ -69,7 +69,7 @@ class Run:
     def __len__(self) -> int:
         return len(self.kinds)
 
-    def part(self, start: int, end: int) -> Run:
+    def part(self, start: int, end: int) -> FrameRun:
         """The frames from ``start`` to ``end``; shares the bytes."""
         return replace(
             self,
@@ -117,7 +117,7 @@ def anywhere(raw: bytes, kind: DTypeLike) -> Records:
     return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw, strides=(1,))
 
 
-def joined(runs: Sequence[Run]) -> Run:
+def joined(runs: Sequence[FrameRun]) -> FrameRun:
     """One run over several, with bytes of its own that hold only their frames."""
     pieces: list[memoryview] = []
     offsets: list[Ints] = []
@@ -132,8 +132,8 @@ def joined(runs: Sequence[Run]) -> Run:
     held = [run for run in runs if len(run)]
     if not held:
         empty = np.zeros(0, dtype=np.int64)
-        return Run(b"", empty, empty, np.zeros(0, dtype=np.uint8), empty)
-    return Run(
+        return FrameRun(b"", empty, empty, np.zeros(0, dtype=np.uint8), empty)
+    return FrameRun(
         b"".join(pieces),
         np.concatenate(offsets),
         np.concatenate([run.lengths for run in held]),
@@ -155,7 +155,7 @@ class OpenTransaction:
     origin: str | None = None
 
 
-def transaction_after(run: Run, before: OpenTransaction | None) -> OpenTransaction | None:
+def transaction_after(run: FrameRun, before: OpenTransaction | None) -> OpenTransaction | None:
     """The transaction that is open behind a run, given the one open in front of it."""
     begins, commits = run.at("B"), run.at("C")
     _check_nesting(run, begins, commits, before)
@@ -178,14 +178,14 @@ def transaction_after(run: Run, before: OpenTransaction | None) -> OpenTransacti
     )
 
 
-def origin_in(run: Run) -> str | None:
+def origin_in(run: FrameRun) -> str | None:
     """The name in the last Origin message."""
     found = run.at("O")
     message = run.message(int(found[-1])) if len(found) else None
     return message.name if isinstance(message, Origin) else None
 
 
-def _check_nesting(run: Run, begins: Ints, commits: Ints, before: OpenTransaction | None) -> None:
+def _check_nesting(run: FrameRun, begins: Ints, commits: Ints, before: OpenTransaction | None) -> None:
     """Begin and Commit take turns, rows stand between them, and Stream Abort does not: anything else is no pgoutput
     stream."""
     aborts = run.at("A")
@@ -203,7 +203,7 @@ def _check_nesting(run: Run, begins: Ints, commits: Ints, before: OpenTransactio
         raise ProtocolError(f"message {chr(run.kinds[first])} stands outside of its place", lsn=run.lsn(first))
 
 
-def _check_lengths(run: Run, index: Ints, dtype: np.dtype[Any]) -> None:
+def _check_lengths(run: FrameRun, index: Ints, dtype: np.dtype[Any]) -> None:
     wrong = np.flatnonzero(run.lengths[index] != HEADER + dtype.itemsize)
     if len(wrong):
         first = int(index[wrong[0]])

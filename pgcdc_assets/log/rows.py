@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, IS_ROW, POSTGRES_EPOCH_US, OpenTransaction, Run, anywhere
+from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, IS_ROW, POSTGRES_EPOCH_US, FrameRun, OpenTransaction, anywhere
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.protocol.messages import LogicalMessage, Origin, Truncate
 
@@ -107,7 +107,7 @@ class Tally:
             self.first_ts = other.first_ts if self.first_ts is None else self.first_ts
 
 
-def rows_of(run: Run, opening: OpenTransaction | None, relations: Relations) -> Rows:
+def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations) -> Rows:
     """The rows that a run of frames puts into the log, in stream order.
 
     ``opening`` is the transaction that is open where the run begins. Begin and Origin become
@@ -178,7 +178,7 @@ class _Transactions:
     origins: tuple[str | None, ...] | None
 
     @classmethod
-    def of(cls, run: Run, opening: OpenTransaction | None) -> _Transactions:
+    def of(cls, run: FrameRun, opening: OpenTransaction | None) -> _Transactions:
         begins, commits = run.at("B"), run.at("C")
         records = run.begins(begins)
         number = np.cumsum(run.kinds == ord("B"))
@@ -210,7 +210,7 @@ class _Transactions:
 
 
 def _origins(
-    run: Run, number: Ints, transactions: int, opening: OpenTransaction | None
+    run: FrameRun, number: Ints, transactions: int, opening: OpenTransaction | None
 ) -> tuple[str | None, ...] | None:
     """The origin of each transaction, from its Origin message; None if no transaction has one."""
     found = run.at("O").tolist()
@@ -225,7 +225,7 @@ def _origins(
     return tuple(names)
 
 
-def _with_truncates(run: Run, frames: Ints, relation_id: Ints) -> tuple[Ints, Ints]:
+def _with_truncates(run: FrameRun, frames: Ints, relation_id: Ints) -> tuple[Ints, Ints]:
     """Each TRUNCATE once per table that it names."""
     truncates = np.flatnonzero(run.kinds[frames] == ord("T")).tolist()
     if not truncates:
@@ -244,7 +244,7 @@ def _with_truncates(run: Run, frames: Ints, relation_id: Ints) -> tuple[Ints, In
     return frames, relation_id
 
 
-def _partitions(run: Run) -> frozenset[tuple[int, int]]:
+def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
     """Root and leaf of rows that are published via the root: once in a connection, before the first such row of a
     leaf, come the Relation messages of both, and then the row under the root's OID."""
     described, changes = run.at("R"), np.flatnonzero(IS_CHANGE[run.kinds])
@@ -262,7 +262,7 @@ def _partitions(run: Run) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def _loosen(run: Run, frame: int, index: int, columns: dict[str, Any], lsn: Ints) -> None:
+def _loosen(run: FrameRun, frame: int, index: int, columns: dict[str, Any], lsn: Ints) -> None:
     """A non-transactional message belongs to no transaction; its place is the LSN that it names."""
     message = run.message(frame)
     if not isinstance(message, LogicalMessage):

@@ -1,6 +1,6 @@
 """What is published, each in a small Delta table that only grows.
 
-    points      consistent points: at which LSN which version of each mirror stands
-    states      the state of each table             untaken     rows that no mirror took
-    ledger      such a table: rows in the order of their times
+points      consistent points: at which LSN which version of each mirror stands
+states      the state of each table             untaken     rows that no mirror took
+ledger      such a table: rows in the order of their times
 """

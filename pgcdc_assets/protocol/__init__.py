@@ -1,14 +1,14 @@
 """The codec of pgoutput (protocol version 1), pure: bytes and Arrow arrays in, messages and Arrow arrays out.
 
-    bytes -> copydata -> frames -> messages           one by one, for control messages: decode
-                            |
-                            +----> columns -> text    whole Arrow arrays of rows at once
+bytes -> copydata -> frames -> messages           one by one, for control messages: decode
+                        |
+                        +----> columns -> text    whole Arrow arrays of rows at once
 
-    copydata    where the data messages of a connection lie
-    frames      XLogData, keepalive, status update
-    messages    the messages as values
-    decode      one message at a time: the reference decoder
-    columns     row messages by column
-    shape       how a relation's rows are to be decoded: its Relation message and the catalog's facts
-    text/       PostgreSQL's text form into typed columns
+copydata    where the data messages of a connection lie
+frames      XLogData, keepalive, status update
+messages    the messages as values
+decode      one message at a time: the reference decoder
+columns     row messages by column
+shape       how a relation's rows are to be decoded: its Relation message and the catalog's facts
+text/       PostgreSQL's text form into typed columns
 """

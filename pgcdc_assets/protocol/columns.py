@@ -19,7 +19,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.text.slices import Flags, Positions, gathered
 
-Kind = Literal["I", "U", "D"]
+RowKind = Literal["I", "U", "D"]
 Image = Literal["N", "O", "K"]
 
 PIECE_BYTES: Final = 1 << 30
@@ -45,7 +45,7 @@ class Images:
 
 
 def images(
-    payload: pa.Array | pa.ChunkedArray, kind: Kind, columns: int, lsns: pa.Array | pa.ChunkedArray | None = None
+    payload: pa.Array | pa.ChunkedArray, kind: RowKind, columns: int, lsns: pa.Array | pa.ChunkedArray | None = None
 ) -> list[Images]:
     """Decode ``payload`` (binary or large_binary, all of one kind and relation with this many columns).
 
@@ -87,7 +87,7 @@ class _Walk:
     """The cursors over one piece of payload, of fewer bytes than 31 bits can count."""
 
     def __init__(
-        self, payload: pa.Array, kind: Kind, columns: int, first: int, lsns: pa.Array | pa.ChunkedArray | None
+        self, payload: pa.Array, kind: RowKind, columns: int, first: int, lsns: pa.Array | pa.ChunkedArray | None
     ) -> None:
         offsets = _offsets(payload)
         start, stop = int(offsets[0]), int(offsets[-1])

@@ -134,6 +134,4 @@ class StreamAbort:
     subxid: int
 
 
-Message = (
-    Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | LogicalMessage | StreamAbort
-)
+Message = Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | LogicalMessage | StreamAbort

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.checks.facts import Backend, Facts, LogFacts, Publication, SourceFacts, TableFacts, UntakenFacts
+from pgcdc_assets.checks.facts import Backend, Facts, LogFacts, PublicationFacts, SourceFacts, TableFacts, UntakenFacts
 from pgcdc_assets.checks.health import GIB, MIB, problems
 from pgcdc_assets.core.catalog import Catalog, Identity, Leaf, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.points.untaken import UntakenRows
-from pgcdc_assets.source.slot.blockers import Holder
+from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.slot.slotstatus import SlotStatus
 
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
@@ -32,7 +32,7 @@ CATALOG = Catalog(
     ),
     ("pgcdc",),
 )  # fmt: skip
-PUBLICATION = Publication("pgcdc", frozenset({ORDERS, LEAF_A, LEAF_B}))
+PUBLICATION = PublicationFacts("pgcdc", frozenset({ORDERS, LEAF_A, LEAF_B}))
 WELL = Facts(
     now=NOW,
     slot_name="pgcdc",
@@ -71,10 +71,10 @@ def _table(state: TableState, replay_lsn: int | None = AT, **more: Any) -> dict[
 
 
 def _published(*names: TableName, **operations: bool) -> dict[str, Any]:
-    return _source(publications={"pgcdc": Publication("pgcdc", frozenset(names), **operations)})
+    return _source(publications={"pgcdc": PublicationFacts("pgcdc", frozenset(names), **operations)})
 
 
-OLD = Holder(733, 4711, None, "shop", "psql", timedelta(hours=3))
+OLD = Blocker(733, 4711, None, "shop", "psql", timedelta(hours=3))
 SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     # changes of the facts: severity, thing, words of what, words of what to do
     "before setup": (
@@ -359,7 +359,7 @@ WELL_TOO: dict[str, dict[str, Any]] = {
     "operations in two publications": _source(
         publications={
             "pgcdc": PUBLICATION,
-            "pgcdc_inserts": Publication("pgcdc_inserts", frozenset({EVENTS}), update=False, delete=False),
+            "pgcdc_inserts": PublicationFacts("pgcdc_inserts", frozenset({EVENTS}), update=False, delete=False),
         }
     ),
     "source not reached": {"source": None, "slot": None},

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from pgcdc_assets.cli import jobs
-from pgcdc_assets.cli.console import Progress
+from pgcdc_assets.cli.console import ConsoleProgress
 from tests.cli.conftest import Shell
 
 
@@ -29,4 +29,4 @@ def deaf_job() -> None:
 def test_an_interrupted_run_is_an_interruption_and_no_error_of_dagster(shell: Shell) -> None:
     jobs.project_settings()
     with pytest.raises(KeyboardInterrupt):
-        jobs._run(deaf_job, "deaf", {}, Progress())
+        jobs._run(deaf_job, "deaf", {}, ConsoleProgress())

@@ -72,7 +72,6 @@ def set_up_then(more: Prepare) -> Prepare:
     return prepare
 
 
-
 @dataclass(frozen=True)
 class Mistake:
     name: str

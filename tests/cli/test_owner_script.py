@@ -42,9 +42,7 @@ def as_role(shell: Shell, role: str) -> str:
     return psycopg.conninfo.make_conninfo(shell.database.conninfo, user=role)
 
 
-def test_the_script_is_all_that_a_role_with_few_rights_needs(
-    shell: Shell, conn: psycopg.Connection, role: str
-) -> None:
+def test_the_script_is_all_that_a_role_with_few_rights_needs(shell: Shell, conn: psycopg.Connection, role: str) -> None:
     before = shell.files()
     script = shell.pgcdc("setup", "--sql", "--role", role)
     assert (traces(conn), shell.files()) == ([], before), "printing changes nothing"

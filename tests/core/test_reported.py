@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.reported import Progress
+from pgcdc_assets.core.reported import ReportedPositions
 
 _LSNS = st.integers(0, 1 << 40).map(Lsn)
 
 
 @given(_LSNS, st.lists(st.tuples(st.sampled_from(["received", "durable", "replayed"]), _LSNS)))
 def test_nothing_ever_falls(floor: Lsn, steps: list[tuple[str, Lsn]]) -> None:
-    progress = Progress(floor)
+    progress = ReportedPositions(floor)
     before = (floor, floor, floor)
     for name, lsn in steps:
         getattr(progress, name)(lsn)
@@ -24,7 +24,7 @@ def test_nothing_ever_falls(floor: Lsn, steps: list[tuple[str, Lsn]]) -> None:
 
 
 def test_receiving_confirms_nothing() -> None:
-    progress = Progress(Lsn(10))
+    progress = ReportedPositions(Lsn(10))
     assert progress.received(Lsn(50)) == 50
     assert progress.flush == 10
     assert progress.replayed(Lsn(40)) == 10

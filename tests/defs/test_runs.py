@@ -41,9 +41,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def run_of(
-    instance: dg.DagsterInstance, job: dg.JobDefinition = sync, mark: str | None = None
-) -> str:
+def run_of(instance: dg.DagsterInstance, job: dg.JobDefinition = sync, mark: str | None = None) -> str:
     run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
     if mark is not None:
         instance.add_run_tags(run.run_id, {runs.PROCESS_TAG: mark})

@@ -21,7 +21,7 @@ from pgcdc_assets.defs.sensors import tick
 from pgcdc_assets.defs.sync import sync_job
 from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.flow.lock import lake_lock
-from pgcdc_assets.flow.outcomes import Kind, recorded
+from pgcdc_assets.flow.outcomes import OperationKind, recorded
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
@@ -121,9 +121,7 @@ def test_level_and_idle(instance: dg.DagsterInstance, settings: Settings) -> Non
 
 
 @pytest.mark.usefixtures("level")
-def test_a_published_change(
-    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_published_change(instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]) -> None:
     conn.execute("INSERT INTO public.t VALUES (1)")
     assert look(instance, settings).run_requests
 
@@ -188,7 +186,7 @@ def test_a_run_that_died_is_reported_and_the_next_one_waits_its_pause(
     instance.add_run_tags(run.run_id, {runs.PROCESS_TAG: dead_mark()})
     with (
         pytest.raises(SlotMissing), lake_lock(settings.layout, "sync"),
-        recorded(settings.layout, Kind.SYNC, "sync", print),
+        recorded(settings.layout, OperationKind.SYNC, "sync", print),
     ):  # fmt: skip
         raise SlotMissing("does not exist", thing="slot s")
     said = why(look(instance, settings))

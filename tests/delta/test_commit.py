@@ -22,14 +22,14 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.commit import Change, commit_change, commit_compaction, loosened
+from pgcdc_assets.delta.commit import FileChange, commit_change, commit_compaction, loosened
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta import compaction
 from pgcdc_assets.mirror.delta.compaction import compact_file, small_files, worth_rewriting
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, create_mirror
-from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from tests.deltatables import live_files, opened
 from tests.history.mirror import make
 
@@ -53,13 +53,13 @@ class Rows:
     def change(self, added: Sequence[int], removed: set[int], *, transaction: int | None = None) -> int:
         table = self.delta
         gone: dict[str, BitMap64] = {}
-        for group in Target(self.path, SCHEMA, ("id", "v"), table.files).groups({}):
+        for group in MergeTarget(self.path, SCHEMA, ("id", "v"), table.files).groups({}):
             ids = group.read(["id"])["id"].to_pylist()
             at = [group.start + place for place, value in enumerate(ids) if group.alive[place] and value in removed]
             if at:
                 gone[group.path] = BitMap64(at)
         position = next(self.position) if transaction is None else transaction
-        change = Change(self.written(added), gone)
+        change = FileChange(self.written(added), gone)
         version = commit_change(table, change, {"app": position}, {"numTargetRowsInserted": len(added)})
         self.held = (self.held - removed) | set(added)
         self.history.append(frozenset(self.held))
@@ -115,7 +115,7 @@ def test_a_version_is_taken_once(rows: Rows) -> None:
     table = rows.delta
     rows.change([1], set())
     with pytest.raises(LakeError, match="another writer committed at the same time"):
-        commit_change(table, Change(rows.written([2]), {}), {"app": 9}, {})
+        commit_change(table, FileChange(rows.written([2]), {}), {"app": 9}, {})
     assert rows.read() == [1]
     assert list((rows.path / "_delta_log").glob("*.tmp")) == []
 
@@ -131,9 +131,9 @@ def test_rows_that_are_gone_do_not_go_again(rows: Rows) -> None:
     rows.change([], {1})
     live = live_files(rows.path)
     with pytest.raises(LakeError, match="rows go that are gone"):
-        commit_change(rows.delta, Change([], {live[0].path: BitMap64([0])}), {"app": 9}, {})
+        commit_change(rows.delta, FileChange([], {live[0].path: BitMap64([0])}), {"app": 9}, {})
     with pytest.raises(LakeError, match="none of the table's"):
-        commit_change(rows.delta, Change([], {"other.parquet": BitMap64([0])}), {"app": 9}, {})
+        commit_change(rows.delta, FileChange([], {"other.parquet": BitMap64([0])}), {"app": 9}, {})
     assert rows.read() == [2]
 
 
@@ -170,7 +170,7 @@ def test_small_files_become_one(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> 
     before = rows.delta
     small = small_files(before.files)
     assert len(small) == 6
-    report = compact_file(Target(rows.path, SCHEMA, ("id", "v"), small))
+    report = compact_file(MergeTarget(rows.path, SCHEMA, ("id", "v"), small))
     version = commit_compaction(before, small, report)
     (file,) = live_files(rows.path)
     assert rows.delta.number == version
@@ -202,7 +202,7 @@ def test_the_file_that_is_worn_most_is_written_again(rows: Rows, monkeypatch: py
     rows.change([], {3, *range(100, 106)})
     (most,) = worn = worth_rewriting(rows.delta.files)
     assert most.deleted == 6
-    version = commit_compaction(rows.delta, worn, compact_file(Target(rows.path, SCHEMA, ("id", "v"), worn)))
+    version = commit_compaction(rows.delta, worn, compact_file(MergeTarget(rows.path, SCHEMA, ("id", "v"), worn)))
     assert rows.read() == rows.read(version - 1) == sorted(rows.held)
     assert [file.deleted for file in worth_rewriting(rows.delta.files)] == [4]
     monkeypatch.setattr(compaction, "WORN_SHARE", 24)

@@ -23,7 +23,7 @@ from pgcdc_assets.lake import Lake
 from pgcdc_assets.mirror.delta.compaction import compact_file
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, create_mirror
 from pgcdc_assets.mirror.delta.othercommits import change_since
-from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.delta.test_commit import OWNER, SCHEMA, Rows
 from tests.deltatables import commit, live_files
@@ -77,7 +77,7 @@ def lived_long_and_short(rows: Rows) -> tuple[str, str]:
 
 def _compacted(rows: Rows) -> None:
     delta = rows.delta
-    commit_compaction(delta, delta.files, compact_file(Target(rows.path, SCHEMA, ("id", "v"), delta.files)))
+    commit_compaction(delta, delta.files, compact_file(MergeTarget(rows.path, SCHEMA, ("id", "v"), delta.files)))
     rows.history.append(frozenset(rows.held))
 
 

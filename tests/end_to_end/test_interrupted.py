@@ -170,5 +170,3 @@ def test_follow_beside_a_path_that_died(project: Project, database: Database) ->
             assert follow.poll() is None, project.log("follow")
             follow.send_signal(signal.SIGTERM)
             ends(follow)
-
-

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.feed.events import Change, Kind, Route, Unfollowable, changes, unchanged_lists
+from pgcdc_assets.feed.events import ChangeKind, Route, RowChanges, Unfollowable, changes, unchanged_lists
 from pgcdc_assets.protocol.shape import Shape, ShapeColumn
 from tests.feed.row_messages import UNCHANGED, row_message
 
@@ -28,12 +28,12 @@ def route(table: Table = TABLE, *, full: bool = False) -> Route:
     return Route.of(Shape(1, 1000, NAME, columns, "f" if full else "d", key), table)
 
 
-def decoded(kind: Kind, messages: list[bytes], way: Route | None = None) -> list[Any]:
+def decoded(kind: ChangeKind, messages: list[bytes], way: Route | None = None) -> list[Any]:
     payload = pa.array(messages, pa.binary())
     return [shown(item) for item in changes(kind, payload, way or route(), pa.array(range(len(messages))))]
 
 
-def shown(item: Change | Unfollowable) -> Any:
+def shown(item: RowChanges | Unfollowable) -> Any:
     if isinstance(item, Unfollowable):
         return item.row, item.reason.split()[:3]
     columns = {attnum: text.to_pylist() for attnum, text in item.text.items()}
@@ -128,7 +128,7 @@ def test_rows_of_each_half_name_their_message() -> None:
         row_message("U", ("K", [str(n), None, None]), ("N", [str(n + n % 2), "x", None])) for n in range(6)
     ]  # fmt: skip
     pre, post = changes("U", pa.array(messages, pa.binary()), route(), pa.array(range(6)))
-    assert isinstance(pre, Change)
-    assert isinstance(post, Change)
+    assert isinstance(pre, RowChanges)
+    assert isinstance(post, RowChanges)
     assert np.array_equal(pre.rows, [1, 3, 5])
     assert np.array_equal(post.rows, range(6))

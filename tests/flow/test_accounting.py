@@ -23,7 +23,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.feed.schema import COMMIT_LSN, ORDINAL
 from pgcdc_assets.flow.accounting import Why, untaken
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.progress import Progress, TableProgress
+from pgcdc_assets.flow.progress import TableProgress, TablesProgress
 from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.counting import rows_by_relation
@@ -103,7 +103,7 @@ def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database,
             conn.execute(f"INSERT INTO {name} VALUES (1), (2)".encode())
         conn.execute("DROP TABLE gone")
         end = pipe.receive()
-    progress = Progress(settings.layout, catalog, log.began, log.start)
+    progress = TablesProgress(settings.layout, catalog, log.began, log.start)
     a, b, _ = tables
     # As after its copy: nothing here looks at a mirror.
     progress._tables[a.name] = TableProgress(a, TableState.CATCHING_UP, start, 0)

@@ -75,9 +75,7 @@ def test_a_locked_table_waits_for_the_next_run_and_says_for_whom(rig: Rig, monke
     rig.assert_equal()
 
 
-def test_a_table_that_never_rests_does_not_keep_the_run_from_its_end(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_never_rests_does_not_keep_the_run_from_its_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the run looks at the catalog again and again meanwhile."""
     rig.setup()
     rig.settings = rig.settings.model_copy(update={"range_seconds": 0.01})

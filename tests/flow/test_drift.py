@@ -16,7 +16,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.drift import watch
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.progress import Progress
+from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import Settings
@@ -42,7 +42,9 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     log = ChangeLog(settings.layout)
     log.create(identity, Lsn(5), 1)
     catalog = Catalog(identity, "p", 180000, (A, B))
-    work = Work(settings, catalog, log, Progress(settings.layout, catalog, log.began, log.start), Silent(), _no_spark)
+    work = Work(
+        settings, catalog, log, TablesProgress(settings.layout, catalog, log.began, log.start), Silent(), _no_spark
+    )
     for table in (A, B):
         copied_at_10_applied_to_20(settings.layout, table)
         work.progress.copying([table], Lsn(10))

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
-from pgcdc_assets.cli.console import Progress
+from pgcdc_assets.cli.console import ConsoleProgress
 from pgcdc_assets.cli.status_verify import verified
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -101,7 +101,7 @@ def test_other_hands_are_harmless_or_told_by_name(
     assert {problem.what for problem in status(rig.settings).problems if "is not what the source has" in problem.what}
 
     _read_at_points(rig, before.replay_lsn)
-    done = verified(rig.settings, _source(rig), None, Progress(), lambda lsn: _sync_to(rig, lsn))
+    done = verified(rig.settings, _source(rig), None, ConsoleProgress(), lambda lsn: _sync_to(rig, lsn))
     compared = {one.table.name: one for one in done.tables}
     assert {name for name, one in compared.items() if not one.equal} == {*TOLD, *SPARK_IS_REFUSED}
     assert compared["updated"].examples[0].key == {"id": "3"}

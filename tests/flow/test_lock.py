@@ -11,7 +11,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LockHeld, MachineError
 from pgcdc_assets.flow import hold
-from pgcdc_assets.flow.lock import Holder, holder, lake_lock
+from pgcdc_assets.flow.lock import LockHolder, holder, lake_lock
 
 HOLD_IT = """
 import sys
@@ -32,7 +32,7 @@ def layout(tmp_path: Path) -> Layout:
 def test_holder_is_named_while_held_and_forgotten_after(layout: Layout) -> None:
     assert holder(layout) is None
     with lake_lock(layout, "sync"):
-        assert holder(layout) == Holder(os.getpid(), "sync")
+        assert holder(layout) == LockHolder(os.getpid(), "sync")
         with pytest.raises(LockHeld, match=rf"`pgcdc sync` \(pid {os.getpid()}\)"), lake_lock(layout, "snapshot"):
             pass
     assert holder(layout) is None
@@ -45,7 +45,7 @@ def test_a_killed_holder_frees_the_lock(layout: Layout) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         found = holder(layout)
-        assert found == Holder(process.pid, "follow")
+        assert found == LockHolder(process.pid, "follow")
         process.kill()
     assert holder(layout) is None
     with lake_lock(layout, "sync"):

@@ -17,8 +17,8 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.flow import thinning
 from pgcdc_assets.flow.copying import Copied
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.progress import Progress
-from pgcdc_assets.flow.stream import Stream
+from pgcdc_assets.flow.progress import TablesProgress
+from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.sync import Bounds, Sync
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
@@ -77,12 +77,12 @@ def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         catalog = setup(settings, database.conninfo).catalog
         log = ChangeLog(settings.layout)
         log.create(catalog.identity, Lsn(5), 1)
-        progress = Progress(settings.layout, catalog, log.began, log.start)
+        progress = TablesProgress(settings.layout, catalog, log.began, log.start)
         work = Work(settings, catalog, log, progress, Silent(), _no_spark)
         receiver = ReceiverProcess(
             database.conninfo, settings.layout, catalog.publications, batch_bytes=1, batch_seconds=1
         )
-        stream = Stream(receiver, log, conn)
+        stream = LogStream(receiver, log, conn)
         stream.arrived = True
         made = Run(Sync(work, database.conninfo, stream, Bounds()), work, user)
         made.copied()

@@ -25,7 +25,7 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.outcomes import Kind, Operation, recorded
+from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
@@ -61,7 +61,9 @@ def engine(settings: Settings, command: str = "sync") -> Engine:
 
 
 @contextmanager
-def operation(settings: Settings, kind: Kind = Kind.SYNC, command: str = "sync") -> Iterator[Operation]:
+def operation(
+    settings: Settings, kind: OperationKind = OperationKind.SYNC, command: str = "sync"
+) -> Iterator[Operation]:
     """As the engine does one."""
     with lake_lock(settings.layout, command), recorded(settings.layout, kind, command, print) as operation:
         yield operation
@@ -100,7 +102,7 @@ def test_a_failed_sync_is_told_until_one_succeeds(settings: Settings) -> None:
 def test_a_sync_that_follows_has_succeeded_before_it_ends(settings: Settings) -> None:
     with pytest.raises(SourceUnavailable):
         engine(settings).sync(Bounds())
-    with operation(settings, Kind.SYNC, "follow") as done:
+    with operation(settings, OperationKind.SYNC, "follow") as done:
         found, problems = told(settings, "sync")
         assert len(problems) == 1
         assert found.last["sync"].under_way is not None
@@ -139,7 +141,7 @@ def test_another_writer_a_mistake_and_a_stop_are_no_failures(settings: Settings)
 
 
 def test_a_maintenance_that_could_not_keep_a_mirror_is_told_with_its_error(settings: Settings) -> None:
-    with operation(settings, Kind.MAINTENANCE, "maintain") as done:
+    with operation(settings, OperationKind.MAINTENANCE, "maintain") as done:
         done.failures += [LakeError("cannot be read", thing="public.t", do="restore it"), LakeError("b")]
     found, (problem,) = told(settings, "maintenance")
     assert (problem.severity, problem.do) == ("warning", "restore it")
@@ -148,19 +150,19 @@ def test_a_maintenance_that_could_not_keep_a_mirror_is_told_with_its_error(setti
 
 
 def test_what_could_not_be_repaired_is_history_once_the_table_is_copied_anew(settings: Settings) -> None:
-    with pytest.raises(NotRepairable), operation(settings, Kind.REPAIR, "repair public.t"):
+    with pytest.raises(NotRepairable), operation(settings, OperationKind.REPAIR, "repair public.t"):
         raise NotRepairable("lies before the log", thing="public.t", lsn=Lsn(0x20), do="copy it anew")
     assert "at LSN 0/20" in told(settings, "repair")[1][0].what
     for copied, left in (("public.u", 1), ("public.t", 0)):
-        with operation(settings, Kind.SYNC, "snapshot") as done:
+        with operation(settings, OperationKind.SYNC, "snapshot") as done:
             done.renewed.append(copied)
         assert len(told(settings, "repair")[1]) == left
 
 
 def test_an_operation_within_another_is_kept_beside_it(settings: Settings) -> None:
-    with operation(settings, Kind.SYNC, "follow") as run:
+    with operation(settings, OperationKind.SYNC, "follow") as run:
         for table in ("public.t", "public.u"):
-            with pytest.raises(NotRepairable), run.within(Kind.REPAIR, f"repair {table}"):
+            with pytest.raises(NotRepairable), run.within(OperationKind.REPAIR, f"repair {table}"):
                 raise NotRepairable("lies before the log", thing=table)
         run.succeed()
         found, (problem,) = told(settings, "repair")
@@ -171,13 +173,13 @@ def test_an_operation_within_another_is_kept_beside_it(settings: Settings) -> No
         assert len(told(settings, "repair")[1]) == 1
         run.renew(["public.u"])
         assert told(settings, "repair")[1] == []
-        with run.within(Kind.MAINTENANCE, "maintain"):
+        with run.within(OperationKind.MAINTENANCE, "maintain"):
             pass
     assert outcomes.read(settings.layout)["maintenance"].succeeded is not None
 
 
 def test_an_unexpected_error_is_told_by_its_kind_alone(settings: Settings) -> None:
-    with pytest.raises(ZeroDivisionError), operation(settings, Kind.SYNC, "sync"):
+    with pytest.raises(ZeroDivisionError), operation(settings, OperationKind.SYNC, "sync"):
         raise ZeroDivisionError("hunter2")
     (problem,) = told(settings, "sync")[1]
     assert problem.what.endswith("failed: unexpected ZeroDivisionError")
@@ -195,7 +197,7 @@ def test_a_file_that_cannot_be_read_is_told_and_written_anew(settings: Settings)
 def test_a_disk_that_does_not_take_the_note_stops_nothing(settings: Settings, tmp_path: Path) -> None:
     settings.layout.outcomes.mkdir()
     said: list[str] = []
-    with lake_lock(settings.layout, "s"), recorded(settings.layout, Kind.SYNC, "sync", said.append):
+    with lake_lock(settings.layout, "s"), recorded(settings.layout, OperationKind.SYNC, "sync", said.append):
         pass
     assert any("cannot be written" in line for line in said)
     assert not list(settings.layout.own.glob(f".outcomes.json.{os.getpid()}"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.checks.verify import Point, verify
+from pgcdc_assets.checks.verify import ComparisonPoint, verify
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -67,7 +67,7 @@ class Ours:
         wrong = [table for table in report.tables if not table.equal and not table.explained]
         assert not wrong, f"beside the storm, and not told: {wrong}"
 
-    def _reached(self, lsn: Lsn) -> Point:
+    def _reached(self, lsn: Lsn) -> ComparisonPoint:
         self.rig.engine().sync(Bounds(until=lsn))
         point = ConsistentPoints(self.rig.settings.layout).at(lsn)
         if point is None:

@@ -19,7 +19,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.schema import FeedPart
-from pgcdc_assets.feed.task import Derivation, Target, derive
+from pgcdc_assets.feed.task import Derivation, FeedTarget, derive
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.settings import Settings
@@ -148,7 +148,7 @@ def _derived(log: ChangeLog, layout: Layout, tables: Sequence[Table]) -> dict[st
     segments = log.segments(span, {shape.relation_id for shape, _ in places})
     task = Derivation(
         segments=tuple(segment.path for segment in segments),
-        targets={name: Target(table, layout.changes(name), span) for name, table in by_name.items()},
+        targets={name: FeedTarget(table, layout.changes(name), span) for name, table in by_name.items()},
         routes={s.schema_id: Route.of(s, by_name[p.table], p.leaf) for s, p in places if p.table is not None},
     )
     for target in task.targets.values():

@@ -19,9 +19,9 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta import datafile
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema
-from pgcdc_assets.mirror.delta.tablework import Applied, Work, merged
+from pgcdc_assets.mirror.delta.tablework import Applied, TableWork, merged
 from pgcdc_assets.mirror.delta.task import Effect, collapse_units
-from pgcdc_assets.mirror.delta.units import Pending
+from pgcdc_assets.mirror.delta.units import PendingChanges
 from tests.deltatables import commit, live_files, opened
 from tests.oracle import Rows, mirror_rows
 
@@ -51,7 +51,7 @@ class PlainMirror:
 
     def apply(self, part: FeedPart, upto: Lsn) -> Applied | None:
         """One turn, as the project takes it, in this process."""
-        work = Work.of(self.layout, self.identity, part, upto)
+        work = TableWork.of(self.layout, self.identity, part, upto)
         done = None
         if work is not None:
             assert work.refused is None
@@ -63,7 +63,7 @@ class PlainMirror:
     def repair(self, part: FeedPart, touched: LsnRange, at: Lsn) -> None:
         """What a repair of a range merges into the mirror as it stands at ``at``."""
         mirror = self.mirror
-        pending = Pending.of(self.layout, part, LsnRange(touched.start, at))
+        pending = PendingChanges.of(self.layout, part, LsnRange(touched.start, at))
         if pending is None:
             return
         units = pending.units(mirror.target(self.table, () if pending.emptied else live_files(mirror.path)))

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.framerun import POSTGRES_EPOCH_US, Run
+from pgcdc_assets.log.framerun import POSTGRES_EPOCH_US, FrameRun
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.frames import FrameBlock
@@ -22,8 +22,8 @@ def frame(payload: bytes, lsn: int = 0) -> bytes:
     return b"w" + struct.pack(">QQq", lsn, lsn, 0) + payload
 
 
-def run_of(frames: Sequence[bytes], first: int) -> Run:
-    return Run.of(FrameBlock.of(frames), first)
+def run_of(frames: Sequence[bytes], first: int) -> FrameRun:
+    return FrameRun.of(FrameBlock.of(frames), first)
 
 
 def begin(final_lsn: int, xid: int, commit_ts: int = 0) -> bytes:

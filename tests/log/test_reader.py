@@ -17,7 +17,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogConflict, LogCorrupt, SetupNeeded
-from pgcdc_assets.log.batch import BatchWriter, Frames
+from pgcdc_assets.log.batch import BatchWriter, PendingFrames
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import LOG_SCHEMA
@@ -42,9 +42,9 @@ def _writer(log: ChangeLog) -> tuple[BatchWriter, Relations]:
     return BatchWriter(log.path, WHO, 3, relations), relations
 
 
-def _transaction(at: int, relation_id: int = 1, number: int = 2) -> Frames:
+def _transaction(at: int, relation_id: int = 1, number: int = 2) -> PendingFrames:
     payloads = [begin(at, 5), *[insert(relation_id, b"x")] * number, commit(at, at + 50)]
-    frames = Frames()
+    frames = PendingFrames()
     frames.append(run_of([frame(payload, at) for payload in payloads], 0))
     return frames
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogCorrupt, ProtocolError
-from pgcdc_assets.log.batch import Frames, Pending
+from pgcdc_assets.log.batch import PendingBatch, PendingFrames
 from pgcdc_assets.log.framerun import OpenTransaction, joined, transaction_after
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import Rows, rows_of, tally_of
@@ -145,7 +145,7 @@ def test_wrong_lengths_are_refused(payloads: list[bytes]) -> None:
 
 def test_stream_aborts_leave_nothing_behind() -> None:
     """PostgreSQL 18 sends them between transactions: alone, and in front of one that is still open."""
-    pending, alone = Pending(), run_of([frame(stream_abort(7, 8))] * 3, 0)
+    pending, alone = PendingBatch(), run_of([frame(stream_abort(7, 8))] * 3, 0)
     pending.receive(alone, 0, transaction_after(alone, None), 1.0)
     assert pending.since is None
     assert pending.in_memory == 0
@@ -168,7 +168,7 @@ def test_other_frames_are_refused() -> None:
 
 def test_transactions_without_changes_make_no_batch() -> None:
     """PostgreSQL 14 sends them for whatever it decodes and does not publish."""
-    pending = Pending()
+    pending = PendingBatch()
     empty = [frame(begin(10, 1)), frame(origin("o")), frame(commit(10, 20))] * 3
     run = run_of(empty, 0)
     pending.receive(run, len(run), None, 1.0)
@@ -178,4 +178,4 @@ def test_transactions_without_changes_make_no_batch() -> None:
     pending.receive(open_run, 0, transaction_after(open_run, None), 2.0)
     pending.receive(run_of(empty[2:3], 2), 1, None, 3.0)
     assert pending.since is None
-    assert pending.open == Frames()
+    assert pending.open == PendingFrames()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.batch import BatchWriter, Committed, Frames
+from pgcdc_assets.log.batch import BatchWriter, Committed, PendingFrames
 from pgcdc_assets.log.receive.process import ReceiverSettings
 from pgcdc_assets.log.spill import Staged
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
@@ -82,7 +82,7 @@ def test_the_receiver_is_frozen(source: Source) -> None:
 class SlowDisk(BatchWriter):
     """Each commit takes three times as long as the server's patience."""
 
-    def commit(self, closed: Frames, parts: list[Staged], end: Lsn) -> Committed:  # type: ignore[override]
+    def commit(self, closed: PendingFrames, parts: list[Staged], end: Lsn) -> Committed:  # type: ignore[override]
         time.sleep(3)
         return super().commit(closed, parts, end)
 

@@ -80,7 +80,7 @@ def test_a_promoted_standby_goes_on_where_the_slot_was_synchronised(tmp_path: Pa
         with standby:
             source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
             if synchronised:
-                    _synchronise(source, log, standby)
+                _synchronise(source, log, standby)
             eventually(lambda: _replayed(source))
             source.conn.close()
             primary.stop()

@@ -16,7 +16,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError, LogConflict
 from pgcdc_assets.log import upkeep
-from pgcdc_assets.log.batch import BatchWriter, Frames
+from pgcdc_assets.log.batch import BatchWriter, PendingFrames
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import OWN_FILE_BYTES
@@ -46,7 +46,7 @@ def log(tmp_path: Path, writer: BatchWriter) -> ChangeLog:
 
 def _batch(writer: BatchWriter, at: int, relation_ids: list[int], size: int = 10) -> None:
     payloads = [begin(at, 5), *(insert(i, bytes([i]) * size) for i in relation_ids), commit(at, at + 50)]
-    frames = Frames()
+    frames = PendingFrames()
     frames.append(run_of([frame(payload, at) for payload in payloads], 0))
     writer.commit(frames, [], Lsn(at + 50))
 

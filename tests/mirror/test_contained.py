@@ -162,7 +162,7 @@ def test_a_mirror_that_is_mapped_is_not_given_the_feeds_files(pipe: Pipeline) ->
     pipe.spark.sql(f"ALTER TABLE delta.`{path}` RENAME COLUMN w TO v")
     pipe.run("INSERT INTO t VALUES (1, 'a')")
     upto = pipe.receive()
-    work = tablework.Work.of(pipe.layout, pipe.identity, pipe.derive(upto)[pipe.mirror("t").name], upto)
+    work = tablework.TableWork.of(pipe.layout, pipe.identity, pipe.derive(upto)[pipe.mirror("t").name], upto)
     assert work is not None
     assert not work.linkable
     pipe.turn()

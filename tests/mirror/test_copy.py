@@ -328,8 +328,10 @@ def test_small_tables_do_not_wait_for_all_the_others(copying: Copying) -> None:
 
 
 def test_a_table_rewritten_meanwhile_is_not_committed_and_the_others_are(copying: Copying) -> None:
-    copying.run("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); "
-                "CREATE TABLE u (id int PRIMARY KEY); INSERT INTO u VALUES (1); CREATE PUBLICATION p FOR TABLE t, u")
+    copying.run(
+        "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); "
+        "CREATE TABLE u (id int PRIMARY KEY); INSERT INTO u VALUES (1); CREATE PUBLICATION p FOR TABLE t, u"
+    )
     name, other = TableName("public", "t"), TableName("public", "u")
     with pytest.raises(CopyOutdated, match=r"public\.t"):
         copying.copy(name, other, also=lambda: copying.run("TRUNCATE t"))

@@ -18,7 +18,7 @@ from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import FeedColumn
 from pgcdc_assets.mirror.delta import match
 from pgcdc_assets.mirror.delta.match import HOLDS, LACKS, TWICE, Merged, merge_keyed, merge_multiset
-from pgcdc_assets.mirror.delta.rowgroups import RowGroup, Target, wanted
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, wanted
 from pgcdc_assets.mirror.net.keyed import collapse
 from pgcdc_assets.mirror.net.multiset import net_rows
 from tests.feed.feed_rows import COLUMNS, SCHEMA, feed_rows
@@ -57,8 +57,8 @@ class Held:
         self.files.append(Added(report.path, report.size, report.rows, None, len(gone), action))
 
     @property
-    def target(self) -> Target:
-        return Target(self.folder, self.schema, tuple(self.schema.names), tuple(self.files))
+    def target(self) -> MergeTarget:
+        return MergeTarget(self.folder, self.schema, tuple(self.schema.names), tuple(self.files))
 
     def gone(self, merged: Merged) -> list[list[int]]:
         """Positions, file by file."""

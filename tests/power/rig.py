@@ -252,4 +252,3 @@ def standing_still(process: psutil.Process) -> Iterator[None]:
         for one in stopped.values():
             with suppress(psutil.NoSuchProcess):
                 one.resume()
-

@@ -173,5 +173,3 @@ def _processes(*kinds: str) -> list[psutil.Process]:
             if any(kind in command for kind in kinds or (_RECEIVER, *_OTHERS)):
                 found.append(process)
     return found
-
-

@@ -150,4 +150,3 @@ def test_nothing_that_was_synced_is_lost_and_all_else_may_be(tmp_path: Path) -> 
         seen.add((old.read_text() if old.exists() else None, new.read_text() if new.exists() else None))
     assert {old for old, _ in seen} == {None, "before"}
     assert {new for _, new in seen} >= {None, "", "a\nb\nc\n", "a\n", "a\nb\n", "\0" * 6}
-

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.columns import Kind, images
+from pgcdc_assets.protocol.columns import RowKind, images
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import UNCHANGED, Delete, Insert, Message, OldKind, TupleData, Update, Value
 from tests.protocol import wire
@@ -22,7 +22,7 @@ from tests.protocol.test_decode import EXAMPLES
 
 RELATION = 0x4E4F_4B75
 """An OID whose bytes look like letters of the protocol."""
-KINDS = st.sampled_from(get_args(Kind))
+KINDS = st.sampled_from(get_args(RowKind))
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20) | st.sampled_from(
     ["n", "u", "t", "tN\x01", "N", "KKO", "é" * 9]
 )
@@ -33,7 +33,7 @@ def tuples(columns: int) -> st.SearchStrategy[TupleData]:
     return st.tuples(*[VALUES] * columns)
 
 
-def row_messages(kind: Kind, columns: int) -> st.SearchStrategy[wire.RowMessage]:
+def row_messages(kind: RowKind, columns: int) -> st.SearchStrategy[wire.RowMessage]:
     old = st.tuples(st.sampled_from(get_args(OldKind)), tuples(columns))
     if kind == "I":
         return st.builds(Insert, st.just(RELATION), tuples(columns))
@@ -45,7 +45,7 @@ def row_messages(kind: Kind, columns: int) -> st.SearchStrategy[wire.RowMessage]
 
 
 @st.composite
-def batches(draw: st.DrawFn, max_rows: int = 12) -> tuple[Kind, int, list[wire.RowMessage]]:
+def batches(draw: st.DrawFn, max_rows: int = 12) -> tuple[RowKind, int, list[wire.RowMessage]]:
     kind, columns = draw(KINDS), draw(st.integers(0, 6))
     return kind, columns, draw(st.lists(row_messages(kind, columns), max_size=max_rows))
 
@@ -67,7 +67,7 @@ def arrays(draw: st.DrawFn, payloads: Sequence[bytes]) -> pa.Array | pa.ChunkedA
 
 @given(batch=batches(), data=st.data())
 def test_both_decoders_give_what_was_written(
-    batch: tuple[Kind, int, list[wire.RowMessage]], data: st.DataObject
+    batch: tuple[RowKind, int, list[wire.RowMessage]], data: st.DataObject
 ) -> None:
     kind, columns, rows = batch
     payloads = [wire.row_message(row) for row in rows]
@@ -91,7 +91,7 @@ def _at_its_lsn(error: ProtocolError) -> None:
     assert error.lsn == 77
 
 
-def outcome(payload: bytes, kind: Kind, columns: int) -> wire.RowMessage | None:
+def outcome(payload: bytes, kind: RowKind, columns: int) -> wire.RowMessage | None:
     """What the scalar decoder says of a row that must be of this kind and number of columns; None: refused."""
     try:
         message = decode(payload, Lsn(77))
@@ -106,7 +106,7 @@ def outcome(payload: bytes, kind: Kind, columns: int) -> wire.RowMessage | None:
     return message if all(len(item) == columns for item in held) else None
 
 
-def columnar_outcome(payload: Sequence[bytes], kind: Kind, columns: int) -> list[wire.RowMessage] | None:
+def columnar_outcome(payload: Sequence[bytes], kind: RowKind, columns: int) -> list[wire.RowMessage] | None:
     lsns = pa.array([77] * len(payload), pa.int64())
     try:
         found = images(pa.array(payload, pa.binary()), kind, columns, lsns)
@@ -119,7 +119,7 @@ def columnar_outcome(payload: Sequence[bytes], kind: Kind, columns: int) -> list
     return [replace(row, relation_id=relation_id) for row, relation_id in zip(rows, ids, strict=True)]
 
 
-def assert_alike(payloads: Sequence[bytes], kind: Kind, columns: int) -> None:
+def assert_alike(payloads: Sequence[bytes], kind: RowKind, columns: int) -> None:
     expected = [outcome(payload, kind, columns) for payload in payloads]
     for payload, message in zip(payloads, expected, strict=True):
         assert columnar_outcome([payload], kind, columns) == (None if message is None else [message])
@@ -130,7 +130,7 @@ def assert_alike(payloads: Sequence[bytes], kind: Kind, columns: int) -> None:
 @settings(max_examples=500)
 @given(batch=batches(max_rows=3), data=st.data())
 def test_mutated_messages_are_refused_by_both_or_read_alike_by_both(
-    batch: tuple[Kind, int, list[wire.RowMessage]], data: st.DataObject
+    batch: tuple[RowKind, int, list[wire.RowMessage]], data: st.DataObject
 ) -> None:
     kind, columns, rows = batch
     payloads = [wire.row_message(row) for row in rows]
@@ -142,7 +142,7 @@ def test_mutated_messages_are_refused_by_both_or_read_alike_by_both(
 @given(payloads=st.lists(st.binary(max_size=40), max_size=3), kind=KINDS, columns=st.integers(0, 3))
 @example(payloads=[b"I" + bytes(4) + b"N\0\1t\0\0\0\0", b""], kind="I", columns=1)
 def test_random_bytes_are_refused_by_both_or_read_alike_by_both(
-    payloads: list[bytes], kind: Kind, columns: int
+    payloads: list[bytes], kind: RowKind, columns: int
 ) -> None:
     assert_alike(payloads, kind, columns)
     head = kind.encode() + bytes(4)

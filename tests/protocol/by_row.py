@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgcdc_assets.protocol.columns import Images, Kind
+from pgcdc_assets.protocol.columns import Images, RowKind
 from pgcdc_assets.protocol.messages import UNCHANGED, Delete, Insert, OldKind, TupleData, Update, Value
 
 
@@ -27,14 +27,14 @@ def by_row(images: Sequence[Images]) -> dict[int, dict[str, TupleData]]:
     return found
 
 
-def messages(images: Sequence[Images], kind: Kind, relation_id: int, count: int) -> list[Insert | Update | Delete]:
+def messages(images: Sequence[Images], kind: RowKind, relation_id: int, count: int) -> list[Insert | Update | Delete]:
     """The messages that these images came from, all of one relation."""
     rows = by_row(images)
     assert sorted(rows) == list(range(count))
     return [_message(rows[row], kind, relation_id) for row in range(count)]
 
 
-def _message(images: dict[str, TupleData], kind: Kind, relation_id: int) -> Insert | Update | Delete:
+def _message(images: dict[str, TupleData], kind: RowKind, relation_id: int) -> Insert | Update | Delete:
     old_kind: OldKind | None = "K" if "K" in images else "O" if "O" in images else None
     assert not {"K", "O"} <= set(images)
     if kind == "I":

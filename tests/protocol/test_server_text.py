@@ -15,7 +15,7 @@ import pytest
 
 from pgcdc_assets.core.catalog import PgType
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.protocol.columns import Kind, images
+from pgcdc_assets.protocol.columns import RowKind, images
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import (
     UNCHANGED,
@@ -282,7 +282,7 @@ def rows_of(found: list[Message], relation_id: int) -> list[Message]:
 
 def by_columns(payloads: list[bytes], relation: Relation) -> None:
     """Assert that the columnar decoder reads the relation's rows as the scalar one does."""
-    kinds: tuple[Kind, ...] = ("I", "U", "D")
+    kinds: tuple[RowKind, ...] = ("I", "U", "D")
     for kind in kinds:
         head = kind.encode() + relation.relation_id.to_bytes(4, "big")
         rows = [payload for payload in payloads if payload.startswith(head)]

@@ -10,13 +10,13 @@ import pytest
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.mirror.delta.mirror import refusal
-from pgcdc_assets.source.catalog.drift import Action, Kind, changes
+from pgcdc_assets.source.catalog.drift import DriftKind, Remedy, changes
 from pgcdc_assets.source.catalog.published import PublicationRows
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import connect
 from tests.fix_postgres import Database
 
-Seen = list[tuple[str, Kind, Action]]
+Seen = list[tuple[str, DriftKind, Remedy]]
 Watched = Callable[[str], Seen]
 
 START = """
@@ -73,58 +73,60 @@ def test_what_the_stream_carries_is_no_change(watched: Watched, harmless: str) -
 @pytest.mark.parametrize(
     ("done", "seen"),
     [
-        ("ALTER TABLE t ADD added int", [("t", Kind.COLUMNS, Action.FOLLOW)]),
-        ("ALTER TABLE t ADD added int DEFAULT 5", [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
+        ("ALTER TABLE t ADD added int", [("t", DriftKind.COLUMNS, Remedy.FOLLOW)]),
+        ("ALTER TABLE t ADD added int DEFAULT 5", [("t", DriftKind.COLUMNS, Remedy.SET_ASIDE)]),
         ("ALTER TABLE t ADD added int DEFAULT 5; ALTER TABLE t ALTER added DROP DEFAULT",
-         [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
-        ("ALTER TABLE t ADD added int DEFAULT 5; VACUUM FULL t", [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
-        ("ALTER TABLE t ADD added float8 DEFAULT random()", [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
-        ("ALTER TABLE t ADD added serial", [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
-        ("ALTER TABLE r ADD added int DEFAULT 5", [("r", Kind.COLUMNS, Action.SET_ASIDE)]),
-        ("ALTER TABLE deep ADD added serial", [("deep", Kind.COLUMNS, Action.SET_ASIDE)]),
-        ("ALTER TABLE r ADD added int", [("r", Kind.COLUMNS, Action.FOLLOW)]),
-        ("ALTER TABLE t DROP n", [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
-        ("ALTER TABLE t RENAME n TO m", [("t", Kind.COLUMNS, Action.SET_ASIDE)]),
+         [("t", DriftKind.COLUMNS, Remedy.SET_ASIDE)]),
+        ("ALTER TABLE t ADD added int DEFAULT 5; VACUUM FULL t", [("t", DriftKind.COLUMNS, Remedy.SET_ASIDE)]),
+        ("ALTER TABLE t ADD added float8 DEFAULT random()", [("t", DriftKind.COLUMNS, Remedy.SET_ASIDE)]),
+        ("ALTER TABLE t ADD added serial", [("t", DriftKind.COLUMNS, Remedy.SET_ASIDE)]),
+        ("ALTER TABLE r ADD added int DEFAULT 5", [("r", DriftKind.COLUMNS, Remedy.SET_ASIDE)]),
+        ("ALTER TABLE deep ADD added serial", [("deep", DriftKind.COLUMNS, Remedy.SET_ASIDE)]),
+        ("ALTER TABLE r ADD added int", [("r", DriftKind.COLUMNS, Remedy.FOLLOW)]),
+        ("ALTER TABLE t DROP n", [("t", DriftKind.COLUMNS, Remedy.SET_ASIDE)]),
+        ("ALTER TABLE t RENAME n TO m", [("t", DriftKind.COLUMNS, Remedy.SET_ASIDE)]),
         ("ALTER TABLE t DROP n; ALTER TABLE t ADD n int",
-         [("t", Kind.COLUMNS, Action.SET_ASIDE), ("t", Kind.COLUMNS, Action.FOLLOW)]),
+         [("t", DriftKind.COLUMNS, Remedy.SET_ASIDE), ("t", DriftKind.COLUMNS, Remedy.FOLLOW)]),
         ("ALTER TABLE t ALTER n TYPE bigint",
-         [("t", Kind.REWRITTEN, Action.SET_ASIDE), ("t", Kind.COLUMNS, Action.SET_ASIDE)]),
-        ("ALTER TABLE t ALTER n TYPE int USING n + 1", [("t", Kind.REWRITTEN, Action.SET_ASIDE)]),
+         [("t", DriftKind.REWRITTEN, Remedy.SET_ASIDE), ("t", DriftKind.COLUMNS, Remedy.SET_ASIDE)]),
+        ("ALTER TABLE t ALTER n TYPE int USING n + 1", [("t", DriftKind.REWRITTEN, Remedy.SET_ASIDE)]),
         ("ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t ADD PRIMARY KEY (n)",
-         [("t", Kind.KEY, Action.SET_ASIDE)]),
-        ("ALTER TABLE t DROP CONSTRAINT t_pkey", [("t", Kind.KEY, Action.SET_ASIDE)]),
-        ("ALTER TABLE keyless ADD PRIMARY KEY (id)", [("keyless", Kind.KEY, Action.SET_ASIDE)]),
+         [("t", DriftKind.KEY, Remedy.SET_ASIDE)]),
+        ("ALTER TABLE t DROP CONSTRAINT t_pkey", [("t", DriftKind.KEY, Remedy.SET_ASIDE)]),
+        ("ALTER TABLE keyless ADD PRIMARY KEY (id)", [("keyless", DriftKind.KEY, Remedy.SET_ASIDE)]),
         ("CREATE TYPE mood AS ENUM ('sad', 'ok'); ALTER TABLE t ADD m mood[]; ALTER TYPE mood ADD VALUE 'fine'",
-         [("t", Kind.COLUMNS, Action.FOLLOW)]),
-        ("DROP TABLE t", [("t", Kind.UNPUBLISHED, Action.NONE)]),
-        ("ALTER PUBLICATION p DROP TABLE t", [("t", Kind.UNPUBLISHED, Action.NONE)]),
+         [("t", DriftKind.COLUMNS, Remedy.FOLLOW)]),
+        ("DROP TABLE t", [("t", DriftKind.UNPUBLISHED, Remedy.NONE)]),
+        ("ALTER PUBLICATION p DROP TABLE t", [("t", DriftKind.UNPUBLISHED, Remedy.NONE)]),
         ("CREATE TABLE new (id int PRIMARY KEY); ALTER PUBLICATION p ADD TABLE new",
-         [("new", Kind.NEW, Action.NONE)]),
+         [("new", DriftKind.NEW, Remedy.NONE)]),
         ("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, x text, n int); ALTER PUBLICATION p ADD TABLE t",
-         [("t", Kind.RECREATED, Action.COPY)]),
+         [("t", DriftKind.RECREATED, Remedy.COPY)]),
         ("ALTER PUBLICATION p DROP TABLE t; INSERT INTO t VALUES (1000); ALTER PUBLICATION p ADD TABLE t",
-         [("t", Kind.REPUBLISHED, Action.COPY)]),
+         [("t", DriftKind.REPUBLISHED, Remedy.COPY)]),
         ("DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE t",
-         [(name, Kind.UNPUBLISHED, Action.NONE) for name in ("deep", "doubled", "keyless", "r")]
-         + [("t", Kind.REPUBLISHED, Action.COPY)]),
-        ("ALTER PUBLICATION p DROP TABLE r; ALTER PUBLICATION p ADD TABLE r", [("r", Kind.REPUBLISHED, Action.COPY)]),
-        ("CREATE TABLE r3 PARTITION OF r FOR VALUES IN (3)", [("r", Kind.PARTITIONS, Action.COPY)]),
-        ("ALTER TABLE r DETACH PARTITION r1", [("r", Kind.PARTITIONS, Action.COPY)]),
-        ("ALTER TABLE r1 SET UNLOGGED", [("r", Kind.REWRITTEN, Action.COPY)]),
-        ("CREATE UNLOGGED TABLE r3 PARTITION OF r FOR VALUES IN (3)", [("r", Kind.PARTITIONS, Action.COPY)]),
+         [(name, DriftKind.UNPUBLISHED, Remedy.NONE) for name in ("deep", "doubled", "keyless", "r")]
+         + [("t", DriftKind.REPUBLISHED, Remedy.COPY)]),
+        ("ALTER PUBLICATION p DROP TABLE r; ALTER PUBLICATION p ADD TABLE r",
+         [("r", DriftKind.REPUBLISHED, Remedy.COPY)]),
+        ("CREATE TABLE r3 PARTITION OF r FOR VALUES IN (3)", [("r", DriftKind.PARTITIONS, Remedy.COPY)]),
+        ("ALTER TABLE r DETACH PARTITION r1", [("r", DriftKind.PARTITIONS, Remedy.COPY)]),
+        ("ALTER TABLE r1 SET UNLOGGED", [("r", DriftKind.REWRITTEN, Remedy.COPY)]),
+        ("CREATE UNLOGGED TABLE r3 PARTITION OF r FOR VALUES IN (3)", [("r", DriftKind.PARTITIONS, Remedy.COPY)]),
         ("DROP TABLE r1; CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)",
-         [("r", Kind.PARTITIONS, Action.COPY), ("r", Kind.PARTITIONS, Action.COPY)]),
+         [("r", DriftKind.PARTITIONS, Remedy.COPY), ("r", DriftKind.PARTITIONS, Remedy.COPY)]),
         ("ALTER TABLE r DETACH PARTITION r1; ALTER TABLE r ATTACH PARTITION r1 FOR VALUES IN (1)",
-         [("r", Kind.PARTITIONS, Action.COPY)]),
+         [("r", DriftKind.PARTITIONS, Remedy.COPY)]),
         ("ALTER TABLE deep DETACH PARTITION branch; INSERT INTO branch VALUES (1, 1); "
-         "ALTER TABLE deep ATTACH PARTITION branch FOR VALUES IN (1, 2)", [("deep", Kind.PARTITIONS, Action.COPY)]),
+         "ALTER TABLE deep ATTACH PARTITION branch FOR VALUES IN (1, 2)",
+         [("deep", DriftKind.PARTITIONS, Remedy.COPY)]),
         ("ALTER TABLE deep1 SET UNLOGGED; INSERT INTO deep VALUES (1, 1); ALTER TABLE deep1 SET LOGGED",
-         [("deep", Kind.REWRITTEN, Action.COPY)]),
+         [("deep", DriftKind.REWRITTEN, Remedy.COPY)]),
         ("ALTER TABLE r1 SET UNLOGGED; INSERT INTO r VALUES (1, 1); ALTER TABLE r1 SET LOGGED",
-         [("r", Kind.REWRITTEN, Action.COPY)]),
-        ("TRUNCATE r1", [("r", Kind.REWRITTEN, Action.COPY)]),
+         [("r", DriftKind.REWRITTEN, Remedy.COPY)]),
+        ("TRUNCATE r1", [("r", DriftKind.REWRITTEN, Remedy.COPY)]),
         ("ALTER TABLE detached ADD PRIMARY KEY (id, d); ALTER TABLE r ATTACH PARTITION detached FOR VALUES IN (4)",
-         [("r", Kind.PARTITIONS, Action.COPY)]),
+         [("r", DriftKind.PARTITIONS, Remedy.COPY)]),
     ],
 )  # fmt: skip
 def test_what_it_does_not_carry_is_seen(watched: Watched, done: str, seen: Seen) -> None:
@@ -134,20 +136,22 @@ def test_what_it_does_not_carry_is_seen(watched: Watched, done: str, seen: Seen)
 def test_operations_taken_out_and_put_back(watched: Watched) -> None:
     found = watched("ALTER PUBLICATION p SET (publish = 'insert'); ALTER PUBLICATION p SET (publish = "
                     "'insert, update, delete, truncate')")  # fmt: skip
-    assert set(found) == {(name, Kind.REPUBLISHED, Action.COPY) for name in ("t", "keyless", "r", "deep", "doubled")}
+    assert set(found) == {
+        (name, DriftKind.REPUBLISHED, Remedy.COPY) for name in ("t", "keyless", "r", "deep", "doubled")
+    }
 
 
 def test_a_column_that_is_generated_no_more(watched: Watched, pg_version: int) -> None:
     """It had values in older rows, and none of them was published before 18 (where setup's publications do)."""
     assert watched("ALTER TABLE doubled ALTER g DROP EXPRESSION; ALTER TABLE doubled ADD later int") == [
-        ("doubled", Kind.COLUMNS, Action.SET_ASIDE), ("doubled", Kind.COLUMNS, Action.FOLLOW)
+        ("doubled", DriftKind.COLUMNS, Remedy.SET_ASIDE), ("doubled", DriftKind.COLUMNS, Remedy.FOLLOW)
     ]  # fmt: skip
 
 
 @pytest.mark.since(15, "row filters")
 def test_a_row_filter_that_came(watched: Watched) -> None:
     assert watched("ALTER PUBLICATION p SET TABLE t WHERE (id > 5), keyless, r, deep, doubled") == [
-        ("t", Kind.REPUBLISHED, Action.COPY)
+        ("t", DriftKind.REPUBLISHED, Remedy.COPY)
     ]
 
 
@@ -158,7 +162,7 @@ def test_the_schema_publication_that_came_and_went(database: Database) -> None:
         before = read_tables(conn, ["p"])
         user.execute("ALTER PUBLICATION p DROP TABLES IN SCHEMA public")
         user.execute("ALTER PUBLICATION p ADD TABLES IN SCHEMA public")
-        assert [c.action for c in changes(before, read_tables(conn, ["p"]))] == [Action.COPY]
+        assert [c.action for c in changes(before, read_tables(conn, ["p"]))] == [Remedy.COPY]
 
 
 def test_a_change_between_two_queries_is_seen_whole_or_not_at_all(
@@ -176,7 +180,7 @@ def test_a_change_between_two_queries_is_seen_whole_or_not_at_all(
         with monkeypatch.context() as patch:
             patch.setattr(PublicationRows, "read", later)
             assert changes(before, read_tables(conn, ["p"])) == []
-        assert [change.kind for change in changes(before, read_tables(conn, ["p"]))] == [Kind.REPUBLISHED]
+        assert [change.kind for change in changes(before, read_tables(conn, ["p"]))] == [DriftKind.REPUBLISHED]
 
 
 @pytest.mark.parametrize("column", ["mood", "mood[]", "moods", "moods[]"])
@@ -190,7 +194,7 @@ def test_a_renamed_value_of_an_enum(database: Database, column: str) -> None:
         assert changes(before, read_tables(conn, ["p"])) == []
         user.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'")
         (change,) = changes(before, read_tables(conn, ["p"]))
-        assert (change.kind, change.action) == (Kind.LABELS, Action.COPY)
+        assert (change.kind, change.action) == (DriftKind.LABELS, Remedy.COPY)
         assert "'sad'" in change.what
 
 
@@ -203,15 +207,15 @@ MADE_OF = "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TYPE pair AS (a int, m
 @pytest.mark.parametrize(
     ("done", "kind"),
     [
-        ("ALTER TYPE pair ADD ATTRIBUTE c int CASCADE", Kind.TYPES),
-        ("ALTER TYPE pair DROP ATTRIBUTE a CASCADE", Kind.TYPES),
-        ("ALTER TYPE pair ADD ATTRIBUTE c int CASCADE; ALTER TYPE pair DROP ATTRIBUTE c CASCADE", Kind.TYPES),
-        ("ALTER TYPE pair DROP ATTRIBUTE a CASCADE; ALTER TYPE pair ADD ATTRIBUTE a int CASCADE", Kind.TYPES),
-        ("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'", Kind.LABELS),
-        ("ALTER TYPE mood RENAME VALUE 'sad' TO 'x'; ALTER TYPE mood RENAME VALUE 'x' TO 'sad'", Kind.LABELS),
+        ("ALTER TYPE pair ADD ATTRIBUTE c int CASCADE", DriftKind.TYPES),
+        ("ALTER TYPE pair DROP ATTRIBUTE a CASCADE", DriftKind.TYPES),
+        ("ALTER TYPE pair ADD ATTRIBUTE c int CASCADE; ALTER TYPE pair DROP ATTRIBUTE c CASCADE", DriftKind.TYPES),
+        ("ALTER TYPE pair DROP ATTRIBUTE a CASCADE; ALTER TYPE pair ADD ATTRIBUTE a int CASCADE", DriftKind.TYPES),
+        ("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'", DriftKind.LABELS),
+        ("ALTER TYPE mood RENAME VALUE 'sad' TO 'x'; ALTER TYPE mood RENAME VALUE 'x' TO 'sad'", DriftKind.LABELS),
     ],
 )
-def test_what_values_are_made_of(database: Database, column: str, done: str, kind: Kind) -> None:
+def test_what_values_are_made_of(database: Database, column: str, done: str, kind: DriftKind) -> None:
     """Composites in any depth, as row type of a table, in domains, arrays and ranges; and enums inside of them."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(MADE_OF.encode())
@@ -225,7 +229,7 @@ def test_what_values_are_made_of(database: Database, column: str, done: str, kin
         user.execute("ALTER TYPE couple RENAME ATTRIBUTE b TO a; ALTER TYPE couple RENAME TO pair")
         user.execute(done.encode())
         (change,) = changes(before, read_tables(conn, ["p"]))
-        assert (change.kind, change.action) == (kind, Action.COPY)
+        assert (change.kind, change.action) == (kind, Remedy.COPY)
 
 
 def test_a_column_added_to_a_table_that_is_a_row_type(database: Database) -> None:
@@ -235,7 +239,7 @@ def test_a_column_added_to_a_table_that_is_a_row_type(database: Database) -> Non
         before = read_tables(conn, ["p"])
         user.execute("ALTER TABLE inner_ ADD c int")
         (change,) = changes(before, read_tables(conn, ["p"]))
-        assert (change.kind, change.action) == (Kind.TYPES, Action.COPY)
+        assert (change.kind, change.action) == (DriftKind.TYPES, Remedy.COPY)
         assert "'inner_'" in change.what
 
 
@@ -252,7 +256,7 @@ def test_unlogged_and_logged_again(database: Database, publication: str) -> None
         assert changes(before, read_tables(conn, ["p"])) == []
         user.execute("ALTER TABLE t SET UNLOGGED; INSERT INTO t VALUES (1); ALTER TABLE t SET LOGGED")
         (change,) = changes(before, read_tables(conn, ["p"]))
-        assert (change.kind, change.action) == (Kind.REWRITTEN, Action.COPY)
+        assert (change.kind, change.action) == (DriftKind.REWRITTEN, Remedy.COPY)
 
 
 @pytest.mark.parametrize("publication", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public"])
@@ -270,7 +274,7 @@ def test_new_files_without_a_toast_table(database: Database, publication: str, d
         for statement in done.split("; "):
             user.execute(statement.encode())
         (change,) = changes(before, read_tables(conn, ["p"]))
-        assert (change.table.name, change.kind, change.action) == ("t", Kind.REWRITTEN, Action.COPY)
+        assert (change.table.name, change.kind, change.action) == ("t", DriftKind.REWRITTEN, Remedy.COPY)
         assert "new files" in change.what
 
 
@@ -285,7 +289,7 @@ def test_a_leaf_that_is_truncated_and_published_via_its_root(database: Database)
         assert changes(before, read_tables(conn, ["p"])) == []
         user.execute("TRUNCATE r1")
         (change,) = changes(before, read_tables(conn, ["p"]))
-        assert (change.kind, change.action) == (Kind.REWRITTEN, Action.COPY)
+        assert (change.kind, change.action) == (DriftKind.REWRITTEN, Remedy.COPY)
 
 
 @pytest.mark.parametrize("via_root", ["false", "true"])
@@ -297,7 +301,7 @@ def test_an_unlogged_partition_that_no_publication_lists(database: Database, via
         before = read_tables(conn, ["p"])
         user.execute("CREATE UNLOGGED TABLE r2 PARTITION OF r FOR VALUES IN (2)")
         (now,) = read_tables(conn, ["p"])
-        assert [change.action for change in changes(before, [now])] == [Action.COPY]
+        assert [change.action for change in changes(before, [now])] == [Remedy.COPY]
         assert "UNLOGGED" in (refusal(now) or ""), "copied anew or not, it cannot be followed"
 
 
@@ -317,7 +321,7 @@ def test_out_of_the_published_schema_and_back(database: Database) -> None:
             user.execute(f"ALTER TABLE elsewhere.{table} SET SCHEMA s".encode())
         found = changes(before, read_tables(conn, ["p"]))
         assert [(c.table.name, c.kind, c.action) for c in found] == [
-            ("r", Kind.REPUBLISHED, Action.COPY), ("t", Kind.REPUBLISHED, Action.COPY)
+            ("r", DriftKind.REPUBLISHED, Remedy.COPY), ("t", DriftKind.REPUBLISHED, Remedy.COPY)
         ]  # fmt: skip
 
 
@@ -351,7 +355,9 @@ def test_a_partition_whose_detaching_was_cut_short_is_lost(database: Database, v
             user.execute("ALTER TABLE r DETACH PARTITION r1 CONCURRENTLY")
         reader.execute("COMMIT")
         now = read_tables(conn, ["p"])
-        assert [(c.table.name, c.kind, c.action) for c in changes(before, now)] == [("r", Kind.PARTITIONS, Action.COPY)]
+        assert [(c.table.name, c.kind, c.action) for c in changes(before, now)] == [
+            ("r", DriftKind.PARTITIONS, Remedy.COPY)
+        ]
         (r,) = (table for table in now if table.name.name == "r")
         assert [leaf.name.name for leaf in r.leaves] == ["r2"]
         assert {table.name.name for table in now} == {table.name.name for table in before}

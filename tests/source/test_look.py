@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.source.catalog.look import Look
+from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.source.connect.connection import connect
 from tests.fix_postgres import Database
 
@@ -41,7 +41,7 @@ CREATE TABLE other (id int); CREATE PUBLICATION p FOR TABLE t, r
 def test_it_does_not_stand(database: Database, done: str) -> None:
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(START)
-        look = Look.now(conn, ["p"], [])
+        look = CatalogLook.now(conn, ["p"], [])
         assert [table.name.name for table in look.tables] == ["r", "t"]
         assert look.stands(conn)
         for statement in done.split(";"):
@@ -53,7 +53,7 @@ def test_it_stands_whatever_else_is_done(database: Database) -> None:
     """Rows, statistics, other tables and temporary ones: no reason to read all facts again."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(START)
-        look = Look.now(conn, ["p"], [])
+        look = CatalogLook.now(conn, ["p"], [])
         user.execute("INSERT INTO t VALUES (1, 'x', 1); INSERT INTO r VALUES (1, 1); DELETE FROM t")
         for other in ("ANALYZE", "VACUUM t", "CREATE TEMP TABLE mine (id int)", "CREATE TABLE new (id int)",
                       "ALTER TABLE other ADD y int", "DROP TABLE other", "CREATE VIEW v AS SELECT 1"):  # fmt: skip

@@ -18,7 +18,7 @@ from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.setup.findings import Finding, _version, matches_standby_names
 from pgcdc_assets.source.setup.publications import inserts_name
 from pgcdc_assets.source.setup.setup import check_source, setup, teardown
-from pgcdc_assets.source.slot.blockers import Holder
+from pgcdc_assets.source.slot.blockers import Blocker
 from tests.fix_postgres import Database
 
 DDL = """
@@ -152,7 +152,7 @@ def test_setup_waits_for_one_table_with_no_other_locked(
                  "CREATE TABLE c (id int PRIMARY KEY)")  # fmt: skip
     with database.connect() as owner:
         owner.execute("BEGIN; LOCK TABLE b IN SHARE UPDATE EXCLUSIVE MODE")
-        told: list[list[Holder]] = []
+        told: list[list[Blocker]] = []
         run = threading.Thread(target=lambda: setup(settings, database.conninfo, on_wait=told.append))
         run.start()
         deadline = time.monotonic() + 20

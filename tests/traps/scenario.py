@@ -132,4 +132,3 @@ def assert_same(rig: Rig, view: str, mirror: str) -> None:
     columns, expected = source_rows(rig.conn, schema, name)
     found = mirror_rows(rig.lake, mirror.replace(".", "/"), columns)
     assert found == expected, f"missing {expected - found}, too many {found - expected}"
-

@@ -37,9 +37,7 @@ def test_copy_and_changes(
     _whole_path(version_server, spark)
 
 
-def test_without_replication_connections(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_replication_connections(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a server that takes none: setup, copy, changes and verify by ordinary sessions alone."""
     monkeypatch.chdir(tmp_path)
     with new_server(tmp_path / "pg", 16, settings={**TEST_SETTINGS, "max_wal_senders": "0"}) as server:

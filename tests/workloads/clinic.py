@@ -231,65 +231,128 @@ def _applied(name: str, *statements: str) -> str:
 
 
 MIGRATIONS = (
-    Migration("0002_patient_email", (
-        _applied("0002", 'ALTER TABLE "clinic_patient" ADD COLUMN "email" varchar(254) NULL'),
-        _applied("0003_fill", "UPDATE clinic_patient SET email = id || '@example.com'"),
-        _applied("0004", 'ALTER TABLE "clinic_patient" ALTER COLUMN "email" SET DEFAULT \'-\'',
-                 'ALTER TABLE "clinic_patient" ALTER COLUMN "email" DROP DEFAULT'),
-    )),
-    Migration("0005_visit_priority", (
-        _applied("0005", 'ALTER TABLE "clinic_visit" ADD COLUMN "priority" smallint DEFAULT 3 NOT NULL'
-                 ' CHECK ("priority" >= 0)', 'ALTER TABLE "clinic_visit" ALTER COLUMN "priority" DROP DEFAULT'),
-        'ALTER TABLE "clinic_visit" ALTER COLUMN "priority" SET DEFAULT 5',
-    )),
-    Migration("0006_add_and_fill_in_one", (
-        _applied("0006", 'ALTER TABLE "clinic_note" ADD COLUMN "author" integer NULL',
-                 "UPDATE clinic_note SET author = object_id % 7",
-                 "INSERT INTO clinic_note (object_id, text, content_type_id, author) VALUES (1, 'migrated', 1, 2)"),
-    )),
-    Migration("0007_widen_name", (
-        _applied("0007", 'ALTER TABLE "clinic_patient" ALTER COLUMN "name" TYPE varchar(120)'),
-        "UPDATE clinic_patient SET name = repeat(name || '-', 2) WHERE id % 6 = 0",
-    ), long=True),
-    Migration("0008_models", (
-        _applied("0008", f'CREATE TABLE "clinic_ward" ("id" {_KEY}, "name" varchar(50) NOT NULL)',
-                 f'CREATE TABLE "clinic_ward_doctors" ("id" {_KEY}, "ward_id" bigint NOT NULL'
-                 f' REFERENCES clinic_ward {_LATER}, "doctor_id" bigint NOT NULL REFERENCES clinic_doctor {_LATER})',
-                 "INSERT INTO clinic_ward (name) VALUES ('A'), ('B')"),
-        "INSERT INTO clinic_ward_doctors (ward_id, doctor_id) SELECT 1, id FROM clinic_doctor",
-    ), setup=True, long=True),
-    Migration("0009_index", (
-        'CREATE INDEX CONCURRENTLY "clinic_visit_starts" ON "clinic_visit" ("starts")', _applied("0009"),
-        _applied("0010", 'ALTER TABLE "clinic_visit" ADD CONSTRAINT "some" CHECK ("duration" > \'0\') NOT VALID'),
-        'ALTER TABLE "clinic_visit" VALIDATE CONSTRAINT "some"',
-    ), long=True),
-    Migration("0011_rename_field", (
-        _applied("0011", 'ALTER TABLE "clinic_doctor" RENAME COLUMN "slots" TO "hours"'),
-        'ALTER TABLE "clinic_doctor" RENAME COLUMN "hours" TO "slots"',
-    ), long=True),
-    Migration("0012_rename_model", (
-        _applied("0012", 'ALTER TABLE "clinic_note" RENAME TO "clinic_remark"',
-                 'ALTER SEQUENCE "clinic_note_id_seq" RENAME TO "clinic_remark_id_seq"',
-                 'CREATE VIEW "clinic_note" AS SELECT * FROM "clinic_remark"'),
-        "UPDATE clinic_remark SET text = text || '!' WHERE id % 2 = 0",
-    )),
-    Migration("0013_big_auto_field", (
-        _applied("0013", 'ALTER TABLE "auth_permission" ALTER COLUMN "id" TYPE bigint USING "id"::bigint',
-                 'ALTER SEQUENCE "auth_permission_id_seq" AS bigint',
-                 'ALTER TABLE "auth_user_user_permissions" ALTER COLUMN "permission_id" TYPE bigint'),
-        "INSERT INTO auth_permission (id, name, content_type_id, codename) VALUES (1::bigint << 40, 'Can do', 1, 'do')",
-    ), long=True),
-    Migration("0014_remove_field", (
-        _applied("0014", 'ALTER TABLE "clinic_payment" DROP COLUMN "receipt" CASCADE'),
-        'ALTER TABLE "clinic_payment" ADD COLUMN "receipt" bytea NULL',
-    ), long=True),
-    Migration("0015_through_model", (
-        _applied("0015", 'ALTER TABLE "clinic_patient_doctors" RENAME TO "clinic_care"',
-                 'ALTER TABLE "clinic_care" ADD COLUMN "since" date DEFAULT \'2026-01-01\' NOT NULL',
-                 'ALTER TABLE "clinic_care" ALTER COLUMN "since" DROP DEFAULT',
-                 'ALTER TABLE "clinic_care" RENAME TO "clinic_patient_doctors"'),
-        'ALTER TABLE "clinic_patient_doctors" ALTER COLUMN "since" SET DEFAULT now()',
-    )),
+    Migration(
+        "0002_patient_email",
+        (
+            _applied("0002", 'ALTER TABLE "clinic_patient" ADD COLUMN "email" varchar(254) NULL'),
+            _applied("0003_fill", "UPDATE clinic_patient SET email = id || '@example.com'"),
+            _applied(
+                "0004",
+                'ALTER TABLE "clinic_patient" ALTER COLUMN "email" SET DEFAULT \'-\'',
+                'ALTER TABLE "clinic_patient" ALTER COLUMN "email" DROP DEFAULT',
+            ),
+        ),
+    ),
+    Migration(
+        "0005_visit_priority",
+        (
+            _applied(
+                "0005",
+                'ALTER TABLE "clinic_visit" ADD COLUMN "priority" smallint DEFAULT 3 NOT NULL CHECK ("priority" >= 0)',
+                'ALTER TABLE "clinic_visit" ALTER COLUMN "priority" DROP DEFAULT',
+            ),
+            'ALTER TABLE "clinic_visit" ALTER COLUMN "priority" SET DEFAULT 5',
+        ),
+    ),
+    Migration(
+        "0006_add_and_fill_in_one",
+        (
+            _applied(
+                "0006",
+                'ALTER TABLE "clinic_note" ADD COLUMN "author" integer NULL',
+                "UPDATE clinic_note SET author = object_id % 7",
+                "INSERT INTO clinic_note (object_id, text, content_type_id, author) VALUES (1, 'migrated', 1, 2)",
+            ),
+        ),
+    ),
+    Migration(
+        "0007_widen_name",
+        (
+            _applied("0007", 'ALTER TABLE "clinic_patient" ALTER COLUMN "name" TYPE varchar(120)'),
+            "UPDATE clinic_patient SET name = repeat(name || '-', 2) WHERE id % 6 = 0",
+        ),
+        long=True,
+    ),
+    Migration(
+        "0008_models",
+        (
+            _applied(
+                "0008",
+                f'CREATE TABLE "clinic_ward" ("id" {_KEY}, "name" varchar(50) NOT NULL)',
+                f'CREATE TABLE "clinic_ward_doctors" ("id" {_KEY}, "ward_id" bigint NOT NULL'
+                f' REFERENCES clinic_ward {_LATER}, "doctor_id" bigint NOT NULL REFERENCES clinic_doctor {_LATER})',
+                "INSERT INTO clinic_ward (name) VALUES ('A'), ('B')",
+            ),
+            "INSERT INTO clinic_ward_doctors (ward_id, doctor_id) SELECT 1, id FROM clinic_doctor",
+        ),
+        setup=True,
+        long=True,
+    ),
+    Migration(
+        "0009_index",
+        (
+            'CREATE INDEX CONCURRENTLY "clinic_visit_starts" ON "clinic_visit" ("starts")',
+            _applied("0009"),
+            _applied("0010", 'ALTER TABLE "clinic_visit" ADD CONSTRAINT "some" CHECK ("duration" > \'0\') NOT VALID'),
+            'ALTER TABLE "clinic_visit" VALIDATE CONSTRAINT "some"',
+        ),
+        long=True,
+    ),
+    Migration(
+        "0011_rename_field",
+        (
+            _applied("0011", 'ALTER TABLE "clinic_doctor" RENAME COLUMN "slots" TO "hours"'),
+            'ALTER TABLE "clinic_doctor" RENAME COLUMN "hours" TO "slots"',
+        ),
+        long=True,
+    ),
+    Migration(
+        "0012_rename_model",
+        (
+            _applied(
+                "0012",
+                'ALTER TABLE "clinic_note" RENAME TO "clinic_remark"',
+                'ALTER SEQUENCE "clinic_note_id_seq" RENAME TO "clinic_remark_id_seq"',
+                'CREATE VIEW "clinic_note" AS SELECT * FROM "clinic_remark"',
+            ),
+            "UPDATE clinic_remark SET text = text || '!' WHERE id % 2 = 0",
+        ),
+    ),
+    Migration(
+        "0013_big_auto_field",
+        (
+            _applied(
+                "0013",
+                'ALTER TABLE "auth_permission" ALTER COLUMN "id" TYPE bigint USING "id"::bigint',
+                'ALTER SEQUENCE "auth_permission_id_seq" AS bigint',
+                'ALTER TABLE "auth_user_user_permissions" ALTER COLUMN "permission_id" TYPE bigint',
+            ),
+            "INSERT INTO auth_permission (id, name, content_type_id, codename) "
+            "VALUES (1::bigint << 40, 'Can do', 1, 'do')",
+        ),
+        long=True,
+    ),
+    Migration(
+        "0014_remove_field",
+        (
+            _applied("0014", 'ALTER TABLE "clinic_payment" DROP COLUMN "receipt" CASCADE'),
+            'ALTER TABLE "clinic_payment" ADD COLUMN "receipt" bytea NULL',
+        ),
+        long=True,
+    ),
+    Migration(
+        "0015_through_model",
+        (
+            _applied(
+                "0015",
+                'ALTER TABLE "clinic_patient_doctors" RENAME TO "clinic_care"',
+                'ALTER TABLE "clinic_care" ADD COLUMN "since" date DEFAULT \'2026-01-01\' NOT NULL',
+                'ALTER TABLE "clinic_care" ALTER COLUMN "since" DROP DEFAULT',
+                'ALTER TABLE "clinic_care" RENAME TO "clinic_patient_doctors"',
+            ),
+            'ALTER TABLE "clinic_patient_doctors" ALTER COLUMN "since" SET DEFAULT now()',
+        ),
+    ),
     Migration("0016_delete_model", (_applied("0016", 'DROP TABLE "clinic_ward_doctors" CASCADE'),), long=True),
 )
 

@@ -203,70 +203,133 @@ def _versioned(version: int, *statements: str) -> str:
 
 
 MIGRATIONS = (
-    Migration("AddBioToUsers", (_versioned(20260201000000, "ALTER TABLE users ADD bio text"),
-                                "UPDATE users SET bio = 'is ' || login WHERE id % 2 = 0")),
-    Migration("AddPinnedToTopics", (
-        _versioned(20260202000000, "ALTER TABLE topics ADD pinned boolean DEFAULT FALSE NOT NULL"),
-        "UPDATE topics SET pinned = TRUE WHERE id % 5 = 0",
-    )),
-    Migration("IndexPostsOnUser", (
-        "CREATE INDEX CONCURRENTLY index_posts_on_user_id ON posts (user_id)", _versioned(20260203000000),
-    ), long=True),
-    Migration("RequireLogin", (
-        "UPDATE users SET login = 'nobody' WHERE login IS NULL",
-        _versioned(20260204000000, "ALTER TABLE users ADD CONSTRAINT login_null CHECK (login IS NOT NULL) NOT VALID"),
-        "ALTER TABLE users VALIDATE CONSTRAINT login_null",
-        _versioned(20260204000001, "ALTER TABLE users ALTER COLUMN login SET NOT NULL",
-                   "ALTER TABLE users DROP CONSTRAINT login_null"),
-    ), long=True),
-    Migration("CreateBadges", (
-        _versioned(20260205000000, "CREATE TABLE badges (id bigserial PRIMARY KEY, name character varying NOT NULL,"
-                   " user_id bigint REFERENCES users ON DELETE CASCADE, created_at timestamp(6) NOT NULL)"),
-        "INSERT INTO badges (name, user_id, created_at) SELECT 'pioneer', id, now() FROM users",
-    ), setup=True),
-    Migration("RenameViews", (
-        _versioned(20260206000000, "ALTER TABLE topics RENAME COLUMN views TO seen"),
-        "ALTER TABLE topics RENAME COLUMN seen TO views",
-    ), long=True),
-    Migration("WidenScore", (
-        _versioned(20260207000000, "ALTER TABLE posts ALTER COLUMN score TYPE decimal(12,3)"),
-        "UPDATE posts SET score = score * 100000 WHERE id % 7 = 0",
-    ), long=True),
-    Migration("KindToBigint, without downtime", (
-        "ALTER TABLE reactions ADD kind_new bigint",
-        "CREATE FUNCTION copy_kind() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN NEW.kind_new := NEW.kind; RETURN NEW; END $$",
-        "CREATE TRIGGER copy_kind BEFORE INSERT OR UPDATE ON reactions FOR EACH ROW EXECUTE FUNCTION copy_kind()",
-        "UPDATE reactions SET kind_new = kind WHERE id % 2 = 0",
-        "UPDATE reactions SET kind_new = kind WHERE id % 2 = 1",
-        _versioned(20260208000000, "DROP TRIGGER copy_kind ON reactions",
-                   "ALTER TABLE reactions RENAME COLUMN kind TO kind_old",
-                   "ALTER TABLE reactions RENAME COLUMN kind_new TO kind",
-                   "ALTER TABLE reactions ALTER COLUMN kind_old DROP NOT NULL"),
-        "ALTER TABLE reactions DROP COLUMN kind_old",
-        "DROP FUNCTION copy_kind()",
-    )),
-    Migration("SwapPageViews", (
-        "CREATE TABLE page_views_new (LIKE page_views INCLUDING ALL)",
-        # Locked first: the nightly TRUNCATE restarts the sequence, which must not happen between copy and swap.
-        _versioned(20260209000000, "LOCK TABLE page_views", "INSERT INTO page_views_new SELECT * FROM page_views",
-                   "ALTER TABLE page_views RENAME TO page_views_old",
-                   "ALTER TABLE page_views_new RENAME TO page_views",
-                   "ALTER SEQUENCE page_views_id_seq OWNED BY page_views.id"),
-        "INSERT INTO page_views (path, at) VALUES ('/swapped', now())",
-        "DROP TABLE page_views_old",
-    ), setup=True),
-    Migration("AddKeyToTagsTopics", (
-        _versioned(20260210000000, "ALTER TABLE tags_topics ADD id bigserial PRIMARY KEY"),
-        "DELETE FROM tags_topics WHERE id % 4 = 0",
-    ), setup=True, long=True),
+    Migration(
+        "AddBioToUsers",
+        (
+            _versioned(20260201000000, "ALTER TABLE users ADD bio text"),
+            "UPDATE users SET bio = 'is ' || login WHERE id % 2 = 0",
+        ),
+    ),
+    Migration(
+        "AddPinnedToTopics",
+        (
+            _versioned(20260202000000, "ALTER TABLE topics ADD pinned boolean DEFAULT FALSE NOT NULL"),
+            "UPDATE topics SET pinned = TRUE WHERE id % 5 = 0",
+        ),
+    ),
+    Migration(
+        "IndexPostsOnUser",
+        (
+            "CREATE INDEX CONCURRENTLY index_posts_on_user_id ON posts (user_id)",
+            _versioned(20260203000000),
+        ),
+        long=True,
+    ),
+    Migration(
+        "RequireLogin",
+        (
+            "UPDATE users SET login = 'nobody' WHERE login IS NULL",
+            _versioned(
+                20260204000000, "ALTER TABLE users ADD CONSTRAINT login_null CHECK (login IS NOT NULL) NOT VALID"
+            ),
+            "ALTER TABLE users VALIDATE CONSTRAINT login_null",
+            _versioned(
+                20260204000001,
+                "ALTER TABLE users ALTER COLUMN login SET NOT NULL",
+                "ALTER TABLE users DROP CONSTRAINT login_null",
+            ),
+        ),
+        long=True,
+    ),
+    Migration(
+        "CreateBadges",
+        (
+            _versioned(
+                20260205000000,
+                "CREATE TABLE badges (id bigserial PRIMARY KEY, name character varying NOT NULL,"
+                " user_id bigint REFERENCES users ON DELETE CASCADE, created_at timestamp(6) NOT NULL)",
+            ),
+            "INSERT INTO badges (name, user_id, created_at) SELECT 'pioneer', id, now() FROM users",
+        ),
+        setup=True,
+    ),
+    Migration(
+        "RenameViews",
+        (
+            _versioned(20260206000000, "ALTER TABLE topics RENAME COLUMN views TO seen"),
+            "ALTER TABLE topics RENAME COLUMN seen TO views",
+        ),
+        long=True,
+    ),
+    Migration(
+        "WidenScore",
+        (
+            _versioned(20260207000000, "ALTER TABLE posts ALTER COLUMN score TYPE decimal(12,3)"),
+            "UPDATE posts SET score = score * 100000 WHERE id % 7 = 0",
+        ),
+        long=True,
+    ),
+    Migration(
+        "KindToBigint, without downtime",
+        (
+            "ALTER TABLE reactions ADD kind_new bigint",
+            "CREATE FUNCTION copy_kind() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN NEW.kind_new := NEW.kind; RETURN NEW; END $$",
+            "CREATE TRIGGER copy_kind BEFORE INSERT OR UPDATE ON reactions FOR EACH ROW EXECUTE FUNCTION copy_kind()",
+            "UPDATE reactions SET kind_new = kind WHERE id % 2 = 0",
+            "UPDATE reactions SET kind_new = kind WHERE id % 2 = 1",
+            _versioned(
+                20260208000000,
+                "DROP TRIGGER copy_kind ON reactions",
+                "ALTER TABLE reactions RENAME COLUMN kind TO kind_old",
+                "ALTER TABLE reactions RENAME COLUMN kind_new TO kind",
+                "ALTER TABLE reactions ALTER COLUMN kind_old DROP NOT NULL",
+            ),
+            "ALTER TABLE reactions DROP COLUMN kind_old",
+            "DROP FUNCTION copy_kind()",
+        ),
+    ),
+    Migration(
+        "SwapPageViews",
+        (
+            "CREATE TABLE page_views_new (LIKE page_views INCLUDING ALL)",
+            # Locked first: the nightly TRUNCATE restarts the sequence, which must not happen between copy and swap.
+            _versioned(
+                20260209000000,
+                "LOCK TABLE page_views",
+                "INSERT INTO page_views_new SELECT * FROM page_views",
+                "ALTER TABLE page_views RENAME TO page_views_old",
+                "ALTER TABLE page_views_new RENAME TO page_views",
+                "ALTER SEQUENCE page_views_id_seq OWNED BY page_views.id",
+            ),
+            "INSERT INTO page_views (path, at) VALUES ('/swapped', now())",
+            "DROP TABLE page_views_old",
+        ),
+        setup=True,
+    ),
+    Migration(
+        "AddKeyToTagsTopics",
+        (
+            _versioned(20260210000000, "ALTER TABLE tags_topics ADD id bigserial PRIMARY KEY"),
+            "DELETE FROM tags_topics WHERE id % 4 = 0",
+        ),
+        setup=True,
+        long=True,
+    ),
     Migration("RemoveLastIp", (_versioned(20260211000000, "ALTER TABLE users DROP COLUMN last_ip"),), long=True),
-    Migration("RenameNotifications", (
-        _versioned(20260212000000, "ALTER TABLE notifications RENAME TO alerts",
-                   "ALTER SEQUENCE notifications_id_seq RENAME TO alerts_id_seq",
-                   "CREATE VIEW notifications AS SELECT * FROM alerts"),
-        "UPDATE alerts SET kind = 'alert' WHERE id % 3 = 0",
-    ), long=True),
+    Migration(
+        "RenameNotifications",
+        (
+            _versioned(
+                20260212000000,
+                "ALTER TABLE notifications RENAME TO alerts",
+                "ALTER SEQUENCE notifications_id_seq RENAME TO alerts_id_seq",
+                "CREATE VIEW notifications AS SELECT * FROM alerts",
+            ),
+            "UPDATE alerts SET kind = 'alert' WHERE id % 3 = 0",
+        ),
+        long=True,
+    ),
     Migration("DropBadges", (_versioned(20260213000000, "DROP TABLE badges"),), long=True),
 )
 

@@ -107,9 +107,7 @@ def create_task(session: Session) -> None:
 
 def edit_task(session: Session) -> None:
     task = session.pick("hub.task")
-    session.execute(
-        "UPDATE hub.task SET title = %s, version = version + 1 WHERE id = %s", session.text(15), task
-    )
+    session.execute("UPDATE hub.task SET title = %s, version = version + 1 WHERE id = %s", session.text(15), task)
 
 
 def delete_task(session: Session) -> None:
@@ -165,9 +163,7 @@ def enqueue(session: Session) -> None:
 
 def work(session: Session) -> None:
     """A job is done in a savepoint; where it fails, only the attempt is counted."""
-    job = session.value(
-        "SELECT id FROM hub.job WHERE state = 'queued' ORDER BY run_at LIMIT 1 FOR UPDATE SKIP LOCKED"
-    )
+    job = session.value("SELECT id FROM hub.job WHERE state = 'queued' ORDER BY run_at LIMIT 1 FOR UPDATE SKIP LOCKED")
     try:
         with session.conn.transaction():
             create_task(session)
@@ -200,75 +196,122 @@ def batch(session: Session) -> None:
 
 def nightly(session: Session) -> None:
     session.execute("TRUNCATE hub.raw_call, hub.outbox")
-    session.execute("DELETE FROM hub.account WHERE \"deletedAt\" IS NOT NULL")
+    session.execute('DELETE FROM hub.account WHERE "deletedAt" IS NOT NULL')
     session.execute("DELETE FROM hub.job WHERE state = 'done'")
     session.execute("UPDATE hub.usage SET bytes = NULL WHERE calls < 3")
 
 
 MIGRATIONS = (
-    Migration("a new month", (
-        "CREATE TABLE hub.event_2026_03 PARTITION OF hub.event FOR VALUES FROM ('2026-03-01') TO ('2026-04-01')",
-        "INSERT INTO hub.event (at, what) SELECT '2026-03-02', jsonb_build_object('n', g) FROM generate_series(1, 9) g",
-    )),
-    Migration("an old month goes", (
-        "ALTER TABLE hub.event DETACH PARTITION hub.event_2026_01 CONCURRENTLY",
-        "DROP TABLE hub.event_2026_01",
-        "CREATE TABLE hub.event_2026_01 PARTITION OF hub.event FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')",
-    )),
-    Migration("a new plan", (
-        "ALTER TYPE hub.plan ADD VALUE 'trial' BEFORE 'free'",
-        "UPDATE hub.tenant SET plan = 'trial' WHERE id IN (SELECT id FROM hub.tenant LIMIT 3)",
-        "ALTER TYPE hub.plan RENAME VALUE 'company' TO 'enterprise'",
-    )),
-    Migration("a column with a random default", (
-        "ALTER TABLE hub.tenant ADD COLUMN token uuid NOT NULL DEFAULT gen_random_uuid()",
-    ), long=True),
-    Migration("an enum made anew, as Prisma does", (
-        "BEGIN; CREATE TYPE hub.job_state_new AS ENUM ('queued', 'done', 'failed', 'given up');"
-        " ALTER TABLE hub.job ALTER COLUMN state DROP DEFAULT;"
-        " ALTER TABLE hub.job ALTER COLUMN state TYPE hub.job_state_new USING (state::text::hub.job_state_new);"
-        " ALTER TYPE hub.job_state RENAME TO job_state_old; ALTER TYPE hub.job_state_new RENAME TO job_state;"
-        " DROP TYPE hub.job_state_old; ALTER TABLE hub.job ALTER COLUMN state SET DEFAULT 'queued'; COMMIT",
-    )),
-    Migration("words of the body too", (
-        "ALTER TABLE hub.task DROP COLUMN words; ALTER TABLE hub.task ADD COLUMN words tsvector"
-        " GENERATED ALWAYS AS (to_tsvector('simple', title || coalesce(left(body, 50), ''))) STORED",
-    ), long=True),
-    Migration("a month restored from the archive", (
-        "CREATE TABLE hub.archived (LIKE hub.event INCLUDING ALL)",
-        "INSERT INTO hub.archived (at, what) SELECT '2025-12-05', '{\"old\": true}' FROM generate_series(1, 7)",
-        "ALTER TABLE hub.event ATTACH PARTITION hub.archived FOR VALUES FROM ('2025-12-01') TO ('2026-01-01')",
-        "UPDATE hub.event SET what = '[1]' WHERE at < '2026-01-01'",
-    )),
-    Migration("wider names", (
-        "ALTER TABLE hub.tenant ALTER COLUMN name TYPE text",
-        "UPDATE hub.tenant SET name = repeat(name, 20) WHERE id IN (SELECT id FROM hub.tenant LIMIT 2)",
-    ), long=True),
-    Migration("usage by region, swapped in", (
-        "CREATE TABLE hub.usage_new (LIKE hub.usage INCLUDING DEFAULTS, region text NOT NULL DEFAULT 'eu')",
-        "ALTER TABLE hub.usage_new ADD PRIMARY KEY (day, tenant_id)",
-        "BEGIN; LOCK TABLE hub.usage IN ACCESS EXCLUSIVE MODE; INSERT INTO hub.usage_new SELECT * FROM hub.usage;"
-        " ALTER TABLE hub.usage RENAME TO usage_old; ALTER TABLE hub.usage_new RENAME TO usage; COMMIT",
-    ), setup=True),
-    Migration("the log moves", (
-        "CREATE SCHEMA archive", "ALTER TABLE audit.log SET SCHEMA archive",
-        "ALTER TABLE archive.log SET SCHEMA audit",
-    ), long=True),
-    Migration("an address has a zip", (
-        "ALTER TYPE hub.address ADD ATTRIBUTE zip text",
-        "UPDATE hub.tenant SET home = ('New', 'Town', '1') WHERE id IN (SELECT id FROM hub.tenant LIMIT 1)",
-    ), long=True),
-    Migration("a month with days", (
-        "CREATE TABLE hub.event_2026_04 PARTITION OF hub.event FOR VALUES FROM ('2026-04-01') TO ('2026-05-01')"
-        " PARTITION BY RANGE (at)",
-        "CREATE TABLE hub.event_2026_04_a PARTITION OF hub.event_2026_04"
-        " FOR VALUES FROM ('2026-04-01') TO ('2026-04-15')",
-        "INSERT INTO hub.event (at) SELECT '2026-04-02' FROM generate_series(1, 5)",
-    ), long=True),
-    Migration("a month is maintained", (
-        "ALTER TABLE hub.event DETACH PARTITION hub.event_2026_02",
-        "ALTER TABLE hub.event ATTACH PARTITION hub.event_2026_02 FOR VALUES FROM ('2026-02-01') TO ('2026-03-01')",
-    ), long=True),
+    Migration(
+        "a new month",
+        (
+            "CREATE TABLE hub.event_2026_03 PARTITION OF hub.event FOR VALUES FROM ('2026-03-01') TO ('2026-04-01')",
+            "INSERT INTO hub.event (at, what) "
+            "SELECT '2026-03-02', jsonb_build_object('n', g) FROM generate_series(1, 9) g",
+        ),
+    ),
+    Migration(
+        "an old month goes",
+        (
+            "ALTER TABLE hub.event DETACH PARTITION hub.event_2026_01 CONCURRENTLY",
+            "DROP TABLE hub.event_2026_01",
+            "CREATE TABLE hub.event_2026_01 PARTITION OF hub.event FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')",
+        ),
+    ),
+    Migration(
+        "a new plan",
+        (
+            "ALTER TYPE hub.plan ADD VALUE 'trial' BEFORE 'free'",
+            "UPDATE hub.tenant SET plan = 'trial' WHERE id IN (SELECT id FROM hub.tenant LIMIT 3)",
+            "ALTER TYPE hub.plan RENAME VALUE 'company' TO 'enterprise'",
+        ),
+    ),
+    Migration(
+        "a column with a random default",
+        ("ALTER TABLE hub.tenant ADD COLUMN token uuid NOT NULL DEFAULT gen_random_uuid()",),
+        long=True,
+    ),
+    Migration(
+        "an enum made anew, as Prisma does",
+        (
+            "BEGIN; CREATE TYPE hub.job_state_new AS ENUM ('queued', 'done', 'failed', 'given up');"
+            " ALTER TABLE hub.job ALTER COLUMN state DROP DEFAULT;"
+            " ALTER TABLE hub.job ALTER COLUMN state TYPE hub.job_state_new USING (state::text::hub.job_state_new);"
+            " ALTER TYPE hub.job_state RENAME TO job_state_old; ALTER TYPE hub.job_state_new RENAME TO job_state;"
+            " DROP TYPE hub.job_state_old; ALTER TABLE hub.job ALTER COLUMN state SET DEFAULT 'queued'; COMMIT",
+        ),
+    ),
+    Migration(
+        "words of the body too",
+        (
+            "ALTER TABLE hub.task DROP COLUMN words; ALTER TABLE hub.task ADD COLUMN words tsvector"
+            " GENERATED ALWAYS AS (to_tsvector('simple', title || coalesce(left(body, 50), ''))) STORED",
+        ),
+        long=True,
+    ),
+    Migration(
+        "a month restored from the archive",
+        (
+            "CREATE TABLE hub.archived (LIKE hub.event INCLUDING ALL)",
+            "INSERT INTO hub.archived (at, what) SELECT '2025-12-05', '{\"old\": true}' FROM generate_series(1, 7)",
+            "ALTER TABLE hub.event ATTACH PARTITION hub.archived FOR VALUES FROM ('2025-12-01') TO ('2026-01-01')",
+            "UPDATE hub.event SET what = '[1]' WHERE at < '2026-01-01'",
+        ),
+    ),
+    Migration(
+        "wider names",
+        (
+            "ALTER TABLE hub.tenant ALTER COLUMN name TYPE text",
+            "UPDATE hub.tenant SET name = repeat(name, 20) WHERE id IN (SELECT id FROM hub.tenant LIMIT 2)",
+        ),
+        long=True,
+    ),
+    Migration(
+        "usage by region, swapped in",
+        (
+            "CREATE TABLE hub.usage_new (LIKE hub.usage INCLUDING DEFAULTS, region text NOT NULL DEFAULT 'eu')",
+            "ALTER TABLE hub.usage_new ADD PRIMARY KEY (day, tenant_id)",
+            "BEGIN; LOCK TABLE hub.usage IN ACCESS EXCLUSIVE MODE; INSERT INTO hub.usage_new SELECT * FROM hub.usage;"
+            " ALTER TABLE hub.usage RENAME TO usage_old; ALTER TABLE hub.usage_new RENAME TO usage; COMMIT",
+        ),
+        setup=True,
+    ),
+    Migration(
+        "the log moves",
+        (
+            "CREATE SCHEMA archive",
+            "ALTER TABLE audit.log SET SCHEMA archive",
+            "ALTER TABLE archive.log SET SCHEMA audit",
+        ),
+        long=True,
+    ),
+    Migration(
+        "an address has a zip",
+        (
+            "ALTER TYPE hub.address ADD ATTRIBUTE zip text",
+            "UPDATE hub.tenant SET home = ('New', 'Town', '1') WHERE id IN (SELECT id FROM hub.tenant LIMIT 1)",
+        ),
+        long=True,
+    ),
+    Migration(
+        "a month with days",
+        (
+            "CREATE TABLE hub.event_2026_04 PARTITION OF hub.event FOR VALUES FROM ('2026-04-01') TO ('2026-05-01')"
+            " PARTITION BY RANGE (at)",
+            "CREATE TABLE hub.event_2026_04_a PARTITION OF hub.event_2026_04"
+            " FOR VALUES FROM ('2026-04-01') TO ('2026-04-15')",
+            "INSERT INTO hub.event (at) SELECT '2026-04-02' FROM generate_series(1, 5)",
+        ),
+        long=True,
+    ),
+    Migration(
+        "a month is maintained",
+        (
+            "ALTER TABLE hub.event DETACH PARTITION hub.event_2026_02",
+            "ALTER TABLE hub.event ATTACH PARTITION hub.event_2026_02 FOR VALUES FROM ('2026-02-01') TO ('2026-03-01')",
+        ),
+        long=True,
+    ),
 )
 
 HUB = Application(

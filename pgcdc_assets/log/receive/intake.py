@@ -11,7 +11,7 @@ import psycopg
 
 from pgcdc_assets.core.endpos import Endpos
 from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.log.framerun import IS_CONTROL, OpenTransaction, Run, transaction_after
+from pgcdc_assets.log.framerun import IS_CONTROL, FrameRun, OpenTransaction, transaction_after
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.protocol.messages import LogicalMessage, Relation, Type
@@ -26,7 +26,7 @@ RELATIONS_AT_ONCE = 500
 class Taken:
     """The part of a run that belongs to the log."""
 
-    run: Run
+    run: FrameRun
     whole: int
     """So many of its frames end a transaction, or stand between transactions."""
     after: OpenTransaction | None
@@ -71,7 +71,7 @@ class Intake:
     def passed(self, lsn: int) -> None:
         self.seen = max(self.seen, Lsn(lsn))
 
-    def take(self, run: Run) -> Taken:
+    def take(self, run: FrameRun) -> Taken:
         """Take in the frames of whole and open transactions between ``transform_lsn`` and the goal."""
         self.sequence += len(run)
         self.stream_aborts += len(run.at("A"))
@@ -90,7 +90,7 @@ class Intake:
             after = None
         return Taken(taken, whole, after, arrived)
 
-    def _compare(self, run: Run, before: OpenTransaction | None, first: int) -> None:
+    def _compare(self, run: FrameRun, before: OpenTransaction | None, first: int) -> None:
         """What comes must be what the lake holds; ``first`` is the first frame that is new to the log."""
         if self._overlap is None:
             return
@@ -100,7 +100,7 @@ class Intake:
         if self.seen >= self._overlap.end:
             self._overlap = None
 
-    def _control(self, run: Run) -> dict[int, Lsn]:
+    def _control(self, run: FrameRun) -> dict[int, Lsn]:
         """Relation and Type messages take effect, in transactions that are skipped too: they come but once
         in a connection. Returns the non-transactional messages' places."""
         loose: dict[int, Lsn] = {}
@@ -130,7 +130,7 @@ class Intake:
             self._between()
         return found
 
-    def _first_new(self, run: Run, before: OpenTransaction | None, loose: dict[int, Lsn]) -> int:
+    def _first_new(self, run: FrameRun, before: OpenTransaction | None, loose: dict[int, Lsn]) -> int:
         """Where the log goes on: the first frame of a transaction that it does not hold yet.
 
         ``commit_lsn < transform_lsn`` says that it does: no boundary lies inside a commit record.
@@ -142,7 +142,7 @@ class Intake:
         places = [index for index, lsn in loose.items() if lsn > self._transform_lsn]
         return min([*new[:1].tolist(), *places[:1]], default=len(run))
 
-    def _first_beyond(self, run: Run, before: OpenTransaction | None, loose: dict[int, Lsn]) -> tuple[int, bool]:
+    def _first_beyond(self, run: FrameRun, before: OpenTransaction | None, loose: dict[int, Lsn]) -> tuple[int, bool]:
         """The first frame that lies past the goal, and whether there is one."""
         if self.goal is None:
             return len(run), False
@@ -164,7 +164,7 @@ class Intake:
         self._reach_begin(run, end, before)
         return end, True
 
-    def _reach_begin(self, run: Run, index: int, before: OpenTransaction | None) -> None:
+    def _reach_begin(self, run: FrameRun, index: int, before: OpenTransaction | None) -> None:
         """The first transaction not taken starts its commit record at a boundary, if that is not past the goal."""
         if run.kinds[index] == ord("B"):
             final = int(run.begins(np.array([index]))["final_lsn"][0])
@@ -175,12 +175,12 @@ class Intake:
         if self.goal is not None and self.goal.allows(final):
             self.reached(final)
 
-    def _pass_begins(self, run: Run) -> None:
+    def _pass_begins(self, run: FrameRun) -> None:
         begins = run.at("B")
         if len(begins):
             self.passed(int(run.begins(begins[-1:])["final_lsn"][0]))
 
-    def _whole(self, taken: Run, first: int, loose: dict[int, Lsn]) -> int:
+    def _whole(self, taken: FrameRun, first: int, loose: dict[int, Lsn]) -> int:
         """How many of the frames taken are whole transactions that leave something; moves the boundary."""
         commits = taken.at("C")
         ends = [int(commits[-1]) + 1] if len(commits) else []

@@ -19,7 +19,7 @@ import numpy as np
 from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogAhead
-from pgcdc_assets.log.framerun import IS_CHANGE, OpenTransaction, Run
+from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, OpenTransaction
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.source.connect.failures import NEW_LAKE
 
@@ -58,7 +58,7 @@ class Overlap:
             return self
         return replace(self, start=floor, newest=None) if floor < self.end else None
 
-    def compare(self, run: Run, before: OpenTransaction | None) -> None:
+    def compare(self, run: FrameRun, before: OpenTransaction | None) -> None:
         """Frames as they come, ``before`` open in front of them. Raises LogAhead where they hold anything else."""
         begins = run.at("B")
         found = run.begins(begins)

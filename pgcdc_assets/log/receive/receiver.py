@@ -21,15 +21,15 @@ import psycopg
 from pgcdc_assets.core.endpos import Endpos
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.reported import Progress
-from pgcdc_assets.log.batch import BatchWriter, Committed, Pending
-from pgcdc_assets.log.framerun import HEADER, Run
+from pgcdc_assets.core.reported import ReportedPositions
+from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
+from pgcdc_assets.log.framerun import HEADER, FrameRun
 from pgcdc_assets.log.receive.intake import Intake
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
 from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience, Silence
-from pgcdc_assets.source.stream.catchup import Stream
+from pgcdc_assets.source.stream.catchup import FrameStream
 from pgcdc_assets.source.stream.clock import SourceClock
 
 SEGMENT_BYTES = 16 << 20
@@ -95,7 +95,7 @@ class Receiver:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: FrameStream,
         conn: psycopg.Connection[Any],
         writer: BatchWriter,
         relations: Relations,
@@ -114,8 +114,8 @@ class Receiver:
         self._report = report
         self._orders = orders
         self._clock = SourceClock(conn)
-        self._progress = Progress(floor)
-        self._pending = Pending()
+        self._progress = ReportedPositions(floor)
+        self._pending = PendingBatch()
         self._intake = Intake(conn, relations, publications, writer.position, overlap, self._send_due_status)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._job: Future[Committed | None] | None = None
@@ -126,9 +126,7 @@ class Receiver:
         self._stopping = False
         self._arrived = False
         self._status_at = self._asked_at = 0.0
-        self._silence = Silence(
-            patience, stream.endpoint, stream.at_work, lambda: self._send_status(ask=True)
-        )
+        self._silence = Silence(patience, stream.endpoint, stream.at_work, lambda: self._send_status(ask=True))
         self._progress.durable(writer.position)
 
     # Orders, given between two rounds ----------------------------------------------------------------
@@ -210,7 +208,7 @@ class Receiver:
 
     def _index(self, frames: FrameBlock) -> None:
         """Turn the frames at hand into a run and take it in."""
-        taken = self._intake.take(Run.of(frames, self._intake.sequence))
+        taken = self._intake.take(FrameRun.of(frames, self._intake.sequence))
         self._pending.receive(taken.run, taken.whole, taken.after, time.monotonic())
         self._arrived |= taken.arrived
         if self._pending.in_memory >= SEGMENT_BYTES:

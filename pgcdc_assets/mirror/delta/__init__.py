@@ -1,15 +1,15 @@
 """Mirrors as Delta tables.
 
-    snapshot -> copy -> copyblock                            one commit brings rows and position
-    feed -> apply -> tablework -> units -> task -> match     one commit brings changes and position
+snapshot -> copy -> copyblock                            one commit brings rows and position
+feed -> apply -> tablework -> units -> task -> match     one commit brings changes and position
 
-    mirror      its columns, how it is made, where it stands
-    copy        COPY in parallel tasks              copyblock   a block of CSV as the mirror's columns
-    apply       the feeds of a turn into mirrors    tablework   one table's part of it
-    units       how the work divides                task        what one Spark task does
-    match       changes against the mirror's rows   keyindex    which rows have one of some keys
-    rowgroups   a mirror's files as a merge reads them
-    repair      a range derived again               settlement  which versions are durable
-    othercommits  what other writers did            compaction  small and worn files written anew
-    thinning    versions that nobody needs go       upkeep      OPTIMIZE, and what readers are promised
+mirror      its columns, how it is made, where it stands
+copy        COPY in parallel tasks              copyblock   a block of CSV as the mirror's columns
+apply       the feeds of a turn into mirrors    tablework   one table's part of it
+units       how the work divides                task        what one Spark task does
+match       changes against the mirror's rows   keyindex    which rows have one of some keys
+rowgroups   a mirror's files as a merge reads them
+repair      a range derived again               settlement  which versions are durable
+othercommits  what other writers did            compaction  small and worn files written anew
+thinning    versions that nobody needs go       upkeep      OPTIMIZE, and what readers are promised
 """

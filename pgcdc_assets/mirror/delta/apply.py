@@ -35,8 +35,8 @@ from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.mirror.delta.compaction import Compacted, compact_mirror, worth_rewriting
 from pgcdc_assets.mirror.delta.mirror import Mirror
-from pgcdc_assets.mirror.delta.rowgroups import Target
-from pgcdc_assets.mirror.delta.tablework import Applied, Work
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
+from pgcdc_assets.mirror.delta.tablework import Applied, TableWork
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect, collapse_units
 from pgcdc_assets.spark.tasks import run_tasks
 
@@ -75,7 +75,7 @@ def _attempted(
 ) -> list[Applied]:  # fmt: skip
     """Look at each mirror, and commit to it once; a few tables at a time, for a commit mostly waits for the disk."""
     done: list[Applied] = []
-    rest: list[tuple[Work, list[Collapsing]]] = []
+    rest: list[tuple[TableWork, list[Collapsing]]] = []
     with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="commit") as pool:
         for begun in pool.map(partial(_begun, spark, layout, identity, upto, known), parts):
             if isinstance(begun, Applied):
@@ -92,16 +92,16 @@ def _attempted(
 def _begun(
     spark: SparkSession, layout: Layout, identity: Identity, upto: Lsn, known: Mapping[TableName, Table],
     part: FeedPart,
-) -> Applied | tuple[Work, list[Collapsing]] | None:  # fmt: skip
+) -> Applied | tuple[TableWork, list[Collapsing]] | None:  # fmt: skip
     """What one look at a mirror does or leaves to be collapsed; None where nothing of the part is left to do."""
-    work = _own(part.table, part.span.start, partial(Work.of, layout, identity, part, upto, known))
-    if not isinstance(work, Work):
+    work = _own(part.table, part.span.start, partial(TableWork.of, layout, identity, part, upto, known))
+    if not isinstance(work, TableWork):
         return work
     begun = _own(work.table, work.pending.span.start, partial(work.begin, spark))
     return begun if isinstance(begun, Applied) else (work, begun)
 
 
-def _committed(seconds: float, found: tuple[tuple[Work, list[Collapsing]], Sequence[Effect]]) -> Applied:
+def _committed(seconds: float, found: tuple[tuple[TableWork, list[Collapsing]], Sequence[Effect]]) -> Applied:
     (work, _), effects = found
     return _own(work.table, work.pending.span.start, partial(work.commit, effects, seconds))
 
@@ -122,7 +122,7 @@ def _compacted(spark: SparkSession, layout: Layout, identity: Identity, done: Se
     """Write files anew of mirrors that gathered many, or worn ones; what was applied, with the versions then."""
     outcomes = {result.table.name: result for result in done}
     works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
-    targets: list[Target] = []
+    targets: list[MergeTarget] = []
     for result in done:
         if result.set_aside is not None or result.outrun or result.version % LOOK_EVERY:
             continue

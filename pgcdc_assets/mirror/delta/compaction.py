@@ -18,7 +18,7 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.delta.log import Added
-from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 
 SMALL_BYTES: Final = 4 << 20
 GROUP_BYTES: Final = 32 << 20
@@ -56,7 +56,7 @@ class Compacted:
     failure: str | None = None
 
 
-def compact_mirror(target: Target) -> Compacted:
+def compact_mirror(target: MergeTarget) -> Compacted:
     """Write one mirror's small files to one. A file that cannot be read is that mirror's own affair."""
     try:
         return Compacted(compact_file(target))
@@ -66,7 +66,7 @@ def compact_mirror(target: Target) -> Compacted:
         return Compacted(failure=failure)
 
 
-def compact_file(target: Target) -> FileReport | None:
+def compact_file(target: MergeTarget) -> FileReport | None:
     """Write what is left of the target's files to one file; None where no row is. Runs in a Spark task."""
     with DataFile(target.folder, target.schema) as file:
         for rows in _gathered(target):
@@ -76,7 +76,7 @@ def compact_file(target: Target) -> FileReport | None:
     return report
 
 
-def _gathered(target: Target) -> Iterator[pa.Table]:
+def _gathered(target: MergeTarget) -> Iterator[pa.Table]:
     """What is left of the target's files, a row group's worth at a time."""
     gathered: list[pa.Table] = []
     for group in target.groups({}):

@@ -23,7 +23,7 @@ from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import HASH, LEAF, OP, RAW, FeedColumn
 from pgcdc_assets.mirror.delta.keyindex import KeyIndex
-from pgcdc_assets.mirror.delta.rowgroups import RowGroup, Target, Wanted, wanted
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, WantedKeys, wanted
 from pgcdc_assets.mirror.net.keyed import MASK, ORIGIN, PRESENT, UPSERT, key_numbers, map_keys, raw_maps, raw_texts
 from pgcdc_assets.mirror.net.multiset import COUNT, NetRows
 
@@ -52,7 +52,7 @@ class Merged:
 
 
 def merge_keyed(
-    target: Target, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], leaves: Sequence[str],
+    target: MergeTarget, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], leaves: Sequence[str],
     write: Write,
 ) -> Merged:  # fmt: skip
     """Merge a source (of :func:`pgcdc_assets.mirror.net.keyed.collapse`) whose ``masked`` attnums may lack values.
@@ -75,7 +75,7 @@ def merge_keyed(
 
 
 def merge_multiset(
-    target: Target, net: NetRows, columns: Sequence[FeedColumn], leaves: Sequence[str], write: Write
+    target: MergeTarget, net: NetRows, columns: Sequence[FeedColumn], leaves: Sequence[str], write: Write
 ) -> Merged:
     """Take as many copies of each removed row away as it says; one that is not there raises MergeMismatch."""
     emptied = _Emptied(leaves)
@@ -151,7 +151,7 @@ class _Match:
         self.live: Bools = _bools(pc.equal(source[OP], UPSERT))
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> WantedKeys:
         both = pa.concat_tables([self._source.select(self._names), self._origins.select(self._names)])
         return wanted({name: both[name] for name in self._names})
 

@@ -22,7 +22,7 @@ from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion, open_delta
 from pgcdc_assets.delta.tombstones import keeping
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, REFUSED, ROW, feed_name
-from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.protocol.text.typed import RAW_TYPE
 from pgcdc_assets.protocol.text.types import arrow_type
@@ -307,7 +307,7 @@ class Mirror:
             )
         return pa.schema([_physical_field(field, fields[field.name]) for field in schema.arrow])
 
-    def target(self, table: Table, files: Sequence[Added] = ()) -> Target:
+    def target(self, table: Table, files: Sequence[Added] = ()) -> MergeTarget:
         """What an apply writes to, and those of the mirror's files that it looks at."""
         schema = MirrorSchema.of(table)
         values = {column.name: feed_name(column.name) for column in table.columns}
@@ -317,7 +317,7 @@ class Mirror:
         more = [field for field in held if field.name not in schema.arrow.names]
         whole = MirrorSchema(pa.schema([*schema.arrow, *more]))
         names = tuple(values.get(name, name) for name in whole.arrow.names)
-        return Target(self.path, self.physical(whole), names, tuple(files))
+        return MergeTarget(self.path, self.physical(whole), names, tuple(files))
 
 
 def _physical_field(field: pa.Field, metadata: dict[str, object]) -> pa.Field:

@@ -27,7 +27,7 @@ from pgcdc_assets.mirror.delta.match import LACKS
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.tablework import Applied, Counts, merged, total
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
-from pgcdc_assets.mirror.delta.units import Pending
+from pgcdc_assets.mirror.delta.units import PendingChanges
 
 
 def repair_table(
@@ -50,7 +50,7 @@ def repair_table(
     part = transform(spark, log, LsnRange(start, replay_lsn), [Followed(table, start)], again=True)[table.name]
     if part.set_aside is not None:
         raise NotRepairable(part.set_aside[1], thing=str(table.name), lsn=part.set_aside[0], do=_again(table))
-    pending = Pending.of(layout, part, LsnRange(start, replay_lsn))
+    pending = PendingChanges.of(layout, part, LsnRange(start, replay_lsn))
     if pending is None:
         return nothing
     touched = LsnRange(start, span.end)
@@ -60,7 +60,7 @@ def repair_table(
     return Applied(table, version, replay_lsn, *numbers, time.monotonic() - started)
 
 
-def _repaired(spark: SparkSession, pending: Pending, mirror: Mirror, touched: LsnRange) -> Counts:
+def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touched: LsnRange) -> Counts:
     table = pending.table
     if not table.key and not pending.emptied:
         what = "rows of a table without a key cannot be told apart" if table.multiset else "the table has no key"

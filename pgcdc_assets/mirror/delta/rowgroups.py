@@ -22,12 +22,12 @@ from pgcdc_assets.delta.failures import unreadable
 from pgcdc_assets.delta.log import Added
 from pgcdc_assets.delta.vectors import kept, read_vector
 
-Wanted = Mapping[str, NDArray[Any]]
+WantedKeys = Mapping[str, NDArray[Any]]
 """Values looked for, ascending, by the column's name in the feed: integers and texts; the others prune nothing."""
 
 
 @dataclass(frozen=True)
-class Target:
+class MergeTarget:
     """The columns of a mirror's files, and those of its files that rows are matched against."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Target:
     """What the feed calls these columns."""
     files: tuple[Added, ...] = ()
 
-    def groups(self, wanted: Wanted) -> Iterator[RowGroup]:
+    def groups(self, wanted: WantedKeys) -> Iterator[RowGroup]:
         """The row groups that may hold a wanted value in every column named."""
         for added in self.files:
             if all(_may_hold(values, self._bounds(added, name)) for name, values in wanted.items()):
@@ -53,7 +53,7 @@ class Target:
         bounds = (stats.get("minValues", {}).get(column), stats.get("maxValues", {}).get(column))
         return None if None in bounds else bounds
 
-    def _groups(self, added: Added, wanted: Wanted) -> Iterator[RowGroup]:
+    def _groups(self, added: Added, wanted: WantedKeys) -> Iterator[RowGroup]:
         with _opened(self.folder / added.path) as file:
             vector = added.action.get("deletionVector")
             alive = kept(file.metadata.num_rows, None if vector is None else read_vector(self.folder, vector))
@@ -69,7 +69,7 @@ class RowGroup:
     """A part of one file; positions are counted from the beginning of the file."""
 
     def __init__(
-        self, target: Target, path: str, file: pq.ParquetFile, number: int, start: int, alive: Bools
+        self, target: MergeTarget, path: str, file: pq.ParquetFile, number: int, start: int, alive: Bools
     ) -> None:  # fmt: skip
         self.path = path
         """Relative to the table's folder."""
@@ -110,7 +110,7 @@ def _opened(path: Path) -> pq.ParquetFile:
         raise unreadable(path, error) from None
 
 
-def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> Wanted:
+def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
     """What of these key columns can prune. A NULL among them stands for any value."""
     return {
         name: np.sort(pc.unique(values).to_numpy(zero_copy_only=False))

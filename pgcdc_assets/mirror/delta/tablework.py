@@ -21,7 +21,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.commit import Change, Mode, commit_change, commit_files, unfit
+from pgcdc_assets.delta.commit import FileChange, Mode, commit_change, commit_files, unfit
 from pgcdc_assets.delta.datafile import FileReport, odd_columns, read_footer
 from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.errors import LakeError
@@ -36,7 +36,7 @@ from pgcdc_assets.mirror.delta.mirror import (
     sql_type,
 )
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
-from pgcdc_assets.mirror.delta.units import Pending
+from pgcdc_assets.mirror.delta.units import PendingChanges
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Work:
+class TableWork:
     """One table's part of an apply."""
 
-    pending: Pending
+    pending: PendingChanges
     mirror: Mirror
     refused: str | None
 
@@ -91,14 +91,14 @@ class Work:
     def of(
         cls, layout: Layout, identity: Identity, part: FeedPart, upto: Lsn,
         known: Mapping[TableName, Table] | None = None,
-    ) -> Work | None:  # fmt: skip
+    ) -> TableWork | None:  # fmt: skip
         """None where the mirror has passed all of the part already, or the part holds nothing."""
         mirror = Mirror(layout, identity, part.table.name)
         stands = mirror.replay_lsn
         if stands is None:
             raise LakeError("has no copy that changes could be applied to", thing=f"mirror {part.table.name}")
         start = max(part.span.start, stands)
-        pending = Pending.of(layout, part, LsnRange(start, max(start, min(part.span.end, upto))))
+        pending = PendingChanges.of(layout, part, LsnRange(start, max(start, min(part.span.end, upto))))
         before = (known or {}).get(part.table.name)
         return cls(pending, mirror, _unmirrorable(part.table, before, mirror)) if pending else None
 
@@ -215,7 +215,7 @@ def merged(mirror: DeltaVersion, effects: Sequence[Effect], position: Mapping[st
     for effect in effects:
         for path, positions in effect.gone.items():
             gone[path] = gone.get(path, BitMap64()) | positions
-    change = Change([effect.added for effect in effects if effect.added is not None], gone)
+    change = FileChange([effect.added for effect in effects if effect.added is not None], gone)
     return commit_change(mirror, change, position, total(effects).metrics)
 
 

@@ -24,7 +24,7 @@ from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import COMMIT_LSN, XID, feed_columns, feed_schema
 from pgcdc_assets.mirror.delta.match import Merged, Write, merge_keyed, merge_multiset
-from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.net.keyed import ARRIVES, after_truncates, collapse, collapse_touched
 from pgcdc_assets.mirror.net.multiset import net_rows
 
@@ -38,7 +38,7 @@ class Collapsing:
     table: Table
     files: tuple[Path, ...]
     span: LsnRange
-    target: Target
+    target: MergeTarget
     """Whose files are looked at. None of them: nothing of the mirror is left, or nothing in it changes."""
     divided: bool = False
     """The unit has the events of some keys, and halves of key changes may be in other units."""
@@ -111,7 +111,7 @@ def _events(unit: Collapsing) -> pa.Table:
     return both.append_column(ARRIVES, pa.array(np.arange(len(both)) >= len(events)))
 
 
-def _write(file: DataFile, target: Target, rows: pa.Table) -> None:
+def _write(file: DataFile, target: MergeTarget, rows: pa.Table) -> None:
     """Append rows to a file of the mirror. Of a column that the changes do not know yet, they have no value."""
     for name, held in zip(target.names, target.schema, strict=True):
         if name not in rows.column_names:

@@ -12,12 +12,12 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.schema import COMMIT_LSN, LEAF, OP, TRUNCATE, FeedFile, FeedPart
-from pgcdc_assets.mirror.delta.rowgroups import Target
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.delta.task import Collapsing, read_events
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingChanges:
     """Files of a feed that hold rows of ``span``."""
 
     layout: Layout
@@ -26,7 +26,7 @@ class Pending:
     span: LsnRange
 
     @classmethod
-    def of(cls, layout: Layout, part: FeedPart, span: LsnRange) -> Pending | None:
+    def of(cls, layout: Layout, part: FeedPart, span: LsnRange) -> PendingChanges | None:
         """None where nothing of the part lies in the span."""
         held = tuple(f for f in part.files if f.facts.commit_min < span.end and f.facts.commit_max >= span.start)
         return cls(layout, replace(part, files=held), span) if held and span.start < span.end else None
@@ -72,7 +72,7 @@ class Pending:
         """Leaves that were truncated, where the whole table was not."""
         return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
 
-    def units(self, target: Target, *, together: bool = False) -> list[Collapsing]:
+    def units(self, target: MergeTarget, *, together: bool = False) -> list[Collapsing]:
         """The work: by bucket of keys, where none needs to know what became of a row under another key.
 
         ``together``: rows are followed from key to key, so that one unit needs both halves of every key change.

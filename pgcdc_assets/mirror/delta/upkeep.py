@@ -45,6 +45,7 @@ _OPTIMIZE_SETTINGS: Final = {
     "spark.databricks.delta.optimize.minFileSize": str(SMALL_BYTES),
 }
 
+
 def worth_optimizing(live: Sequence[Added]) -> bool:
     """Whether readers gain: many small files, or many rows that are deleted and still there."""
     small = sum(file.size < SMALL_BYTES for file in live)

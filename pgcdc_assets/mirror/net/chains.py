@@ -94,9 +94,7 @@ def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn
         raise MergeMismatch(f"the changes contradict each other: {what}", lsn=Lsn(int(commit_lsn[at])))
 
 
-def _with_masks(
-    net: Net, key: Ints, before: Ints, old_half: Ints, begins: Bools, masks: Mapping[int, Bools]
-) -> Net:
+def _with_masks(net: Net, key: Ints, before: Ints, old_half: Ints, begins: Bools, masks: Mapping[int, Bools]) -> Net:
     """Find the event that carries each masked value, by pointer doubling along the rows' chains. Events that begin
     one have all values."""
     previous = np.where(old_half >= 0, before[old_half], before)

@@ -1,9 +1,9 @@
 """PostgreSQL's text form into typed Arrow columns, the same for copies and changes.
 
-    slices -> arraytext -> types -> typed
+slices -> arraytext -> types -> typed
 
-    slices      many slices of one buffer as one array
-    arraytext   the text form of arrays, taken apart
-    types       the table of types, and their casts
-    typed       the columns of a mirror: typed values, the texts that no type holds, hashes of rows
+slices      many slices of one buffer as one array
+arraytext   the text form of arrays, taken apart
+types       the table of types, and their casts
+typed       the columns of a mirror: typed values, the texts that no type holds, hashes of rows
 """

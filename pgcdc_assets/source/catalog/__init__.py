@@ -1,8 +1,8 @@
 """The source's catalog as plain facts, and what changes in it without a word in the stream.
 
-    tables      tables, columns, keys, leaves    mirrorkey   the choice of a mirror's key: pure
-    pgtypes     types down to their base         typeparts   what values of a type are made of
-    published   what publications publish        bare        the same without waiting for a lock
-    patterns    what the setting `tables` means  look        the published tables and a fingerprint
-    drift       what no LSN shows: what changed between two looks
+tables      tables, columns, keys, leaves    mirrorkey   the choice of a mirror's key: pure
+pgtypes     types down to their base         typeparts   what values of a type are made of
+published   what publications publish        bare        the same without waiting for a lock
+patterns    what the setting `tables` means  look        the published tables and a fingerprint
+drift       what no LSN shows: what changed between two looks
 """

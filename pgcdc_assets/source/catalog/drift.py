@@ -17,7 +17,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog.tables import read_catalog
 
 
-class Action(StrEnum):
+class Remedy(StrEnum):
     """What a change asks for."""
 
     COPY = "copy"
@@ -30,7 +30,7 @@ class Action(StrEnum):
     """A table that came or went: the settings and ``pgcdc setup`` decide."""
 
 
-class Kind(StrEnum):
+class DriftKind(StrEnum):
     NEW = "new"
     UNPUBLISHED = "unpublished"
     RECREATED = "recreated"
@@ -44,82 +44,82 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Change:
+class Drift:
     table: TableName
-    kind: Kind
-    action: Action
+    kind: DriftKind
+    action: Remedy
     what: str
 
     def __str__(self) -> str:
         return f"table {self.table}: {self.what}"
 
 
-def watch(conn: psycopg.Connection[Any], saved: Catalog, patterns: Sequence[str] = ()) -> tuple[Catalog, list[Change]]:
+def watch(conn: psycopg.Connection[Any], saved: Catalog, patterns: Sequence[str] = ()) -> tuple[Catalog, list[Drift]]:
     """The live catalog, and what differs from the saved one, by table."""
     live = read_catalog(conn, saved.identity, saved.publications, patterns)
     return live, changes(saved.tables, live.tables)
 
 
-def changes(saved: Sequence[Table], live: Sequence[Table]) -> list[Change]:
+def changes(saved: Sequence[Table], live: Sequence[Table]) -> list[Drift]:
     """All differences. A table may have several; COPY outweighs SET_ASIDE, which outweighs FOLLOW."""
     before = {table.name: table for table in saved}
     now = {table.name: table for table in live}
-    found: list[Change] = []
+    found: list[Drift] = []
     for name in sorted(before.keys() | now.keys()):
         if name not in before:
-            found.append(Change(name, Kind.NEW, Action.NONE, "is published now"))
+            found.append(Drift(name, DriftKind.NEW, Remedy.NONE, "is published now"))
         else:
             found += table_changes(before[name], now.get(name))
     return found
 
 
-def table_changes(before: Table, now: Table | None) -> list[Change]:
+def table_changes(before: Table, now: Table | None) -> list[Drift]:
     """One table as it was against as it is; None: not published any more, or dropped."""
     name = before.name
     if now is None:
-        return [Change(name, Kind.UNPUBLISHED, Action.NONE, "is not published any more, or was dropped")]
+        return [Drift(name, DriftKind.UNPUBLISHED, Remedy.NONE, "is not published any more, or was dropped")]
     if before.oid != now.oid:
-        return [Change(name, Kind.RECREATED, Action.COPY, "was dropped and made anew")]
+        return [Drift(name, DriftKind.RECREATED, Remedy.COPY, "was dropped and made anew")]
     return [*_publication(before, now), *_partitions(before, now), *_storage(before, now), *_labels(before, now),
             *_composites(before, now), *_columns(before, now), *_key(before, now)]  # fmt: skip
 
 
-def _publication(before: Table, now: Table) -> Iterator[Change]:
+def _publication(before: Table, now: Table) -> Iterator[Drift]:
     if before.publication_rows and now.publication_rows and before.publication_rows != now.publication_rows:
         what = "its publication was changed or made anew, or lost and regained it: changes may be missing"
-        yield Change(before.name, Kind.REPUBLISHED, Action.COPY, what)
+        yield Drift(before.name, DriftKind.REPUBLISHED, Remedy.COPY, what)
     elif before.row_filter != now.row_filter:
-        yield Change(before.name, Kind.REPUBLISHED, Action.COPY, "its publication's row filter changed")
+        yield Drift(before.name, DriftKind.REPUBLISHED, Remedy.COPY, "its publication's row filter changed")
     elif before.schema_rows and now.schema_rows and before.schema_rows != now.schema_rows:
         what = "was in another schema meanwhile, which its publication does not publish: changes may be missing"
-        yield Change(before.name, Kind.REPUBLISHED, Action.COPY, what)
+        yield Drift(before.name, DriftKind.REPUBLISHED, Remedy.COPY, what)
 
 
-def _partitions(before: Table, now: Table) -> Iterator[Change]:
+def _partitions(before: Table, now: Table) -> Iterator[Drift]:
     """ATTACH brings rows and DETACH takes some, without a word in the stream."""
     old, new = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
     for oid in sorted(old.keys() ^ new.keys()):
         what = f"lost partition {old[oid].name}" if oid in old else f"has a new partition {new[oid].name}"
-        yield Change(before.name, Kind.PARTITIONS, Action.COPY, what)
+        yield Drift(before.name, DriftKind.PARTITIONS, Remedy.COPY, what)
     for oid in sorted(old.keys() & new.keys()):
         was, is_ = old[oid].attached, new[oid].attached
         if was and is_ and was != is_:
             what = f"partition {new[oid].name} was detached, and attached again: changes may be missing"
-            yield Change(before.name, Kind.PARTITIONS, Action.COPY, what)
+            yield Drift(before.name, DriftKind.PARTITIONS, Remedy.COPY, what)
 
 
-def _storage(before: Table, now: Table) -> Iterator[Change]:
+def _storage(before: Table, now: Table) -> Iterator[Drift]:
     """TRUNCATE, VACUUM FULL and CLUSTER give new files too, but leave pg_attribute alone, and follow the stream.
 
     Where nothing else tells these from what does not follow it, new files are enough.
     """
     if _new_files(before, now) and _altered_columns(before, now):
-        yield Change(before.name, Kind.REWRITTEN, Action.SET_ASIDE, "its rows were rewritten by ALTER TABLE")
+        yield Drift(before.name, DriftKind.REWRITTEN, Remedy.SET_ASIDE, "its rows were rewritten by ALTER TABLE")
     elif not list(_columns(before, now)):
         yield from _behind_the_stream(before, now)
 
 
-def _behind_the_stream(before: Table, now: Table) -> Iterator[Change]:
+def _behind_the_stream(before: Table, now: Table) -> Iterator[Drift]:
     old, new = _stores(before), _stores(now)
     for oid in _new_files(before, now):
         if old[oid].toast not in (0, new[oid].toast):
@@ -128,7 +128,7 @@ def _behind_the_stream(before: Table, now: Table) -> Iterator[Change]:
             what = f"{new[oid].name} has new files, and nothing tells whether the stream carries all that was done"
         else:
             continue
-        yield Change(before.name, Kind.REWRITTEN, Action.COPY, what)
+        yield Drift(before.name, DriftKind.REWRITTEN, Remedy.COPY, what)
 
 
 def _new_files(before: Table, now: Table) -> list[int]:
@@ -148,27 +148,27 @@ def _altered_columns(before: Table, now: Table) -> bool:
     return any(old[attnum] != new[attnum] for attnum in old.keys() & new.keys())
 
 
-def _labels(before: Table, now: Table) -> Iterator[Change]:
+def _labels(before: Table, now: Table) -> Iterator[Drift]:
     old, new = dict(before.enum_labels), dict(now.enum_labels)
     was, is_ = (dict(mark.split(":") for mark in table.enum_rows.split()) for table in (before, now))
     for oid in sorted(old.keys() & new.keys()):
         if old[oid] != new[oid]:
             what = f"value {old[oid]!r} of an enum is called {new[oid]!r} now, in older rows too"
-            yield Change(before.name, Kind.LABELS, Action.COPY, what)
+            yield Drift(before.name, DriftKind.LABELS, Remedy.COPY, what)
         elif was.get(str(oid), is_.get(str(oid))) != is_.get(str(oid)):
             what = f"value {old[oid]!r} of an enum was called otherwise meanwhile, and rows may hold that"
-            yield Change(before.name, Kind.LABELS, Action.COPY, what)
+            yield Drift(before.name, DriftKind.LABELS, Remedy.COPY, what)
 
 
-def _composites(before: Table, now: Table) -> Iterator[Change]:
+def _composites(before: Table, now: Table) -> Iterator[Drift]:
     old = {composite.oid: composite for composite in before.composites}
     for composite in now.composites:
         if composite.oid in old and old[composite.oid].attributes != composite.attributes:
             what = f"type {composite.name!r} has other attributes now, in older rows too"
-            yield Change(before.name, Kind.TYPES, Action.COPY, what)
+            yield Drift(before.name, DriftKind.TYPES, Remedy.COPY, what)
 
 
-def _columns(before: Table, now: Table) -> Iterator[Change]:
+def _columns(before: Table, now: Table) -> Iterator[Drift]:
     old, new = ({column.attnum: column for column in table.columns} for table in (before, now))
     for attnum in sorted(old.keys() | new.keys()):
         was, is_ = old.get(attnum), new.get(attnum)
@@ -187,7 +187,7 @@ def _changed(was: PgType, is_: PgType) -> bool:
     return (was.oid, was.typmod) != (is_.oid, is_.typmod)
 
 
-def _added(before: Table, now: Table, column: Column) -> Change:
+def _added(before: Table, now: Table, column: Column) -> Drift:
     """Followed exactly only where every older row has NULL in it."""
     if column.attnum <= before.highest_attnum:
         return _column_change(before, f'column "{column.name}", which was there before, is published now')
@@ -196,16 +196,16 @@ def _added(before: Table, now: Table, column: Column) -> Change:
     if _new_files(before, now):
         # A volatile default rewrites the table; VACUUM FULL writes a default into the rows and forgets it.
         return _column_change(before, f'column "{column.name}" came, and older rows may have a value in it')
-    return Change(before.name, Kind.COLUMNS, Action.FOLLOW, f'has a new column "{column.name}"')
+    return Drift(before.name, DriftKind.COLUMNS, Remedy.FOLLOW, f'has a new column "{column.name}"')
 
 
-def _column_change(before: Table, what: str) -> Change:
-    return Change(before.name, Kind.COLUMNS, Action.SET_ASIDE, what)
+def _column_change(before: Table, what: str) -> Drift:
+    return Drift(before.name, DriftKind.COLUMNS, Remedy.SET_ASIDE, what)
 
 
-def _key(before: Table, now: Table) -> Iterator[Change]:
+def _key(before: Table, now: Table) -> Iterator[Drift]:
     if before.updates_seen != now.updates_seen:
         what = "its updates and deletes are seen now" if now.updates_seen else "its updates are not seen any more"
-        yield Change(before.name, Kind.KEY, Action.COPY if now.updates_seen else Action.SET_ASIDE, what)
+        yield Drift(before.name, DriftKind.KEY, Remedy.COPY if now.updates_seen else Remedy.SET_ASIDE, what)
     elif (before.key, before.multiset) != (now.key, now.multiset):
-        yield Change(before.name, Kind.KEY, Action.SET_ASIDE, "its key changed")
+        yield Drift(before.name, DriftKind.KEY, Remedy.SET_ASIDE, "its key changed")

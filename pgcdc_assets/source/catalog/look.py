@@ -44,7 +44,7 @@ SELECT oid FROM above UNION SELECT typrelid FROM pg_catalog.pg_type WHERE oid = 
 
 
 @dataclass(frozen=True)
-class Look:
+class CatalogLook:
     """``relations``: the oids whose rows the fingerprint is of."""
 
     tables: tuple[Table, ...]

@@ -76,7 +76,7 @@ SELECT leaf, string_agg(mark, ' ' ORDER BY level) FROM chain GROUP BY leaf
 
 
 @dataclass(frozen=True)
-class Relation:
+class CatalogRelation:
     """A row of pg_class with its columns and identity, before publications have their say."""
 
     oid: int
@@ -106,7 +106,7 @@ class Relation:
         return tuple(by_name[name] for name in names if name in by_name)
 
 
-def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, Relation]:
+def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, CatalogRelation]:
     """The relations that still exist under these oids. Four queries, however many."""
     wanted = sorted(set(oids))
     heads = list(conn.execute(_RELATIONS, [wanted]))
@@ -121,7 +121,7 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
     for oid, primary, identity, usable, names in conn.execute(_INDEXES, [wanted]):
         indexes[oid].append(Index(tuple(names), primary, identity, usable))
     return {
-        oid: Relation(
+        oid: CatalogRelation(
             oid, TableName(schema, name), kind, replident, filenode or 0, toast, pages, rows, root, unlogged,
             tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]), " ".join(marks[oid]),
         )
@@ -216,7 +216,7 @@ class _Assembly:
 
     server_version: int
     published: Mapping[int, Published]
-    relations: Mapping[int, Relation]
+    relations: Mapping[int, CatalogRelation]
     leaves: Mapping[int, tuple[int, ...]]
     rows: PublicationRows | None = None
     places: Mapping[int, str] = field(default_factory=dict)
@@ -225,7 +225,7 @@ class _Assembly:
 
     def tables(self) -> list[Table]:
         made: dict[TableName, Table] = {}
-        grouped: dict[int, list[Relation]] = defaultdict(list)
+        grouped: dict[int, list[CatalogRelation]] = defaultdict(list)
         for oid in self.published:
             relation = self.relations.get(oid)
             if relation is None:
@@ -239,20 +239,20 @@ class _Assembly:
                 made[self.relations[root].name] = self.root(self.relations[root], senders)
         return [made[name] for name in sorted(made)]
 
-    def plain(self, relation: Relation) -> Table:
+    def plain(self, relation: CatalogRelation) -> Table:
         """A table that is published as itself; a partitioned one then carries its leaves' rows."""
         rows = [self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations]
         senders = [relation.identity, *(leaf.identity for leaf in rows)]
         return self._table(relation, relation.oid, senders, rows)
 
-    def root(self, relation: Relation, senders: Sequence[Relation]) -> Table:
+    def root(self, relation: CatalogRelation, senders: Sequence[CatalogRelation]) -> Table:
         """A partitioned table whose leaves are published as themselves."""
         identities = [sender.identity for sender in senders]
         others = (self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations)
         unlogged = [leaf for leaf in others if leaf.unlogged and leaf.oid not in self.published]
         return self._table(relation, senders[0].oid, identities, [*senders, *unlogged])
 
-    def leaf(self, relation: Relation) -> Table:
+    def leaf(self, relation: CatalogRelation) -> Table:
         """A leaf by itself, with its root's key by name."""
         root = self.relations.get(relation.root or 0)
         own = self._table(relation, relation.oid, [relation.identity], ())
@@ -266,7 +266,7 @@ class _Assembly:
     @cached_property
     def _roots(self) -> dict[int, Table]:
         """The roots of published leaves, each put together once: it may have thousands of them."""
-        senders: dict[int, list[Relation]] = defaultdict(list)
+        senders: dict[int, list[CatalogRelation]] = defaultdict(list)
         for relation in self.relations.values():
             if relation.root and not relation.partitioned and relation.oid in self.published:
                 senders[relation.root].append(relation)
@@ -274,7 +274,11 @@ class _Assembly:
         return {oid: self.root(known[oid], leaves) for oid, leaves in senders.items() if oid in known}
 
     def _table(
-        self, relation: Relation, sender: int, identities: Sequence[RowIdentity], storage: Sequence[Relation]
+        self,
+        relation: CatalogRelation,
+        sender: int,
+        identities: Sequence[RowIdentity],
+        storage: Sequence[CatalogRelation],
     ) -> Table:
         entry = self.published.get(sender)
         columns = _with_defaults_of(storage, self._columns(relation, entry))
@@ -307,17 +311,17 @@ class _Assembly:
             composites=self.parts.composites(relation.types),
         )
 
-    def _leaf(self, leaf: Relation, via_root: bool) -> Leaf:
+    def _leaf(self, leaf: CatalogRelation, via_root: bool) -> Leaf:
         return Leaf(
             leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged,
             via_root or self._traceless(leaf),
         )  # fmt: skip
 
-    def _traceless(self, relation: Relation) -> bool:
+    def _traceless(self, relation: CatalogRelation) -> bool:
         listed = self.rows is not None and relation.oid in self.rows.listed
         return not relation.partitioned and not relation.toast and not listed
 
-    def _rows(self, relation: Relation, storage: Sequence[Relation]) -> tuple[str, str]:
+    def _rows(self, relation: CatalogRelation, storage: Sequence[CatalogRelation]) -> tuple[str, str]:
         """The marks ``publication_rows`` and ``schema_rows``."""
         if self.rows is None:
             return "", ""
@@ -328,7 +332,7 @@ class _Assembly:
         by_schema = any((name, schema) in self.rows.schemas for name in names for schema in schemas)
         return self.rows.text(names, sorted(members), schemas), " ".join(marks) if by_schema else ""
 
-    def _columns(self, relation: Relation, entry: Published | None) -> tuple[Column, ...]:
+    def _columns(self, relation: CatalogRelation, entry: Published | None) -> tuple[Column, ...]:
         listed = entry.columns if entry else None
         columns = [column for column in relation.columns if listed is None or column.name in listed]
         if self.server_version < GENERATED_SINCE:
@@ -336,7 +340,7 @@ class _Assembly:
         return tuple(columns)
 
 
-def _with_defaults_of(leaves: Sequence[Relation], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+def _with_defaults_of(leaves: Sequence[CatalogRelation], columns: tuple[Column, ...]) -> tuple[Column, ...]:
     """ADD COLUMN ... DEFAULT notes the value of older rows where these are: at the leaves, not at their root."""
     noted = {column.name: column.missing for leaf in leaves for column in leaf.columns if column.missing is not None}
     return tuple(replace(column, missing=noted.get(column.name, column.missing)) for column in columns)

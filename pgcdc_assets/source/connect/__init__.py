@@ -1,8 +1,8 @@
 """Connections: the same session settings everywhere, typed errors, a bound on silence, no secrets told.
 
-    connection    SQL by psycopg                 plainsession  an ordinary session in the walsender's place
-    libpq         a connection at libpq's level  walsender     the replication connection
-    readers       data off a connection          socketreader  the same, thousands of frames at a time
-    quoting       names and values in commands   failures      SQLSTATE -> class of error and advice
-    silence       how long the source may say nothing
+connection    SQL by psycopg                 plainsession  an ordinary session in the walsender's place
+libpq         a connection at libpq's level  walsender     the replication connection
+readers       data off a connection          socketreader  the same, thousands of frames at a time
+quoting       names and values in commands   failures      SQLSTATE -> class of error and advice
+silence       how long the source may say nothing
 """

@@ -21,7 +21,7 @@ _FRAMES = 8192
 """libpq's messages that are taken in one go."""
 
 
-class Frames(ABC):
+class FrameSource(ABC):
     """Frames as they come. Nothing here waits."""
 
     @property
@@ -38,7 +38,7 @@ class Frames(ABC):
         """The whole frames that have been read. Raises why the stream ended, once all before has been taken."""
 
 
-class FrameReader(Frames):
+class FrameReader(FrameSource):
     """The reading side of a stream that has begun, and the little that is sent meanwhile."""
 
     @abstractmethod

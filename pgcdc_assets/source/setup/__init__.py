@@ -1,13 +1,13 @@
 """Making and removing what we need on the source, and saying what is lacking.
 
-    plan -> publications -> setup
+plan -> publications -> setup
 
-    plan          which tables the settings mean, and how each can be published without harm
-    publications  publications of our own
-    adopted       findings on one that somebody else made
-    setup         publications first, then the slot
-    findings      settings, free places, what is not replicated
-    rights        what a role may do, and the statements that give it what it lacks
-    script        all of that as one script for the owner
-    traceless     tables whose rows may change without a trace
+plan          which tables the settings mean, and how each can be published without harm
+publications  publications of our own
+adopted       findings on one that somebody else made
+setup         publications first, then the slot
+findings      settings, free places, what is not replicated
+rights        what a role may do, and the statements that give it what it lacks
+script        all of that as one script for the owner
+traceless     tables whose rows may change without a trace
 """

@@ -10,7 +10,7 @@ import psycopg
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.source.catalog.patterns import TablePatterns
 from pgcdc_assets.source.catalog.published import Published, read_published
-from pgcdc_assets.source.catalog.tables import Relation, read_leaves, read_relations, read_tables
+from pgcdc_assets.source.catalog.tables import CatalogRelation, read_leaves, read_relations, read_tables
 from pgcdc_assets.source.setup.findings import Finding
 
 _TOASTABLE = """
@@ -37,7 +37,7 @@ def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePa
     return found
 
 
-def _relation_findings(relation: Relation, entry: Published, *, toastable: bool) -> Iterator[Finding]:
+def _relation_findings(relation: CatalogRelation, entry: Published, *, toastable: bool) -> Iterator[Finding]:
     thing = f"table {relation.name}"
     if not entry.inserts:
         yield Finding("warning", thing, "is published without insert: its mirror cannot follow",
@@ -59,7 +59,7 @@ def _relation_findings(relation: Relation, entry: Published, *, toastable: bool)
         )  # fmt: skip
 
 
-def _partition_findings(conn: psycopg.Connection[Any], relations: Mapping[int, Relation]) -> Iterator[Finding]:
+def _partition_findings(conn: psycopg.Connection[Any], relations: Mapping[int, CatalogRelation]) -> Iterator[Finding]:
     """Via the root, letter and key flags come from the root while contents come from the leaf."""
     roots = [oid for oid, relation in relations.items() if relation.partitioned]
     for root, leaves in read_leaves(conn, roots).items():

@@ -38,6 +38,8 @@ UNION ALL
 SELECT 'large objects', count(*)::text FROM pg_catalog.pg_largeobject_metadata HAVING count(*) > 0
 ORDER BY 1, 2
 """
+
+
 @dataclass(frozen=True)
 class Finding:
     """An ``error`` stops setup; a ``warning`` is a risk; an ``info`` is told once. ``do`` may be empty.

@@ -12,7 +12,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog.mirrorkey import followable, mirror_key
 from pgcdc_assets.source.catalog.patterns import TablePatterns
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE
-from pgcdc_assets.source.catalog.tables import Relation, read_leaves, read_relations
+from pgcdc_assets.source.catalog.tables import CatalogRelation, read_leaves, read_relations
 
 # Partitions come with their roots; an extension's own tables only where a pattern asks for them.
 _USER_TABLES = """
@@ -28,12 +28,12 @@ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartitio
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Planned:
     """Relations to name in a publication. ``reason``: why updates are not seen, for the insert-only one."""
 
     oid: int
     table: TableName
-    relations: tuple[Relation, ...]
+    relations: tuple[CatalogRelation, ...]
     reason: str | None = None
 
     @property
@@ -51,7 +51,7 @@ def meant_tables(
     return {name: oid for oid, name, owned in names if (chosen.names(name) if owned else chosen.match(name))}
 
 
-def wanted_tables(conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None) -> list[Wanted]:
+def wanted_tables(conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None) -> list[Planned]:
     """All tables that the patterns mean, by name, each with what a publication of ours should list for it.
 
     ``only``: the table of this oid.
@@ -68,22 +68,22 @@ def wanted_tables(conn: psycopg.Connection[Any], patterns: Sequence[str], only: 
     return sorted(made, key=lambda wanted: wanted.table)
 
 
-def _wanted(relation: Relation, leaves: Sequence[Relation], version: int) -> Wanted:
+def _wanted(relation: CatalogRelation, leaves: Sequence[CatalogRelation], version: int) -> Planned:
     if not relation.partitioned:
-        return Wanted(relation.oid, relation.name, (relation,), _unfollowed(relation, [relation], version))
+        return Planned(relation.oid, relation.name, (relation,), _unfollowed(relation, [relation], version))
     stored = [leaf for leaf in leaves if leaf.kind == "r"]
     reason = _unfollowed(relation, stored, version)
     if reason:
-        return Wanted(relation.oid, relation.name, (relation,), reason)
+        return Planned(relation.oid, relation.name, (relation,), reason)
     key = mirror_key(relation.identity, [leaf.identity for leaf in stored], _published(relation, version))
     if key and key == relation.identity.primary:
-        return Wanted(relation.oid, relation.name, (relation,))
+        return Planned(relation.oid, relation.name, (relation,))
     # A partition made later is published with its root. Only a primary key gives it an identity at
     # once; without one, its updates would fail on the source. So these leaves are named one by one.
-    return Wanted(relation.oid, relation.name, tuple(stored))
+    return Planned(relation.oid, relation.name, tuple(stored))
 
 
-def _unfollowed(relation: Relation, senders: Sequence[Relation], version: int) -> str | None:
+def _unfollowed(relation: CatalogRelation, senders: Sequence[CatalogRelation], version: int) -> str | None:
     """Why updates cannot be mirrored, or must not be published; None if they can."""
     lacking = [sender.name for sender in senders if not sender.identity.publishable]
     if lacking and lacking != [relation.name]:
@@ -97,7 +97,7 @@ def _unfollowed(relation: Relation, senders: Sequence[Relation], version: int) -
     return None
 
 
-def _published(relation: Relation, version: int) -> list[str]:
+def _published(relation: CatalogRelation, version: int) -> list[str]:
     """Columns that a publication of ours carries: stored generated ones since 18, virtual ones never."""
     shown = ("", "s") if version >= GENERATED_SINCE else ("",)
     return [column.name for column in relation.columns if column.generated in shown]

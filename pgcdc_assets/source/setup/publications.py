@@ -39,7 +39,7 @@ WHERE p.pubname = ANY(%s)
 
 
 @dataclass(frozen=True)
-class Publication:
+class OwnPublication:
     """A publication's name and mark. ``slot`` None: not made by us. ``with_slot``: we made that slot as well."""
 
     name: str
@@ -63,17 +63,17 @@ class Publication:
             conn.execute(statement)
 
 
-def read_publication(conn: psycopg.Connection[Any], name: str) -> Publication | None:
+def read_publication(conn: psycopg.Connection[Any], name: str) -> OwnPublication | None:
     row = conn.execute(
         "SELECT obj_description(oid, 'pg_publication') FROM pg_catalog.pg_publication WHERE pubname = %s", [name]
     ).fetchone()
     if row is None:
         return None
     match = _MARK.fullmatch(row[0] or "")
-    return Publication(name, match[1], bool(match[2])) if match else Publication(name)
+    return OwnPublication(name, match[1], bool(match[2])) if match else OwnPublication(name)
 
 
-def made_by_us(publication: Publication, slot: str) -> bool:
+def made_by_us(publication: OwnPublication, slot: str) -> bool:
     """Another slot's publication is somebody else's, though it bears our mark."""
     return publication.slot == slot
 
@@ -128,7 +128,7 @@ def script(
     made = [
         statement
         for lacking in _lacking(conn, pair)
-        for statement in Publication(lacking, slot, with_slot).statements(
+        for statement in OwnPublication(lacking, slot, with_slot).statements(
             conn.info.server_version, pair.operations[lacking]
         )
     ]
@@ -182,7 +182,7 @@ def _make(conn: psycopg.Connection[Any], pair: _Pair, slot: str, *, with_slot: b
     with conn.transaction():
         lacking = _lacking(conn, pair)
         for name in lacking:
-            Publication(name, slot, with_slot).create(conn, pair.operations[name])
+            OwnPublication(name, slot, with_slot).create(conn, pair.operations[name])
     return lacking
 
 

@@ -27,9 +27,9 @@ from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.plainsession import open_source
 from pgcdc_assets.source.setup.adopted import foreign_findings
 from pgcdc_assets.source.setup.findings import Finding, named, not_replicated, server_findings
-from pgcdc_assets.source.setup.plan import Wanted, meant_tables, wanted_tables
+from pgcdc_assets.source.setup.plan import Planned, meant_tables, wanted_tables
 from pgcdc_assets.source.setup.publications import (
-    Publication,
+    OwnPublication,
     inserts_name,
     made_by_us,
     needed,
@@ -79,7 +79,10 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | 
     found = [
         *server_findings(conn, settings.slot, replication=settings.replication_connections),
         *rights_findings(
-            conn, stored_tables(conn, tables), changes, role=role or _user(conn),
+            conn,
+            stored_tables(conn, tables),
+            changes,
+            role=role or _user(conn),
             replication=settings.replication_connections,
         ),
         *content,
@@ -184,7 +187,7 @@ def _mark(conn: psycopg.Connection[Any], settings: Settings) -> list[str]:
     name = _marker(settings)
     allowed = conn.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
     if allowed == (True,):
-        Publication(name, settings.slot, with_slot=True).create(conn, "insert")
+        OwnPublication(name, settings.slot, with_slot=True).create(conn, "insert")
         return [f"publication {name}"]
     return []
 
@@ -193,7 +196,7 @@ def _marker(settings: Settings) -> str:
     return f"{APPLICATION}_{settings.slot}"
 
 
-def _ours(conn: psycopg.Connection[Any], settings: Settings) -> list[Publication]:
+def _ours(conn: psycopg.Connection[Any], settings: Settings) -> list[OwnPublication]:
     names = (settings.publication, inserts_name(settings.publication), _marker(settings))
     found = (read_publication(conn, name) for name in names)
     return [publication for publication in found if publication and made_by_us(publication, settings.slot)]
@@ -232,7 +235,7 @@ def _pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, need
     return found
 
 
-def _identity_findings(wanted: Sequence[Wanted]) -> list[Finding]:
+def _identity_findings(wanted: Sequence[Planned]) -> list[Finding]:
     """One for each reason: where hundreds of tables have no key, their names are in the list of tables."""
     tables: dict[str, list[TableName]] = {}
     for item in wanted:
@@ -252,7 +255,7 @@ def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
     )  # fmt: skip
 
 
-def _key_findings(wanted: Sequence[Wanted]) -> list[Finding]:
+def _key_findings(wanted: Sequence[Planned]) -> list[Finding]:
     """Once for all: nearly every table has a key, and hardly any loses it."""
     keyed = sum(item.follows_updates for item in wanted)
     if not keyed:
@@ -267,7 +270,7 @@ def _key_findings(wanted: Sequence[Wanted]) -> list[Finding]:
 
 
 def _order_findings(
-    conn: psycopg.Connection[Any], settings: Settings, publication: Publication | None
+    conn: psycopg.Connection[Any], settings: Settings, publication: OwnPublication | None
 ) -> list[Finding]:
     """A slot from before its publication fails on the WAL between them, or from 18 on loses it in silence."""
     status = slot_status(conn, settings.slot)

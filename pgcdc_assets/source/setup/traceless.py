@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from pgcdc_assets.source.catalog.tables import Relation, read_relations
+from pgcdc_assets.source.catalog.tables import CatalogRelation, read_relations
 from pgcdc_assets.source.catalog.typeparts import TypeParts
 from pgcdc_assets.source.setup.findings import Finding, named
 
@@ -22,7 +22,7 @@ def trace_findings(conn: psycopg.Connection[Any], tables: Iterable[int], *, own_
     return [*_names(conn, relations), *_rewritten([relation for relation in relations if relation.oid not in listed])]
 
 
-def _names(conn: psycopg.Connection[Any], relations: list[Relation]) -> list[Finding]:
+def _names(conn: psycopg.Connection[Any], relations: list[CatalogRelation]) -> list[Finding]:
     parts = TypeParts.read(conn, {oid for relation in relations for oid in relation.types})
     columns = sorted(
         f"{relation.name}.{column.name}"
@@ -40,7 +40,7 @@ def _names(conn: psycopg.Connection[Any], relations: list[Relation]) -> list[Fin
     ]  # fmt: skip
 
 
-def _rewritten(relations: list[Relation]) -> list[Finding]:
+def _rewritten(relations: list[CatalogRelation]) -> list[Finding]:
     """PostgreSQL refuses SET UNLOGGED where a publication lists the table itself. A rewrite leaves another TOAST
     table; without one it leaves what TRUNCATE and VACUUM FULL leave."""
     tables = sorted(str(relation.name) for relation in relations if not relation.partitioned and not relation.toast)

@@ -50,7 +50,7 @@ _AGAINST_SHARE = [
 
 
 @dataclass(frozen=True)
-class Holder:
+class Blocker:
     """One transaction. ``age`` is None where the server does not tell it to us (pg_read_all_stats)."""
 
     xid: int | None
@@ -68,22 +68,22 @@ class Holder:
         return f"{who}{application}{where}{age}"
 
 
-def transactions(conn: psycopg.Connection[Any]) -> list[Holder]:
+def transactions(conn: psycopg.Connection[Any]) -> list[Blocker]:
     """Open and prepared transactions that have an xid, oldest first."""
     return [_holder(row) for row in conn.execute(_WITH_XID)]
 
 
-def lockers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Holder]:
+def lockers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Blocker]:
     """Who holds ACCESS EXCLUSIVE on one of these tables, or waits for it: a reader waits behind both."""
     return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), ["AccessExclusiveLock"]])]
 
 
-def alterers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Holder]:
+def alterers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Blocker]:
     """Who holds a lock on one of these tables as DDL, VACUUM and index builds do, or waits for it."""
     return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), [*_AGAINST_SHARE[1:], "ShareLock"]])]
 
 
-def writers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Holder]:
+def writers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Blocker]:
     """Who holds a lock on one of these tables that keeps SHARE waiting, or waits for such a one."""
     return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), _AGAINST_SHARE])]
 
@@ -93,6 +93,6 @@ def writing(conn: psycopg.Connection[Any], tables: Sequence[int]) -> dict[str, l
     return dict(conn.execute(_WRITING, [list(tables), _AGAINST_SHARE]).fetchall())
 
 
-def _holder(row: tuple[Any, ...]) -> Holder:
+def _holder(row: tuple[Any, ...]) -> Blocker:
     xid, _, pid, gid, database, application, age = row
-    return Holder(xid, pid, gid, database, application or None, age)
+    return Blocker(xid, pid, gid, database, application or None, age)

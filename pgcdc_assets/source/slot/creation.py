@@ -11,7 +11,7 @@ import psycopg
 
 from pgcdc_assets.errors import CopyBlocked, SourceFailed
 from pgcdc_assets.source.connect.libpq import CreatedSlot, LibpqConnection
-from pgcdc_assets.source.slot.blockers import Holder, transactions
+from pgcdc_assets.source.slot.blockers import Blocker, transactions
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _ATTEMPTS = 3
 _TOO_LARGE = "snapshot too large"
 """'initial slot snapshot too large': more open subtransactions than a snapshot holds. They pass."""
 
-OnWait = Callable[[list[Holder]], None]
+OnWait = Callable[[list[Blocker]], None]
 
 
 def create_slot(
@@ -69,5 +69,5 @@ class _Teller:
             self._on_wait(transactions(self._conn))
 
 
-def log_waiting(holders: list[Holder]) -> None:
+def log_waiting(holders: list[Blocker]) -> None:
     logger.warning("the source keeps us waiting: %s", ", ".join(str(holder) for holder in holders) or "nobody named")

@@ -1,11 +1,11 @@
 """A snapshot with an exact LSN, and reading tables under it in anybody's presence.
 
-    export | bylock -> shown -> pieces -> reading
+export | bylock -> shown -> pieces -> reading
 
-    export      by a temporary slot, behind a gate
-    bylock      without a slot: by a lock that is held for a moment
-    shown       the tables as the snapshot shows them
-    pieces      ranges of a table's pages, each one COPY statement
-    reading     one piece, read with no lock held while another is waited for
-    waiters     sessions that want a table that is being read: they get it at once
+export      by a temporary slot, behind a gate
+bylock      without a slot: by a lock that is held for a moment
+shown       the tables as the snapshot shows them
+pieces      ranges of a table's pages, each one COPY statement
+reading     one piece, read with no lock held while another is waited for
+waiters     sessions that want a table that is being read: they get it at once
 """

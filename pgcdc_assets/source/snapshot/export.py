@@ -25,7 +25,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked, SourceUnavailable
 from pgcdc_assets.source.connect.connection import APPLICATION, SourceConnection, connect
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.blockers import Holder, writers
+from pgcdc_assets.source.slot.blockers import Blocker, writers
 from pgcdc_assets.source.slot.creation import LOCK_SECONDS, TELL_SECONDS, OnWait, create_slot, log_waiting
 from pgcdc_assets.source.snapshot import bylock
 from pgcdc_assets.source.snapshot.waiters import giving_way
@@ -70,7 +70,7 @@ class Snapshot:
 class _Written(Exception):
     """No moment was found yet in which nobody writes. ``holders``: who they are, where that is known."""
 
-    def __init__(self, why: str, holders: Sequence[Holder] = ()) -> None:
+    def __init__(self, why: str, holders: Sequence[Blocker] = ()) -> None:
         self.why = why
         self.holders = list(holders)
 

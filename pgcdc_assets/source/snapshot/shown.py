@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated
-from pgcdc_assets.source.catalog.drift import Action, table_changes
+from pgcdc_assets.source.catalog.drift import Remedy, table_changes
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.snapshot.export import Snapshot
@@ -30,7 +30,7 @@ def shown_tables(
         table = then.get(name)
         if table is None or not snapshot.shows(table):
             outdated[name] = CopyOutdated("is not published any more, or was dropped", thing=f"table {name}")
-        elif any(change.action is not Action.FOLLOW for change in table_changes(table, now.get(name))):
+        elif any(change.action is not Remedy.FOLLOW for change in table_changes(table, now.get(name))):
             outdated[name] = CopyOutdated("was altered right after the snapshot", thing=f"table {name}",
                                           do="run again: it takes a new one")  # fmt: skip
     return {name: then[name] for name in names if name in then}, outdated

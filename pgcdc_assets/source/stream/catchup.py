@@ -9,7 +9,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceNotReady
 from pgcdc_assets.source.connect.libpq import LibpqConnection
 from pgcdc_assets.source.connect.quoting import literal
-from pgcdc_assets.source.connect.readers import Frames
+from pgcdc_assets.source.connect.readers import FrameSource
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
 from pgcdc_assets.source.stream.drain import LEAST_BYTES, Drain, SlotCopy
@@ -17,7 +17,7 @@ from pgcdc_assets.source.stream.polling import Polling
 from pgcdc_assets.source.stream.subscribe import OPTIONS, Subscription, free_slot, start_stream
 
 
-class Stream(Protocol):
+class FrameStream(Protocol):
     """What the receiver needs of a connection."""
 
     @property
@@ -25,7 +25,7 @@ class Stream(Protocol):
         """For messages: where it leads."""
 
     @property
-    def frames(self) -> Frames:
+    def frames(self) -> FrameSource:
         """Ask anew for each look: it may be another one."""
 
     def wait(self, timeout: float) -> bool:
@@ -51,7 +51,7 @@ class CatchUp:
         self.endpoint = stream.endpoint
 
     @property
-    def frames(self) -> Frames:
+    def frames(self) -> FrameSource:
         if self._drain is not None and self._drain.over:
             position = self._drain.position
             self._drain.end()
@@ -108,7 +108,7 @@ class Polled:
 def begin(
     asked: Subscription, connection: LibpqConnection, transform_lsn: Lsn, *, start_lsn: Lsn | None = None,
     least: int = LEAST_BYTES,
-) -> tuple[Stream, Lsn]:  # fmt: skip
+) -> tuple[FrameStream, Lsn]:  # fmt: skip
     """Frames from ``transform_lsn`` on (or from ``start_lsn`` below it), and the floor of all reports.
 
     By a replication connection: streamed; but a backlog of ``least`` bytes of WAL is drained, if the slot is free and
@@ -138,7 +138,7 @@ def _drain(asked: Subscription, connection: ReplicationConnection, at: Lsn, leas
     return Drain(copy, asked.conn, goal=status.wal_lsn, least=least)
 
 
-def _polled(asked: Subscription, connection: LibpqConnection, at: Lsn) -> tuple[Stream, Lsn]:
+def _polled(asked: Subscription, connection: LibpqConnection, at: Lsn) -> tuple[FrameStream, Lsn]:
     check_slot(free_slot(asked), at)
     copy = _copied(asked, connection, at)
     return Polled(connection, Polling(copy, asked.conn)), copy.position

@@ -32,7 +32,7 @@ from pgcdc_assets.protocol.frames import XLOG_HEADER, FrameBlock, keepalive_fram
 from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.libpq import LibpqConnection
 from pgcdc_assets.source.connect.quoting import literal, plugin_options
-from pgcdc_assets.source.connect.readers import Frames, RowReader
+from pgcdc_assets.source.connect.readers import FrameSource, RowReader
 from pgcdc_assets.source.positions import FLUSH_LSN, WITHIN
 
 SMALLEST_RANGE: Final = 256 << 20
@@ -96,7 +96,7 @@ class SlotCopy:
     options: Mapping[str, str]
 
 
-class Ranges(Frames):
+class Ranges(FrameSource):
     """From where the copy stands on, one range of WAL after the other. Its connection runs nothing else meanwhile.
 
     Any error drops a session's temporary slots: what may fail runs ``beside`` it.

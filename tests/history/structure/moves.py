@@ -189,9 +189,7 @@ def add_column(site: Site) -> Move | None:
     )  # fmt: skip
     if table is None:
         return None
-    return Move(
-        (f"ALTER TABLE {table.sql} ADD {name} {kind}",), (f"ALTER TABLE {table.sql} DROP {name}",), table.oid
-    )
+    return Move((f"ALTER TABLE {table.sql} ADD {name} {kind}",), (f"ALTER TABLE {table.sql} DROP {name}",), table.oid)
 
 
 @_move
