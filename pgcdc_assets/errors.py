@@ -5,7 +5,7 @@ Messages carry names, LSNs and counts; never row values, never secrets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 ROOM = "make room or mend it there, then run again: it goes on from what is durable"
@@ -32,6 +32,11 @@ class PgcdcError(Exception):
         if self.lsn is not None:
             text += f", at LSN {self.lsn}"
         return f"{text}; {self.do}" if self.do else text
+
+    def to_plain(self) -> dict[str, str | None]:
+        """For another process; :func:`of_plain` makes the error of it again."""
+        lsn = None if self.lsn is None else str(self.lsn)
+        return {"class": type(self).__name__, "what": self.what, "thing": self.thing, "lsn": lsn, "do": self.do}
 
     @property
     def told(self) -> list[str]:
@@ -222,3 +227,11 @@ class MergeMismatch(LakeError):
 
 class NotRepairable(LakeError):
     """A key's base image lies before the log and the copy: copy the table anew."""
+
+
+def of_plain(plain: Mapping[str, str | None], *, otherwise: type[PgcdcError]) -> PgcdcError:
+    """The error that another process had. ``otherwise``: its class, where this process cannot make the same."""
+    kind = globals().get(plain["class"] or "")
+    if not (isinstance(kind, type) and issubclass(kind, PgcdcError) and kind.__init__ is PgcdcError.__init__):
+        kind = otherwise
+    return kind(plain["what"] or "", thing=plain["thing"], lsn=plain["lsn"], do=plain["do"])

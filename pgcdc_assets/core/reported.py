@@ -37,7 +37,7 @@ class ReportedPositions:
         self.received(lsn)
         return self._flush
 
-    def replayed(self, lsn: Lsn) -> Lsn:
+    def applied(self, lsn: Lsn) -> Lsn:
         """Reported only up to ``flush``, whatever is said here."""
         self._apply = max(self._apply, lsn)
         return self.apply

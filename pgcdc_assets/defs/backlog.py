@@ -16,6 +16,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, SourceLook
 from pgcdc_assets.errors import SlotMissing
+from pgcdc_assets.protocol.layouts import TABLE_CHANGES
 from pgcdc_assets.source.positions import FLUSH_LSN
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ SELECT active, coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(restart_lsn,
 FROM pg_replication_slots WHERE slot_name = %s
 """  # noqa: S608  (put together of our own constants)
 
-# Whole transactions of the slot, unconsumed: I, U, D and T are the messages of published changes.
-_PEEK = """
+# Whole transactions of the slot, unconsumed, that change published tables.
+_PEEK = f"""
 SELECT EXISTS (
   SELECT FROM pg_logical_slot_peek_binary_changes(%s, %s::text::pg_lsn, NULL,
     'proto_version', '1', 'publication_names', %s)
-  WHERE get_byte(data, 0) IN (68, 73, 84, 85))
-"""
+  WHERE get_byte(data, 0) IN ({", ".join(str(int(kind)) for kind in TABLE_CHANGES)}))
+"""  # noqa: S608  (put together of our own constants)
 
 
 def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Cursor) -> SourceLook:

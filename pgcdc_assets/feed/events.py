@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +18,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.feed.schema import DELETE, INSERT, POSTIMAGE, PREIMAGE
 from pgcdc_assets.protocol.columns import Images, images
+from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.shape import Shape
-
-ChangeKind = Literal["I", "U", "D"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Unfollowable:
     reason: str
 
 
-def changes(kind: ChangeKind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iterator[RowChanges | Unfollowable]:
+def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iterator[RowChanges | Unfollowable]:
     """Decode a group. Raises ProtocolError for malformed payloads; ``lsns`` lets it name the place."""
     found = {item.image: item for item in images(payload, kind, len(route.shape.columns), lsns)}
     old = found.get("O") or found.get("K")

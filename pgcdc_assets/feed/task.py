@@ -25,7 +25,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.failures import of_one_table
-from pgcdc_assets.feed.events import ChangeKind, Route, RowChanges, Unfollowable, changes, unchanged_lists
+from pgcdc_assets.feed.events import Route, RowChanges, Unfollowable, changes, unchanged_lists
 from pgcdc_assets.feed.file import FeedWriter
 from pgcdc_assets.feed.schema import (
     COMMIT_LSN,
@@ -46,6 +46,7 @@ from pgcdc_assets.feed.schema import (
     feed_schema,
 )
 from pgcdc_assets.log.segment import check_content
+from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.text.typed import row_hash, typed
 
 SLICE_BYTES = 8 << 20
@@ -260,7 +261,7 @@ def _decoded(kind: str, group: pa.Table, route: Route) -> Iterator[tuple[RowChan
         yield everything, feed_rows(everything, group, route)
         return
     payload, lsns = (group[name].combine_chunks() for name in ("payload", "commit_lsn"))
-    for found in changes(cast(ChangeKind, kind), payload, route, lsns):
+    for found in changes(cast(RowKind, kind), payload, route, lsns):
         yield found, pa.table({}) if isinstance(found, Unfollowable) else feed_rows(found, group, route)
 
 

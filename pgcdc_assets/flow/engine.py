@@ -87,7 +87,7 @@ class Engine:
                 batch_bytes=self._settings.batch_bytes,
                 drain_bytes=self._settings.drain_bytes,
                 batch_seconds=self._settings.batch_seconds,
-                replication=self._settings.replication_connections,
+                replication_connections=self._settings.replication_connections,
                 highest=work.progress.highest,
                 published=work.progress.published,
             )

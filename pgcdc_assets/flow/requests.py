@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self, TypeVar
 
-from pgcdc_assets import errors
 from pgcdc_assets.core.durable import write_whole
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import LakeError, PgcdcError
+from pgcdc_assets.errors import LakeError, PgcdcError, of_plain
 from pgcdc_assets.flow import filelock
 from pgcdc_assets.flow.lock import sole
 from pgcdc_assets.flow.plain import from_plain, to_plain
@@ -87,14 +86,12 @@ class Answer:
 
     @classmethod
     def of_error(cls, number: str, error: PgcdcError) -> Self:
-        lsn = None if error.lsn is None else str(error.lsn)
-        told = {"class": type(error).__name__, "what": error.what, "thing": error.thing, "lsn": lsn, "do": error.do}
-        return cls(number, error=told)
+        return cls(number, error=error.to_plain())
 
     def result(self, kind: type[R]) -> R:
         """The report; or raises the error, as if the work had been done here."""
         if self.error is not None:
-            raise _error(self.error)
+            raise of_plain(self.error, otherwise=LakeError)
         report: R = from_plain(kind, self.report)
         return report
 
@@ -129,10 +126,3 @@ def answer_to(layout: Layout, request: Request) -> Answer | None:
         if data["number"] == request.number:
             return Answer(**data)
     return None
-
-
-def _error(told: dict[str, str | None]) -> PgcdcError:
-    kind = getattr(errors, told["class"] or "", None)
-    if not (isinstance(kind, type) and issubclass(kind, PgcdcError) and kind.__init__ is PgcdcError.__init__):
-        kind = LakeError
-    return kind(told["what"] or "", thing=told["thing"], lsn=told["lsn"], do=told["do"])

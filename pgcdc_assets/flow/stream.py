@@ -11,7 +11,8 @@ import psycopg
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.client import Event, ReceiverProcess
+from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.messages import Event, EventName
 from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.source.positions import boundary, flush_lsn
 
@@ -50,7 +51,7 @@ class LogStream:
             self._take(event)
 
     def _take(self, event: Event) -> None:
-        if event.name == "arrived":
+        if event.name == EventName.ARRIVED:
             self.arrived = True
         self.complete_to = max(self.complete_to, event.lsn)
         self.stream_aborts = max(self.stream_aborts, event.stream_aborts)

@@ -1,7 +1,6 @@
 """Replication frames as they came, indexed with numpy: what the receiver holds until it is written.
 
-An XLogData frame is ``w``, start of the WAL record (8 bytes, big-endian), end (8), send time (8),
-then the pgoutput message whose first byte is its kind (PostgreSQL, "Message Formats").
+The layouts of frames and messages stand in :mod:`pgcdc_assets.protocol.layouts`.
 """
 
 from __future__ import annotations
@@ -17,31 +16,38 @@ from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.decode import decode
-from pgcdc_assets.protocol.frames import ROW, XLOG_DATA, FrameBlock
+from pgcdc_assets.protocol.frames import FrameBlock
+from pgcdc_assets.protocol.layouts import (
+    BEGIN,
+    CHANGE,
+    CHANGES,
+    COMMIT,
+    EPOCH,
+    ROWS,
+    STREAM_ABORT,
+    XLOG_DATA,
+    FrameKind,
+    MessageKind,
+    WireLayout,
+)
 from pgcdc_assets.protocol.messages import Message, Origin
 
 Records = NDArray[Any]
 
-HEADER = 25
+HEADER = XLOG_DATA.size
 """Bytes of an XLogData frame before its message. A shorter frame is a keepalive."""
 
-_BEGIN = np.dtype([("kind", "u1"), ("final_lsn", ">i8"), ("commit_ts", ">i8"), ("xid", ">u4")])
-_COMMIT = np.dtype([("kind", "u1"), ("flags", "u1"), ("commit_lsn", ">i8"), ("end_lsn", ">i8"), ("commit_ts", ">i8")])
-_STREAM_ABORT = np.dtype([("kind", "u1"), ("xid", ">u4"), ("subxid", ">u4")])
-POSTGRES_EPOCH_US = 946_684_800_000_000
-"""2000-01-01 UTC in microseconds since 1970."""
 
-
-def _kinds(letters: bytes) -> NDArray[np.bool_]:
+def _kinds(*kinds: MessageKind) -> NDArray[np.bool_]:
     table = np.zeros(256, dtype=bool)
-    table[list(letters)] = True
+    table[list(kinds)] = True
     return table
 
 
-IS_ROW = _kinds(b"IUD")
-IS_CHANGE = _kinds(b"IUDTM")
+IS_ROW = _kinds(*ROWS)
+IS_CHANGE = _kinds(*CHANGES)
 """What ``tx_ordinal`` counts."""
-IS_CONTROL = ~_kinds(b"IUDBCA")
+IS_CONTROL = ~_kinds(*ROWS, MessageKind.BEGIN, MessageKind.COMMIT, MessageKind.STREAM_ABORT)
 """Few, and read one by one."""
 
 
@@ -62,7 +68,7 @@ class FrameRun:
         raw, offsets, lengths = frames.raw, frames.offsets, frames.lengths
         octets = np.frombuffer(raw, np.uint8)
         begins = octets[offsets]
-        if (lengths <= HEADER).any() or ((begins != XLOG_DATA) & (begins != ROW)).any():
+        if (lengths <= HEADER).any() or ((begins != FrameKind.XLOG_DATA) & (begins != FrameKind.ROW)).any():
             raise ProtocolError("a replication frame is neither XLogData nor a keepalive")
         return cls(raw, offsets, lengths, octets[offsets + HEADER], np.arange(first, first + len(frames)))
 
@@ -83,8 +89,9 @@ class FrameRun:
     def size(self) -> int:
         return int(self.lengths.sum())
 
-    def at(self, kind: str) -> Ints:
-        return np.flatnonzero(self.kinds == ord(kind))
+    def at(self, kind: MessageKind) -> Ints:
+        """Which frames carry such a message."""
+        return np.flatnonzero(self.kinds == kind)
 
     def payload(self, index: int) -> bytes:
         offset = int(self.offsets[index])
@@ -92,23 +99,30 @@ class FrameRun:
 
     def lsn(self, index: int) -> Lsn:
         offset = int(self.offsets[index])
-        return Lsn(int.from_bytes(self.raw[offset + 1 : offset + 9], "big"))
+        return Lsn(XLOG_DATA.struct.unpack_from(self.raw, offset + 1)[0])
 
     def message(self, index: int) -> Message:
         return decode(self.payload(index), self.lsn(index))
 
     def begins(self, index: Ints) -> Records:
-        return self._records(index, _BEGIN)
+        return self._records(index, BEGIN)
 
     def commits(self, index: Ints) -> Records:
-        return self._records(index, _COMMIT)
+        return self._records(index, COMMIT)
 
-    def field(self, index: Ints, at: int, kind: str) -> Ints:
-        """The big-endian integer at byte ``at`` of the frames, widened to 64 bits."""
-        return anywhere(self.raw, kind)[self.offsets[index] + at].astype(np.int64, copy=False)
+    def starts(self, index: Ints) -> Ints:
+        """The LSN in the frames' headers."""
+        return self._numbers(index, XLOG_DATA.at("start"), XLOG_DATA.dtype["start"])
 
-    def _records(self, index: Ints, dtype: np.dtype[Any]) -> Records:
-        return anywhere(self.raw, dtype)[self.offsets[index] + HEADER]
+    def relation_ids(self, index: Ints) -> Ints:
+        """The relations that messages begin with."""
+        return self._numbers(index, HEADER + CHANGE.at("relation_id"), CHANGE.dtype["relation_id"])
+
+    def _numbers(self, index: Ints, at: int, dtype: np.dtype[Any]) -> Ints:
+        return anywhere(self.raw, dtype)[self.offsets[index] + at].astype(np.int64, copy=False)
+
+    def _records(self, index: Ints, layout: WireLayout) -> Records:
+        return anywhere(self.raw, layout.dtype)[self.offsets[index] + HEADER]
 
 
 def anywhere(raw: bytes, kind: DTypeLike) -> Records:
@@ -157,7 +171,7 @@ class OpenTransaction:
 
 def transaction_after(run: FrameRun, before: OpenTransaction | None) -> OpenTransaction | None:
     """The transaction that is open behind a run, given the one open in front of it."""
-    begins, commits = run.at("B"), run.at("C")
+    begins, commits = run.at(MessageKind.BEGIN), run.at(MessageKind.COMMIT)
     _check_nesting(run, begins, commits, before)
     last = int(begins[-1]) if len(begins) else -1
     if len(commits) and commits[-1] > last:
@@ -165,9 +179,7 @@ def transaction_after(run: FrameRun, before: OpenTransaction | None) -> OpenTran
     now = before
     if last >= 0:
         record = run.begins(begins[-1:])[0]
-        now = OpenTransaction(
-            int(record["final_lsn"]), int(record["commit_ts"]) + POSTGRES_EPOCH_US, int(record["xid"])
-        )
+        now = OpenTransaction(int(record["final_lsn"]), int(record["commit_ts"]) + EPOCH, int(record["xid"]))
     if now is None:
         return None
     rest = run.kinds[last + 1 :]
@@ -180,7 +192,7 @@ def transaction_after(run: FrameRun, before: OpenTransaction | None) -> OpenTran
 
 def origin_in(run: FrameRun) -> str | None:
     """The name in the last Origin message."""
-    found = run.at("O")
+    found = run.at(MessageKind.ORIGIN)
     message = run.message(int(found[-1])) if len(found) else None
     return message.name if isinstance(message, Origin) else None
 
@@ -188,10 +200,10 @@ def origin_in(run: FrameRun) -> str | None:
 def _check_nesting(run: FrameRun, begins: Ints, commits: Ints, before: OpenTransaction | None) -> None:
     """Begin and Commit take turns, rows stand between them, and Stream Abort does not: anything else is no pgoutput
     stream."""
-    aborts = run.at("A")
-    _check_lengths(run, begins, _BEGIN)
-    _check_lengths(run, commits, _COMMIT)
-    _check_lengths(run, aborts, _STREAM_ABORT)
+    aborts = run.at(MessageKind.STREAM_ABORT)
+    _check_lengths(run, begins, BEGIN)
+    _check_lengths(run, commits, COMMIT)
+    _check_lengths(run, aborts, STREAM_ABORT)
     steps = np.zeros(len(run), dtype=np.int64)
     steps[begins], steps[commits] = 1, -1
     depth = np.cumsum(steps) + (before is not None)
@@ -203,8 +215,8 @@ def _check_nesting(run: FrameRun, begins: Ints, commits: Ints, before: OpenTrans
         raise ProtocolError(f"message {chr(run.kinds[first])} stands outside of its place", lsn=run.lsn(first))
 
 
-def _check_lengths(run: FrameRun, index: Ints, dtype: np.dtype[Any]) -> None:
-    wrong = np.flatnonzero(run.lengths[index] != HEADER + dtype.itemsize)
+def _check_lengths(run: FrameRun, index: Ints, layout: WireLayout) -> None:
+    wrong = np.flatnonzero(run.lengths[index] != HEADER + layout.size)
     if len(wrong):
         first = int(index[wrong[0]])
         raise ProtocolError(f"message {chr(run.kinds[first])} has a wrong length", lsn=run.lsn(first))

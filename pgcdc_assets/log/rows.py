@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, IS_ROW, POSTGRES_EPOCH_US, FrameRun, OpenTransaction, anywhere
+from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, IS_ROW, FrameRun, OpenTransaction, anywhere
 from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.protocol.layouts import EPOCH, MessageKind
 from pgcdc_assets.protocol.messages import LogicalMessage, Origin, Truncate
 
 ABSENT = -1
@@ -120,15 +121,15 @@ def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations
     frames = np.flatnonzero(stored)
     relation_of_frame = np.full(len(run), ABSENT, dtype=np.int64)
     row_frames = np.flatnonzero(IS_ROW[run.kinds])
-    relation_of_frame[row_frames] = run.field(row_frames, HEADER + 1, ">u4")
+    relation_of_frame[row_frames] = run.relation_ids(row_frames)
     frames, relation_id = _with_truncates(run, frames, relation_of_frame[frames])
     known = np.flatnonzero(relation_id != ABSENT)
     schema_id = np.zeros(len(frames), dtype=np.int64)
     schema_id[known] = relations.schema_ids(relation_id[known], run.sequence[frames[known]])
     columns = transactions.columns(frames)
-    lsn = run.field(frames, 1, ">i8")
-    for index in np.flatnonzero(run.kinds[frames] == ord("M")).tolist():
-        _loosen(run, int(frames[index]), index, columns, lsn)
+    lsn = run.starts(frames)
+    for index in np.flatnonzero(run.kinds[frames] == MessageKind.MESSAGE).tolist():
+        _detach(run, int(frames[index]), index, columns, lsn)
     return Rows(
         raw=run.raw,
         offset=run.offsets[frames] + HEADER,
@@ -144,7 +145,7 @@ def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations
 
 def tally_of(rows: Rows) -> Tally:
     counts = pc.value_counts(_numbers(rows.relation_id * 256 + rows.kind)).to_pylist()
-    commits = np.flatnonzero(rows.kind == ord("C"))
+    commits = np.flatnonzero(rows.kind == MessageKind.COMMIT)
     tally = Tally(
         counts=Counter({(each["values"] >> 8, chr(each["values"] & 0xFF)): each["counts"] for each in counts}),
         schema_ids=set(pc.unique(_numbers(rows.schema_id[rows.relation_id != ABSENT])).to_pylist()),
@@ -179,9 +180,9 @@ class _Transactions:
 
     @classmethod
     def of(cls, run: FrameRun, opening: OpenTransaction | None) -> _Transactions:
-        begins, commits = run.at("B"), run.at("C")
+        begins, commits = run.at(MessageKind.BEGIN), run.at(MessageKind.COMMIT)
         records = run.begins(begins)
-        number = np.cumsum(run.kinds == ord("B"))
+        number = np.cumsum(run.kinds == MessageKind.BEGIN)
         before: Ints = np.cumsum(IS_CHANGE[run.kinds]) - IS_CHANGE[run.kinds]
         base = np.concatenate(([-opening.ordinal if opening else 0], before[begins]))
         ordinal = before - base[number]
@@ -192,7 +193,7 @@ class _Transactions:
             commits=commits,
             changes_of_commits=ordinal[commits],
             final_lsn=np.concatenate(([first[0]], records["final_lsn"].astype(np.int64))),
-            commit_ts=np.concatenate(([first[1]], records["commit_ts"].astype(np.int64) + POSTGRES_EPOCH_US)),
+            commit_ts=np.concatenate(([first[1]], records["commit_ts"].astype(np.int64) + EPOCH)),
             xid=np.concatenate(([first[2]], records["xid"].astype(np.int64))),
             origins=_origins(run, number, len(begins) + 1, opening),
         )
@@ -213,7 +214,7 @@ def _origins(
     run: FrameRun, number: Ints, transactions: int, opening: OpenTransaction | None
 ) -> tuple[str | None, ...] | None:
     """The origin of each transaction, from its Origin message; None if no transaction has one."""
-    found = run.at("O").tolist()
+    found = run.at(MessageKind.ORIGIN).tolist()
     carried = opening.origin if opening else None
     if not found and carried is None:
         return None
@@ -227,7 +228,7 @@ def _origins(
 
 def _with_truncates(run: FrameRun, frames: Ints, relation_id: Ints) -> tuple[Ints, Ints]:
     """Each TRUNCATE once per table that it names."""
-    truncates = np.flatnonzero(run.kinds[frames] == ord("T")).tolist()
+    truncates = np.flatnonzero(run.kinds[frames] == MessageKind.TRUNCATE).tolist()
     if not truncates:
         return frames, relation_id
     tables: dict[int, Sequence[int]] = {}
@@ -247,8 +248,8 @@ def _with_truncates(run: FrameRun, frames: Ints, relation_id: Ints) -> tuple[Int
 def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
     """Root and leaf of rows that are published via the root: once in a connection, before the first such row of a
     leaf, come the Relation messages of both, and then the row under the root's OID."""
-    described, changes = run.at("R"), np.flatnonzero(IS_CHANGE[run.kinds])
-    leaves = run.field(described, HEADER + 1, ">u4")
+    described, changes = run.at(MessageKind.RELATION), np.flatnonzero(IS_CHANGE[run.kinds])
+    leaves = run.relation_ids(described)
     found: set[tuple[int, int]] = set()
     following = np.searchsorted(changes, described)
     for place in np.unique(following).tolist():
@@ -257,12 +258,12 @@ def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
             # The row is in the frames to come; the leaf's message stands right behind its root's.
             found |= {(group[0], leaf) for leaf in group[1:]}
         elif IS_ROW[run.kinds[changes[place]]]:
-            root = int(run.field(changes[place : place + 1], HEADER + 1, ">u4")[0])
+            root = int(run.relation_ids(changes[place : place + 1])[0])
             found |= {(root, leaf) for leaf in group if leaf != root}
     return frozenset(found)
 
 
-def _loosen(run: FrameRun, frame: int, index: int, columns: dict[str, Any], lsn: Ints) -> None:
+def _detach(run: FrameRun, frame: int, index: int, columns: dict[str, Any], lsn: Ints) -> None:
     """A non-transactional message belongs to no transaction; its place is the LSN that it names."""
     message = run.message(frame)
     if not isinstance(message, LogicalMessage):

@@ -4,6 +4,7 @@ bytes -> copydata -> frames -> messages           one by one, for control messag
                         |
                         +----> columns -> text    whole Arrow arrays of rows at once
 
+layouts     letters, fixed-width fields and the clock, each once
 copydata    where the data messages of a connection lie
 frames      XLogData, keepalive, status update
 messages    the messages as values

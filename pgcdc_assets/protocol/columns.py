@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +17,11 @@ import pyarrow as pa
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.layouts import BINARY, CHANGE, NULL, TEXT, UNCHANGED, Image, RowKind
 from pgcdc_assets.protocol.text.slices import Flags, Positions, gathered
-
-RowKind = Literal["I", "U", "D"]
-Image = Literal["N", "O", "K"]
 
 PIECE_BYTES: Final = 1 << 30
 """Payload decoded at once: Arrow's string offsets have 31 bits. A message of PostgreSQL's is below 1 GiB."""
-
-_HEAD = 5
-"""Bytes of kind and relation id."""
-_NULL, _UNCHANGED, _TEXT, _BINARY = (ord(letter) for letter in "nutb")
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,7 @@ class _Walk:
 
     def images(self) -> list[Images]:
         head = self._read(None)
-        self._move(None, self.at + _HEAD, "truncated")
+        self._move(None, self.at + CHANGE.size, "truncated")
         self._require(head >> 56 == ord(self.kind), None, "of another kind")
         self._require(self.at < self.ends, None, "truncated")
         letters = self._read(None) >> 56
@@ -145,7 +139,7 @@ class _Walk:
         word = self._read(rows)
         letter = word >> 56
         length = word >> 24 & 0xFFFF_FFFF
-        present = letter == _TEXT
+        present = letter == TEXT
         if present.all():
             starts = at + 5
             ends = starts + length
@@ -154,9 +148,9 @@ class _Walk:
         starts = at + np.where(present, 5, 1)
         ends = starts + np.where(present, length, 0)
         self._move(rows, ends, "truncated")
-        unchanged = letter == _UNCHANGED
-        self._require(letter != _BINARY, rows, "with a value in binary form, which was not asked for")
-        self._require(present | unchanged | (letter == _NULL), rows, "with a value of unknown form")
+        unchanged = letter == UNCHANGED
+        self._require(letter != BINARY, rows, "with a value in binary form, which was not asked for")
+        self._require(present | unchanged | (letter == NULL), rows, "with a value of unknown form")
         return self._strings(rows, starts, ends, present), unchanged if unchanged.any() else None
 
     def _strings(

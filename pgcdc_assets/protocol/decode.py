@@ -1,20 +1,6 @@
 """One message at a time: the reference decoder, and the one for control messages.
 
-Byte layouts (integers are big-endian, strings end in NUL), after "Logical Replication Message Formats":
-
-    B  i64 final_lsn, i64 commit_ts, u32 xid
-    C  u8 flags = 0, i64 commit_lsn, i64 end_lsn, i64 commit_ts
-    O  i64 commit_lsn, string name
-    R  u32 relation, string schema, string name, u8 identity, u16 n, n x (u8 key, string name, u32 type, i32 typmod)
-    Y  u32 type, string schema, string name
-    I  u32 relation, 'N' tuple
-    U  u32 relation, ['K' tuple | 'O' tuple], 'N' tuple
-    D  u32 relation, 'K' tuple | 'O' tuple
-    T  u32 n, u8 flags (1 cascade, 2 restart identity), n x u32 relation
-    M  u8 flags (1 transactional), i64 lsn, string prefix, u32 n, n bytes
-    A  u32 xid, u32 subxid
-
-    tuple   u16 n, n x ('n' | 'u' | 't' u32 length, text | 'b' u32 length, binary)
+Their layouts stand in :mod:`pgcdc_assets.protocol.layouts`.
 """
 
 from __future__ import annotations
@@ -26,6 +12,8 @@ from typing import Any, Final, NoReturn, cast
 from pgcdc_assets.core.catalog import ReplicaIdentity
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol import layouts
+from pgcdc_assets.protocol.layouts import EPOCH, MessageKind, WireLayout
 from pgcdc_assets.protocol.messages import (
     UNCHANGED,
     Begin,
@@ -46,19 +34,10 @@ from pgcdc_assets.protocol.messages import (
     Value,
 )
 
-EPOCH: Final = 946_684_800_000_000
-"""2000-01-01 UTC, where PostgreSQL's clock starts, in microseconds since 1970."""
-
-_BEGIN = Struct("!QqI")
-_COMMIT = Struct("!BQQq")
-_LSN = Struct("!Q")
 _U8 = Struct("!B")
 _U16 = Struct("!H")
 _U32 = Struct("!I")
 _TYPE_OF_COLUMN = Struct("!Ii")
-_TRUNCATE = Struct("!IB")
-_MESSAGE = Struct("!BQ")
-_STREAM_ABORT = Struct("!II")
 
 
 def decode(payload: bytes, lsn: Lsn = ZERO) -> Message:
@@ -69,7 +48,7 @@ def decode(payload: bytes, lsn: Lsn = ZERO) -> Message:
     """
     if not payload:
         raise ProtocolError("empty message", lsn=lsn)
-    read = _READERS.get(payload[:1])
+    read = _READERS.get(payload[0])
     reader = _Reader(payload, lsn)
     if read is None:
         reader.fail("its kind is unknown to protocol version 1")
@@ -101,11 +80,14 @@ class _Reader:
         self.at = end
         return piece
 
-    def fields(self, layout: Struct) -> tuple[Any, ...]:
-        return layout.unpack(self.take(layout.size))
+    def fields(self, layout: WireLayout) -> tuple[Any, ...]:
+        return self.unpacked(layout.struct)
 
-    def number(self, layout: Struct) -> int:
-        return int(self.fields(layout)[0])
+    def unpacked(self, struct: Struct) -> tuple[Any, ...]:
+        return struct.unpack(self.take(struct.size))
+
+    def number(self, struct: Struct) -> int:
+        return int(self.unpacked(struct)[0])
 
     def text(self, piece: bytes) -> str:
         try:
@@ -135,31 +117,31 @@ class _Reader:
 
 
 def _begin(reader: _Reader) -> Begin:
-    final_lsn, commit_ts, xid = reader.fields(_BEGIN)
+    final_lsn, commit_ts, xid = reader.fields(layouts.BEGIN)
     return Begin(Lsn(final_lsn), commit_ts + EPOCH, xid)
 
 
 def _commit(reader: _Reader) -> Commit:
-    flags, commit_lsn, end_lsn, commit_ts = reader.fields(_COMMIT)
+    flags, commit_lsn, end_lsn, commit_ts = reader.fields(layouts.COMMIT)
     if flags:
         reader.fail(f"unknown flags {flags:#x}")
     return Commit(flags, Lsn(commit_lsn), Lsn(end_lsn), commit_ts + EPOCH)
 
 
 def _origin(reader: _Reader) -> Origin:
-    return Origin(Lsn(reader.number(_LSN)), reader.string())
+    return Origin(Lsn(*reader.fields(layouts.ORIGIN)), reader.string())
 
 
 def _relation(reader: _Reader) -> Relation:
     relation_id, schema, name = reader.number(_U32), reader.string(), reader.string()
-    identity = cast("ReplicaIdentity", reader.letter("dnfi"))
+    identity = cast("ReplicaIdentity", reader.letter(layouts.IDENTITIES))
     columns = tuple(_relation_column(reader) for _ in range(reader.number(_U16)))
     return Relation(relation_id, schema, name, identity, columns)
 
 
 def _relation_column(reader: _Reader) -> RelationColumn:
     key, name = reader.flags(1), reader.string()
-    type_oid, typmod = reader.fields(_TYPE_OF_COLUMN)
+    type_oid, typmod = reader.unpacked(_TYPE_OF_COLUMN)
     return RelationColumn(bool(key), name, type_oid, typmod)
 
 
@@ -205,7 +187,7 @@ def _value(reader: _Reader) -> Value:
 
 
 def _truncate(reader: _Reader) -> Truncate:
-    count, flags = reader.fields(_TRUNCATE)
+    count, flags = reader.fields(layouts.TRUNCATE)
     if flags & ~3:
         reader.fail(f"unknown flags {flags:#x}")
     relations = unpack(f"!{count}I", reader.take(4 * count))
@@ -213,7 +195,7 @@ def _truncate(reader: _Reader) -> Truncate:
 
 
 def _message(reader: _Reader) -> LogicalMessage:
-    flags, lsn = reader.fields(_MESSAGE)
+    flags, lsn = reader.fields(layouts.MESSAGE)
     if flags & ~1:
         reader.fail(f"unknown flags {flags:#x}")
     prefix = reader.string()
@@ -221,10 +203,19 @@ def _message(reader: _Reader) -> LogicalMessage:
 
 
 def _stream_abort(reader: _Reader) -> StreamAbort:
-    return StreamAbort(*reader.fields(_STREAM_ABORT))
+    return StreamAbort(*reader.fields(layouts.STREAM_ABORT))
 
 
-_READERS: Final[dict[bytes, Callable[[_Reader], Message]]] = {
-    b"B": _begin, b"C": _commit, b"O": _origin, b"R": _relation, b"Y": _type,
-    b"I": _insert, b"U": _update, b"D": _delete, b"T": _truncate, b"M": _message, b"A": _stream_abort,
-}  # fmt: skip
+_READERS: Final[dict[int, Callable[[_Reader], Message]]] = {
+    MessageKind.BEGIN: _begin,
+    MessageKind.COMMIT: _commit,
+    MessageKind.ORIGIN: _origin,
+    MessageKind.RELATION: _relation,
+    MessageKind.TYPE: _type,
+    MessageKind.INSERT: _insert,
+    MessageKind.UPDATE: _update,
+    MessageKind.DELETE: _delete,
+    MessageKind.TRUNCATE: _truncate,
+    MessageKind.MESSAGE: _message,
+    MessageKind.STREAM_ABORT: _stream_abort,
+}

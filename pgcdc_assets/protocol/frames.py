@@ -1,42 +1,21 @@
 """Frames of the streaming replication protocol, inside CopyData.
 
-Layouts (big-endian) of "Streaming Replication Protocol":
-
-    w  XLogData                 i64 start, i64 wal_end, i64 sent_at, then the message
-    k  keepalive                i64 wal_end, i64 sent_at, u8 reply_requested
-    r  standby status update    i64 write, i64 flush, i64 apply, i64 now, u8 reply_requested
-
-Times here are the protocol's own clock: microseconds since 2000-01-01 UTC (:data:`EPOCH` since 1970).
+Their layouts stand in :mod:`pgcdc_assets.protocol.layouts`. Times here are the protocol's own clock: microseconds since
+2000-01-01 UTC.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from struct import Struct
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.decode import EPOCH
-
-__all__ = ["EPOCH", "KEEPALIVE", "ROW", "XLOG_DATA", "XLOG_HEADER", "FrameBlock", "Keepalive", "XLogData", "keepalive",
-           "keepalive_frame", "status_update", "xlog_data"]  # fmt: skip
-
-XLOG_DATA: Final = ord("w")
-"""First byte of a frame that carries a message."""
-ROW: Final = 8
-"""First byte of a row of the SQL functions that is read as such a frame: there stands the length of its LSN."""
-KEEPALIVE: Final = ord("k")
-"""First byte of a keepalive."""
-XLOG_HEADER: Final = Struct("!cQQq")
-"""25 bytes before the message. ``start`` is never progress: 0/0 for R and Y, first_lsn for B."""
-
-_KEEPALIVE = Struct("!cQqB")
-_STATUS = Struct("!cQQQqB")
+from pgcdc_assets.protocol.layouts import KEEPALIVE, STATUS, XLOG_DATA, FrameKind
 
 
 @dataclass(frozen=True)
@@ -80,26 +59,30 @@ class Keepalive(NamedTuple):
 
 
 def xlog_data(frame: bytes) -> XLogData:
-    """Read a ``w`` frame; ProtocolError if it is none or too short."""
-    if frame[:1] != b"w" or len(frame) < XLOG_HEADER.size:
+    """Read a ``w`` frame; ProtocolError if it is not one, or too short."""
+    if _kind(frame) != FrameKind.XLOG_DATA or len(frame) < XLOG_DATA.size:
         raise ProtocolError(f"replication frame of kind {frame[:1]!r} and {len(frame)} bytes is no XLogData")
-    _, start, wal_end, sent_at = XLOG_HEADER.unpack_from(frame)
-    return XLogData(Lsn(start), Lsn(wal_end), sent_at, frame[XLOG_HEADER.size :])
+    start, wal_end, sent_at = XLOG_DATA.struct.unpack_from(frame, 1)
+    return XLogData(Lsn(start), Lsn(wal_end), sent_at, frame[XLOG_DATA.size :])
 
 
 def keepalive(frame: bytes) -> Keepalive:
-    """Read a ``k`` frame; ProtocolError if it is none or of another length."""
-    if frame[:1] != b"k" or len(frame) != _KEEPALIVE.size:
+    """Read a ``k`` frame; ProtocolError if it is not one, or of another length."""
+    if _kind(frame) != FrameKind.KEEPALIVE or len(frame) != KEEPALIVE.size:
         raise ProtocolError(f"replication frame of kind {frame[:1]!r} and {len(frame)} bytes is no keepalive")
-    _, wal_end, sent_at, reply = _KEEPALIVE.unpack(frame)
+    wal_end, sent_at, reply = KEEPALIVE.struct.unpack_from(frame, 1)
     return Keepalive(Lsn(wal_end), sent_at, bool(reply))
 
 
 def keepalive_frame(wal_end: int) -> bytes:
     """A ``k`` frame that asks for no reply."""
-    return _KEEPALIVE.pack(b"k", wal_end, 0, 0)
+    return bytes([FrameKind.KEEPALIVE]) + KEEPALIVE.struct.pack(wal_end, 0, 0)
 
 
 def status_update(write: int, flush: int, apply: int, now: int, reply: bool) -> bytes:
     """An ``r`` frame. ``now`` is the protocol's clock (since 2000); ``reply`` asks for a keepalive at once."""
-    return _STATUS.pack(b"r", write, flush, apply, now, reply)
+    return bytes([FrameKind.STATUS]) + STATUS.struct.pack(write, flush, apply, now, reply)
+
+
+def _kind(frame: bytes) -> int:
+    return frame[0] if frame else -1

@@ -27,6 +27,6 @@ def test_receiving_confirms_nothing() -> None:
     progress = ReportedPositions(Lsn(10))
     assert progress.received(Lsn(50)) == 50
     assert progress.flush == 10
-    assert progress.replayed(Lsn(40)) == 10
+    assert progress.applied(Lsn(40)) == 10
     assert progress.durable(Lsn(45)) == 45
     assert progress.apply == 40

@@ -23,7 +23,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.process import ReceiverSettings
+from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from tests.crash.faults import Faults, Kind, kill, wait_until
@@ -176,7 +176,7 @@ class Rig:
             batch_bytes=self.chance.choice([16 << 10, 1 << 20, 32 << 20]),
             batch_seconds=self.chance.choice([0.02, 0.1, 0.4]),
             drain_bytes=self.chance.choice([1, LEAST_BYTES]),
-            replication=self.chance.choice([True, True, False]),
+            replication_connections=self.chance.choice([True, True, False]),
         )  # fmt: skip
         return Receiver.start(settings, self.folder / "said", until)
 

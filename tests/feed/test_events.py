@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.feed.events import ChangeKind, Route, RowChanges, Unfollowable, changes, unchanged_lists
+from pgcdc_assets.feed.events import Route, RowChanges, Unfollowable, changes, unchanged_lists
+from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.shape import Shape, ShapeColumn
 from tests.feed.row_messages import UNCHANGED, row_message
 
@@ -28,7 +29,7 @@ def route(table: Table = TABLE, *, full: bool = False) -> Route:
     return Route.of(Shape(1, 1000, NAME, columns, "f" if full else "d", key), table)
 
 
-def decoded(kind: ChangeKind, messages: list[bytes], way: Route | None = None) -> list[Any]:
+def decoded(kind: RowKind, messages: list[bytes], way: Route | None = None) -> list[Any]:
     payload = pa.array(messages, pa.binary())
     return [shown(item) for item in changes(kind, payload, way or route(), pa.array(range(len(messages))))]
 

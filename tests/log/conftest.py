@@ -16,7 +16,8 @@ from deltalake import DeltaTable, QueryBuilder
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.client import Event, ReceiverProcess
+from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.messages import Event
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from tests.fix_postgres import Database
@@ -81,7 +82,7 @@ class Source:
         receiver = ReceiverProcess(
             conninfo or self.database.conninfo, Layout(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
-            replication=self.replication, highest=highest, published=published,
+            replication_connections=self.replication, highest=highest, published=published,
         )  # fmt: skip
         self.running.append(receiver)
         receiver.start()

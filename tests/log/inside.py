@@ -64,7 +64,7 @@ def receive_inside(
             stream.confirming = confirming
         found = check_identity(stream, identity, timeline, position)
         asked = Subscription(conn, identity.slot, [PUBLICATION])
-        frames, floor = begin(asked, stream, position, least=drain_bytes)
+        frames, floor = begin(asked, stream, position, drain_bytes=drain_bytes)
         relations = Relations()
         receiver = Receiver(
             frames, conn, writer(log.path, identity, found.timeline, relations), relations,

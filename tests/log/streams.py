@@ -10,10 +10,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.framerun import POSTGRES_EPOCH_US, FrameRun
+from pgcdc_assets.log.framerun import FrameRun
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.frames import FrameBlock
+from pgcdc_assets.protocol.layouts import EPOCH
 from pgcdc_assets.protocol.messages import Relation, Truncate
 from pgcdc_assets.protocol.shape import RelationFacts
 
@@ -152,4 +153,4 @@ def _transaction(
 
 
 def commit_time(number: int) -> int:
-    return POSTGRES_EPOCH_US + number
+    return EPOCH + number

@@ -16,7 +16,7 @@ import pytest
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import MachineError, ReceiverDied, SourceUnavailable
-from pgcdc_assets.log.receive.process import ReceiverSettings
+from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.log.spill import SPILL
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
 from tests.log.writers import writing

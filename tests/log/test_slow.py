@@ -15,7 +15,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingFrames
-from pgcdc_assets.log.receive.process import ReceiverSettings
+from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.log.spill import Staged
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
 from tests.log.inside import receive_inside

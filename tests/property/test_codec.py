@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.columns import RowKind, images
+from pgcdc_assets.protocol.columns import images
 from pgcdc_assets.protocol.decode import decode
+from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.messages import UNCHANGED, Delete, Insert, Message, OldKind, TupleData, Update, Value
 from tests.protocol import wire
 from tests.protocol.by_row import messages

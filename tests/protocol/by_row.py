@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgcdc_assets.protocol.columns import Images, RowKind
+from pgcdc_assets.protocol.columns import Images
+from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.messages import UNCHANGED, Delete, Insert, OldKind, TupleData, Update, Value
 
 

@@ -7,14 +7,13 @@ import pytest
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.frames import (
-    EPOCH,
-    XLOG_HEADER,
     Keepalive,
     XLogData,
     keepalive,
     status_update,
     xlog_data,
 )
+from pgcdc_assets.protocol.layouts import EPOCH, XLOG_DATA
 
 DATA = b"w" + bytes.fromhex("00000016B374D848 FFFFFFFF00000000 0000000000000005") + b"Bmessage"
 ALIVE = b"k" + bytes.fromhex("00000016B374D848 FFFFFFFFFFFFFFFE 01")
@@ -22,7 +21,7 @@ ALIVE = b"k" + bytes.fromhex("00000016B374D848 FFFFFFFFFFFFFFFE 01")
 
 def test_xlog_data() -> None:
     assert xlog_data(DATA) == XLogData(Lsn.parse("16/B374D848"), Lsn.parse("FFFFFFFF/0"), 5, b"Bmessage")
-    assert DATA[XLOG_HEADER.size :] == b"Bmessage"
+    assert DATA[XLOG_DATA.size :] == b"Bmessage"
 
 
 def test_keepalive() -> None:

@@ -15,8 +15,9 @@ import pytest
 
 from pgcdc_assets.core.catalog import PgType
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.protocol.columns import RowKind, images
+from pgcdc_assets.protocol.columns import images
 from pgcdc_assets.protocol.decode import decode
+from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.messages import (
     UNCHANGED,
     Begin,

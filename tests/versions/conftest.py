@@ -54,7 +54,7 @@ class Received:
         turn = len(self.boundaries)
         receiver = ReceiverProcess(
             self.database.conninfo, Layout(self.log.path.parent.parent), self.publications, batch_bytes=1 << 20,
-            batch_seconds=0.2, drain_bytes=LEAST_BYTES if turn % 2 else 1, replication=turn % 3 != 2,
+            batch_seconds=0.2, drain_bytes=LEAST_BYTES if turn % 2 else 1, replication_connections=turn % 3 != 2,
         )  # fmt: skip
         receiver.start()
         try:

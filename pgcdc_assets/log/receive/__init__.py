@@ -1,6 +1,8 @@
 """The receiver, a process of its own: frames from the slot into durable batches.
 
-client (parent) <-- pipe --> process -> receiver -> intake
+client (parent) <-- messages --> process -> receiver -> intake
+
+messages    settings and orders in, events out
 
 client      the parent's side              process     the process: orders in, events out
 receiver    the loop                       intake      what frames mean for the positions

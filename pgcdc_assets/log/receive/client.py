@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
-from pgcdc_assets import errors
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied
-from pgcdc_assets.log.receive.process import ReceiverSettings
+from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings, heard
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 
 _ALLOCATION = {
@@ -31,38 +28,16 @@ STOP_SECONDS = 5.0
 slow. It may be killed at any place."""
 
 
-@dataclass(frozen=True)
-class Event:
-    """What the receiver said.
-
-    | name | lsn |
-    |---|---|
-    | started | ``transform_lsn``; the slot is held |
-    | batch | end of a batch that is durable and confirmed; the counts are its own |
-    | position | ``transform_lsn`` moved over WAL without anything for us |
-    | complete | a mark: the log is recorded to it |
-    | arrived | the goal is reached, the log stands at ``lsn``; the process ends |
-    """
-
-    name: str
-    lsn: Lsn
-    start: Lsn | None = None
-    transactions: int = 0
-    rows: int = 0
-    bytes: int = 0
-    stream_aborts: int = 0
-    """Of a batch or position: how many the run has passed over so far (PostgreSQL 18)."""
-
-
 class ReceiverProcess:
     """Owns the child. Orders are lines on its stdin, whose end tells it that we died."""
 
     def __init__(
         self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float,
-        drain_bytes: int = LEAST_BYTES, replication: bool = True, highest: Lsn = ZERO, published: Lsn = ZERO,
+        drain_bytes: int = LEAST_BYTES, replication_connections: bool = True,
+        highest: Lsn = ZERO, published: Lsn = ZERO,
     ) -> None:  # fmt: skip
         self._settings = ReceiverSettings(
-            conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, replication,
+            conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, replication_connections,
             highest, published,
         )  # fmt: skip
         self._child: subprocess.Popen[bytes] | None = None
@@ -95,20 +70,20 @@ class ReceiverProcess:
 
     def until(self, lsn: Lsn) -> None:
         """Receive up to here, then end."""
-        self._order(until=int(lsn))
+        self._order(OrderName.UNTIL, lsn)
 
     def mark(self, lsn: Lsn) -> None:
         """Record the log to here (a known boundary), say ``complete``, and go on."""
-        self._order(mark=int(lsn))
+        self._order(OrderName.MARK, lsn)
 
     def report_apply(self, lsn: Lsn) -> None:
         """Every mirror has been brought to here: reported to the source as apply."""
-        self._order(apply_lsn=int(lsn))
+        self._order(OrderName.REPORT_APPLY, lsn)
 
     def stop(self) -> None:
         """End it at a boundary and wait for that. Its last events can still be taken."""
         self._stopped = True
-        self._order(stop=True)
+        self._order(OrderName.STOP)
         self.join(STOP_SECONDS)
 
     def kill(self) -> None:
@@ -163,8 +138,8 @@ class ReceiverProcess:
 
     # Within -----------------------------------------------------------------------------------------
 
-    def _order(self, **order: Any) -> None:
-        self._send(json.dumps(order).encode() + b"\n")
+    def _order(self, name: OrderName, lsn: Lsn = ZERO) -> None:
+        self._send(Order(name, lsn).to_line())
 
     def _send(self, line: bytes) -> None:
         if self._child is None or self._child.stdin is None or self._child.stdin.closed:
@@ -179,9 +154,9 @@ class ReceiverProcess:
     def _read(self, stdout: IO[bytes]) -> None:
         arrived = failed = False
         for line in stdout:
-            item = _parsed(line)
+            item = heard(line)
             failed = failed or isinstance(item, PgcdcError)
-            arrived = arrived or (isinstance(item, Event) and item.name == "arrived")
+            arrived = arrived or (isinstance(item, Event) and item.name == EventName.ARRIVED)
             self._events.put(item)
         stdout.close()
         assert self._child is not None
@@ -190,17 +165,3 @@ class ReceiverProcess:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             self._events.put(ReceiverDied(how, thing="receiver process"))
         self._events.put(None)
-
-
-def _parsed(line: bytes) -> Event | PgcdcError:
-    fields = json.loads(line)
-    name = fields["event"]
-    if name == "error":
-        kind = getattr(errors, fields["class"], ReceiverDied)
-        error = kind(fields["what"], thing=fields.get("thing"), lsn=fields.get("lsn"), do=fields.get("do"))
-        assert isinstance(error, PgcdcError)
-        return error
-    if name == "batch":
-        counts = {count: fields[count] for count in ("transactions", "rows", "bytes", "stream_aborts")}
-        return Event(name, Lsn(fields["end"]), Lsn(fields["start"]), **counts)
-    return Event(name, Lsn(fields["lsn"]), stream_aborts=fields.get("stream_aborts", 0))

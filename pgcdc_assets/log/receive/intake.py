@@ -14,6 +14,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.framerun import IS_CONTROL, FrameRun, OpenTransaction, transaction_after
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.protocol.layouts import MessageKind
 from pgcdc_assets.protocol.messages import LogicalMessage, Relation, Type
 from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.catalog.tables import relation_facts
@@ -74,7 +75,7 @@ class Intake:
     def take(self, run: FrameRun) -> Taken:
         """Take in the frames of whole and open transactions between ``transform_lsn`` and the goal."""
         self.sequence += len(run)
-        self.stream_aborts += len(run.at("A"))
+        self.stream_aborts += len(run.at(MessageKind.STREAM_ABORT))
         before = self.transaction
         after = transaction_after(run, before)
         loose = self._control(run)
@@ -137,7 +138,7 @@ class Intake:
         """
         if before is not None and before.final_lsn >= self._transform_lsn:
             return 0
-        begins = run.at("B")
+        begins = run.at(MessageKind.BEGIN)
         new = begins[run.begins(begins)["final_lsn"].astype(np.int64) >= self._transform_lsn]
         places = [index for index, lsn in loose.items() if lsn > self._transform_lsn]
         return min([*new[:1].tolist(), *places[:1]], default=len(run))
@@ -148,7 +149,7 @@ class Intake:
             return len(run), False
         if before is not None and self.goal.arrived_at_begin(before.final_lsn):
             return 0, True
-        begins, commits = run.at("B"), run.at("C")
+        begins, commits = run.at(MessageKind.BEGIN), run.at(MessageKind.COMMIT)
         finals = run.begins(begins)["final_lsn"].astype(np.int64)
         ends = run.commits(commits)["end_lsn"].astype(np.int64)
         beyond = begins[finals >= self.goal.lsn][:1].tolist()
@@ -166,7 +167,7 @@ class Intake:
 
     def _reach_begin(self, run: FrameRun, index: int, before: OpenTransaction | None) -> None:
         """The first transaction not taken starts its commit record at a boundary, if that is not past the goal."""
-        if run.kinds[index] == ord("B"):
+        if run.kinds[index] == MessageKind.BEGIN:
             final = int(run.begins(np.array([index]))["final_lsn"][0])
         elif before is not None:
             final = before.final_lsn
@@ -176,13 +177,13 @@ class Intake:
             self.reached(final)
 
     def _pass_begins(self, run: FrameRun) -> None:
-        begins = run.at("B")
+        begins = run.at(MessageKind.BEGIN)
         if len(begins):
             self.passed(int(run.begins(begins[-1:])["final_lsn"][0]))
 
     def _whole(self, taken: FrameRun, first: int, loose: dict[int, Lsn]) -> int:
         """How many of the frames taken are whole transactions that leave something; moves the boundary."""
-        commits = taken.at("C")
+        commits = taken.at(MessageKind.COMMIT)
         ends = [int(commits[-1]) + 1] if len(commits) else []
         if ends:
             self.reached(int(taken.commits(commits[-1:])["end_lsn"][0]))

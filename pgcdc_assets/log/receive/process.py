@@ -1,14 +1,12 @@
 """The receiver as a process: ``python -m pgcdc_assets.log.receive.process``.
 
-stdin: one JSON line of settings (secrets never stand in arguments), then orders, one JSON object a
-line: ``{"until": lsn}``, ``{"mark": lsn}``, ``{"apply_lsn": lsn}``, ``{"stop": true}``. Its end means
-that the parent died: the process stops at a boundary. stdout: events, one JSON object a line.
+It reads settings and orders from stdin, whose end means that the parent died: the process stops at a boundary. It
+writes events to stdout. All of these are :mod:`pgcdc_assets.log.receive.messages`.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import select
 import signal
@@ -16,56 +14,35 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.errors import ROOM, PgcdcError
+from pgcdc_assets.errors import ROOM, MachineError, PgcdcError, ReceiverDied
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.messages import (
+    Event,
+    EventName,
+    Order,
+    OrderName,
+    ReceiverSettings,
+    error_line,
+    event_line,
+)
 from pgcdc_assets.log.receive.overlap import Overlap
-from pgcdc_assets.log.receive.receiver import Arrived, Complete, Landed, Limits, Receiver, Report
+from pgcdc_assets.log.receive.receiver import Limits, Receiver
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.plainsession import open_source
 from pgcdc_assets.source.slot.slotstatus import require_slot
 from pgcdc_assets.source.stream.catchup import begin
-from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
 
 _ALONE_SECONDS = 1.0
 """The parent may have taken nine of the ten seconds that a command has to end in."""
 _COLLECT_AFTER = 200_000
 """New objects between two looks for cycles; a run of frames makes 8,192 and lets them go again."""
-
-
-@dataclass(frozen=True)
-class ReceiverSettings:
-    """What the child needs to know; sent as its first line."""
-
-    conninfo: str
-    lake: str
-    publications: tuple[str, ...]
-    batch_bytes: int
-    batch_seconds: float
-    drain_bytes: int = LEAST_BYTES
-    replication: bool = True
-    highest: Lsn = ZERO
-    """The highest position that the lake holds of any table: no source that stands below is its source."""
-    published: Lsn = ZERO
-    """The newest consistent point of followed tables: the source had nothing published between the log's end and it."""
-
-    def to_line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> ReceiverSettings:
-        given = json.loads(line)
-        lsns = {name: Lsn(given[name]) for name in ("highest", "published")}
-        return cls(**{**given, **lsns, "publications": tuple(given["publications"])})
 
 
 class Orders:
@@ -86,11 +63,11 @@ class Orders:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
-    def lines(self) -> list[dict[str, Any]]:
+    def take(self) -> list[Order]:
         while not self.ended and self._poll.poll(0):
             self._read()
         *whole, self._buffer = self._buffer.split(b"\n")
-        return [json.loads(line) for line in whole if line.strip()]
+        return [Order.from_line(line) for line in whole if line.strip()]
 
     def _read(self) -> None:
         piece = os.read(self._descriptor, 65536)
@@ -116,14 +93,16 @@ class ReceiverRun:
         with (
             connect(settings.conninfo, application_name=f"{APPLICATION}/catalog") as conn,
             open_source(
-                settings.conninfo, replication=settings.replication, application_name=f"{APPLICATION}/receive"
+                settings.conninfo,
+                replication=settings.replication_connections,
+                application_name=f"{APPLICATION}/receive",
             ) as stream,
         ):
             source = check_identity(stream, identity, timeline, position, settings.highest)
             overlap = Overlap.of(log, require_slot(conn, identity.slot).confirmed_flush_lsn, settings.published)
             asked = Subscription(conn, identity.slot, settings.publications, self._keep_waiting)
             start_lsn = overlap.start if overlap and overlap.start < position else None
-            frames, floor = begin(asked, stream, position, start_lsn=start_lsn, least=settings.drain_bytes)
+            frames, floor = begin(asked, stream, position, start_lsn=start_lsn, drain_bytes=settings.drain_bytes)
             relations = Relations()
             writer = BatchWriter(log.path, identity, source.timeline, relations)
             if source.timeline != timeline:
@@ -133,24 +112,25 @@ class ReceiverRun:
                 frames, conn, writer, relations,
                 publications=settings.publications, floor=floor, overlap=overlap and overlap.above(floor),
                 limits=Limits(settings.batch_bytes, settings.batch_seconds),
-                report=tell, orders=self._obey,
+                report=_tell, orders=self._obey,
             )  # fmt: skip
-            _emit("started", lsn=int(position), floor=int(floor))
+            _tell(Event(EventName.STARTED, position))
             receiver.run()
 
     def _keep_waiting(self) -> bool:
         return not (self._terminated or self._orders.ended)
 
     def _obey(self, receiver: Receiver) -> None:
-        for order in self._orders.lines():
-            if "apply_lsn" in order:
-                receiver.applied(Lsn(order["apply_lsn"]))
-            if "mark" in order:
-                receiver.mark(Lsn(order["mark"]))
-            if "until" in order:
-                receiver.until(Lsn(order["until"]))
-            if order.get("stop"):
-                receiver.stop()
+        for order in self._orders.take():
+            match order.name:
+                case OrderName.UNTIL:
+                    receiver.until(order.lsn)
+                case OrderName.MARK:
+                    receiver.mark(order.lsn)
+                case OrderName.REPORT_APPLY:
+                    receiver.report_apply(order.lsn)
+                case OrderName.STOP:
+                    receiver.stop()
         if not self._keep_waiting():
             receiver.stop()
 
@@ -158,27 +138,17 @@ class ReceiverRun:
         self._terminated = True
 
 
-def tell(report: Report) -> None:
-    match report:
-        case Landed(batch, stream_aborts) if batch.rows:
-            counts = {name: int(value) for name, value in asdict(batch).items()}
-            _emit("batch", **counts, stream_aborts=stream_aborts)
-        case Landed(batch, stream_aborts):
-            _emit("position", lsn=int(batch.end), stream_aborts=stream_aborts)
-        case Complete(lsn):
-            _emit("complete", lsn=int(lsn))
-        case Arrived(lsn):
-            _emit("arrived", lsn=int(lsn))
-
-
-def _emit(event: str, **fields: Any) -> None:
-    line = json.dumps({"event": event, **fields}).encode() + b"\n"
+def _say(line: bytes) -> None:
     while line:
         try:
             line = line[os.write(sys.stdout.fileno(), line) :]
         except BrokenPipeError:
             # The parent is gone; its end of our stdin says so too, and the loop stops by that.
             return
+
+
+def _tell(event: Event) -> None:
+    _say(event_line(event))
 
 
 def _end_with_parent(descriptor: int) -> None:
@@ -205,20 +175,18 @@ def main() -> int:
     try:
         ReceiverRun(settings, orders).run()
     except PgcdcError as error:
-        lsn = None if error.lsn is None else str(error.lsn)
-        told = {"what": error.what, "thing": error.thing, "lsn": lsn, "do": error.do}
-        _emit("error", **{"class": type(error).__name__, **told})
+        _say(error_line(error))
         return 1
     except OSError as error:
         # A full disk, as a rule. The system's words quote no row.
         thing = error.filename or str(Layout(Path(settings.lake)).change_log)
         what = os.strerror(error.errno) if error.errno else f"ended by {type(error).__name__}"
-        _emit("error", **{"class": "MachineError", "what": what, "thing": str(thing), "do": ROOM})
+        _say(error_line(MachineError(what, thing=str(thing), do=ROOM)))
         return 1
     except Exception as error:  # noqa: BLE001 - the last place that can say what happened
         # Where it happened, but not the message: it might quote a row.
         traceback.print_tb(error.__traceback__)
-        _emit("error", **{"class": "ReceiverDied", "what": f"ended by {type(error).__name__}", "thing": "receiver"})
+        _say(error_line(ReceiverDied(f"ended by {type(error).__name__}", thing="receiver")))
         return 1
     return 0
 

@@ -1,7 +1,7 @@
 """The receive loop: frames from the slot into durable batches.
 
 One thread receives and decides, another writes (Parquet, fsync and commit leave the interpreter
-lock alone for most of their time). FrameBlock come off the connection many at a time, and all that is done
+lock alone for most of their time). Frames come off the connection many at a time, and all that is done
 with them is done per run of frames with numpy. At most one job of the writing thread is under way while
 the next segment fills, so memory is bounded whatever the size of a transaction.
 """
@@ -25,6 +25,7 @@ from pgcdc_assets.core.reported import ReportedPositions
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
 from pgcdc_assets.log.framerun import HEADER, FrameRun
 from pgcdc_assets.log.receive.intake import Intake
+from pgcdc_assets.log.receive.messages import Event, EventName
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
@@ -64,32 +65,6 @@ class Limits:
     batch_seconds: float
 
 
-@dataclass(frozen=True)
-class Landed:
-    """A commit is durable and confirmed."""
-
-    batch: Committed
-    stream_aborts: int
-    """Of the whole run so far: see :attr:`Intake.stream_aborts`."""
-
-
-@dataclass(frozen=True)
-class Complete:
-    """The log is recorded to the mark, or beyond: every transaction that commits below it is durable."""
-
-    lsn: Lsn
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """The goal is reached; ``lsn`` is the boundary where the log stands."""
-
-    lsn: Lsn
-
-
-Report = Landed | Complete | Arrived
-
-
 class Receiver:
     """One run of receiving. ``run`` returns at the goal, or at a boundary after ``stop``."""
 
@@ -104,7 +79,7 @@ class Receiver:
         floor: Lsn,
         overlap: Overlap | None = None,
         limits: Limits,
-        report: Callable[[Report], None],
+        report: Callable[[Event], None],
         orders: Callable[[Receiver], None] = lambda receiver: None,
         patience: Patience = FOR_STREAMS,
     ) -> None:
@@ -114,7 +89,7 @@ class Receiver:
         self._report = report
         self._orders = orders
         self._clock = SourceClock(conn)
-        self._progress = ReportedPositions(floor)
+        self._reported = ReportedPositions(floor)
         self._pending = PendingBatch()
         self._intake = Intake(conn, relations, publications, writer.position, overlap, self._send_due_status)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
@@ -127,7 +102,7 @@ class Receiver:
         self._arrived = False
         self._status_at = self._asked_at = 0.0
         self._silence = Silence(patience, stream.endpoint, stream.at_work, lambda: self._send_status(ask=True))
-        self._progress.durable(writer.position)
+        self._reported.durable(writer.position)
 
     # Orders, given between two rounds ----------------------------------------------------------------
 
@@ -145,9 +120,9 @@ class Receiver:
         """
         self._marks.append(lsn)
 
-    def applied(self, lsn: Lsn) -> None:
+    def report_apply(self, lsn: Lsn) -> None:
         """Every mirror has been brought to here."""
-        self._progress.replayed(lsn)
+        self._reported.applied(lsn)
 
     def stop(self) -> None:
         """End at the last boundary; an open transaction is left to the next run."""
@@ -165,7 +140,7 @@ class Receiver:
                 idle = self._receive()
                 self._round(idle)
             self._finish()
-            return self._progress.flush
+            return self._reported.flush
         finally:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
@@ -237,7 +212,7 @@ class Receiver:
         if self._job is None:
             self._cut_if_due(now)
         self._tell_marks()
-        moved = self._intake.boundary > self._progress.write
+        moved = self._intake.boundary > self._reported.write
         if now - self._status_at > (PROGRESS_SECONDS if moved else STATUS_SECONDS):
             self._send_status()
         if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
@@ -304,10 +279,17 @@ class Receiver:
             return
         committed, self._job = self._job.result(), None
         if committed is not None:
-            self._progress.durable(committed.end)
+            self._reported.durable(committed.end)
             self._send_status()
             passed(FaultPoint.BATCH_CONFIRMED)
-            self._report(Landed(committed, self._intake.stream_aborts))
+            self._report(self._landed(committed))
+
+    def _landed(self, batch: Committed) -> Event:
+        aborts = self._intake.stream_aborts
+        if not batch.rows:
+            return Event(EventName.POSITION, batch.end, stream_aborts=aborts)
+        counts = (batch.transactions, batch.rows, batch.bytes, aborts)
+        return Event(EventName.BATCH, batch.end, batch.start, *counts)
 
     # Ends and marks ---------------------------------------------------------------------------------
 
@@ -320,9 +302,9 @@ class Receiver:
             self._flush_now |= self._intake.boundary >= mark > self._planned
 
     def _tell_marks(self) -> None:
-        for mark in [mark for mark in self._marks if mark <= self._progress.flush]:
+        for mark in [mark for mark in self._marks if mark <= self._reported.flush]:
             self._marks.remove(mark)
-            self._report(Complete(mark))
+            self._report(Event(EventName.COMPLETE, mark))
 
     def _finish(self) -> None:
         """Make durable what is whole, confirm it, and say where we are."""
@@ -333,7 +315,7 @@ class Receiver:
         self._tell_marks()
         self._send_status()
         if self._arrived:
-            self._report(Arrived(self._progress.flush))
+            self._report(Event(EventName.ARRIVED, self._reported.flush))
         self._stream.end_stream()
 
     def _send_due_status(self) -> None:
@@ -342,9 +324,9 @@ class Receiver:
             self._send_status()
 
     def _send_status(self, *, ask: bool = False) -> None:
-        progress = self._progress
-        progress.received(self._intake.boundary)
-        self._stream.send_status(progress.write, progress.flush, progress.apply, reply=ask)
+        reported = self._reported
+        reported.received(self._intake.boundary)
+        self._stream.send_status(reported.write, reported.flush, reported.apply, reply=ask)
         self._status_at = time.monotonic()
         if ask:
             self._asked_at = self._status_at

@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.frames import EPOCH, status_update
+from pgcdc_assets.protocol.frames import status_update
+from pgcdc_assets.protocol.layouts import EPOCH
 from pgcdc_assets.source.connect.connection import SourceConnection
 from pgcdc_assets.source.connect.libpq import (
     POLL_SECONDS,

@@ -107,25 +107,25 @@ class Polled:
 
 def begin(
     asked: Subscription, connection: LibpqConnection, transform_lsn: Lsn, *, start_lsn: Lsn | None = None,
-    least: int = LEAST_BYTES,
+    drain_bytes: int = LEAST_BYTES,
 ) -> tuple[FrameStream, Lsn]:  # fmt: skip
     """Frames from ``transform_lsn`` on (or from ``start_lsn`` below it), and the floor of all reports.
 
-    By a replication connection: streamed; but a backlog of ``least`` bytes of WAL is drained, if the slot is free and
+    By a replication connection: streamed; but a backlog of ``drain_bytes`` of WAL is drained, if the slot is free and
     stands at the log's end. By any other one: polled, from where the slot stands. Raises what :func:`start_stream`
     does; and SourceNotReady where there is no slot to spare for polling.
     """
     if not isinstance(connection, ReplicationConnection):
         return _polled(asked, connection, transform_lsn)
-    drain = None if start_lsn is not None else _drain(asked, connection, transform_lsn, least)
+    drain = None if start_lsn is not None else _drain(asked, connection, transform_lsn, drain_bytes)
     if drain is None:
         return connection, start_stream(asked, connection, transform_lsn, start_lsn)
     return CatchUp(connection, drain, lambda position: start_stream(asked, connection, position)), transform_lsn
 
 
-def _drain(asked: Subscription, connection: ReplicationConnection, at: Lsn, least: int) -> Drain | None:
+def _drain(asked: Subscription, connection: ReplicationConnection, at: Lsn, drain_bytes: int) -> Drain | None:
     status = require_slot(asked.conn, asked.slot)
-    if status.active or status.confirmed_flush_lsn != at or status.wal_lsn - at < least:
+    if status.active or status.confirmed_flush_lsn != at or status.wal_lsn - at < drain_bytes:
         return None
     if connection.socket() is None:
         return None
@@ -135,7 +135,7 @@ def _drain(asked: Subscription, connection: ReplicationConnection, at: Lsn, leas
     except SourceNotReady:
         # No slot to spare.
         return None
-    return Drain(copy, asked.conn, goal=status.wal_lsn, least=least)
+    return Drain(copy, asked.conn, goal=status.wal_lsn, drain_bytes=drain_bytes)
 
 
 def _polled(asked: Subscription, connection: LibpqConnection, at: Lsn) -> tuple[FrameStream, Lsn]:

@@ -28,7 +28,8 @@ from psycopg import OperationalError
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import PgcdcError, SlotActive, SourceUnavailable
-from pgcdc_assets.protocol.frames import XLOG_HEADER, FrameBlock, keepalive_frame
+from pgcdc_assets.protocol.frames import FrameBlock, keepalive_frame
+from pgcdc_assets.protocol.layouts import COMMIT, XLOG_DATA, MessageKind
 from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.libpq import LibpqConnection
 from pgcdc_assets.source.connect.quoting import literal, plugin_options
@@ -60,9 +61,9 @@ _PREAMBLE: Final = 19
 _TRAILER: Final = 2
 _SHIFT: Final = 5
 """Row of (lsn, 0::int8, data): count of columns (2), then length (4) and value of each. ``lsn`` lies at byte 6 and
-the message at byte 30: from byte 5 on, which is the last of the length of ``lsn`` (protocol.frames.ROW), the row reads
+the message at byte 30: from byte 5 on, which is the last of the length of ``lsn`` (FrameKind.ROW), the row reads
 as an XLogData frame, whose LSN and message stand at 1 and at 25. So nothing is copied."""
-_COMMIT_END: Final = XLOG_HEADER.size + 1 + 1 + 8
+_COMMIT_END: Final = XLOG_DATA.size + COMMIT.at("end_lsn")
 """Of a frame that carries a Commit: where its end_lsn stands."""
 
 _RANGE: Final = (
@@ -234,8 +235,8 @@ class Ranges(FrameSource):
             self._first = False
         kept = lengths > _TRAILER
         offsets, lengths = offsets[kept] + _SHIFT, lengths[kept] - _SHIFT
-        kinds = np.frombuffer(rows.raw, np.uint8)[offsets + XLOG_HEADER.size]
-        commits = np.flatnonzero(kinds == ord("C"))
+        kinds = np.frombuffer(rows.raw, np.uint8)[offsets + XLOG_DATA.size]
+        commits = np.flatnonzero(kinds == MessageKind.COMMIT)
         if len(commits):
             at = int(offsets[commits[-1]]) + _COMMIT_END
             self.position = Lsn(max(self.position, _U64.unpack_from(rows.raw, at)[0]))
@@ -245,12 +246,12 @@ class Ranges(FrameSource):
 class Drain(Ranges):
     """A backlog, until :attr:`over`."""
 
-    def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any], *, goal: Lsn, least: int) -> None:
+    def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any], *, goal: Lsn, drain_bytes: int) -> None:
         super().__init__(copy, beside)
         self.over = False
         """So little is left that the stream brings it sooner; or a transaction is open for so long that each
         call would decode the same WAL again."""
-        self._goal, self._least = goal, least
+        self._goal, self._drain_bytes = goal, drain_bytes
 
     def end(self) -> None:
         """When it is over: drop the copy, which would hold WAL for as long as the connection lives."""
@@ -263,7 +264,7 @@ class Drain(Ranges):
         self._advance(RELEASE_BYTES)
         _, whole, restart = self._where()
         behind = whole - self.position
-        little = behind <= 0 or (behind < self._least and self.position >= self._goal)
+        little = behind <= 0 or (behind < self._drain_bytes and self.position >= self._goal)
         self.over = little or self.position - restart > _MOST_AGAIN * LARGEST_RANGE
         if not self.over:
             self._begin(restart, whole)

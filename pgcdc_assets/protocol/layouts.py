@@ -1,0 +1,153 @@
+"""The wire, each thing once: letters, fixed-width fields and the clock of the replication protocol and of pgoutput.
+
+After "Streaming Replication Protocol" and "Logical Replication Message Formats" of PostgreSQL's documentation.
+Integers are big-endian, strings end in NUL, times are microseconds since 2000-01-01 UTC. Frames, inside CopyData:
+
+    w  XLogData                 lsn start, lsn wal_end, time sent_at, then a message
+    k  keepalive                lsn wal_end, time sent_at, u8 reply_requested
+    r  standby status update    lsn write, lsn flush, lsn apply, time now, u8 reply_requested
+
+Messages of protocol version 1:
+
+    B  begin             lsn final_lsn, time commit_ts, u32 xid
+    C  commit            u8 flags = 0, lsn commit_lsn, lsn end_lsn, time commit_ts
+    O  origin            lsn commit_lsn, string name
+    R  relation          u32 relation, string schema, string name, u8 identity, u16 n, n x (u8 key, string name,
+                         u32 type, i32 typmod)
+    Y  type              u32 type, string schema, string name
+    I  insert            u32 relation, 'N' tuple
+    U  update            u32 relation, ['K' tuple | 'O' tuple], 'N' tuple
+    D  delete            u32 relation, 'K' tuple | 'O' tuple
+    T  truncate          u32 n, u8 flags (1 cascade, 2 restart identity), n x u32 relation
+    M  logical message   u8 flags (1 transactional), lsn, string prefix, u32 n, n bytes
+
+    tuple                u16 n, n x ('n' | 'u' | 't' u32 length, text | 'b' u32 length, binary)
+
+Version 2 adds streamed transactions, in whose blocks R, Y, I, U, D, T and M carry ``u32 xid`` after their letter.
+Version 3 adds two-phase commit, version 4 two fields to the stream abort where streaming is parallel:
+
+    S  stream start      u32 xid, u8 first segment
+    E  stream stop
+    c  stream commit     u32 xid, then as C
+    A  stream abort      u32 xid, u32 subxid [, lsn abort_lsn, time abort_ts]
+    b  begin prepare     lsn prepare_lsn, lsn end_lsn, time prepare_ts, u32 xid, string gid
+    P  prepare           u8 flags = 0, then as b
+    K  commit prepared   u8 flags = 0, lsn commit_lsn, lsn end_lsn, time commit_ts, u32 xid, string gid
+    r  rollback prepared u8 flags = 0, lsn prepare_end_lsn, lsn rollback_end_lsn, time prepare_ts, time rollback_ts,
+                         u32 xid, string gid
+    p  stream prepare    as P
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+EPOCH: Final = 946_684_800_000_000
+"""2000-01-01 UTC, where PostgreSQL's clock starts, in microseconds since 1970."""
+
+
+class FrameKind(IntEnum):
+    """The first byte of a frame."""
+
+    XLOG_DATA = ord("w")
+    KEEPALIVE = ord("k")
+    STATUS = ord("r")
+    ROW = 8
+    """Not of the protocol: a row of the SQL functions that is read as XLogData. The length of its LSN stands there."""
+
+
+class MessageKind(IntEnum):
+    """The first byte of a message, in all versions of the protocol."""
+
+    BEGIN = ord("B")
+    COMMIT = ord("C")
+    ORIGIN = ord("O")
+    RELATION = ord("R")
+    TYPE = ord("Y")
+    INSERT = ord("I")
+    UPDATE = ord("U")
+    DELETE = ord("D")
+    TRUNCATE = ord("T")
+    MESSAGE = ord("M")
+    STREAM_START = ord("S")
+    STREAM_STOP = ord("E")
+    STREAM_COMMIT = ord("c")
+    STREAM_ABORT = ord("A")
+    BEGIN_PREPARE = ord("b")
+    PREPARE = ord("P")
+    COMMIT_PREPARED = ord("K")
+    ROLLBACK_PREPARED = ord("r")
+    STREAM_PREPARE = ord("p")
+
+    @property
+    def letter(self) -> str:
+        return chr(self)
+
+
+ROWS: Final = (MessageKind.INSERT, MessageKind.UPDATE, MessageKind.DELETE)
+"""One row each."""
+TABLE_CHANGES: Final = (*ROWS, MessageKind.TRUNCATE)
+CHANGES: Final = (*TABLE_CHANGES, MessageKind.MESSAGE)
+"""What ``tx_ordinal`` counts."""
+
+RowKind = Literal["I", "U", "D"]
+Image = Literal["N", "O", "K"]
+"""New tuple, whole old tuple, or old tuple with the columns of the replica identity alone."""
+IDENTITIES: Final = "dnfi"
+"""Replica identity of a relation: default, nothing, full, index."""
+NULL, UNCHANGED, TEXT, BINARY = (ord(letter) for letter in "nutb")
+"""What a tuple says of a value."""
+
+
+class Field(NamedTuple):
+    """A fixed-width integer, for one message at a time and for many at once."""
+
+    code: str
+    """Of :mod:`struct`."""
+    dtype: str
+    """Of numpy. LSNs are signed there: sums with other arrays stay integers, and no LSN has 64 bits."""
+
+
+U8 = Field("B", "u1")
+U32 = Field("I", ">u4")
+I32 = Field("i", ">i4")
+LSN = Field("Q", ">i8")
+TIME = Field("q", ">i8")
+
+
+class WireLayout:
+    """The kind's byte and the fixed-width fields after it."""
+
+    def __init__(self, **fields: Field) -> None:
+        self.struct: Final = Struct("!" + "".join(field.code for field in fields.values()))
+        """The fields without the kind."""
+        self.dtype: Final[np.dtype[Any]] = np.dtype([("kind", "u1"), *((name, f.dtype) for name, f in fields.items())])
+
+    @property
+    def size(self) -> int:
+        """Bytes, the kind's among them."""
+        return self.dtype.itemsize
+
+    def at(self, name: str) -> int:
+        """Bytes from the kind to a field."""
+        assert self.dtype.fields is not None
+        return int(self.dtype.fields[name][1])
+
+
+XLOG_DATA: Final = WireLayout(start=LSN, wal_end=LSN, sent_at=TIME)
+"""25 bytes before the message. ``start`` is never progress: 0/0 for R and Y, first_lsn for B."""
+KEEPALIVE: Final = WireLayout(wal_end=LSN, sent_at=TIME, reply_requested=U8)
+STATUS: Final = WireLayout(write=LSN, flush=LSN, apply=LSN, now=TIME, reply_requested=U8)
+
+BEGIN: Final = WireLayout(final_lsn=LSN, commit_ts=TIME, xid=U32)
+COMMIT: Final = WireLayout(flags=U8, commit_lsn=LSN, end_lsn=LSN, commit_ts=TIME)
+ORIGIN: Final = WireLayout(commit_lsn=LSN)
+CHANGE: Final = WireLayout(relation_id=U32)
+"""Of a relation, an insert, an update and a delete."""
+TRUNCATE: Final = WireLayout(count=U32, flags=U8)
+MESSAGE: Final = WireLayout(flags=U8, lsn=LSN)
+STREAM_ABORT: Final = WireLayout(xid=U32, subxid=U32)
