@@ -38,7 +38,7 @@ WORKERS = {
 }  # fmt: skip
 """Imported by Spark's Python workers for each job: neither Spark nor psycopg, by any way."""
 SAME = {
-    "commit", "recovery", "upkeep", "task",  # of the log and of mirrors, of feed and mirror
+    "commit", "recovery", "upkeep", "task", "messages",  # of log and lake, feed and mirror, wire and pipe
     "sync", "maintenance", "observer", "thinning", "ranges", "retention", "states", "failures", "drift",
 }  # fmt: skip
 """File names that stand in two rooms, for one concept."""

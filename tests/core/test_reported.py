@@ -9,7 +9,7 @@ from pgcdc_assets.core.reported import ReportedPositions
 _LSNS = st.integers(0, 1 << 40).map(Lsn)
 
 
-@given(_LSNS, st.lists(st.tuples(st.sampled_from(["received", "durable", "replayed"]), _LSNS)))
+@given(_LSNS, st.lists(st.tuples(st.sampled_from(["received", "durable", "applied"]), _LSNS)))
 def test_nothing_ever_falls(floor: Lsn, steps: list[tuple[str, Lsn]]) -> None:
     progress = ReportedPositions(floor)
     before = (floor, floor, floor)

@@ -74,7 +74,7 @@ _UPKEEP = (
 _COMMAND = """
 from datetime import timedelta
 from pgcdc_assets.core import retention
-from pgcdc_assets.lake import apply, compaction, upkeep
+from pgcdc_assets.mirror.delta import apply, compaction, upkeep
 retention.GRACE, upkeep.MOST_SMALL = timedelta(0), 1
 apply.LOOK_EVERY, compaction.MOST_SMALL = 1, 2
 from pgcdc_assets.cli.main import main

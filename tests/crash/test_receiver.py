@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import subprocess
@@ -22,8 +21,9 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import LogAhead, LogConflict, LogCorrupt, PgcdcError, ReceiverDied, SlotAhead
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.messages import ReceiverSettings
+from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings, heard
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from tests.crash.faults import Faults, Kind, kill, wait_until
@@ -76,7 +76,7 @@ class Receiver:
             )  # fmt: skip
         receiver = cls(process, said)
         assert process.stdin is not None
-        order = b"" if until is None else json.dumps({"until": int(until)}).encode() + b"\n"
+        order = b"" if until is None else Order(OrderName.UNTIL, until).to_line()
         process.stdin.write(settings.to_line() + order)
         process.stdin.flush()
         return receiver
@@ -85,9 +85,9 @@ class Receiver:
     def ended(self) -> bool:
         return self.process.poll() is not None
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Event | PgcdcError]:
         lines = self.said.read_bytes().split(b"\n")[:-1]
-        return [json.loads(line) for line in lines]
+        return [heard(line) for line in lines]
 
     def leave(self) -> None:
         """As when the parent dies."""
@@ -98,8 +98,10 @@ class Receiver:
         """It has been hit: it ends by itself, and what it says of it is an error of ours."""
         assert wait_until(lambda: self.ended, SECONDS), f"still runs: {self.events()[-3:]}"
         self.leave()
-        last = (self.events() or [{}])[-1]
-        assert last.get("class") not in ("ReceiverDied", "LogConflict", "LogCorrupt", "SlotAhead", "LogAhead"), last
+        said = self.events()
+        assert not said or not isinstance(said[-1], ReceiverDied | LogConflict | LogCorrupt | SlotAhead | LogAhead), (
+            said
+        )
 
 
 @dataclass
@@ -247,7 +249,9 @@ class Rig:
         receiver = self._start(end)
         assert wait_until(lambda: receiver.ended, SECONDS)
         receiver.finish()
-        assert receiver.events()[-1]["event"] == "arrived", receiver.events()
+        last = receiver.events()[-1]
+        assert isinstance(last, Event), last
+        assert last.name == EventName.ARRIVED, receiver.events()
         self.compare()
         assert self.log.verify(LsnRange(self.log.start, self.log.position()))
 
