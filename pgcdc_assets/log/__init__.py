@@ -8,6 +8,7 @@ framerun    frames as they came, indexed        rows        frames into rows of 
 segment     its Parquet files                   spill       segments of open transactions
 batch       the smallest durable piece          commit      compare-and-set, on disk before anybody is told
 reader      position, batches, segments         counting    rows by relation, as the receiver counted them
+transactions  which one is open after a run
 relations   which Relation message is in force for which row
 recovery    what a power cut left, mended       upkeep      compaction and retention
 """

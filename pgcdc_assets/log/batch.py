@@ -18,11 +18,12 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import LogWriter
-from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, OpenTransaction, joined
+from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, joined
 from pgcdc_assets.log.relations import RelationRecord, Relations
 from pgcdc_assets.log.rows import ABSENT, Rows, Tally, rows_of
 from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes, write_segment
 from pgcdc_assets.log.spill import SpillFolder, Staged
+from pgcdc_assets.log.transactions import OpenTransaction
 
 _BOOKKEEPING_BYTES = 64
 """Charged per frame: with short rows the columns built over a segment weigh more than the messages."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,12 @@ from pgcdc_assets.protocol.layouts import (
     COMMIT,
     EPOCH,
     ROWS,
-    STREAM_ABORT,
     XLOG_DATA,
     FrameKind,
     MessageKind,
     WireLayout,
 )
-from pgcdc_assets.protocol.messages import Message, Origin
+from pgcdc_assets.protocol.messages import Message
 
 Records = NDArray[Any]
 
@@ -49,6 +49,31 @@ IS_CHANGE = _kinds(*CHANGES)
 """What ``tx_ordinal`` counts."""
 IS_CONTROL = ~_kinds(*ROWS, MessageKind.BEGIN, MessageKind.COMMIT, MessageKind.STREAM_ABORT)
 """Few, and read one by one."""
+
+
+@dataclass(frozen=True)
+class Brackets:
+    """The Begin and Commit messages of a run, in order: at which of its frames, and what they say."""
+
+    begins: Ints
+    final_lsn: Ints
+    commit_ts: Ints
+    """Microseconds since 1970."""
+    xid: Ints
+    commits: Ints
+    end_lsn: Ints
+
+    def part(self, start: int, end: int) -> Brackets:
+        """Those of the frames from ``start`` to ``end``, which are numbered anew."""
+        begun, ended = (slice(*np.searchsorted(at, (start, end))) for at in (self.begins, self.commits))
+        return Brackets(
+            self.begins[begun] - start,
+            self.final_lsn[begun],
+            self.commit_ts[begun],
+            self.xid[begun],
+            self.commits[ended] - start,
+            self.end_lsn[ended],
+        )
 
 
 @dataclass(frozen=True)
@@ -77,12 +102,31 @@ class FrameRun:
 
     def part(self, start: int, end: int) -> FrameRun:
         """The frames from ``start`` to ``end``; shares the bytes."""
-        return replace(
+        part = replace(
             self,
             offsets=self.offsets[start:end],
             lengths=self.lengths[start:end],
             kinds=self.kinds[start:end],
             sequence=self.sequence[start:end],
+        )
+        # As cached_property keeps it.
+        part.__dict__["brackets"] = self.brackets.part(start, end)
+        return part
+
+    @cached_property
+    def brackets(self) -> Brackets:
+        """Begin and Commit, located once: a part of this run takes them from here. ProtocolError for a wrong length."""
+        begins, commits = self.at(MessageKind.BEGIN), self.at(MessageKind.COMMIT)
+        check_lengths(self, begins, BEGIN)
+        check_lengths(self, commits, COMMIT)
+        begun, ended = self._records(begins, BEGIN), self._records(commits, COMMIT)
+        return Brackets(
+            begins,
+            begun["final_lsn"].astype(np.int64),
+            begun["commit_ts"].astype(np.int64) + EPOCH,
+            begun["xid"].astype(np.int64),
+            commits,
+            ended["end_lsn"].astype(np.int64),
         )
 
     @property
@@ -103,12 +147,6 @@ class FrameRun:
 
     def message(self, index: int) -> Message:
         return decode(self.payload(index), self.lsn(index))
-
-    def begins(self, index: Ints) -> Records:
-        return self._records(index, BEGIN)
-
-    def commits(self, index: Ints) -> Records:
-        return self._records(index, COMMIT)
 
     def starts(self, index: Ints) -> Ints:
         """The LSN in the frames' headers."""
@@ -156,66 +194,8 @@ def joined(runs: Sequence[FrameRun]) -> FrameRun:
     )
 
 
-@dataclass(frozen=True)
-class OpenTransaction:
-    """A transaction whose Commit has not come: Begin's fields, and how far its changes were counted."""
-
-    final_lsn: int
-    commit_ts: int
-    """Microseconds since 1970."""
-    xid: int
-    ordinal: int = 0
-    """Changes seen so far: the ``tx_ordinal`` of the next one."""
-    origin: str | None = None
-
-
-def transaction_after(run: FrameRun, before: OpenTransaction | None) -> OpenTransaction | None:
-    """The transaction that is open behind a run, given the one open in front of it."""
-    begins, commits = run.at(MessageKind.BEGIN), run.at(MessageKind.COMMIT)
-    _check_nesting(run, begins, commits, before)
-    last = int(begins[-1]) if len(begins) else -1
-    if len(commits) and commits[-1] > last:
-        return None
-    now = before
-    if last >= 0:
-        record = run.begins(begins[-1:])[0]
-        now = OpenTransaction(int(record["final_lsn"]), int(record["commit_ts"]) + EPOCH, int(record["xid"]))
-    if now is None:
-        return None
-    rest = run.kinds[last + 1 :]
-    return replace(
-        now,
-        ordinal=now.ordinal + int(IS_CHANGE[rest].sum()),
-        origin=origin_in(run.part(last + 1, len(run))) or now.origin,
-    )
-
-
-def origin_in(run: FrameRun) -> str | None:
-    """The name in the last Origin message."""
-    found = run.at(MessageKind.ORIGIN)
-    message = run.message(int(found[-1])) if len(found) else None
-    return message.name if isinstance(message, Origin) else None
-
-
-def _check_nesting(run: FrameRun, begins: Ints, commits: Ints, before: OpenTransaction | None) -> None:
-    """Begin and Commit take turns, rows stand between them, and Stream Abort does not: anything else is no pgoutput
-    stream."""
-    aborts = run.at(MessageKind.STREAM_ABORT)
-    _check_lengths(run, begins, BEGIN)
-    _check_lengths(run, commits, COMMIT)
-    _check_lengths(run, aborts, STREAM_ABORT)
-    steps = np.zeros(len(run), dtype=np.int64)
-    steps[begins], steps[commits] = 1, -1
-    depth = np.cumsum(steps) + (before is not None)
-    misplaced = IS_ROW[run.kinds] & (depth != 1)
-    misplaced[aborts] = depth[aborts] != 0
-    wrong = np.flatnonzero((depth < 0) | (depth > 1) | misplaced)
-    if len(wrong):
-        first = int(wrong[0])
-        raise ProtocolError(f"message {chr(run.kinds[first])} stands outside of its place", lsn=run.lsn(first))
-
-
-def _check_lengths(run: FrameRun, index: Ints, layout: WireLayout) -> None:
+def check_lengths(run: FrameRun, index: Ints, layout: WireLayout) -> None:
+    """ProtocolError where one of these messages is not as long as its fields."""
     wrong = np.flatnonzero(run.lengths[index] != HEADER + layout.size)
     if len(wrong):
         first = int(index[wrong[0]])

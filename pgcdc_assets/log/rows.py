@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, IS_ROW, FrameRun, OpenTransaction, anywhere
+from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, IS_ROW, FrameRun, anywhere
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.protocol.layouts import EPOCH, MessageKind
+from pgcdc_assets.log.transactions import OpenTransaction
+from pgcdc_assets.protocol.layouts import MessageKind
 from pgcdc_assets.protocol.messages import LogicalMessage, Origin, Truncate
 
 ABSENT = -1
@@ -180,22 +181,21 @@ class _Transactions:
 
     @classmethod
     def of(cls, run: FrameRun, opening: OpenTransaction | None) -> _Transactions:
-        begins, commits = run.at(MessageKind.BEGIN), run.at(MessageKind.COMMIT)
-        records = run.begins(begins)
+        brackets = run.brackets
         number = np.cumsum(run.kinds == MessageKind.BEGIN)
         before: Ints = np.cumsum(IS_CHANGE[run.kinds]) - IS_CHANGE[run.kinds]
-        base = np.concatenate(([-opening.ordinal if opening else 0], before[begins]))
+        base = np.concatenate(([-opening.ordinal if opening else 0], before[brackets.begins]))
         ordinal = before - base[number]
         first = (opening.final_lsn, opening.commit_ts, opening.xid) if opening else (ABSENT,) * 3
         return cls(
             number=number,
             ordinal=ordinal,
-            commits=commits,
-            changes_of_commits=ordinal[commits],
-            final_lsn=np.concatenate(([first[0]], records["final_lsn"].astype(np.int64))),
-            commit_ts=np.concatenate(([first[1]], records["commit_ts"].astype(np.int64) + EPOCH)),
-            xid=np.concatenate(([first[2]], records["xid"].astype(np.int64))),
-            origins=_origins(run, number, len(begins) + 1, opening),
+            commits=brackets.commits,
+            changes_of_commits=ordinal[brackets.commits],
+            final_lsn=np.concatenate(([first[0]], brackets.final_lsn)),
+            commit_ts=np.concatenate(([first[1]], brackets.commit_ts)),
+            xid=np.concatenate(([first[2]], brackets.xid)),
+            origins=_origins(run, number, len(brackets.begins) + 1, opening),
         )
 
     def columns(self, frames: Ints) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.receive import intake, receiver
+from pgcdc_assets.log.receive import describe, receiver
 from pgcdc_assets.source.catalog import tables as catalog_tables
 from pgcdc_assets.source.connect.connection import SourceConnection
 from tests.log.conftest import Source, content, rows
@@ -58,7 +58,7 @@ def test_the_log_is_the_one_of_questions_one_by_one(source: Source, monkeypatch:
     log, twin = source.log(), source.log("twin")
     end = fill(source, 40)
     receive_inside(source, log, end, lambda lsn: None)
-    monkeypatch.setattr(intake, "RELATIONS_AT_ONCE", 1)
+    monkeypatch.setattr(describe, "RELATIONS_AT_ONCE", 1)
     receive_inside(source, twin, end, lambda lsn: None)
     assert content(log) == content(twin)
 
@@ -67,19 +67,19 @@ def test_the_server_hears_of_us_between_two_rounds(source: Source, monkeypatch: 
     monkeypatch.setattr(receiver, "STATUS_SECONDS", 0.0)
     monkeypatch.setattr(receiver, "_RUN_SECONDS", 5.0)
     monkeypatch.setattr(receiver, "_LINGER_SECONDS", 1.0)
-    monkeypatch.setattr(intake, "RELATIONS_AT_ONCE", 10)
+    monkeypatch.setattr(describe, "RELATIONS_AT_ONCE", 10)
     tables(source, 100)
     log = source.log()
     told: list[Lsn] = []
     asking = [0, 0]
-    facts = catalog_tables.relation_facts
+    asked_for = catalog_tables.relation_facts
 
     def slow(*args: object) -> object:
         asking[0] += 1
         asking[1] = len(told)
-        return facts(*args)  # type: ignore[arg-type]
+        return asked_for(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("pgcdc_assets.log.receive.intake.relation_facts", slow)
+    monkeypatch.setattr("pgcdc_assets.log.receive.describe.relation_facts", slow)
     receive_inside(source, log, fill(source, 100), told.append)
     assert asking[0] >= 10
     assert asking[1] >= asking[0] - 1, "a status after each round"

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogCorrupt, ProtocolError
 from pgcdc_assets.log.batch import PendingBatch, PendingFrames
-from pgcdc_assets.log.framerun import OpenTransaction, joined, transaction_after
+from pgcdc_assets.log.framerun import joined
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import Rows, rows_of, tally_of
 from pgcdc_assets.log.segment import LOG_SCHEMA, check_content, clustered, seal, table_of, write_segment
+from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
 from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame, insert, origin, run_of, stream_abort
 
 

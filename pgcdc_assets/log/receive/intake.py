@@ -1,26 +1,27 @@
-"""What a run of frames means for the positions: which of it is taken, and where the boundaries lie."""
+"""What a run of frames means for the positions: which of it is taken, and where the boundaries lie. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import psycopg
 
 from pgcdc_assets.core.endpos import Endpos
 from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.log.framerun import IS_CONTROL, FrameRun, OpenTransaction, transaction_after
+from pgcdc_assets.log.framerun import IS_CONTROL, FrameRun
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
 from pgcdc_assets.protocol.layouts import MessageKind
 from pgcdc_assets.protocol.messages import LogicalMessage, Relation, Type
 from pgcdc_assets.protocol.shape import RelationFacts
-from pgcdc_assets.source.catalog.tables import relation_facts
 
-RELATIONS_AT_ONCE = 500
-"""Whose facts are asked for together: a second's work or two for a busy server, and some megabytes."""
+RelationKey = tuple[int, frozenset[int]]
+"""OID of a relation and the types of its columns, which a run may change."""
+Described = dict[RelationKey, RelationFacts]
+Describe = Callable[[Sequence[Relation]], Described]
+"""What the catalog says of relations, all of a run at once."""
 
 
 @dataclass(frozen=True)
@@ -29,25 +30,21 @@ class Taken:
 
     run: FrameRun
     whole: int
-    """So many of its frames end a transaction, or stand between transactions."""
+    """Number of leading frames that belong to complete transactions, or stand between transactions."""
     after: OpenTransaction | None
-    """Open behind it."""
+    """The transaction that is open after it."""
     arrived: bool
-    """The goal was reached within the run; the frames behind it are left out."""
+    """The goal was reached within the run; the frames after it are left out."""
 
 
 class Intake:
     """Keeps the stream's state: open transaction, last boundary, relations in force."""
 
     def __init__(
-        self, conn: psycopg.Connection[Any], relations: Relations, publications: Sequence[str], transform_lsn: Lsn,
-        overlap: Overlap | None = None, between: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
-        """``between`` is called after each round of questions to the catalog."""
-        self._conn = conn
-        self._between = between
+        self, describe: Describe, relations: Relations, transform_lsn: Lsn, overlap: Overlap | None = None
+    ) -> None:
+        self._describe = describe
         self._relations = relations
-        self._publications = publications
         self._transform_lsn = transform_lsn
         self._overlap = overlap
         self.boundary = transform_lsn
@@ -78,15 +75,15 @@ class Intake:
         self.stream_aborts += len(run.at(MessageKind.STREAM_ABORT))
         before = self.transaction
         after = transaction_after(run, before)
-        loose = self._control(run)
-        first = self._first_new(run, before, loose)
+        standalone = self._control(run)
+        first = self._first_new(run, before, standalone)
         self._compare(run, before, first)
-        end, arrived = self._first_beyond(run, before, loose)
+        end, arrived = self._first_beyond(run, before, standalone)
         end = max(first, end)
         self._pass_begins(run)
         self.transaction = after
         taken = run.part(first, end)
-        whole = self._whole(taken, first, loose)
+        whole = self._whole(taken, first, standalone)
         if arrived:
             after = None
         return Taken(taken, whole, after, arrived)
@@ -104,61 +101,46 @@ class Intake:
     def _control(self, run: FrameRun) -> dict[int, Lsn]:
         """Relation and Type messages take effect, in transactions that are skipped too: they come but once
         in a connection. Returns the non-transactional messages' places."""
-        loose: dict[int, Lsn] = {}
+        standalone: dict[int, Lsn] = {}
         messages = {index: run.message(index) for index in np.flatnonzero(IS_CONTROL[run.kinds]).tolist()}
-        facts = self._facts([message for message in messages.values() if isinstance(message, Relation)])
+        facts = self._describe([message for message in messages.values() if isinstance(message, Relation)])
         for index, message in messages.items():
             if isinstance(message, Relation):
-                known = facts[message.relation_id, _types(message)]
+                known = facts[described(message)]
                 self._relations.see(message, run.payload(index), known, int(run.sequence[index]))
             elif isinstance(message, Type):
                 self._relations.see_type(message.type_oid, run.payload(index))
             elif isinstance(message, LogicalMessage) and not message.transactional:
-                loose[index] = message.lsn
-        return loose
+                standalone[index] = message.lsn
+        return standalone
 
-    def _facts(self, relations: Sequence[Relation]) -> dict[tuple[int, frozenset[int]], RelationFacts]:
-        """What the catalog says of them, asked for many at a time: a transaction may touch thousands of tables, and
-        the server must hear of us meanwhile. Of each relation and its columns' types, which a run may change."""
-        asked = sorted({(relation.relation_id, _types(relation)) for relation in relations}, key=lambda one: one[0])
-        found: dict[tuple[int, frozenset[int]], RelationFacts] = {}
-        while asked:
-            # Once more in the same run, with other columns: of its own.
-            together = dict(asked[:RELATIONS_AT_ONCE])
-            answers = relation_facts(self._conn, together, self._publications)
-            found |= {(oid, types): answers[oid] for oid, types in together.items()}
-            asked = [one for one in asked if one not in found]
-            self._between()
-        return found
-
-    def _first_new(self, run: FrameRun, before: OpenTransaction | None, loose: dict[int, Lsn]) -> int:
+    def _first_new(self, run: FrameRun, before: OpenTransaction | None, standalone: dict[int, Lsn]) -> int:
         """Where the log goes on: the first frame of a transaction that it does not hold yet.
 
         ``commit_lsn < transform_lsn`` says that it does: no boundary lies inside a commit record.
         """
         if before is not None and before.final_lsn >= self._transform_lsn:
             return 0
-        begins = run.at(MessageKind.BEGIN)
-        new = begins[run.begins(begins)["final_lsn"].astype(np.int64) >= self._transform_lsn]
-        places = [index for index, lsn in loose.items() if lsn > self._transform_lsn]
+        new = run.brackets.begins[run.brackets.final_lsn >= self._transform_lsn]
+        places = [index for index, lsn in standalone.items() if lsn > self._transform_lsn]
         return min([*new[:1].tolist(), *places[:1]], default=len(run))
 
-    def _first_beyond(self, run: FrameRun, before: OpenTransaction | None, loose: dict[int, Lsn]) -> tuple[int, bool]:
+    def _first_beyond(
+        self, run: FrameRun, before: OpenTransaction | None, standalone: dict[int, Lsn]
+    ) -> tuple[int, bool]:
         """The first frame that lies past the goal, and whether there is one."""
         if self.goal is None:
             return len(run), False
         if before is not None and self.goal.arrived_at_begin(before.final_lsn):
             return 0, True
-        begins, commits = run.at(MessageKind.BEGIN), run.at(MessageKind.COMMIT)
-        finals = run.begins(begins)["final_lsn"].astype(np.int64)
-        ends = run.commits(commits)["end_lsn"].astype(np.int64)
-        beyond = begins[finals >= self.goal.lsn][:1].tolist()
-        for index in commits[ends > self.goal.lsn][:1].tolist():
+        begins = run.brackets.begins
+        beyond = begins[run.brackets.final_lsn >= self.goal.lsn][:1].tolist()
+        for index in run.brackets.commits[run.brackets.end_lsn > self.goal.lsn][:1].tolist():
             # Ends past the goal though it began before: endpos lies in its commit record. Its commit_lsn
             # is the boundary; nothing of it is taken.
             own = begins[begins < index]
             beyond.append(int(own[-1]) if len(own) else 0)
-        beyond += [index for index, lsn in loose.items() if lsn > self.goal.lsn][:1]
+        beyond += [index for index, lsn in standalone.items() if lsn > self.goal.lsn][:1]
         if not beyond:
             return len(run), False
         end = min(beyond)
@@ -168,7 +150,7 @@ class Intake:
     def _reach_begin(self, run: FrameRun, index: int, before: OpenTransaction | None) -> None:
         """The first transaction not taken starts its commit record at a boundary, if that is not past the goal."""
         if run.kinds[index] == MessageKind.BEGIN:
-            final = int(run.begins(np.array([index]))["final_lsn"][0])
+            final = int(run.brackets.final_lsn[np.searchsorted(run.brackets.begins, index)])
         elif before is not None:
             final = before.final_lsn
         else:
@@ -177,22 +159,22 @@ class Intake:
             self.reached(final)
 
     def _pass_begins(self, run: FrameRun) -> None:
-        begins = run.at(MessageKind.BEGIN)
-        if len(begins):
-            self.passed(int(run.begins(begins[-1:])["final_lsn"][0]))
+        if len(run.brackets.begins):
+            self.passed(int(run.brackets.final_lsn[-1]))
 
-    def _whole(self, taken: FrameRun, first: int, loose: dict[int, Lsn]) -> int:
+    def _whole(self, taken: FrameRun, first: int, standalone: dict[int, Lsn]) -> int:
         """How many of the frames taken are whole transactions that leave something; moves the boundary."""
-        commits = taken.at(MessageKind.COMMIT)
-        ends = [int(commits[-1]) + 1] if len(commits) else []
+        brackets = taken.brackets
+        ends = [int(brackets.commits[-1]) + 1] if len(brackets.commits) else []
         if ends:
-            self.reached(int(taken.commits(commits[-1:])["end_lsn"][0]))
-        for index, lsn in loose.items():
+            self.reached(int(brackets.end_lsn[-1]))
+        for index, lsn in standalone.items():
             if 0 <= index - first < len(taken):
                 self.reached(lsn)
                 ends.append(index - first + 1)
         return max(ends, default=0)
 
 
-def _types(relation: Relation) -> frozenset[int]:
-    return frozenset(column.type_oid for column in relation.columns)
+def described(relation: Relation) -> RelationKey:
+    """By what the facts of a relation are asked for."""
+    return relation.relation_id, frozenset(column.type_oid for column in relation.columns)

@@ -19,8 +19,9 @@ import numpy as np
 from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogAhead
-from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, OpenTransaction
+from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.transactions import OpenTransaction
 from pgcdc_assets.protocol.layouts import MessageKind
 from pgcdc_assets.source.connect.failures import NEW_LAKE
 
@@ -61,12 +62,11 @@ class Overlap:
 
     def compare(self, run: FrameRun, before: OpenTransaction | None) -> None:
         """Frames as they come, ``before`` open in front of them. Raises LogAhead where they hold anything else."""
-        begins = run.at(MessageKind.BEGIN)
-        found = run.begins(begins)
-        finals: Ints = np.concatenate(([before.final_lsn if before else -1], found["final_lsn"].astype(np.int64)))
+        found = run.brackets
+        finals: Ints = np.concatenate(([before.final_lsn if before else -1], found.final_lsn))
         if self.newest is not None and not self.came:
             self.came = self.start in finals
-            if self.came and self.newest not in found["xid"][found["final_lsn"] == self.start]:
+            if self.came and self.newest not in found.xid[found.final_lsn == self.start]:
                 self._fail(self.start)
         begun, ended = np.cumsum(run.kinds == MessageKind.BEGIN), np.cumsum(run.kinds == MessageKind.COMMIT)
         # A loose message belongs to no transaction. An empty one (14) says nothing: what is published may differ.

@@ -24,6 +24,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.reported import ReportedPositions
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
 from pgcdc_assets.log.framerun import HEADER, FrameRun
+from pgcdc_assets.log.receive.describe import CatalogFacts
 from pgcdc_assets.log.receive.intake import Intake
 from pgcdc_assets.log.receive.messages import Event, EventName
 from pgcdc_assets.log.receive.overlap import Overlap
@@ -91,7 +92,9 @@ class Receiver:
         self._clock = SourceClock(conn)
         self._reported = ReportedPositions(floor)
         self._pending = PendingBatch()
-        self._intake = Intake(conn, relations, publications, writer.position, overlap, self._send_due_status)
+        self._intake = Intake(
+            CatalogFacts(conn, publications, self._send_due_status), relations, writer.position, overlap
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._job: Future[Committed | None] | None = None
         self._planned = writer.position

@@ -1,0 +1,39 @@
+"""What the source's catalog says of relations that a stream describes: asked for by the receiver, beside the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+
+from pgcdc_assets.log.receive.intake import Described, described
+from pgcdc_assets.protocol.messages import Relation
+from pgcdc_assets.source.catalog.tables import relation_facts
+
+RELATIONS_AT_ONCE = 500
+"""Whose facts are asked for together: a second's work or two for a busy server, and some megabytes."""
+
+
+class CatalogFacts:
+    """``between`` is called after each round of questions: a transaction may touch thousands of tables, and the server
+    must hear of us meanwhile."""
+
+    def __init__(
+        self, conn: psycopg.Connection[Any], publications: Sequence[str], between: Callable[[], None] = lambda: None
+    ) -> None:
+        self._conn = conn
+        self._publications = publications
+        self._between = between
+
+    def __call__(self, relations: Sequence[Relation]) -> Described:
+        asked = sorted({described(relation) for relation in relations}, key=lambda one: one[0])
+        found: Described = {}
+        while asked:
+            # A relation that comes twice, with other columns, is asked for in two rounds: a round takes each OID once.
+            together = dict(asked[:RELATIONS_AT_ONCE])
+            answers = relation_facts(self._conn, together, self._publications)
+            found |= {(oid, types): answers[oid] for oid, types in together.items()}
+            asked = [one for one in asked if one not in found]
+            self._between()
+        return found
