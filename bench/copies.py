@@ -15,7 +15,7 @@ from bench.record import Record, Run
 from bench.source import database, program, run
 from bench.usage import usage
 from pgcdc_assets.demo.server import PORT, USER, EmbeddedServer
-from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.spark.maven import Artifact, cached, retrieve
 
 FLOOR = "COPY text by psql"

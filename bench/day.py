@@ -31,7 +31,7 @@ from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.delta.logfiles import commit_actions
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.thinning import EVERY
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.apply import LOOK_EVERY

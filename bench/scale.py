@@ -24,7 +24,7 @@ from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
 
 TABLES = (10, 100, 500)

@@ -93,7 +93,7 @@ def repair_op(
 
 def run_sync(context: dg.OpExecutionContext, config: SyncConfig, engines: Engines, watcher: Watcher) -> "SyncReport":
     """One bounded run of the engine, in this process."""
-    from pgcdc_assets.flow.sync import Bounds
+    from pgcdc_assets.flow.decide import Bounds
 
     stop = watcher.stop
     with writing_run(context, stop):

@@ -5,7 +5,8 @@ engine -> sync --> turn (transform, apply, publish)      one writer per lake
              +---> serving (what other commands ask)     asking: the command's side
 
 engine      every operation                     work        what each of them works with
-sync        the bounded run                     stream      its view of the receiver
+decide      what a run does next: pure
+sync        the run that does it                     stream      its view of the receiver
 turn        up to a boundary, one point         ranges      when a range is cut
 closing     a closed range's report             copying     snapshot copies within a run
 progress    where each table stands             accounting  rows that no mirror takes

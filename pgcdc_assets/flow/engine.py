@@ -18,6 +18,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.failures import machine_told
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SetupNeeded
 from pgcdc_assets.flow import asking
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.drift import refuse_emptied
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
@@ -29,7 +30,7 @@ from pgcdc_assets.flow.reports import RangeReport, SyncReport
 from pgcdc_assets.flow.requests import Job, Request
 from pgcdc_assets.flow.serving import OUTCOMES, maintained, ranged
 from pgcdc_assets.flow.stream import LogStream
-from pgcdc_assets.flow.sync import Bounds, Sync
+from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess

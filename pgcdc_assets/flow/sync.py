@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
@@ -20,10 +19,21 @@ from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.accounting import untaken
 from pgcdc_assets.flow.closing import closed_range, merge_files
 from pgcdc_assets.flow.copying import Copied, CopyChannel, copy
+from pgcdc_assets.flow.decide import (
+    Bounds,
+    CatchUp,
+    PointDue,
+    Situation,
+    Standing,
+    TakeTurn,
+    View,
+    finished,
+    next_step,
+)
 from pgcdc_assets.flow.drift import watch
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.progress import TableProgress
-from pgcdc_assets.flow.ranges import OpenRange, up_to
+from pgcdc_assets.flow.ranges import OpenRange
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.serving import Serving
 from pgcdc_assets.flow.stream import LogStream
@@ -38,28 +48,8 @@ from pgcdc_assets.spark.session import cancel_jobs
 
 WAIT_SECONDS = 0.2
 """How long the loop sleeps at most when nothing lands; a batch wakes it at once."""
-GATHERED_BYTES = 64 << 20
-"""Of messages: what a turn is worth while a bounded run still receives. Many small turns cost more than a large one,
-and take the cores from the receiver."""
 COPY_ROUNDS = 3
 """Snapshots that a table is copied under one after the other, where somebody alters it meanwhile or right after."""
-LATE_SHARE = 2
-"""Turns' worth that a late copy takes at a time: more than the others, so that it gains on them in a backlog too."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """When a run ends."""
-
-    until: Lsn | None = None
-    """Receive to here and end; None with ``follow`` False means the source's flush position."""
-    follow: bool = False
-    max_seconds: float | None = None
-    idle_seconds: float | None = None
-    stop: threading.Event = field(default_factory=threading.Event)
-    """End at the next boundary; a copy under way is given up."""
-    give_way: threading.Event = field(default_factory=threading.Event)
-    """The same, but not before copies are through: somebody else waits for a turn."""
 
 
 class Sync:
@@ -82,9 +72,7 @@ class Sync:
         self._seen: CatalogLook | None = None
         """The last whole look at the catalog, which all followed tables have been compared with."""
         # What an earlier run copied, and did not come to publish, is published by this one, whatever else happens.
-        self._unpublished = work.progress.unlisted
-        self._refused_at: Lsn | None = None
-        """Where the last point could not list every table."""
+        self._point = PointDue(work.progress.unlisted)
         known = work.observer.known_ranges()
         start = known[-1].end if known else work.log.start
         self._named = ZERO
@@ -195,7 +183,7 @@ class Sync:
         moved = self._take_landed()
         if ended is not None:
             self._copies = None
-            again = self._heed(ended)
+            again = self._copies_ended(ended)
             if again:
                 self._look()
             # Those that were found to need a copy meanwhile, too.
@@ -204,7 +192,7 @@ class Sync:
                 self._aim()
         return moved
 
-    def _heed(self, ended: Future[Failures]) -> set[TableName]:
+    def _copies_ended(self, ended: Future[Failures]) -> set[TableName]:
         """Which tables to try again at once. One that cannot be copied keeps no other from catching up.
 
         Somebody altered or locked those; a run that follows tries them again and again, with rests. Any other run
@@ -259,8 +247,8 @@ class Sync:
             self._work.observer.copied(copied.report)
             begin_anew_if_unreadable(self._work.layout, self._work.identity, copied.table)
             self._copied.append(copied)
-            self._unpublished = moved = True
-            self._refused_at = None
+            self._point.owe()
+            moved = True
         return moved
 
     def _end_copies(self) -> None:
@@ -297,42 +285,62 @@ class Sync:
     # Turns ------------------------------------------------------------------------------------
 
     def _turn(self) -> bool:
-        work = self._work
+        """Do what is to be done next; whether anything moved."""
+        view = self._view()
+        if view.exact is not None:
+            self._stream.mark(view.exact)
+        step = next_step(view)
+        moved = isinstance(step, CatchUp)
+        if isinstance(step, CatchUp):
+            self._catch_up(step)
+            step = next_step(replace(self._view(), exact=view.exact, held=view.held, caught_up=True))
+        if isinstance(step, TakeTurn):
+            moved |= self._take(step)
+        return moved
+
+    def _view(self) -> View:
         # The position first, then the request: a request seen too late has an LSN above this position.
-        complete = self._stream.complete_to
-        request = hold.current(work.layout)
-        if request is not None and request.lsn is None:
-            return False
+        complete, progress = self._stream.complete_to, self._work.progress
+        request = hold.current(self._work.layout)
         exact = request.lsn if request is not None else None
-        if exact is not None and work.progress.points.has(exact):
-            exact = None
-        if exact is not None:
-            self._stream.mark(exact)
-        behind = any(entry.replay_lsn < complete for entry in work.progress.followed())
-        if exact is None and self._gathering(complete):
-            return False
-        if not behind and exact is None and (not self._unpublished or self._refused_at == complete):
-            return False
-        moved = exact is None and self._catch_up()
-        waiting = set() if exact is not None else {entry.table.name for entry in work.progress.late()}
-        tables = [entry for entry in work.progress.followed() if entry.table.name not in waiting]
-        upto = self._boundary(tables, complete if exact is None else min(complete, exact), 1)
-        behind = any(entry.replay_lsn < upto for entry in tables)
-        if not behind and exact != upto and (not self._unpublished or self._refused_at == upto):
-            return moved
-        turn = take_turn(work, upto, tables)
+        late = {entry.table.name for entry in progress.late()}
+        return View(
+            complete=complete,
+            standings=[
+                Standing(entry.table.name, entry.replay_lsn, entry.table.name in late) for entry in progress.followed()
+            ],
+            batches=self._work.log.batches,
+            point=self._point,
+            share_bytes=self._work.settings.range_bytes,
+            gathers=not (self.following or self._copies is not None or self._stream.arrived),
+            held=request is not None and request.lsn is None,
+            exact=None if exact is None or progress.points.has(exact) else exact,
+        )
+
+    def _catch_up(self, step: CatchUp) -> None:
+        """Bring tables that were copied while the others went on nearer to these."""
+        turn = take_turn(self._work, step.upto, self._entries(step.tables))
+        self._turns += bool(turn.tables)
+        self._point.refused_at = None
+
+    def _take(self, step: TakeTurn) -> bool:
+        """Take a turn and publish; whether it brought anything, or the point that was asked for."""
+        progress = self._work.progress
+        turn = take_turn(self._work, step.upto, self._entries(step.tables))
         self._account(turn)
         if turn.outdated and not self._stream.arrived:
             self._begin_copies()
-        if exact == upto:
-            work.progress.reread_versions()
-        if turn.tables or exact == upto or self._unpublished:
-            self._unpublished = not self._publish(upto)
-            self._refused_at = upto if self._unpublished else None
-            if not self._unpublished:
+        if step.exact:
+            progress.reread_versions()
+        if turn.tables or step.exact or self._point.due:
+            self._point.published(step.upto, whole=self._publish(step.upto))
+            if not self._point.due:
                 self._succeed()
-        self._stream.report_apply(work.progress.replay_lsn)
-        return moved or bool(turn.tables) or (exact == upto and not self._unpublished)
+        self._stream.report_apply(progress.replay_lsn)
+        return bool(turn.tables) or (step.exact and not self._point.due)
+
+    def _entries(self, names: Sequence[TableName]) -> list[TableProgress]:
+        return [self._work.progress[name] for name in names]
 
     def _publish(self, upto: Lsn) -> bool:
         """Publish a point of what the catalog still shows to be right there; whether it lists every followed table.
@@ -348,41 +356,6 @@ class Sync:
         whole = self._work.progress.publish(upto, self._work.log.position())
         self._tell_changed()
         return whole
-
-    def _gathering(self, complete: Lsn) -> bool:
-        """Whether the log holds too little for a turn yet, and more is on its way."""
-        if self.following or self._unpublished or self._copies is not None or self._stream.arrived:
-            return False
-        return sum(batch.bytes for batch in self._waiting(self._work.progress.followed(), complete)) < GATHERED_BYTES
-
-    def _catch_up(self) -> bool:
-        """Bring tables that were copied while the others went on nearer to these, by a turn of their own.
-
-        So that a late copy holds nobody up, however much it has to catch up with.
-        """
-        progress = self._work.progress
-        late = progress.late()
-        if not late:
-            return False
-        names = {entry.table.name for entry in late}
-        others = min(entry.replay_lsn for entry in progress.followed() if entry.table.name not in names)
-        turn = take_turn(self._work, self._boundary(late, others, LATE_SHARE), late)
-        self._turns += bool(turn.tables)
-        self._refused_at = None
-        return True
-
-    def _boundary(self, tables: Sequence[TableProgress], limit: Lsn, share: int) -> Lsn:
-        """Where a turn of these tables ends: by size at a batch's end, or at ``limit``."""
-        waiting = self._waiting(tables, limit)
-        taken = up_to(waiting, share * self._work.settings.range_bytes)
-        if len(taken) < len(waiting):
-            return min(limit, taken[-1].end)
-        return limit
-
-    def _waiting(self, tables: Sequence[TableProgress], limit: Lsn) -> list[BatchSummary]:
-        """The batches between the lowest of these tables and ``limit``."""
-        lowest = min((entry.replay_lsn for entry in tables), default=ZERO)
-        return self._work.log.batches(lowest, limit)
 
     def _account(self, turn: Turn) -> None:
         batches = [b for b in self._work.log.batches(self._counted, turn.upto) if b.end <= turn.upto]
@@ -422,29 +395,23 @@ class Sync:
         self._thinning.after_range(report.tables)
 
     def _finished(self) -> bool:
-        bounds, now = self._bounds, time.monotonic()
-        if bounds.stop.is_set():
-            return True
-        if self._copies is not None:
-            # However long they take: a copy that is given up begins from nothing.
-            return False
-        if self._serving.busy and self.following:
-            # Soon: the copies are made, and have yet to come into a point.
-            return False
-        if bounds.give_way.is_set():
-            return True
-        if bounds.max_seconds is not None and now - self._started >= bounds.max_seconds:
-            return True
-        if bounds.idle_seconds is not None and now - self._moved >= bounds.idle_seconds:
-            return True
-        if self.following or not self._stream.arrived:
-            return False
-        return self._level
+        now = time.monotonic()
+        situation = Situation(
+            running_seconds=now - self._started,
+            idle_seconds=now - self._moved,
+            following=self.following,
+            copying=self.copying,
+            answering=self._serving.busy,
+            arrived=self._stream.arrived,
+            level=self._level,
+        )
+        return finished(self._bounds, situation)
 
     @property
     def _level(self) -> bool:
-        level = all(entry.replay_lsn >= self._stream.complete_to for entry in self._work.progress.followed())
-        return level and (not self._unpublished or self._refused_at == self._stream.complete_to)
+        complete = self._stream.complete_to
+        level = all(entry.replay_lsn >= complete for entry in self._work.progress.followed())
+        return level and not self._point.at(complete)
 
     # What other commands ask for -----------------------------------------------------------------
 
@@ -468,7 +435,7 @@ class Sync:
         progress.log_cut(start)
         self._range.start, self._counted = max(self._range.start, start), max(self._counted, start)
         if progress.renewed:
-            self._unpublished, self._refused_at = True, None
+            self._point.owe()
 
     def _succeed(self) -> None:
         """A run that follows may go on for days: it has done what an earlier one failed to do."""

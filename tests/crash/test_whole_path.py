@@ -20,9 +20,9 @@ from pgcdc_assets.core.faultpoints import FaultPoint
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.mirror.delta import apply, compaction
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup

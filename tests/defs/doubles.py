@@ -10,10 +10,10 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.reports import RangeReport, SyncReport, TableTurn
-from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.mirror.delta.copy import CopyReport
 from pgcdc_assets.settings import Settings
 

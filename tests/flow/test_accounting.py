@@ -22,9 +22,9 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.feed.schema import COMMIT_LSN, ORDINAL
 from pgcdc_assets.flow.accounting import Why, untaken
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import TableProgress, TablesProgress
-from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.reader import ChangeLog

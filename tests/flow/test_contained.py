@@ -14,7 +14,7 @@ from pgcdc_assets.core.layout import DELTA_LOG, checkpoint_name, commit_name
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.commit import make_checkpoint
-from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.deltatables import live_files

@@ -19,9 +19,10 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked, IdentityMismatch, LogAhead
 from pgcdc_assets.flow import copying, turn
 from pgcdc_assets.flow import sync as sync_module
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.sync import Bounds, Sync
+from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.copy import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints

@@ -23,8 +23,8 @@ from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.datafile import in_int96, read_footer
 from pgcdc_assets.delta.tombstones import DELETED_FILES
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
-from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.mirror.delta.tablework import merged
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.deltatables import commit, live_files, opened

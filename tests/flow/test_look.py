@@ -16,10 +16,11 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.flow import thinning
 from pgcdc_assets.flow.copying import Copied
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.stream import LogStream
-from pgcdc_assets.flow.sync import Bounds, Sync
+from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess

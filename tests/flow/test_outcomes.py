@@ -21,12 +21,12 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError, LockHeld, NotRepairable, PgcdcError, SourceUnavailable, UnknownTable
 from pgcdc_assets.flow import outcomes
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
-from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.defs.catalogs import catalog_of

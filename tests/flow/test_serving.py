@@ -18,11 +18,11 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked, LockHeld, NotRepairable, RangeGap, UnknownTable, UsageError
 from pgcdc_assets.flow import hold, lock, outcomes, requests, sync
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.requests import Job, Request
-from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.points.points import ConsistentPoints, Point

@@ -18,7 +18,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import LakeError, PgcdcError
-from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import CATALOG_FILE

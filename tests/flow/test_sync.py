@@ -35,11 +35,11 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.feed import table
 from pgcdc_assets.flow import hold, outcomes
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
-from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import CATALOG_FILE, Settings

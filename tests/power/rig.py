@@ -23,9 +23,9 @@ from pyspark.sql import SparkSession
 from pgcdc_assets import Lake
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.recovery import recover
 from pgcdc_assets.settings import CATALOG_FILE, Settings

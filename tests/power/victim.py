@@ -16,10 +16,10 @@ import pytest
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed import table
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.sync import Bounds
 from pgcdc_assets.log import commit
 from pgcdc_assets.mirror.delta import apply, compaction, mirror
 from pgcdc_assets.points import ledger

@@ -14,7 +14,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow import copying
 from pgcdc_assets.flow import sync as sync_module
-from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.flow.decide import LATE_SHARE, Bounds
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.copy import Failures, copy_tables
@@ -70,7 +70,7 @@ def test_a_late_copy_meets_the_others_and_holds_none_up(
             stop.set()
             run.join(120)
         rig.assert_equal()
-    assert len([upto for tables, upto in turns[before:] if tables == {"u"}]) >= ROUNDS // sync_module.LATE_SHARE
+    assert len([upto for tables, upto in turns[before:] if tables == {"u"}]) >= ROUNDS // LATE_SHARE
     lows = [upto for tables, upto in turns if "t" in tables]
     assert lows == sorted(lows), "what had been applied to t was asked for again"
 

@@ -16,7 +16,7 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import EmptyPublication, PgcdcError
-from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.end_to_end.command import wait_for

@@ -21,7 +21,7 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow import hold, lock
-from pgcdc_assets.flow.sync import Bounds
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.end_to_end.command import Project, wait_for
