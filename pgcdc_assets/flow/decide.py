@@ -100,7 +100,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class CatchUp:
+class TakeLateTurn:
     """A turn of late tables alone; no point."""
 
     tables: Sequence[TableName]
@@ -117,11 +117,11 @@ class TakeTurn:
     """``verify`` waits for a point here, also where no mirror changes."""
 
 
-Step = Wait | CatchUp | TakeTurn
+Step = Wait | TakeLateTurn | TakeTurn
 
 
 def next_step(view: View) -> Step:
-    """What to do now. After CatchUp it is asked again, with ``caught_up``."""
+    """What to do now. After TakeLateTurn it is asked again, with ``caught_up``."""
     if view.held:
         return Wait()
     if view.exact is None:
@@ -132,7 +132,7 @@ def next_step(view: View) -> Step:
         late = [table for table in view.standings if table.late]
         if late and not view.caught_up:
             others = min(table.replay_lsn for table in view.standings if not table.late)
-            return CatchUp(_names(late), _boundary(view, late, others, LATE_SHARE))
+            return TakeLateTurn(_names(late), _boundary(view, late, others, LATE_SHARE))
     tables = [table for table in view.standings if view.exact is not None or not table.late]
     limit = view.complete if view.exact is None else min(view.complete, view.exact)
     upto = _boundary(view, tables, limit, 1)

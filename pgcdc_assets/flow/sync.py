@@ -21,10 +21,10 @@ from pgcdc_assets.flow.closing import closed_range, merge_files
 from pgcdc_assets.flow.copying import Copied, CopyChannel, copy
 from pgcdc_assets.flow.decide import (
     Bounds,
-    CatchUp,
     PointDue,
     Situation,
     Standing,
+    TakeLateTurn,
     TakeTurn,
     View,
     finished,
@@ -290,8 +290,8 @@ class Sync:
         if view.exact is not None:
             self._stream.mark(view.exact)
         step = next_step(view)
-        moved = isinstance(step, CatchUp)
-        if isinstance(step, CatchUp):
+        moved = isinstance(step, TakeLateTurn)
+        if isinstance(step, TakeLateTurn):
             self._catch_up(step)
             step = next_step(replace(self._view(), exact=view.exact, held=view.held, caught_up=True))
         if isinstance(step, TakeTurn):
@@ -317,7 +317,7 @@ class Sync:
             exact=None if exact is None or progress.points.has(exact) else exact,
         )
 
-    def _catch_up(self, step: CatchUp) -> None:
+    def _catch_up(self, step: TakeLateTurn) -> None:
         """Bring tables that were copied while the others went on nearer to these."""
         turn = take_turn(self._work, step.upto, self._entries(step.tables))
         self._turns += bool(turn.tables)

@@ -37,9 +37,9 @@ import sys
 from pathlib import Path
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.flow.lock import lake_lock
-from pgcdc_assets.flow.outcomes import Kind, recorded
+from pgcdc_assets.flow.outcomes import OperationKind, recorded
 layout = Layout(Path(sys.argv[1]))
-with lake_lock(layout, "follow"), recorded(layout, Kind.SYNC, "follow", print):
+with lake_lock(layout, "follow"), recorded(layout, OperationKind.SYNC, "follow", print):
     print("begun", flush=True)
     sys.stdin.read()
 """
