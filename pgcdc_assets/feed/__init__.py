@@ -3,6 +3,7 @@
 log -> transform -> task (in the workers): routing, events, protocol.columns -> file -> table
 
 schema      the columns of a feed; which files hold a span
+plan        what is to be done for each table
 transform   a span of the log into the feeds of its tables
 task        what one Spark task does: segments in, feed files out
 events      rows of the log into changes: which images there are, and what they lack

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.feed.transform import Followed, transform
+from pgcdc_assets.feed.plan import Followed
+from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import TableTurn
 from pgcdc_assets.flow.work import Work

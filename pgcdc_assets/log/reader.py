@@ -112,7 +112,7 @@ class ChangeLog:
 
     def __init__(self, layout: Layout) -> None:
         self.path = layout.change_log
-        self._root = layout.root
+        self.layout = layout
         self._table: DeltaTable | None = None
         self._shapes: dict[int, Shape] = {}
         self._summaries: dict[str, tuple[BatchSummary, ...]] = {}
@@ -124,7 +124,7 @@ class ChangeLog:
 
     def create(self, identity: Identity, start: Lsn, timeline: int) -> None:
         """Make the empty log of a slot, standing at ``start`` (the slot's consistent point)."""
-        private_folder(self._root)
+        private_folder(self.layout.root)
         create_log(self.path, identity, start, timeline)
 
     def open(self) -> Self:

@@ -17,10 +17,11 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed import task
 from pgcdc_assets.feed import transform as transform_module
+from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.routing import Place, Router
 from pgcdc_assets.feed.schema import feed_name
 from pgcdc_assets.feed.table import FeedTable
-from pgcdc_assets.feed.transform import Followed, grouped, transform
+from pgcdc_assets.feed.transform import grouped, transform
 from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.reader import Segment
 from pgcdc_assets.mirror.delta import apply

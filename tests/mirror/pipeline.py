@@ -20,8 +20,9 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.schema import FeedPart
-from pgcdc_assets.feed.transform import Followed, transform
+from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.mirror.delta.apply import apply_tables

@@ -20,7 +20,8 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.failures import again_after_lost_races
 from pgcdc_assets.errors import NotRepairable
-from pgcdc_assets.feed.transform import Followed, transform
+from pgcdc_assets.feed.plan import Followed
+from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.apply import collapsed
 from pgcdc_assets.mirror.delta.match import LACKS

@@ -1,8 +1,8 @@
 """Making and removing what we need on the source, and saying what is lacking.
 
-plan -> publications -> setup
+selection -> publications -> setup
 
-plan          which tables the settings mean, and how each can be published without harm
+selection     which tables the settings mean, and how each can be published without harm
 publications  publications of our own
 adopted       findings on one that somebody else made
 setup         publications first, then the slot

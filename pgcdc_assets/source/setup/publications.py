@@ -15,8 +15,8 @@ from psycopg import sql
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE
-from pgcdc_assets.source.setup.plan import wanted_tables
 from pgcdc_assets.source.setup.rights import Changes
+from pgcdc_assets.source.setup.selection import wanted_tables
 from pgcdc_assets.source.slot.blockers import alterers
 from pgcdc_assets.source.slot.creation import OnWait
 

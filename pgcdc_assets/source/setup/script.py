@@ -11,9 +11,9 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.published import read_published
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.setup.findings import Finding, server_findings
-from pgcdc_assets.source.setup.plan import wanted_tables
 from pgcdc_assets.source.setup.publications import made_by_us, read_publication, script
 from pgcdc_assets.source.setup.rights import Changes, quoted_role, rights_findings
+from pgcdc_assets.source.setup.selection import wanted_tables
 from pgcdc_assets.source.setup.setup import stored_tables
 from pgcdc_assets.source.slot.slotstatus import slot_status
 

@@ -27,7 +27,6 @@ from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.plainsession import open_source
 from pgcdc_assets.source.setup.adopted import foreign_findings
 from pgcdc_assets.source.setup.findings import Finding, named, not_replicated, server_findings
-from pgcdc_assets.source.setup.plan import Planned, meant_tables, wanted_tables
 from pgcdc_assets.source.setup.publications import (
     OwnPublication,
     inserts_name,
@@ -37,6 +36,7 @@ from pgcdc_assets.source.setup.publications import (
     write_ours,
 )
 from pgcdc_assets.source.setup.rights import BY_OWNER, Changes, not_owned, rights_findings
+from pgcdc_assets.source.setup.selection import Planned, meant_tables, wanted_tables
 from pgcdc_assets.source.setup.traceless import trace_findings
 from pgcdc_assets.source.slot.creation import LOCK_SECONDS, OnWait, create_slot
 from pgcdc_assets.source.slot.slotstatus import check_slot, identity, slot_status

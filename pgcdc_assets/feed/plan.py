@@ -1,0 +1,203 @@
+"""What a transform is to do for each table: one look at the shapes of its rows, and at its feed, for each turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.feed.events import Route
+from pgcdc_assets.feed.evolve import Refusal, evolved, together
+from pgcdc_assets.feed.routing import Router
+from pgcdc_assets.feed.table import FeedTable
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.segment import FACTS, read_rows
+from pgcdc_assets.protocol.shape import RelationFacts, Shape
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A table to derive changes of, as at its copy (plus columns that appeared since)."""
+
+    table: Table
+    after: Lsn
+    """Its ``replay_lsn``: transactions below it are not wanted."""
+
+
+@dataclass(frozen=True)
+class FeedPlan:
+    """What is to be derived for one table, and how its rows are read."""
+
+    table: Table
+    """As the rows of the span make it."""
+    after: Lsn
+    todo: LsnRange | None
+    """None where the feed holds all. It may reach past the span: a file of the feed is replaced as a whole."""
+    replaced: tuple[str, ...]
+    """Files of the feed that the new ones take the place of."""
+    relations: frozenset[int]
+    routes: dict[int, Route]
+    """By schema_id."""
+    refused: dict[int, str]
+    """By schema_id: rows that show the table to be changed, and how."""
+    again: bool
+
+
+Failures = dict[TableName, tuple[Table, Lsn, str]]
+"""Tables whose feed cannot be read: as their rows make them, where the mirror stands, and why."""
+
+
+def planned(
+    log: ChangeLog, router: Router, span: LsnRange, tables: Sequence[Followed], *, again: bool
+) -> tuple[list[FeedPlan], Failures]:
+    """A plan for each table. With ``again`` the whole span is derived, whatever the feeds hold of it."""
+    starts = [span.start if again else min(max(entry.after, span.start), span.end) for entry in tables]
+    reaches = [LsnRange(start, span.end) for start in starts]
+    placed = _placed(log, router, reaches)
+    plans: list[FeedPlan] = []
+    failures: Failures = {}
+    for entry, reach in zip(tables, reaches, strict=True):
+        mine = placed.get(entry.table.name, _Placed())
+        evolution = _Evolution.of(log, entry.table, mine, reach, past=again)
+        try:
+            plan = _plan(log, span, entry, mine, evolution, again=again)
+        except Exception as error:
+            if (failure := of_one_table(error)) is None:
+                raise
+            failures[entry.table.name] = evolution.table, entry.after, failure
+            continue
+        if plan.todo is not None and not reach.start <= plan.todo.start <= plan.todo.end <= reach.end:
+            plan = _widened(log, router, entry, plan, plan.todo)
+        plans.append(plan)
+    return plans, failures
+
+
+def _plan(
+    log: ChangeLog, span: LsnRange, entry: Followed, placed: _Placed, evolution: _Evolution, *, again: bool
+) -> FeedPlan:
+    # A feed that a run derived and could not apply has the columns that appeared already: asked for the table as it
+    # was, it would seem to hold nothing, and its rows would be derived a second time beside the first.
+    feed = FeedTable(log.layout, log.identity, evolution.table)
+    after = min(max(entry.after, span.start), span.end)
+    start = span.start if again else after
+    if not again and feed.covered.start <= after <= feed.covered.end:
+        start = feed.covered.end
+    todo, replaced = feed.replaced(LsnRange(start, span.end)) if start < span.end else (None, ())
+    return FeedPlan(
+        evolution.table,
+        after,
+        todo,
+        replaced,
+        frozenset(placed.relations),
+        evolution.routes,
+        evolution.refused | placed.refused,
+        again,
+    )
+
+
+def _widened(log: ChangeLog, router: Router, entry: Followed, plan: FeedPlan, todo: LsnRange) -> FeedPlan:
+    """The plan with the shapes of rows beyond the span, which are derived as well."""
+    placed = _placed(log, router, [todo]).get(entry.table.name, _Placed())
+    evolution = _Evolution.of(log, entry.table, placed, todo, past=plan.again, at_least=plan.table)
+    return replace(
+        plan,
+        table=evolution.table,
+        relations=frozenset(placed.relations),
+        routes=evolution.routes,
+        refused=evolution.refused | placed.refused,
+    )
+
+
+@dataclass
+class _Placed:
+    """The shapes that concern one table."""
+
+    taken: list[Shape] = field(default_factory=list)
+    leaves: dict[int, TableName | None] = field(default_factory=dict)
+    """By schema_id: the leaf of each, as the mirror calls it."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """By schema_id: rows that show the table to be changed."""
+    relations: set[int] = field(default_factory=set)
+
+
+def _placed(log: ChangeLog, router: Router, spans: Sequence[LsnRange]) -> dict[TableName, _Placed]:
+    """The shapes that rows of any of the spans may have, by the tables that they concern."""
+    found: dict[TableName, _Placed] = {}
+    for shape in log.shapes(hull(spans)).values() if spans else ():
+        place = router.place(shape)
+        for name in place.concerned:
+            entry = found.setdefault(name, _Placed())
+            entry.relations.add(shape.relation_id)
+            if name in place.refused:
+                entry.refused[shape.schema_id] = place.refused[name]
+            else:
+                entry.taken.append(shape)
+                entry.leaves[shape.schema_id] = place.leaf
+    return found
+
+
+def hull(spans: Sequence[LsnRange]) -> LsnRange:
+    """From the first start to the last end."""
+    return LsnRange(min(span.start for span in spans), max(span.end for span in spans))
+
+
+@dataclass(frozen=True)
+class _Evolution:
+    """What the shapes of a span make of a table."""
+
+    table: Table
+    routes: dict[int, Route]
+    refused: dict[int, str]
+
+    @classmethod
+    def of(
+        cls, log: ChangeLog, table: Table, placed: _Placed, span: LsnRange, *, past: bool,
+        at_least: Table | None = None,
+    ) -> _Evolution:  # fmt: skip
+        """``placed`` may hold shapes that no row of the span has; those must not add columns."""
+        shapes = placed.taken
+        found = {shape.schema_id: evolved(table, shape, None, past=past) for shape in shapes}
+        odd = [shape for shape in shapes if isinstance(found[shape.schema_id], Refusal)]
+        if odd:
+            facts = _facts(log, {shape.schema_id for shape in odd})
+            used = _used(log, span, {shape.schema_id for shape in odd}, {shape.relation_id for shape in odd})
+            odd = [shape for shape in odd if shape.schema_id in used]
+            found |= {s.schema_id: evolved(table, s, facts.get(s.schema_id), past=past) for s in odd}
+        followed = [version for version in found.values() if isinstance(version, Table)]
+        after = together([table, at_least or table, *followed])
+        routes = {
+            s.schema_id: Route.of(s, after, placed.leaves[s.schema_id])
+            for s in shapes if isinstance(found[s.schema_id], Table)
+        }  # fmt: skip
+        refused = {s.schema_id: reason.reason for s in odd if isinstance(reason := found[s.schema_id], Refusal)}
+        return cls(after, routes, refused)
+
+
+def _facts(log: ChangeLog, schema_ids: set[int]) -> dict[int, RelationFacts]:
+    """The catalog facts that the log carries beside these shapes. Read only where a table changed its form."""
+    found: dict[int, RelationFacts] = {}
+    asked = (pc.field("kind") == FACTS) & pc.field("schema_id").isin(list(schema_ids))
+    for segment in filter(lambda segment: segment.notes, log.all_segments()):
+        if found.keys() >= schema_ids:
+            break
+        for note in read_rows(segment.path, ["schema_id", "payload"], asked).to_pylist():
+            found[note["schema_id"]] = RelationFacts.from_json(json.loads(note["payload"]))
+    return found
+
+
+def _used(log: ChangeLog, span: LsnRange, schema_ids: set[int], relations: set[int]) -> set[int]:
+    """Which of the shapes some row of the span has."""
+    found: set[int] = set()
+    low, high = pc.field("commit_lsn") >= span.start, pc.field("commit_lsn") < span.end
+    asked = low & high & pc.field("schema_id").isin(list(schema_ids)) & pc.field("kind").isin(["I", "U", "D", "T"])
+    for segment in log.segments(span, relations):
+        rows = read_rows(segment.path, ["schema_id"], asked)
+        found |= set(pc.unique(rows["schema_id"]).to_pylist())
+    return found
