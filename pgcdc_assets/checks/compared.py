@@ -25,20 +25,20 @@ from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import copy_blocks
 
 _BLOCK_BYTES = 8 << 20
-"""Of CSV at a time: large enough for Arrow's reader, a small part of a process's memory."""
+"""Bytes of CSV read at a time: large enough for Arrow's reader, a small part of the process's memory."""
 
 
 _BATCH_BYTES = 16 << 20
 _BATCH_ROWS = 8192
-"""Of a mirror at a time; fewer rows where they are wide."""
+"""Rows of a mirror read at a time; fewer where rows are wide."""
 _UNPACKED = 8
 """Rows may be this much larger in memory than in Parquet's files."""
 
 
 _PIECE_BYTES = 64 << 20
-"""On the source's disk: what is read anew where somebody wanted the table meanwhile."""
+"""Size of a piece on the source's disk: this much is read again where somebody wanted the table meanwhile."""
 _MOST_ENTRIES: Final = 1664
-"""Of a SELECT (MaxTupleAttributeNumber): a table may have 1,600 columns."""
+"""Columns of one SELECT (MaxTupleAttributeNumber): a table may have 1,600 columns."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared of one table: its published columns, and the leaf of a partitioned one."""
+    """The part of a table that is compared: its published columns, and the leaf if it is partitioned."""
 
     table: Table
     renderings: tuple[Rendering, ...]
     leaves: bool
     """False also where a publication sends rows via the root: the stream then does not name their leaves."""
     called: Mapping[TableName, TableName] = field(default_factory=dict)
-    """What the mirror calls the leaves that have other names now: as at its copy."""
+    """The mirror's names of leaves that have other names now: those at its copy."""
 
     @classmethod
     def of(

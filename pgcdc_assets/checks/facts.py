@@ -1,4 +1,4 @@
-"""What the health rules look at: plain facts of source, log and lake at one moment."""
+"""The facts that the health rules look at: source, log and lake at one moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class PublicationFacts:
-    """What a publication carries. ``tables`` are leaves, or roots where it publishes via them."""
+    """The contents of a publication. ``tables`` are leaves, or roots if it publishes via them."""
 
     name: str
     tables: frozenset[TableName]
@@ -37,7 +37,7 @@ class PublicationFacts:
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What the source says, besides its slot."""
+    """Facts of the source, besides its slot."""
 
     identity: Identity
     flush_lsn: Lsn
@@ -60,14 +60,14 @@ class SourceFacts:
     ours: bool = False
     """Whether setup made the publication, and keeps its tables as the settings say."""
     followable: frozenset[TableName] = frozenset()
-    """Of the tables whose updates are not seen: those that have a usable replica identity by now."""
+    """Those tables, among the ones whose updates are not seen, that have a usable replica identity by now."""
     without_identity: frozenset[TableName] = frozenset()
     """Published tables whose updates and deletes fail on the source, for want of a replica identity."""
 
 
 @dataclass(frozen=True)
 class LogFacts:
-    """Positions of the change log, None where there is none yet."""
+    """Positions of the change log; None before there is a log."""
 
     identity: Identity
     start: Lsn

@@ -23,14 +23,15 @@ MIB, GIB = 1 << 20, 1 << 30
 SAFE_WAL_BYTES = 256 * MIB
 """Less room than this before the slot may be invalidated: some sixteen WAL segments, minutes on a busy source."""
 IDLE_WAL_BYTES = 64 * MIB
-"""Held for a slot that nobody reads: four WAL segments, so that a pause between two runs is none."""
+"""WAL held for a slot that nobody reads, above which it is a problem: four segments, so that a pause between two runs
+is not one."""
 HELD_WAL_BYTES = GIB
 """Held without any bound, or by a long transaction: worth a look before a disk of usual size is full."""
 LAG_BYTES = GIB
 LONGEST_PAUSE = timedelta(days=1)
 """A source may be left alone for a night; its slot should outlive that."""
 _NEARLY = 0.75
-"""Of the idle timeout: what is left of a day's is then six hours."""
+"""The share of the idle timeout after which a slot is reported: with a day's timeout, six hours are left then."""
 CATALOG_XMIN_AGE = 200_000_000
 """autovacuum_freeze_max_age's default: from here on the source vacuums in vain to keep its ids apart."""
 

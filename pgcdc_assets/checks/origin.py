@@ -32,7 +32,7 @@ _CONNECT_SECONDS = 5
 
 @dataclass(frozen=True)
 class Saved:
-    """Whose changes the project's catalog, or its lake's log, holds."""
+    """The identity of the stream that the project's catalog, or its lake's log, belongs to."""
 
     thing: str
     identity: Identity
@@ -112,7 +112,7 @@ def remember(settings: Settings, conninfo: str, found: Identity) -> None:
 
 
 def _saved(settings: Settings) -> list[Saved]:
-    """What catalog and log say; one that cannot be read is told of by those who need it."""
+    """The identity according to catalog and log. One that cannot be read is reported by those who need it."""
     found: list[Saved] = []
     with suppress(OSError, ValueError, KeyError, TypeError):
         if catalog := Catalog.load(CATALOG_FILE):

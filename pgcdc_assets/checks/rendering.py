@@ -41,7 +41,7 @@ _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), dtype="<u2
 
 @dataclass(frozen=True)
 class Rendering:
-    """How one column becomes comparable text on both sides."""
+    """The rendering of one column as comparable text on both sides."""
 
     name: str
     source: str

@@ -39,7 +39,7 @@ _CONNECT_SECONDS = 3
 """The whole answer is promised within five."""
 
 _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
-"""Of the slot: not columns of pg_replication_slots, or always the same."""
+"""Fields of the slot that are not columns of pg_replication_slots, or are always the same."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Status:
     tables: tuple[TableFacts, ...]
     problems: tuple[Problem, ...]
     last: Mapping[str, Outcome] = field(default_factory=dict)
-    """How the last operations of each kind ended."""
+    """The ends of the last operations of each kind."""
 
     @property
     def ok(self) -> bool:

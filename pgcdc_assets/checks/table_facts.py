@@ -73,12 +73,12 @@ def read_untaken(layout: Layout, catalog: Catalog) -> Iterator[UntakenFacts]:
 
 
 def _readable(row: StateRow, newest: Point) -> bool:
-    """Whether the point is one of the copy that the row tells of, and not of the copy before."""
+    """Whether the point lists the copy that the row describes, and not the copy before."""
     return row.state is TableState.CATCHING_UP and row.lsn <= newest.replay_lsn
 
 
 def _changed(layout: Layout, catalog: Catalog, table: Table, newest: Point) -> str | None:
-    """What another hand did to the rows since the point, before any run has seen it."""
+    """What another writer did to the rows since the point, before any run has seen it."""
     with suppress(LakeError):  # What cannot be read is told by who needs it.
         return change_since(layout.mirror(table.name), catalog.identity.app_id(), newest.tables[table.name])
     return None

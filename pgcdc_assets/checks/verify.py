@@ -42,7 +42,7 @@ _SHOWN_LENGTH = 80
 
 
 class ComparisonPoint(Protocol):
-    """What ``reach`` returns: a consistent point."""
+    """The result of ``reach``: a consistent point."""
 
     @property
     def replay_lsn(self) -> Lsn: ...
@@ -58,7 +58,7 @@ class Example:
     """``different``, ``missing`` (in the mirror) or ``extra`` (in the mirror)."""
     key: dict[str, str | None]
     columns: tuple[str, ...] = ()
-    """Of a different row: the columns that differ."""
+    """The columns that differ, for a row that differs."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _digest(side: Side, key: list[int], seed: Seed, store: DigestStore) -> None:
 
 
 def _digests(part: Part, key: list[int], seed: Seed) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of the keys and of the rows: 16 bytes a row, so they can wait for the part's end."""
+    """Digests of the keys and of the rows: 16 bytes a row, so that they can be kept until the part ends."""
     found = []
     for batch in part():
         digests = [seed.of_texts(text) for text in batch.texts]

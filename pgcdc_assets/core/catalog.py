@@ -1,7 +1,7 @@
-"""What the source's catalog says of its tables: plain facts, with a JSON form.
+"""Facts of the source's catalog about its tables, with a JSON form.
 
-Read by :mod:`pgcdc_assets.source.catalog.tables`, saved beside the project for Dagster, and carried in the
-change log beside the Relation messages, which lack attribute numbers, keys and type families.
+Read by :mod:`pgcdc_assets.source.catalog.tables`, saved beside the project for Dagster, and carried in the change log
+beside the Relation messages, which lack attribute numbers, keys and type families.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose changes a log holds. Two of them are the same stream only if all three fields agree."""
+    """The identity of the stream that a log holds. Two are the same stream only if all three fields agree."""
 
     system_identifier: str
     database: str
@@ -234,7 +234,7 @@ class Catalog:
 
     @classmethod
     def load(cls, path: Path) -> Self | None:
-        """The saved catalog, or None where there is none yet."""
+        """The saved catalog; None if there is none yet."""
         try:
             return cls.from_json(json.loads(path.read_text()))
         except FileNotFoundError:

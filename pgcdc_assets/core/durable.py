@@ -59,12 +59,12 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_files(paths: Iterable[Path]) -> None:
-    """The same of several files, a few at a time."""
+    """Sync several files, a few at a time."""
     _together(sync_file, paths)
 
 
 def sync_folders(paths: Iterable[Path]) -> None:
-    """The same of several folders."""
+    """Sync several folders."""
     _together(sync_folder, paths)
 
 

@@ -30,7 +30,7 @@ _WORD = b"pgcdc: ended before all had stopped; nothing is half done, and the nex
 
 
 class Ending:
-    """What signals ask of this process. One a process: :data:`ENDING`."""
+    """The state of what signals ask of this process. There is one for each process: :data:`ENDING`."""
 
     def __init__(self) -> None:
         self.asked = False

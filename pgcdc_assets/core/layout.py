@@ -1,4 +1,4 @@
-"""Where things lie in the lake."""
+"""Places in the lake."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def outcomes(self) -> Path:
-        """How the last operations ended."""
+        """The file that keeps how the last operations ended."""
         return self.own / "outcomes.json"
 
     @property
@@ -74,12 +74,12 @@ class Layout:
 
     @property
     def request(self) -> Path:
-        """What another command asks of the sync that holds the lock."""
+        """The file in which another command asks the sync that holds the lock."""
         return self.own / "request"
 
     @property
     def answer(self) -> Path:
-        """What that sync answered last."""
+        """The file with the last answer of that sync."""
         return self.own / "answer.json"
 
     def mirror(self, table: TableName) -> Path:

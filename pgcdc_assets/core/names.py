@@ -46,7 +46,7 @@ class TableName:
 
     @property
     def shell(self) -> str:
-        """As a shell takes it: for commands in advice."""
+        """The name quoted for a shell: for commands in advice."""
         return shlex.quote(str(self))
 
     @property
@@ -79,7 +79,7 @@ def decoded(folder: str) -> str:
 
 
 def nearest(name: str, tables: Iterable[TableName]) -> TableName | None:
-    """The table whose own name, without its schema, a mistyped ``name`` most likely means; None if none is near."""
+    """The table whose own name, without its schema, is most similar to a mistyped ``name``; None if none is similar."""
     by_name = {table.name: table for table in tables}
     close = get_close_matches(name, by_name, 1)
     return by_name[close[0]] if close else None

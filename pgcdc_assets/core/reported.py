@@ -38,6 +38,6 @@ class ReportedPositions:
         return self._flush
 
     def applied(self, lsn: Lsn) -> Lsn:
-        """Reported only up to ``flush``, whatever is said here."""
+        """Only what is at or below ``flush`` is reported, whatever is given here."""
         self._apply = max(self._apply, lsn)
         return self.apply

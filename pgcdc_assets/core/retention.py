@@ -1,4 +1,4 @@
-"""What may be forgotten: never what a consumer still needs, never what is young, and only from the front."""
+"""Decides what may be deleted: never what a consumer still needs, never what is young, and only from the front."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sparse(times: Ints, newer: int | None, now: int) -> Bools:
 
 
 def oldest_kept(now: datetime, retention: timedelta, grace: timedelta = GRACE) -> datetime:
-    """What was written before this may go."""
+    """Data written before this time may be deleted."""
     return now - max(retention, grace)
 
 

@@ -44,11 +44,11 @@ _STAGED: Final = "_commit_{}.json.tmp"
 _ANY_STAGED: Final = "_*.tmp"
 """A checkpoint under way, too."""
 _STALE_SECONDS: Final = 3600
-"""Of a commit that waits for its number: whoever wrote it is dead."""
+"""The age after which a commit that waits for its number is deleted: its writer is dead."""
 _CHECKPOINT_EVERY: Final = 10
 """Commits, where a table's property says nothing: Delta's default."""
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
-"""What a file system says that has no hard links: exFAT, some of networks or in user space."""
+"""Errors of a file system that has no hard links: exFAT, some network file systems, some in user space."""
 
 Mode = Literal["append", "overwrite"]
 
@@ -76,9 +76,9 @@ def replace_files(
     table: DeltaVersion, gone: Sequence[Added], files: Sequence[FileReport], positions: Mapping[str, int],
     *, changes: bool = True,
 ) -> int:  # fmt: skip
-    """The same for any files that go and come, and positions that may go down.
+    """The same for any files that are removed and added, and for positions that may go down.
 
-    Without ``changes`` the rows stay what they were: readers of changes are told of none.
+    Without ``changes`` the rows stay the same, and readers of the change data see no change.
     """
     refuse_features(table)
     now = _now()
@@ -227,7 +227,7 @@ def _with_vector(file: Added, vector: Descriptor) -> Action:
 
 
 def loosened(stats: str) -> str:
-    """Statistics of a file that loses rows: bounds stay true of fewer, but need not be met by any.
+    """Statistics of a file that loses rows: bounds remain valid, but are no longer tight.
 
     As text: a decimal that went through a float would be another bound, and hide rows.
     """

@@ -48,7 +48,7 @@ DICTIONARY_SHARE: Final = 8
 
 
 OWN_NAME: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
-"""Of a data file that was made here; Spark's names are longer."""
+"""The name of a data file that was made here; Spark's names are longer."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ _BY_RUST: Final = re.compile(r"\(os error (\d+)\)")
 
 
 def of_one_table(error: BaseException) -> str | None:
-    """What happened, where the error is one table's own; None where it is everybody's.
+    """The failure in words, if it concerns one table alone; None if it concerns all tables.
 
     Texts of Arrow, Spark and Python are left out: they may quote values.
     """
@@ -115,7 +115,7 @@ def machine_told(lake: Path) -> Iterator[None]:
 
 
 def _refused_to_spark(error: Exception) -> str | None:
-    """What the system refused to a job of Spark's, which tells of it in the text of its failure alone."""
+    """What the system refused to a Spark job; only the text of the job's failure says it."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

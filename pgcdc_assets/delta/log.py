@@ -29,7 +29,8 @@ _FIELDS: Final = (
     "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector",
     "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
 )  # fmt: skip
-"""Of an add action. Checkpoints may hold others, made from these: Spark's hold the statistics' values by column."""
+"""The fields of an add action. Checkpoints may hold more, derived from these: those of Spark hold statistics by column.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class DeltaVersion:
 
     @property
     def features(self) -> frozenset[str]:
-        """That a writer has to know; none for the older protocols, which count them up."""
+        """Features that a writer has to know; older protocols have none, they count them up in one number."""
         return frozenset(self.protocol.get("writerFeatures") or ())
 
     @cached_property
@@ -89,7 +90,7 @@ class DeltaVersion:
 
 @dataclass
 class Replay:
-    """What a log says, action by action."""
+    """The state of a table, built from its log action by action."""
 
     protocol: Action = field(default_factory=dict)
     metadata: Action = field(default_factory=dict)
@@ -194,7 +195,7 @@ class DeltaLog:
 
 
 def open_delta(folder: Path) -> DeltaVersion | None:
-    """The table in its newest version; None where there is none."""
+    """The newest version of the table; None if there is no table."""
     return DeltaLog(folder).newest()
 
 
@@ -235,7 +236,7 @@ def _checkpoint_at(log: Path, version: int) -> tuple[int, list[Action]]:
 
 
 def hinted(log: Path) -> int:
-    """The version that the last checkpoint was made of, as the hint beside it says; -1 where it says nothing."""
+    """The version of the last checkpoint, according to the hint file beside it; -1 if the hint says nothing."""
     try:
         return int(json.loads((log / LAST_CHECKPOINT).read_bytes())["version"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -244,7 +245,7 @@ def hinted(log: Path) -> int:
 
 
 def file_key(action: Action) -> tuple[str, str]:
-    """What tells the files of a version apart: one with another deletion vector is another."""
+    """The identity of a file within a version: with another deletion vector it is another one."""
     vector = action.get("deletionVector")
     told = "" if vector is None else f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
     return str(action["path"]), told

@@ -24,7 +24,7 @@ CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.pa
 ASIDE: Final = "_torn_"
 """Begins the name of what was put aside, in the log's own folder."""
 VERSIONED: Final = re.compile(r"\.?(\d{20})\.")
-"""What is in a log by version: commits, checkpoints, and the checksums that Spark keeps beside them."""
+"""Files of a log that belong to a version: commits, checkpoints, and the checksums that Spark keeps beside them."""
 ACTIONS: Final = "pgcdcActions"
 """In the ``commitInfo`` of commits made here: how many actions the commit has, this one included. A commit that was
 cut between two lines would look whole."""
@@ -40,7 +40,7 @@ _NEEDED: Final = {
 }  # fmt: skip
 """The actions that say what the table is, and what each has at least."""
 _OTHERS: Final = frozenset({"commitInfo", "cdc", "domainMetadata", "checkpointMetadata", "sidecar"})
-"""What says nothing of the table's rows, and may be there."""
+"""Actions that say nothing about the rows of the table, and may be present."""
 
 
 def commit_actions(log: Path, number: int) -> list[Action]:
@@ -63,7 +63,7 @@ def commit_actions(log: Path, number: int) -> list[Action]:
 
 
 def checksum_of(path: Path) -> Path:
-    """Hadoop's, which Spark writes beside each file, and believes before the file itself."""
+    """The checksum that Hadoop writes beside each file, and trusts more than the file itself."""
     return path.with_name(f".{path.name}.crc")
 
 
@@ -72,7 +72,7 @@ def torn(path: Path, what: str) -> TornLog:
 
 
 def commit_numbers(log: Path) -> list[int]:
-    """Of the commits that are there, in order. Lists the folder."""
+    """The versions of the commits in the folder, in order. Lists the folder."""
     return sorted(int(match[1]) for path in log.glob("*.json") if (match := COMMIT.fullmatch(path.name)))
 
 

@@ -36,7 +36,7 @@ class Recovered:
     """A log after its recovery."""
 
     number: int
-    """The newest version; -1 where there is none, or none that can be read."""
+    """The newest version; -1 if there is no version, or none that can be read."""
     positions: Mapping[str, int]
     aside: tuple[str, ...] = ()
     """Names of the files that were put aside."""

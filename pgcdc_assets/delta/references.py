@@ -23,7 +23,7 @@ class References:
     live: tuple[Added, ...]
     """The files of the newest version."""
     needed: frozenset[str]
-    """Of every version asked for: data files and deletion vectors, relative to the table's folder."""
+    """Data files and deletion vectors of every version asked for, relative to the table's folder."""
 
 
 def references(folder: Path, versions: Collection[int], newest: int) -> References:

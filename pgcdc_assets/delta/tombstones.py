@@ -26,7 +26,7 @@ from pgcdc_assets.core.retention import LONGEST_POINTS
 from pgcdc_assets.delta.vectors import vector_file
 
 SHORT_LIFE: Final = timedelta(days=1)
-"""Of a file whose removal no checkpoint names."""
+"""The lifetime of a file whose removal no checkpoint needs to name."""
 DELETED_FILES: Final = "delta.deletedFileRetentionDuration"
 LOG: Final = "delta.logRetentionDuration"
 LOG_KEPT: Final = timedelta(days=30)
@@ -70,7 +70,7 @@ def _outlived_its_age(folder: Path, removed: dict[str, Any], live: frozenset[str
 
 
 def _born(path: Path, otherwise: float) -> float:
-    """As VACUUM sees it: when the file was last written."""
+    """When the file was last written, as VACUUM sees it."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

@@ -24,11 +24,12 @@ _MAGIC: Final = (1681511377).to_bytes(4, "little")
 """Says that what follows is Roaring's portable form for 64 bits."""
 _Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-"""The same code, but for its letters."""
+"""The same encoding with other letters."""
 _UUID_CHARACTERS: Final = 20
 
 Descriptor = dict[str, Any]
-"""What an ``add`` or ``remove`` says of its vector: ``storageType``, ``pathOrInlineDv``, ``offset``, ..."""
+"""The descriptor of a deletion vector in an ``add`` or ``remove``: ``storageType``, ``pathOrInlineDv``, ``offset``, ...
+"""
 
 
 def vector_file(vector: Descriptor) -> str | None:

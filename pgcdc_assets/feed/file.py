@@ -33,7 +33,7 @@ class FeedWriter:
         self._writer: pq.ParquetWriter | None = None
         self._held: list[pa.Table] = []
         self.held_bytes = 0
-        """Of rows that are not written yet."""
+        """Size of the rows that are not written yet."""
         self._bucket, self._buckets, self._arrivals = bucket, buckets, arrivals
         self._bounds: list[int] = []
         self._counts: Counter[str] = Counter()
@@ -90,7 +90,7 @@ class FeedWriter:
 
 
 def feed_file(path: Path) -> FeedFile:
-    """A feed's file as its footer describes it; LakeError where it is none."""
+    """A file of a feed as its footer describes it; LakeError if it is not one."""
     try:
         metadata = pq.read_metadata(path).metadata or {}
         return FeedFile(path.name, path.stat().st_size, _statistics(path), FeedFacts.from_json(metadata[FACTS]))

@@ -1,4 +1,4 @@
-"""What a transform is to do for each table: one look at the shapes of its rows, and at its feed, for each turn."""
+"""Plans what a transform does for each table: shapes of its rows and its feed are looked at once a turn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FeedPlan:
     """What is to be derived for one table, and how its rows are read."""
 
     table: Table
-    """As the rows of the span make it."""
+    """The table with the columns that the rows of the span have."""
     after: Lsn
     todo: LsnRange | None
     """None where the feed holds all. It may reach past the span: a file of the feed is replaced as a whole."""
@@ -150,7 +150,7 @@ def hull(spans: Sequence[LsnRange]) -> LsnRange:
 
 @dataclass(frozen=True)
 class _Evolution:
-    """What the shapes of a span make of a table."""
+    """The table, and how its rows are read, according to the shapes of a span."""
 
     table: Table
     routes: dict[int, Route]

@@ -19,7 +19,7 @@ from pgcdc_assets.protocol.shape import Shape
 
 @dataclass(frozen=True)
 class Place:
-    """Where rows of a shape go."""
+    """The tables that take the rows of a shape."""
 
     table: TableName | None
     """The table that takes them; None where none does."""
@@ -54,7 +54,8 @@ class Router:
         return cls({table.oid: table for table in followed}, holders, {table.name: table for table in followed})
 
     def place(self, shape: Shape) -> Place:
-        """Where the rows of this shape go, and which tables they show to be changed beyond following."""
+        """The table that takes the rows of this shape, and the tables that these rows show to be changed beyond
+        following."""
         taker = self._taker(shape)
         return Place(
             taker.name if taker else None,

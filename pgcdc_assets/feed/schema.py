@@ -40,7 +40,7 @@ INSERT, PREIMAGE, POSTIMAGE, DELETE, TRUNCATE = (
 OPS = (INSERT, PREIMAGE, POSTIMAGE, DELETE, TRUNCATE)
 
 REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
-"""What Delta refuses in a column's name without column mapping."""
+"""Characters that Delta refuses in the name of a column without column mapping."""
 _ESCAPE = re.compile(r"%[0-9A-F]{2}")
 
 
@@ -143,7 +143,7 @@ class FeedPart:
     """
 
     table: Table
-    """As at its copy, plus the columns that appeared until the end of the span."""
+    """The table as it was at its copy, plus the columns that appeared until the end of the span."""
     span: LsnRange
     files: tuple[FeedFile, ...]
     set_aside: tuple[Lsn, str] | None = None

@@ -30,7 +30,7 @@ from pgcdc_assets.feed.file import feed_file, merged_file
 from pgcdc_assets.feed.schema import COMMIT_LSN, FeedFile, feed_schema
 
 MERGED_BYTES: Final = 16 << 20
-"""Of a file that compaction makes; what is larger than a quarter of it is left alone."""
+"""Size of a file that compaction makes; files larger than a quarter of it are left alone."""
 FEWEST_MERGED: Final = 8
 """Fewer small files are not worth a commit."""
 _PROPERTIES: dict[str, str | None] = {
@@ -197,7 +197,8 @@ class FeedTable:
 
 
 def begin_anew_if_unreadable(layout: Layout, identity: Identity, table: Table) -> None:
-    """A feed that cannot be opened keeps no table back that was copied anew: its rows are in the log."""
+    """Begin the feed again if it cannot be opened, so that it does not hold back a table that was copied again: its
+    rows are in the log."""
     try:
         FeedTable(layout, identity, table)
     except Exception as error:

@@ -85,7 +85,7 @@ class Derivation:
 
 @dataclass(frozen=True)
 class Derived:
-    """What a task wrote, and from where on tables cannot be followed."""
+    """The files that a task wrote, and the positions from which tables cannot be followed."""
 
     files: dict[TableName, list[FeedFile]]
     set_aside: dict[TableName, tuple[Lsn, str]]

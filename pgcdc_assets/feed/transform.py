@@ -73,7 +73,7 @@ def _nothing(table: Table, after: Lsn, failure: str) -> FeedPart:
 
 @dataclass
 class _Outcome:
-    """What the tasks found of one table."""
+    """The result of the tasks for one table."""
 
     files: Sequence[FeedFile] = ()
     set_aside: tuple[Lsn, str] | None = None

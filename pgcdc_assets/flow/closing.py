@@ -1,4 +1,4 @@
-"""What is done when a range is closed: its report, and the end of its many small files."""
+"""Closes a range: writes its report, and merges its many small files."""
 
 from __future__ import annotations
 

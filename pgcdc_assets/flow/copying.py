@@ -19,7 +19,7 @@ from pgcdc_assets.source.snapshot.shown import shown_tables
 @dataclass(frozen=True)
 class Copied:
     table: Table
-    """As the snapshot's catalog had it."""
+    """The table as the snapshot's catalog has it."""
     report: CopyReport
 
 
@@ -29,7 +29,7 @@ class GivenUp(Exception):
 
 @dataclass(frozen=True)
 class CopyChannel:
-    """What the copies' thread and the run's tell each other."""
+    """Messages between the copies' thread and the run's."""
 
     landed: queue.SimpleQueue[Copied] = field(default_factory=queue.SimpleQueue)
     notes: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
@@ -46,18 +46,18 @@ class CopyChannel:
         self.notes.put(f"waits for {', '.join(str(holder) for holder in holders) or 'a transaction on the source'}")
 
 
-def copy(work: Work, conninfo: str, names: Sequence[TableName], beside: CopyChannel) -> Failures:
+def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyChannel) -> Failures:
     """Copy the tables under one exported snapshot; which ones were not copied, and why.
 
-    Runs in a thread of its own, beside the turns. The state ``copying`` is durable before the first row is
+    Runs in a thread of its own while the turns go on. The state ``copying`` is durable before the first row is
     committed: a crash after a table's commit is told from one before it by the mirror's own ``snapshot_lsn``.
     """
     replication = work.settings.replication_connections
-    with exported_snapshot(conninfo, names, on_wait=beside.waiting, replication=replication) as snapshot:
+    with exported_snapshot(conninfo, names, on_wait=channel.waiting, replication=replication) as snapshot:
         shown, outdated = shown_tables(snapshot, names, work.catalog.publications)
         work.progress.copying(shown.values(), snapshot.consistent_point)
         session = work.session()
-        beside.go_on()
+        channel.go_on()
         failed = copy_tables(
             session,
             conninfo,
@@ -65,7 +65,7 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], beside: CopyChan
             work.layout,
             work.identity,
             snapshot,
-            lambda report: beside.landed.put(Copied(shown[report.table], report)),
+            lambda report: channel.landed.put(Copied(shown[report.table], report)),
             work.settings.retention,
         )
         return {**outdated, **failed}

@@ -1,7 +1,8 @@
-"""What a run does next, and when it ends: pure functions of what it sees. :class:`pgcdc_assets.flow.sync.Sync` does it.
+"""Decides what a run does next, and when it ends: pure functions of what the run sees.
+:class:`pgcdc_assets.flow.sync.Sync` carries it out.
 
 A turn brings tables to one boundary, and then publishes a point there. Tables whose copy took long catch up by turns of
-their own, so that they hold nobody up. ``verify`` may ask for a point at an LSN of its own.
+their own, so that they do not delay the others. ``verify`` may ask for a point at an LSN of its own.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pgcdc_assets.flow.ranges import up_to
 from pgcdc_assets.log.reader import BatchSummary
 
 GATHERED_BYTES = 64 << 20
-"""Of messages: what a turn is worth while a bounded run still receives. Many small turns cost more than a large one,
-and take the cores from the receiver."""
+"""Bytes of messages that make a turn worth its cost while a bounded run still receives. Many small turns cost more than
+a large one, and take the cores from the receiver."""
 LATE_SHARE = 2
 """Turns' worth that a late copy takes at a time: more than the others, so that it gains on them in a backlog too."""
 
@@ -80,7 +81,7 @@ class View:
     batches: Batches
     point: PointDue
     share_bytes: int
-    """What one turn takes."""
+    """Bytes of messages that one turn takes."""
     gathers: bool = False
     """More is on its way, and nothing asks for a turn now: a small one is not worth its cost."""
     held: bool = False

@@ -1,4 +1,4 @@
-"""What no LSN shows, looked for in the catalog: at a run's start, as ranges close, and now and then while idle."""
+"""Looks in the catalog for what no LSN shows: at the start of a run, as ranges close, and now and then while idle."""
 
 from __future__ import annotations
 

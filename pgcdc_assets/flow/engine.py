@@ -142,7 +142,8 @@ class Engine:
 
     @contextmanager
     def _operation(self, kind: OperationKind, *, serves: bool = False) -> Iterator[Operation]:
-        """As the lake's one writer, with its end kept for ``status``. To be refused by another writer is no failure."""
+        """Run a block as the lake's one writer, and keep its end for ``status``. A refusal because of another writer is
+        not a failure."""
         layout, command = self._settings.layout, self._command
         say = partial(self._observer.progress, "outcome")
         with (

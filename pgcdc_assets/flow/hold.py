@@ -1,9 +1,9 @@
-"""How ``verify`` gets a boundary at its own LSN out of a running sync.
+"""Lets ``verify`` get a boundary at its own LSN from a running sync.
 
-A snapshot of the source has an exact LSN C only as a slot's consistent point, and a running sync would
-pass C by. So verify first places a request without LSN: the sync starts no further turn. Then it takes
-its snapshot, writes C into the request, and the sync's next turn ends exactly at C and is published.
-A request is a locked file, so one whose verify died holds nothing up.
+A snapshot of the source has an exact LSN C only as a slot's consistent point, and a running sync would pass C by. So
+verify first places a request without an LSN: the sync then starts no further turn. Verify takes its snapshot, writes C
+into the request, and the sync's next turn ends exactly at C and is published. A request is a locked file, so the
+request of a verify that died does not hold up anything.
 """
 
 from __future__ import annotations

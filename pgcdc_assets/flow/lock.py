@@ -68,7 +68,7 @@ def _named(other: LockHolder | None) -> str:
 
 
 def unwritable(layout: Layout, error: OSError) -> MachineError:
-    """What to say of a lake whose folders cannot be made or written."""
+    """The error for a lake whose folders cannot be made or written."""
     do = "name a folder of yours in the setting `lake`, or let its owner run it"
     return MachineError(f"cannot be written: {error.strerror}", thing=f"lake {layout.root}", do=do)
 

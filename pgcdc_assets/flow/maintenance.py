@@ -34,7 +34,7 @@ from pgcdc_assets.points.untaken import UntakenLedger
 
 @dataclass
 class MaintenanceReport:
-    """What a maintenance did; all zero and empty where there was nothing to do."""
+    """The result of a maintenance; all zero and empty if there was nothing to do."""
 
     log_start: Lsn
     """From here on ranges can be repaired, and mirrors derived again."""
@@ -43,10 +43,10 @@ class MaintenanceReport:
     log_files: int = 0
     """Forgotten with the log's front."""
     feed_files: int = 0
-    """The same of change feeds, and those that were merged into others."""
+    """Files of change feeds that were deleted, and those that were merged into others."""
     points: int = 0
     rewritten: list[TableName] = field(default_factory=list)
-    """Whose timestamps only Spark read right."""
+    """Files rewritten because only Spark read their timestamps right."""
     optimized: list[TableName] = field(default_factory=list)
     vacuumed: list[TableName] = field(default_factory=list)
     deleted_files: int = 0
@@ -198,7 +198,7 @@ class Maintenance:
     # Within -------------------------------------------------------------------------------------
 
     def _mirrors(self) -> Iterator[Mirror]:
-        """Of all tables that were ever copied: also of those that are followed no more."""
+        """The mirrors of all tables that were ever copied, also of those that are not followed any more."""
         for name in sorted(self._work.progress.states.all()):
             mirror = Mirror(self._work.layout, self._work.identity, name)
             with suppress(IdentityMismatch):  # Not ours to keep.

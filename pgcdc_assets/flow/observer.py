@@ -1,4 +1,4 @@
-"""Who is told what a run does: Dagster's events, a terminal's progress, a test's list."""
+"""Observers of a run: Dagster's events, a terminal's progress, a test's list."""
 
 from __future__ import annotations
 

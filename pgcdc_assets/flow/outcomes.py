@@ -24,7 +24,7 @@ from pgcdc_assets.flow import lock
 KILLED: Final = "did not end: its process was killed, or the machine lost its power"
 GOES_ON: Final = "run it again: it goes on from what is durable"
 _MISTAKES: Final = (UsageError, UnknownTable, RangeGap)
-"""Of whoever asked, and told to them: nothing is wrong with the lake."""
+"""Errors of whoever asked, and reported to them: nothing is wrong with the lake."""
 
 
 class OperationKind(StrEnum):
@@ -60,7 +60,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of the operations of one kind."""
+    """The end of the operations of one kind."""
 
     succeeded: datetime | None = None
     """When one was last seen to do its work; a sync that follows is, whenever it is level."""
@@ -87,7 +87,7 @@ class Outcome:
         )  # fmt: skip
 
     def ended(self) -> Outcome:
-        """As it stands when nobody works: what is under way was killed."""
+        """The outcome when nobody is working: an operation under way was killed."""
         if self.under_way is None:
             return self
         killed = Failure(self.under_way.command, self.under_way.began, KILLED)

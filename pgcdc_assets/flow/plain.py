@@ -29,7 +29,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: Any, data: Any) -> Any:
-    """The value of this type. Raises ValueError, KeyError or TypeError for what is none."""
+    """The value of this type. Raises ValueError, KeyError or TypeError for anything else."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return None if data is None else from_plain(next(one for one in arguments if one is not NoneType), data)

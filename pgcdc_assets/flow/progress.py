@@ -27,7 +27,7 @@ from pgcdc_assets.points.states import StateRow, TableStates
 @dataclass(frozen=True)
 class TableProgress:
     table: Table
-    """As at its copy, plus the columns that appeared since."""
+    """The table as it was at its copy, plus the columns that appeared since."""
     state: TableState
     replay_lsn: Lsn = ZERO
     """Effective: what is applied, or known to hold nothing for this table."""
@@ -64,7 +64,7 @@ class TablesProgress:
         self._note_changed()
 
     def _load(self, table: Table, row: StateRow | None) -> TableProgress:
-        """Where a table stands; set aside where its mirror cannot be read."""
+        """The state of a table; set aside if its mirror cannot be read."""
         try:
             return self._stands(table, row)
         except Exception as error:
@@ -126,7 +126,7 @@ class TablesProgress:
 
     @property
     def replay_lsn(self) -> Lsn:
-        """The lowest position of the tables that are followed; ZERO where there is none."""
+        """The lowest position of the followed tables; ZERO if there are none."""
         return min((entry.replay_lsn for entry in self.followed()), default=ZERO)
 
     @property
@@ -191,7 +191,7 @@ class TablesProgress:
         self._unnamed.clear()
 
     def request_copy(self, tables: Sequence[TableName]) -> None:
-        """Have these copied anew by the next copy."""
+        """Have the next copy include these tables again."""
         waiting = {name: replace(self[name], state=TableState.WAITING, reason=None, refused=False) for name in tables}
         self._tables |= waiting
 
@@ -316,7 +316,7 @@ class TablesProgress:
                 self._tables[name] = replace(entry, reason=what)
 
     def settled(self, versions: Mapping[TableName, int]) -> dict[TableName, Lsn]:
-        """Where these versions stand by their own account; they are durable when this returns."""
+        """The positions that these versions of mirrors record themselves; they are durable when this returns."""
         return self._settlement.settle(versions)
 
     def reread_versions(self) -> None:

@@ -1,4 +1,4 @@
-"""What a power cut left of the lake, mended at the start of whatever takes its lock."""
+"""Repairs what a power cut left of the lake, at the start of whatever takes its lock."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def recover_log_and_feeds(layout: Layout) -> Iterator[tuple[Path, tuple[str, ...
 
 
 def put_aside(folder: Path, names: tuple[str, ...]) -> str:
-    """The same in words."""
+    """What was repaired, in words."""
     return f"{folder}: {len(names)} files of its log were torn, from {names[0]} on; put aside"

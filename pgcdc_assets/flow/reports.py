@@ -1,4 +1,4 @@
-"""What the stages did, as plain values: for metadata, progress and the commands' results."""
+"""Results of the stages as plain values: for metadata, progress and the commands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Untaken:
 
     relation_id: int
     name: TableName
-    """Of the relation, as the stream called it last."""
+    """The last name that the stream gave the relation."""
     rows: int
     why: str
 
@@ -81,4 +81,4 @@ class SyncReport:
     changed: list[tuple[TableName, str]] = field(default_factory=list)
     """Followed tables of which another hand has changed rows in the mirror, and how."""
     refused: frozenset[TableName] = frozenset()
-    """Those of them that cannot be mirrored at all."""
+    """The set-aside tables that cannot be mirrored at all."""

@@ -30,14 +30,14 @@ R = TypeVar("R")
 
 
 class Job(StrEnum):
-    """What can be asked for."""
+    """The jobs that can be asked for."""
 
     SNAPSHOT = "snapshot"
     """Copy ``tables`` anew."""
     REPAIR = "repair"
     """``span`` of one table."""
     CHECK = "check"
-    """That the log holds ``span``."""
+    """Check that the log holds ``span``."""
     DERIVE = "derive"
     """The feeds of ``tables`` for ``span``."""
     APPLY = "apply"
@@ -81,7 +81,7 @@ class Answer:
 
     number: str
     report: Any = None
-    """As :func:`to_plain` has it."""
+    """The report in the form of :func:`to_plain`."""
     error: dict[str, str | None] | None = None
 
     @classmethod
@@ -109,7 +109,7 @@ def placed(layout: Layout, request: Request) -> Iterator[None]:
 
 
 def current(layout: Layout) -> Request | None:
-    """What is asked for now by a command that waits, if anything: the sync's side."""
+    """The request of a command that waits now, if there is one: the sync's side."""
     text = filelock.text_of_holder(layout.request)
     return None if text is None else Request.from_text(text)
 

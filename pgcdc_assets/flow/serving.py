@@ -25,9 +25,9 @@ OUTCOMES = {
     Job.APPLY: OperationKind.BACKFILL,
     Job.MAINTAIN: OperationKind.MAINTENANCE,
 }
-"""As what the end of a job is kept, by whomever it is done."""
+"""The kind of operation as which the end of a job is kept, whoever does it."""
 COPIES = 3
-"""Of one table for one request, where somebody alters it after each of them."""
+"""Copies of one table for one request, if somebody alters the table after each of them."""
 
 
 def ranged(work: Work, request: Request) -> RangeReport:
@@ -51,7 +51,7 @@ def maintained(work: Work, operation: Operation, allowance: Allowance) -> Mainte
 
 
 class ServingRun(Protocol):
-    """What serving asks of the run."""
+    """The part of a run that serving needs."""
 
     @property
     def following(self) -> bool:
@@ -68,7 +68,7 @@ class ServingRun(Protocol):
         """Take mirrors and log as they are now, and publish them: they were worked on beside the turns."""
 
     def summary(self) -> SyncReport:
-        """Of the run so far."""
+        """The report of the run so far."""
 
 
 @dataclass

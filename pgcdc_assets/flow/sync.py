@@ -1,4 +1,4 @@
-"""The bounded run: receive without pause, copy beside it, apply all that has landed since the last turn."""
+"""Runs a sync: receives without pause, copies meanwhile, and applies all that has landed since the last turn."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.spark.session import cancel_jobs
 
 WAIT_SECONDS = 0.2
-"""How long the loop sleeps at most when nothing lands; a batch wakes it at once."""
+"""Seconds that the loop sleeps at most when nothing lands; a batch wakes it at once."""
 COPY_ROUNDS = 3
 """Snapshots that a table is copied under one after the other, where somebody alters it meanwhile or right after."""
 
@@ -60,14 +60,14 @@ class Sync:
         self._conninfo = conninfo
         self._stream = stream
         self._bounds = bounds
-        self._beside = CopyChannel()
+        self._channel = CopyChannel()
         self._asked: Sequence[TableName] = ()
         self._copies: Future[Failures] | None = None
         self._rounds: Counter[TableName] = Counter()
-        """How often a table's copy was begun: in this run, or, where it follows, since one landed or the last regular
-        look beside no copy."""
+        """How often the copy of each table was begun: in this run, or, if the run follows, since a copy of it landed or
+        since the last regular look with no copy under way."""
         self._failure: PgcdcError | None = None
-        """Of a copy: raised when the other tables have caught up."""
+        """The failure of a copy: raised when the other tables have caught up."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
         self._seen: CatalogLook | None = None
         """The last whole look at the catalog, which all followed tables have been compared with."""
@@ -76,7 +76,7 @@ class Sync:
         known = work.observer.known_ranges()
         start = known[-1].end if known else work.log.start
         self._named = ZERO
-        """Where the log has to come for tables that were away to be listed again."""
+        """The position that the log has to reach before tables that were away are listed again."""
         self._range = OpenRange(start, work.settings.range_bytes, work.settings.range_seconds)
         self._counted = start
         self._thinning = Thinning(work)
@@ -165,7 +165,7 @@ class Sync:
             self._rounds.update(names)
             self._work.observer.progress("snapshot", f"copying {len(names)} tables")
             self._asked = names
-            self._copies = self._pool.submit(copy, self._work, self._conninfo, names, self._beside)
+            self._copies = self._pool.submit(copy, self._work, self._conninfo, names, self._channel)
 
     def _worth_a_copy(self, name: TableName) -> bool:
         """Whether the table may stay as it is for the time of a copy: under a storm of DDL no run would ever end."""
@@ -220,7 +220,7 @@ class Sync:
         return again
 
     def _not_copied(self, name: TableName, failure: PgcdcError) -> None:
-        """What only this table's copy meets sets it aside; a run that follows goes on with the others."""
+        """A failure of this table's copy alone sets the table aside; a run that follows goes on with the others."""
         reason, progress = of_one_table(failure), self._work.progress
         if reason is None or name not in progress:
             self._fail(failure)
@@ -234,10 +234,10 @@ class Sync:
 
     def _take_landed(self) -> bool:
         moved = False
-        while not self._beside.notes.empty():
-            self._work.observer.progress("snapshot", self._beside.notes.get())
-        while not self._beside.landed.empty():
-            copied = self._beside.landed.get()
+        while not self._channel.notes.empty():
+            self._work.observer.progress("snapshot", self._channel.notes.get())
+        while not self._channel.landed.empty():
+            copied = self._channel.landed.get()
             if self._bounds.follow:
                 del self._rounds[copied.table.name]
             if self._seen is not None and not self._seen.shows(copied.table):
@@ -253,7 +253,7 @@ class Sync:
 
     def _end_copies(self) -> None:
         """A copy under way is given up: it must not commit once the lock is free."""
-        self._beside.given_up.set()
+        self._channel.given_up.set()
         while self._copies is not None and not self._copies.done():
             # Again and again: it may stand before its first job, or between two.
             if self._work.spark is not None:

@@ -49,10 +49,10 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = No
 
 
 def _ask_for_copies(work: Work, tables: Sequence[TableProgress]) -> list[TableName]:
-    """Have those copied anew whose log shows that rows went elsewhere, or came from where none were known.
+    """Have tables copied again whose log shows that rows went elsewhere, or came from an unknown leaf.
 
-    Published via the root, rows of a partition look like all others of the root; where the partition was dropped or
-    detached since, the catalog shows nothing of it.
+    Rows of a partition that are published via the root look like all other rows of the root. If the partition was
+    dropped or detached since, the catalog shows nothing of it.
     """
     batches = work.log.batches(min((entry.replay_lsn for entry in tables), default=work.log.position()))
     found = [(entry, what) for entry in tables if (what := _astray(entry, batches)) is not None]
@@ -63,7 +63,8 @@ def _ask_for_copies(work: Work, tables: Sequence[TableProgress]) -> list[TableNa
 
 
 def _astray(entry: TableProgress, batches: Sequence[BatchSummary]) -> str | None:
-    """Which rows above the table's position cannot be told to be its own, or not its own; None where all can."""
+    """Rows above the table's position of which nobody can say whether they belong to it, in words; None if there are
+    none."""
     told = [batch.partitions for batch in batches if batch.end > entry.replay_lsn]
     known = {leaf.oid for leaf in entry.table.leaves}
     if any(set(leaves.get(entry.table.oid, ())) - known for leaves in told):

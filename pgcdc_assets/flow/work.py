@@ -1,4 +1,4 @@
-"""What every operation on a lake works with, opened under the lock."""
+"""The parts that every operation on a lake works with, opened under the lock."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Work:
     spark: SparkSession | None = None
     """None while nothing has needed it."""
     foreign_told: set[TableName] = field(default_factory=set)
-    """Tables of whose mirrors' foreign columns this run has told."""
+    """Tables for which this run has reported columns that others added to the mirror."""
     changed_told: set[TableName] = field(default_factory=set)
-    """Tables of whose mirrors this run has told that another hand changed their rows."""
+    """Tables for which this run has reported that another writer changed rows of the mirror."""
     operation: Operation = field(default_factory=Operation)
     """What is told of the run while it goes on."""
     _starting: threading.Lock = field(default_factory=threading.Lock)

@@ -31,7 +31,7 @@ _BOOKKEEPING_BYTES = 64
 
 @dataclass
 class PendingFrames:
-    """Frames in memory, and the transaction that is open in front of them."""
+    """Frames in memory, and the transaction that was open before the first of them."""
 
     runs: list[FrameRun] = field(default_factory=list)
     size: int = 0
@@ -43,7 +43,7 @@ class PendingFrames:
         self.size += run.size + _BOOKKEEPING_BYTES * len(run)
 
     def rows(self, relations: Relations) -> Rows:
-        """What they put into the log. The frames are let go of: their bytes exist once."""
+        """The rows that these frames put into the log. The frames are released, so that their bytes exist only once."""
         run = joined(self.runs)
         self.runs.clear()
         return rows_of(run, self.opening, relations)
@@ -51,10 +51,8 @@ class PendingFrames:
 
 @dataclass
 class PendingBatch:
-    """What has been received and is not yet handed to a commit.
-
-    A Staged is filled by the writing thread and read only there: here it is but a reference.
-    """
+    """What has been received and has not been handed to a commit. The writing thread alone fills and reads a Staged;
+    this object only holds the reference."""
 
     closed: PendingFrames = field(default_factory=PendingFrames)
     """Whole transactions; the first one may have begun in ``staged``."""
@@ -64,7 +62,7 @@ class PendingBatch:
     spilled: list[Staged] = field(default_factory=list)
     """Segments of the transaction whose Commit has not come."""
     since: float | None = None
-    """When the first whole transaction came; None while there is none."""
+    """When the first whole transaction came; None while there is no whole transaction."""
     staged_size: int = 0
     spilled_size: int = 0
     """Bytes of the frames that went into those segments."""
@@ -78,10 +76,11 @@ class PendingBatch:
         return self.closed.size + self.staged_size
 
     def receive(self, run: FrameRun, whole: int, after: OpenTransaction | None, now: float) -> None:
-        """Take frames in, of which the first ``whole`` end a transaction; ``after`` is open behind them.
+        """Take in frames, of which the first ``whole`` belong to complete transactions; ``after`` is the transaction
+        that is open after them.
 
-        Transactions without any change (PostgreSQL 14 sends foreign ones so) leave nothing here: their
-        end is a position like a keepalive's.
+        Transactions without any change (PostgreSQL 14 sends those of other publications like that) leave nothing here:
+        their end is a position, like the end of a keepalive.
         """
         if whole:
             self._close(run.part(0, whole), now)
@@ -166,7 +165,7 @@ class BatchWriter:
         return Committed(start, end, tally.transactions, tally.rows, tally.bytes)
 
     def advance(self, end: Lsn) -> Committed:
-        """A position alone: WAL without anything for us."""
+        """Move the position alone, over WAL that holds nothing for us."""
         start = self.position
         self._move(end, Staged())
         return Committed(start, end)

@@ -162,13 +162,13 @@ def _transactions(identity: Identity, position: Lsn, timeline: int) -> list[Tran
 
 
 def counted(transactions: Sequence[Transaction], others: int) -> CommitProperties:
-    """Have the commit say how many actions it has: a cut one is then told from a whole one."""
+    """Write into the commit how many actions it has, so that one that was cut short is known from a whole one."""
     count = 1 + len(transactions) + others
     return CommitProperties(custom_metadata={ACTIONS: str(count)}, app_transactions=list(transactions))
 
 
 def make_checkpoint(path: Path, table: DeltaTable) -> None:
-    """Make a checkpoint of the table, durable, and let go of what lies behind it."""
+    """Make a durable checkpoint of the table, then delete the commits before it."""
     folder = path / DELTA_LOG
     table.create_checkpoint()
     sync_file(folder / checkpoint_name(table.version()))
@@ -187,7 +187,7 @@ def sync_commits(path: Path, first: int, last: int) -> None:
 
 
 def _hinted(path: Path) -> int:
-    """The version of the last checkpoint, as the hint has it; 0 where none is told."""
+    """The version of the last checkpoint according to the hint file; 0 where there is no hint."""
     try:
         return int(json.loads((path / DELTA_LOG / LAST_CHECKPOINT).read_bytes())["version"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""How many rows of which relation the log holds of a span, as the receiver counted them."""
+"""How many rows of each relation the log holds in a span, as the receiver counted them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROW_KINDS: Final = ("I", "U", "D", "T")
 
 
 def rows_by_relation(log: ChangeLog, span: LsnRange) -> dict[int, Counter[str]]:
-    """Rows by relation and kind of the transactions that commit in the span.
+    """Rows, by relation and kind, of the transactions that commit in the span.
 
-    The summaries of batches tell them without a look at the rows. Only of a batch that the span cuts, as at the
-    consistent point of a copy, are the rows themselves counted.
+    The summaries of the batches hold these counts. Rows are counted themselves only for a batch that the span cuts, as
+    the consistent point of a copy may do.
     """
     found: dict[int, Counter[str]] = {}
     for batch in log.batches(span.start):

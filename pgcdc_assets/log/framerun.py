@@ -48,7 +48,7 @@ IS_ROW = _kinds(*ROWS)
 IS_CHANGE = _kinds(*CHANGES)
 """What ``tx_ordinal`` counts."""
 IS_CONTROL = ~_kinds(*ROWS, MessageKind.BEGIN, MessageKind.COMMIT, MessageKind.STREAM_ABORT)
-"""Few, and read one by one."""
+"""These messages are few, and are decoded one by one."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +164,14 @@ class FrameRun:
 
 
 def anywhere(raw: bytes, kind: DTypeLike) -> Records:
-    """``raw`` as values that begin at each of its bytes, to pick from: a gather of one step a value."""
+    """``raw`` as an array of values that begin at each of its bytes: picking from it is one gather, whatever the number
+    of values."""
     dtype = np.dtype(kind)
     return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw, strides=(1,))
 
 
 def joined(runs: Sequence[FrameRun]) -> FrameRun:
-    """One run over several, with bytes of its own that hold only their frames."""
+    """Several runs as one, with its own bytes that hold only their frames."""
     pieces: list[memoryview] = []
     offsets: list[Ints] = []
     base = 0

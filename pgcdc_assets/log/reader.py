@@ -35,7 +35,7 @@ _FILE_FIELDS: Final = {
     **{f"{end}.{name}": pa.int64() for name in ("batch_end", "commit_lsn", "relation_id") for end in ("min", "max")},
     "min.kind": pa.string(),
 }  # fmt: skip
-"""Of a file, what is asked for: its add action and the statistics in it."""
+"""The columns of a file that are read: its add action and the statistics in it."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class BatchSummary:
     others: dict[str, int]
     """Rows of no relation, by kind (C, M)."""
     bytes: int
-    """Of the messages, uncompressed."""
+    """Size of the messages, uncompressed."""
     relations: dict[int, TableName]
     schemas: tuple[int, ...]
     """The schema_ids that its rows refer to."""
     partitions: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Of relations that are published via their root: the leaves that their rows came from, as far as the stream told
-    of them within the batch (before the first row of each in a connection)."""
+    """For relations that are published via their root: the leaves that their rows came from, as far as the stream named
+    them within the batch (once in a connection, before the first row of each)."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -233,7 +233,8 @@ class ChangeLog:
         return dict(table.metadata().configuration)
 
     def _added(self) -> pa.Table:
-        """A row for each live file. Chosen from as Arrow: a log has thousands, a question is about few."""
+        """One row for each live file. This is kept and filtered as Arrow: a log has thousands of files, and a question
+        concerns few of them."""
         table = self._current()
         version = table.version()
         if self._actions is None or self._actions[0] != version:
@@ -249,7 +250,7 @@ class ChangeLog:
         return files if upto is None else files.filter(pc.less_equal(files["min.batch_end"], int(upto)))
 
     def _noted(self, after: Lsn, upto: Lsn | None) -> list[Segment]:
-        """Those of them that hold notes."""
+        """The files among them that hold notes."""
         files = self._between(after, upto)
         return self._segments(files.filter(pc.equal(files["min.kind"], SUMMARY)))
 
@@ -290,7 +291,7 @@ def _segment(folder: Path, file: dict[str, Any]) -> Segment:
 
 
 def _notes_in(path: Path, kinds: Iterable[str]) -> pa.Table:
-    """The notes of a file. They fill a row group of their own, which the filter finds by its statistics."""
+    """The notes of a file. They have a row group of their own, which the filter finds by its statistics."""
     return read_rows(path, ["kind", "relation_id", "schema_id", "payload"], pc.field("kind").isin(list(kinds)))
 
 

@@ -1,7 +1,7 @@
-"""What a power cut left of the change log, mended before it is opened.
+"""Repairs what a power cut left of the change log, before the log is opened.
 
-A position is confirmed to the source only after its commit is durable, and no commit is begun before the one
-before it is. So what is torn was told to nobody: it is put aside, and the server sends it again.
+A position is confirmed to the source only after its commit is durable, and no commit begins before the previous one is
+durable. So nobody was told of a torn commit: it is put aside, and the server sends its transactions again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pgcdc_assets.delta.logfiles import above, checkpoint_files, commit_numbers,
 
 
 def recover(path: Path) -> tuple[str, ...]:
-    """Put aside what is not whole at the end of the log; the names of those files."""
+    """Put aside the files at the end of the log that are not whole; returns their names."""
     log = path / DELTA_LOG
     if not log.is_dir():
         return ()

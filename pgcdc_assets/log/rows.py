@@ -80,7 +80,7 @@ class Rows:
 
 @dataclass
 class Tally:
-    """What a batch says of itself; adds up over its segments."""
+    """What a batch says of itself. Tallies of its segments add up."""
 
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
     """Rows by relation_id (ABSENT for none) and kind."""
@@ -169,9 +169,9 @@ class _Transactions:
     """The transactions of a run; number 0 is the one open at its start (or none)."""
 
     number: Ints
-    """Of each frame."""
+    """For each frame, the number of its transaction."""
     ordinal: Ints
-    """Of each frame: changes of its transaction before it."""
+    """For each frame, the number of changes of its transaction before it."""
     commits: Ints
     changes_of_commits: Ints
     final_lsn: Ints
@@ -246,8 +246,11 @@ def _with_truncates(run: FrameRun, frames: Ints, relation_id: Ints) -> tuple[Int
 
 
 def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
-    """Root and leaf of rows that are published via the root: once in a connection, before the first such row of a
-    leaf, come the Relation messages of both, and then the row under the root's OID."""
+    """Root and leaf of rows that are published via the root.
+
+    Once in a connection, before the first such row of a leaf, the server sends the Relation messages of both, and then
+    the row under the root's OID.
+    """
     described, changes = run.at(MessageKind.RELATION), np.flatnonzero(IS_CHANGE[run.kinds])
     leaves = run.relation_ids(described)
     found: set[tuple[int, int]] = set()
@@ -264,7 +267,7 @@ def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
 
 
 def _detach(run: FrameRun, frame: int, index: int, columns: dict[str, Any], lsn: Ints) -> None:
-    """A non-transactional message belongs to no transaction; its place is the LSN that it names."""
+    """Take a non-transactional message out of the transaction around it: its place is the LSN that it names."""
     message = run.message(frame)
     if not isinstance(message, LogicalMessage):
         raise ProtocolError("message M does not decode to one", lsn=run.lsn(frame))

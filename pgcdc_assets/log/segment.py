@@ -131,9 +131,10 @@ def write_segment(folder: Path, groups: Sequence[pa.Table]) -> SegmentFile:
 
 
 def check_content(path: Path) -> None:
-    """That a segment holds the bytes that were written. Raises LogCorrupt; the whole file is read.
+    """Check that a segment holds the bytes that were written. LogCorrupt otherwise.
 
-    Of a segment whose name tells no checksum (an earlier version's) only that it can be read is known.
+    The whole file is read. Where the name of a segment carries no checksum (an earlier version wrote it), only its
+    readability is checked.
     """
     told = _CRC.search(path.name)
     try:
@@ -228,7 +229,8 @@ def table_of_notes(notes: Sequence[Note]) -> pa.Table:
 
 
 def seal(source: Path, folder: Path, file: SegmentFile, batch_end: Lsn) -> SegmentFile:
-    """Put the batch's end into a segment, fsync it and move it into ``folder``. LogCorrupt if it is not ours."""
+    """Write the end of its batch into a segment, fsync it and move it into ``folder``. LogCorrupt if the segment is not
+    one of ours."""
     footer = pq.read_metadata(source)
     descriptor = os.open(source, os.O_RDWR)
     try:
@@ -244,7 +246,7 @@ def seal(source: Path, folder: Path, file: SegmentFile, batch_end: Lsn) -> Segme
 
 
 def _stats(tables: Sequence[pa.Table]) -> dict[str, Any]:
-    """Delta's statistics; a column that is NULL throughout has no minimum and no maximum."""
+    """Delta's statistics. A column that is NULL throughout has no minimum and no maximum."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     for name in _STATISTICS[1:]:

@@ -100,7 +100,7 @@ def sweep(path: Path, grace: timedelta) -> int:
 
 
 def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Neighbours that are worth merging, of bounded size together."""
+    """Groups of neighbouring files that are worth merging, each of bounded size."""
     group: list[Segment] = []
     size = 0
     for segment in sorted(segments, key=lambda s: s.batch_end):

@@ -31,7 +31,7 @@ AT: Final = pa.field("at", pa.timestamp("us", "UTC"))
 """When the row was written; strictly rising, whatever the clock does: the order of the rows."""
 
 MOST_FILES: Final = 100
-"""So many small files; then they are merged. Those that are large enough do not count: they are left alone."""
+"""This many small files are merged. Large files do not count: they are left alone."""
 SMALL_ROWS: Final = 1000
 """A file of this many rows is left alone, so that each row is merged a few times at most."""
 
@@ -72,7 +72,7 @@ class LedgerFile:
         return self.added.rows or 0
 
     def lowest(self, name: str) -> int:
-        """Of a column of integers, as the file's statistics say."""
+        """The lowest value of an integer column, from the statistics of the file."""
         return int(json.loads(self.added.action["stats"])["minValues"][name])
 
 
@@ -142,7 +142,7 @@ class Ledger:
         return count
 
     def _prepare(self) -> None:
-        """Make the table where there is none, and give one of an older version the columns that came since."""
+        """Create the table if it does not exist, and add to one of an older version the columns that came since."""
         table = self._log.newest()
         if table is None:
             DeltaTable.create(self.path, self._schema, mode="ignore", configuration=_PROPERTIES)

@@ -133,7 +133,7 @@ class ConsistentPoints:
         return self._ledger.keep(_Pruning(oldest, {str(name) for name in followed}, now).staying)
 
     def versions(self, tables: Iterable[TableName]) -> dict[TableName, frozenset[int]]:
-        """Of each of these tables, the versions that some point names: what readers are promised."""
+        """The versions of each of these tables that some point names: readers are promised these."""
         asked = pa.array(sorted({str(name) for name in tables}), pa.string())
         named: dict[str, set[int]] = {}
         for file in self._ledger.files():
@@ -180,7 +180,7 @@ def _point(row: dict[str, Any]) -> Point:
 
 
 def _listings(rows: pa.Table) -> dict[str, Listing]:
-    """Of every table in the rows. They come in order, so the last mention is the newest."""
+    """The listing of every table in the rows. Rows come in order, so the last mention is the newest."""
     last = _last_mentions(rows)
     columns = (last["name"], last["version_last"], last["row_last"], rows["replay_lsn"].take(last["row_last"]))
     own = [dict(one or ()) for one in rows["positions"].to_pylist()]

@@ -38,7 +38,7 @@ class UntakenRows:
 
     relation_id: int
     name: TableName
-    """As the stream called it last."""
+    """The last name that the stream gave the relation."""
     rows: int
     start: Lsn
     last: Lsn
@@ -55,7 +55,7 @@ class UntakenLedger:
         self._ledger = Ledger(layout.untaken_rows, SCHEMA)
 
     def all(self) -> dict[int, UntakenRows]:
-        """Those of each relation together, by its OID."""
+        """The rows of each relation together, by OID."""
         found: dict[int, UntakenRows] = {}
         for row in self._ledger.rows().to_pylist():
             one = _read(row)

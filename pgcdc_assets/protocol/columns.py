@@ -35,7 +35,7 @@ class Images:
     text: list[pa.StringArray]
     """By column: the text form; NULL for NULL, unchanged or absent."""
     unchanged: list[Flags | None]
-    """By column: which values were not sent for being unchanged TOAST; None where there are none."""
+    """By column: which values were not sent because they are unchanged TOAST; None where all were sent."""
 
 
 def images(

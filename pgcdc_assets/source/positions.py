@@ -1,6 +1,6 @@
-"""Where the source's WAL stands, as SQL says it.
+"""Positions of the source's WAL, as SQL.
 
-A standby replays only what is flushed: all positions are one there.
+A standby replays only what is flushed: there all positions are one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import psycopg
 from pgcdc_assets.core.lsn import Lsn
 
 INSERT_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END)"
-"""SQL: the end of what has been written, flushed or not. May stand behind a page header that no record follows."""
+"""SQL: the end of what has been written, flushed or not. It may lie after a page header that no record follows."""
 
 FLUSH_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)"
 """SQL: the end of what is durable. May stand inside a record, but then at the end of a page (:data:`WITHIN`)."""
@@ -23,7 +23,7 @@ ahead of any commit is flushed by whole pages (XLogBackgroundFlush), and may sta
 
 _SHORT_HEADER: Final = 24
 _LONG_HEADER: Final = 40
-"""Bytes in front of the first record of a page, and of a segment file's first page (xlog_internal.h)."""
+"""Bytes before the first record of a page, and of the first page of a segment file (xlog_internal.h)."""
 RECORD_END: Final = f"""
 SELECT (lsn - CASE WHEN (lsn - '0/0') % segment = {_LONG_HEADER} THEN {_LONG_HEADER}
                    WHEN (lsn - '0/0') % page = {_SHORT_HEADER} THEN {_SHORT_HEADER} ELSE 0 END)::text

@@ -30,7 +30,7 @@ def delta_jars() -> list[Path]:
 
 
 def _fetch(folder: Path) -> None:
-    """Delta's artifact without any module that stands in pyspark, in whatever version."""
+    """Delta's artifact without the modules that pyspark already has, in whatever version."""
     line = ".".join(pyspark.__version__.split(".")[:2])
     delta = version("delta-spark")
     own = Path(pyspark.__file__).parent / "jars"

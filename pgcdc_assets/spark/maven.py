@@ -111,7 +111,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Into a folder beside the right one, then rename."""
+    """Fetch into a folder beside the final one, then rename."""
     try:
         draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
     except OSError as error:

@@ -157,7 +157,7 @@ def test_a_text_goes_with_its_value(held: Held) -> None:
 
 
 def test_many_kept_values_are_written_as_they_are_found(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(match, "GIVEN_BYTES", 1)
+    monkeypatch.setattr(match, "FETCHED_BYTES", 1)
     held.file(*(row(key, c=f"old {key}") for key in range(6)))
     merged = merge(
         held, ("U", 4, "x", None, True), ("U", 0, "y", None, True), ("U", 2, "z", "sent"), ("I", 9, "n", "n")

@@ -29,7 +29,8 @@ slow. It may be killed at any place."""
 
 
 class ReceiverProcess:
-    """Owns the child. Orders are lines on its stdin, whose end tells it that we died."""
+    """Owns the receiver process. It takes orders as lines on its stdin; the end of stdin tells it that this process
+    died."""
 
     def __init__(
         self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float,

@@ -1,4 +1,4 @@
-"""What the source's catalog says of relations that a stream describes: asked for by the receiver, beside the stream."""
+"""Asks the source's catalog about the relations that a stream describes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pgcdc_assets.protocol.messages import Relation
 from pgcdc_assets.source.catalog.tables import relation_facts
 
 RELATIONS_AT_ONCE = 500
-"""Whose facts are asked for together: a second's work or two for a busy server, and some megabytes."""
+"""How many relations are asked about in one query: a second or two of work for a busy server, and some megabytes."""
 
 
 class CatalogFacts:
-    """``between`` is called after each round of questions: a transaction may touch thousands of tables, and the server
-    must hear of us meanwhile."""
+    """``between`` is called after each query: a transaction may touch thousands of tables, and the server must hear
+    from us meanwhile."""
 
     def __init__(
         self, conn: psycopg.Connection[Any], publications: Sequence[str], between: Callable[[], None] = lambda: None

@@ -1,4 +1,5 @@
-"""What a run of frames means for the positions: which of it is taken, and where the boundaries lie. No I/O."""
+"""Decides what a run of frames means for the positions: which part of it is taken, and where the boundaries lie. No
+I/O."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class Intake:
         self.goal: Endpos | None = None
         self.sequence = 0
         self.stream_aborts = 0
-        """Stream Aborts that were passed over: PostgreSQL 18 sends them of transactions that it never sends."""
+        """Stream Aborts that were passed over. PostgreSQL 18 sends them for transactions that it never sends."""
 
     def sent(self, wal_end: int) -> None:
         """All that commits below it has been sent."""
@@ -89,7 +90,7 @@ class Intake:
         return Taken(taken, whole, after, arrived)
 
     def _compare(self, run: FrameRun, before: OpenTransaction | None, first: int) -> None:
-        """What comes must be what the lake holds; ``first`` is the first frame that is new to the log."""
+        """Compare what comes with what the lake holds; ``first`` is the first frame that is new to the log."""
         if self._overlap is None:
             return
         self._overlap.compare(run, before)
@@ -176,5 +177,5 @@ class Intake:
 
 
 def described(relation: Relation) -> RelationKey:
-    """By what the facts of a relation are asked for."""
+    """The key by which the facts of a relation are asked for."""
     return relation.relation_id, frozenset(column.type_oid for column in relation.columns)

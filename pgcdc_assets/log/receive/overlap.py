@@ -41,7 +41,8 @@ class Overlap:
 
     @classmethod
     def of(cls, log: ChangeLog, confirmed: Lsn | None, published: Lsn) -> Self | None:
-        """For a slot at ``confirmed`` and the newest point ``published``; None where the slot stands above both."""
+        """The overlap of a slot at ``confirmed`` and the newest point ``published``; None where the slot stands above
+        both."""
         position = log.position()
         end = max(position, published)
         if confirmed is None or confirmed >= end:
@@ -55,13 +56,15 @@ class Overlap:
         return cls(newest, end, batches[-1].last_xid)
 
     def above(self, floor: Lsn) -> Self | None:
-        """What is left of it once the slot stands at ``floor``: whoever held it before us may have confirmed."""
+        """The rest of the overlap once the slot stands at ``floor``: whoever held the slot before us may have
+        confirmed."""
         if floor <= self.start:
             return self
         return replace(self, start=floor, newest=None) if floor < self.end else None
 
     def compare(self, run: FrameRun, before: OpenTransaction | None) -> None:
-        """Frames as they come, ``before`` open in front of them. Raises LogAhead where they hold anything else."""
+        """Check frames as they come; ``before`` is the transaction that was open before them. Raises LogAhead where
+        they hold anything else."""
         found = run.brackets
         finals: Ints = np.concatenate(([before.final_lsn if before else -1], found.final_lsn))
         if self.newest is not None and not self.came:

@@ -76,7 +76,7 @@ class Orders:
 
 
 class ReceiverRun:
-    """From the settings to the end of the stream."""
+    """One run of the receiver, from the settings to the end of the stream."""
 
     def __init__(self, settings: ReceiverSettings, orders: Orders) -> None:
         self._settings = settings

@@ -38,7 +38,7 @@ SEGMENT_BYTES = 16 << 20
 """Frames in memory before they are written. Twice this is held at the worst (one being written, one
 filling), which with the libraries' own footprint stays well below 300 MB."""
 FOREIGN_WAL_BYTES = 16 << 20
-"""WAL that carries nothing for us is let go each time this much has passed: one WAL segment file."""
+"""WAL that holds nothing for us is released each time this much has passed: one WAL segment file."""
 
 _RUN_BYTES = 1 << 20
 """Bytes of frames that are indexed together: large enough that numpy's calls cost nothing per frame."""
@@ -52,10 +52,10 @@ _IDLE_SECONDS = 0.1
 STATUS_SECONDS = 5.0
 """Between status updates; a twelfth of the walsender's timeout, so that it never has to ask."""
 PROGRESS_SECONDS = 1.0
-"""The same while positions move: what pg_stat_replication shows is then no older."""
+"""The same while positions move: pg_stat_replication then shows nothing older."""
 _BUSY_SECONDS = 0.3
-"""Between status updates while nothing is read for the writing thread is behind: a request for one, which a
-server sends at half of its timeout, may lie among what is not read."""
+"""Between status updates while nothing is read, because the writing thread is behind. A request for a status, which a
+server sends at half of its timeout, may lie in what is not read yet."""
 _ASK_SECONDS = 0.1
 """Between requests for a keepalive while a goal or mark is ahead and nothing comes."""
 
@@ -134,7 +134,7 @@ class Receiver:
     # The loop ---------------------------------------------------------------------------------------
 
     def run(self) -> Lsn:
-        """Receive until told otherwise; the boundary where the log stands."""
+        """Receive until the goal or a stop; returns the boundary where the log stands."""
         try:
             self._send_status(ask=True)
             # Before the first frame: a goal may lie behind some that have already come.
@@ -148,7 +148,7 @@ class Receiver:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _receive(self) -> bool:
-        """Take what has arrived, up to one run; whether the stream is quiet."""
+        """Take what has arrived, up to one run; returns whether the stream is quiet."""
         frames, came = self._stream.frames, False
         deadline = time.monotonic() + _RUN_SECONDS
         while time.monotonic() < deadline:
@@ -207,7 +207,7 @@ class Receiver:
             self._send_status()
 
     def _round(self, idle: bool) -> None:
-        """What is due between two runs of frames."""
+        """Do what is due between two runs of frames."""
         self._orders(self)
         self._collect(0)
         now = time.monotonic()
@@ -310,7 +310,7 @@ class Receiver:
             self._report(Event(EventName.COMPLETE, mark))
 
     def _finish(self) -> None:
-        """Make durable what is whole, confirm it, and say where we are."""
+        """Make all complete transactions durable, confirm them, and report the position."""
         self._reach_marks()
         self._cut()
         self._let_finish()

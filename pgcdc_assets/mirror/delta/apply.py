@@ -93,7 +93,8 @@ def _begun(
     spark: SparkSession, layout: Layout, identity: Identity, upto: Lsn, known: Mapping[TableName, Table],
     part: FeedPart,
 ) -> Applied | tuple[TableWork, list[Collapsing]] | None:  # fmt: skip
-    """What one look at a mirror does or leaves to be collapsed; None where nothing of the part is left to do."""
+    """Look at a mirror once, and append or overwrite where that is all; otherwise return the work to collapse. None if
+    nothing of the part is left to do."""
     work = _own(part.table, part.span.start, partial(TableWork.of, layout, identity, part, upto, known))
     if not isinstance(work, TableWork):
         return work
@@ -119,7 +120,8 @@ def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Appli
 
 
 def _compacted(spark: SparkSession, layout: Layout, identity: Identity, done: Sequence[Applied]) -> list[Applied]:
-    """Write files anew of mirrors that gathered many, or worn ones; what was applied, with the versions then."""
+    """Rewrite files of mirrors that have many small files or a worn one; returns what was applied, with the versions
+    after that."""
     outcomes = {result.table.name: result for result in done}
     works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
     targets: list[MergeTarget] = []

@@ -1,10 +1,5 @@
-"""Files of a mirror written anew while the sync goes on, so that a turn does not cost more the more turns there were.
-
-Each turn leaves a small file in each mirror that changed. Once there are many, their rows that are still
-there are written to one, in a commit that changes no row and no position. And each turn writes the deletion vector
-of every file that it touches, whole: a large file of which many rows are deleted is written again without them, one
-file at a time. Middling files are for ``pgcdc maintain``.
-"""
+"""Rewrites small and worn files of a mirror during sync, so that the cost of a turn does not grow with the number of
+turns."""
 
 from __future__ import annotations
 
@@ -22,9 +17,9 @@ from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 
 SMALL_BYTES: Final = 4 << 20
 GROUP_BYTES: Final = 32 << 20
-"""Of rows in memory that make a row group: many small ones would cost a merge what the small files did."""
+"""Size in memory of a row group: many small groups would cost a merge what the small files did."""
 MOST_SMALL: Final = 32
-"""So many small files are left alone: to open one costs a merge less than a millisecond."""
+"""This many small files are left alone: opening one costs a merge less than a millisecond."""
 WORN_SHARE: Final = 32
 """One row in so many deleted, but still in the file, is worth writing it again: a vector has two bytes for each, and is
 written with every turn,"""
@@ -33,7 +28,7 @@ FEWEST_WORN: Final = 10_000
 
 
 def worth_rewriting(live: Sequence[Added]) -> tuple[Added, ...]:
-    """Those to make one now: the small files where they are many, or the one that is worn most; none as a rule."""
+    """The files to rewrite now: the small ones if they are many, or the most worn one. Usually none."""
     return small_files(live) or worn_file(live)
 
 
@@ -50,7 +45,7 @@ def small_files(live: Sequence[Added]) -> tuple[Added, ...]:
 
 @dataclass(frozen=True)
 class Compacted:
-    """What became of a mirror's small files; ``failure`` in words, where one of them could not be read."""
+    """The result for a mirror; ``failure`` says in words which file could not be read."""
 
     report: FileReport | None = None
     failure: str | None = None
@@ -77,7 +72,7 @@ def compact_file(target: MergeTarget) -> FileReport | None:
 
 
 def _gathered(target: MergeTarget) -> Iterator[pa.Table]:
-    """What is left of the target's files, a row group's worth at a time."""
+    """The rows that are left of the target's files, one row group at a time."""
     gathered: list[pa.Table] = []
     for group in target.groups({}):
         gathered.append(group.read(target.names).filter(pa.array(group.alive)))

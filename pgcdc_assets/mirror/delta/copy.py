@@ -58,7 +58,7 @@ LARGEST_PIECE: Final = 128 << 20
 SMALLEST_PIECE: Final = 4 << 20
 """On the source's disk. Below, a connection and a file cost more than their share of the rows."""
 PIECES_PER_CORE: Final = 4
-"""So that the last piece, alone on the machine, is a small part of the whole."""
+"""Several pieces for each core, so that the last piece, which runs alone, is a small part of the whole."""
 TABLES_PER_JOB: Final = 10
 """Small tables that land together, and share a connection's and a job's cost."""
 JOBS: Final = 2
@@ -81,7 +81,7 @@ class CopyReport:
 
 @dataclass(frozen=True)
 class _Target:
-    """Where the files of one table go, and as what."""
+    """The folder for the files of one table, and their columns."""
 
     table: Table
     folder: Path
@@ -110,7 +110,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Written:
-    """What became of one table's pieces in one task."""
+    """The result of one task for one table."""
 
     table: TableName
     file: FileReport | None = None
@@ -256,7 +256,7 @@ class _Copier:
         return _Target(table, mirror.path, mirror.physical(schema), point, staged=False)
 
     def _opened(self, name: TableName) -> Mirror:
-        """The mirror; one whose own log cannot be read is put out of the way, for the copy to begin anew."""
+        """The mirror. If its own log cannot be read it is moved away first, so that the copy begins again."""
         mirror = Mirror(self._layout, self._identity, name)
         try:
             mirror.delta  # noqa: B018 - reads its log
@@ -300,7 +300,7 @@ def replace_mirror(
 def _pieces(
     conn: SourceConnection, tables: Sequence[Table], size: int
 ) -> tuple[dict[TableName, list[Piece]], Failures]:
-    """Of each table, or that it is gone."""
+    """The pieces of each table; a table that is gone is among the failures."""
     found: dict[TableName, list[Piece]] = {}
     gone: Failures = {}
     for table in tables:
@@ -362,7 +362,7 @@ def _copy_part(task: _Task, target: _Target, cut: Sequence[Piece]) -> _Written:
 
 
 def _own(name: TableName, error: Exception) -> PgcdcError | None:
-    """What a copy of one table failed with; None where that is everybody's."""
+    """The failure of one table's copy; None if the error concerns all tables."""
     if isinstance(error, PgcdcError):
         return error
     failure = of_one_table(error)
@@ -370,7 +370,7 @@ def _own(name: TableName, error: Exception) -> PgcdcError | None:
 
 
 def _file(task: _Task, target: _Target, cut: Sequence[Piece]) -> FileReport | None:
-    """Of one reading. The file of a reading that was interrupted goes: the next one begins its own."""
+    """The file of one reading. The file of an interrupted reading is deleted: the next one begins its own."""
     reader = target.reader
     with DataFile(target.folder, target.schema) as file:
         try:

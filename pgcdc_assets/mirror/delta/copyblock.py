@@ -40,7 +40,7 @@ class BlockReader:
         return [*done.values, *(ours[name]() for name in self.own)]
 
     def _text(self, block: bytes) -> tuple[list[pa.ChunkedArray], int]:
-        """The CSV as columns of text: empty and unquoted is NULL, whatever stands in quotes is not."""
+        """The CSV as columns of text. An empty unquoted value is NULL; a quoted value is not."""
         places = [str(place) for place in range(len(self.table.columns))]
         if not places:
             # A table without columns: its rows are empty lines.

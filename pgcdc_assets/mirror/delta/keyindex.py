@@ -36,7 +36,7 @@ class KeyIndex:
 
     @property
     def columns(self) -> list[str]:
-        """What :meth:`find` looks at."""
+        """The columns that :meth:`find` reads."""
         texts = [RAW] if any(step.text for step in self._steps) else []
         return [*(step.column.name for step in self._steps if not step.text), *texts]
 
@@ -68,7 +68,7 @@ class _Step:
         return numbers.astype(np.int64)
 
     def found(self, target: pa.Table, at: Ints, before: Ints) -> tuple[Ints, Ints]:
-        """Of the target's rows ``at``: the places of those that fit, and the number of each."""
+        """Among the target's rows ``at``, the places of those that match, and the number of each."""
         values = self._values(target)
         if len(at) < target.num_rows:
             values = values.take(pa.array(at))

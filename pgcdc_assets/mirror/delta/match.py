@@ -32,17 +32,17 @@ HOLDS = "the mirror holds a row that the source inserted"
 TWICE = "the mirror holds a row twice"
 
 
-GIVEN_BYTES = 64 << 20
+FETCHED_BYTES = 64 << 20
 """Values kept from the target, held until so many are written with their rows: a change of a few bytes may keep
 megabytes that were not sent."""
 
 Write = Callable[[pa.Table], None]
-"""Takes rows that come, under feed names; it is for nothing where the merge fails after all."""
+"""Receives the rows to add, under feed names; they are discarded if the merge fails."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge does to a mirror besides the rows that come; counts are rows."""
+    """The changes of a merge to a mirror, besides the rows to add; counts are rows."""
 
     gone: dict[str, BitMap64]
     """By file, the positions of the rows that go."""
@@ -90,7 +90,7 @@ def merge_multiset(
 
 
 class _Gone:
-    """Positions by file, each once."""
+    """Positions by file; each position once."""
 
     def __init__(self) -> None:
         self.positions: dict[str, BitMap64] = defaultdict(BitMap64)
@@ -107,12 +107,12 @@ class _Gone:
 
 @dataclass(frozen=True)
 class _Emptied:
-    """Truncated leaves, by the value of ``_pgcdc_leaf``."""
+    """The truncated leaves, by their values of ``_pgcdc_leaf``."""
 
     leaves: Sequence[str]
 
     def of(self, group: RowGroup) -> Bools:
-        """The rows that they hold in the target."""
+        """The rows of a row group that lie in these leaves."""
         if not self.leaves:
             return np.zeros(group.rows, dtype=bool)
         names = group.read([LEAF])[LEAF]
@@ -142,8 +142,8 @@ class _Match:
         self._lacking_here = self._lacking.copy()
         self._lacking_here[self._moved] = False
         self._keys = keys
-        self._given: list[tuple[Ints, pa.Table]] = []
-        self._gifts = np.zeros(source.num_rows, dtype=np.int64)
+        self._fetched: list[tuple[Ints, pa.Table]] = []
+        self._fetched_count = np.zeros(source.num_rows, dtype=np.int64)
         self.hits = np.zeros(source.num_rows, dtype=np.int64)
         """Per row of the source, how many rows of the target have its key;"""
         self._emptied_hits = np.zeros(source.num_rows, dtype=np.int64)
@@ -170,42 +170,44 @@ class _Match:
         if self._kept:
             here = self._lacking_here[rows]
             moved_at, moved = _alive(group, *self._from.find(keys))
-            self._give(group, np.concatenate((at[here], moved_at)), np.concatenate((rows[here], self._moved[moved])))
+            self._fetch_kept(
+                group, np.concatenate((at[here], moved_at)), np.concatenate((rows[here], self._moved[moved]))
+            )
         return at
 
-    def _give(self, group: RowGroup, at: Ints, rows: Ints) -> None:
-        """Take the kept values of some rows from where they stand."""
+    def _fetch_kept(self, group: RowGroup, at: Ints, rows: Ints) -> None:
+        """Fetch values that were not sent (unchanged TOAST) from the target rows that hold them."""
         if not len(at):
             return
         values = group.read([*(column.name for column in self._kept), RAW])
-        self._given.append((rows, values.take(pa.array(at))))
-        self._gifts += np.bincount(rows, minlength=len(self._gifts))
-        if sum(given.nbytes for _, given in self._given) >= GIVEN_BYTES:
-            self._write_given()
+        self._fetched.append((rows, values.take(pa.array(at))))
+        self._fetched_count += np.bincount(rows, minlength=len(self._fetched_count))
+        if sum(given.nbytes for _, given in self._fetched) >= FETCHED_BYTES:
+            self._write_fetched()
 
     def check(self) -> None:
         """MergeMismatch where the target did not hold what it must, or held it twice."""
         present = self._source[PRESENT]
         must, must_not = _bools(pc.fill_null(present, False)), ~_bools(pc.fill_null(present, True))
-        if (must & (self.hits == 0)).any() or (self._lacking & (self._gifts == 0)).any():
+        if (must & (self.hits == 0)).any() or (self._lacking & (self._fetched_count == 0)).any():
             raise MergeMismatch(LACKS)
         if (must_not & (self.hits > self._emptied_hits)).any():
             raise MergeMismatch(HOLDS)
-        if max(self.hits.max(initial=0), self._gifts.max(initial=0)) > 1:
+        if max(self.hits.max(initial=0), self._fetched_count.max(initial=0)) > 1:
             raise MergeMismatch(TWICE)
 
     def finish(self) -> None:
         """Write what is not written yet."""
-        self._write_given()
-        self._write(self._source.filter(pa.array(self.live & (self._gifts == 0))))
+        self._write_fetched()
+        self._write(self._source.filter(pa.array(self.live & (self._fetched_count == 0))))
 
-    def _write_given(self) -> None:
+    def _write_fetched(self) -> None:
         """Write the rows whose kept values were found, with these and their texts put in."""
-        if not self._given:
+        if not self._fetched:
             return
-        rows = self._source.take(pa.array(np.concatenate([at for at, _ in self._given])))
-        given = pa.concat_tables([values for _, values in self._given])
-        self._given = []
+        rows = self._source.take(pa.array(np.concatenate([at for at, _ in self._fetched])))
+        given = pa.concat_tables([values for _, values in self._fetched])
+        self._fetched = []
         masks = {column.source: rows[f"{MASK}{column.attnum}"] for column in self._kept}
         for column in self._kept:
             values = pc.if_else(masks[column.source], given[column.name], rows[column.name])

@@ -196,7 +196,7 @@ class Mirror:
 
     @cached_property
     def delta(self) -> DeltaVersion | None:
-        """None where there is none. IdentityMismatch where another stream, or somebody else, owns the table."""
+        """The mirror's table, or None. IdentityMismatch if another stream, or somebody else, owns it."""
         table = open_delta(self.path)
         if table is None:
             return None
@@ -222,11 +222,11 @@ class Mirror:
         return self._layout.staging
 
     def again(self) -> Mirror:
-        """The same mirror as it stands now."""
+        """The same mirror, read again."""
         return Mirror(self._layout, self.identity, self.name)
 
     def at(self, version: int) -> Mirror | None:
-        """The same mirror as one of its versions has it; None where its log does not hold that (any more)."""
+        """The same mirror at one of its versions; None if its log does not hold that version any more."""
         if version == self.version:
             return self
         older = self.again()
@@ -247,7 +247,7 @@ class Mirror:
 
     @property
     def version(self) -> int:
-        """-1 where there is none."""
+        """The version of the table; -1 if there is no table."""
         return -1 if self.delta is None else self.delta.number
 
     @property
@@ -266,7 +266,8 @@ class Mirror:
 
     @cached_property
     def replay_lsn(self) -> Lsn | None:
-        """What the mirror itself says: the copy's consistent point, or the end of what was applied since."""
+        """The position that the mirror itself records: the consistent point of its copy, or the end of what was applied
+        since."""
         return None if self.delta is None else own_position(self.delta.positions, self.identity.app_id(), self.name)
 
     def effective_replay_lsn(self, points: ConsistentPoints) -> Lsn | None:
@@ -308,7 +309,7 @@ class Mirror:
         return pa.schema([_physical_field(field, fields[field.name]) for field in schema.arrow])
 
     def target(self, table: Table, files: Sequence[Added] = ()) -> MergeTarget:
-        """What an apply writes to, and those of the mirror's files that it looks at."""
+        """What an apply writes to, and the files of the mirror that it reads."""
         schema = MirrorSchema.of(table)
         values = {column.name: feed_name(column.name) for column in table.columns}
         assert self.delta is not None

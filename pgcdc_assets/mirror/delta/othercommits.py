@@ -30,7 +30,7 @@ _NANOSECONDS: Final = "delta-rs"
 
 @dataclass(frozen=True)
 class Seen:
-    """What a row of commits did. ``copied``: a copy is among them, and ``change`` came after it."""
+    """The effect of a sequence of commits. ``copied``: a copy is among them, and ``change`` came after it."""
 
     copied: bool = False
     change: str | None = None
@@ -51,7 +51,7 @@ def seen(folder: Path, owner: str, commits: Mapping[int, Sequence[Action]]) -> S
 
 
 def change_since(folder: Path, owner: str, version: int) -> str | None:
-    """What was done to the mirror after a version that was published. LakeError where its log does not say."""
+    """What others did to the mirror after a published version. LakeError if its log does not say."""
     commits: dict[int, Sequence[Action]] = {}
     number = version + 1
     while (folder / DELTA_LOG / commit_name(number)).exists():
@@ -61,7 +61,7 @@ def change_since(folder: Path, owner: str, version: int) -> str | None:
 
 
 def _did(folder: Path, actions: Sequence[Action]) -> str | None:
-    """What a foreign commit did to the rows; None where they are what they were."""
+    """What a commit of another writer did to the rows; None if they are the same as before."""
     added = [action["add"] for action in actions if "add" in action]
     removed = [action["remove"] for action in actions if "remove" in action]
     if any(one.get("dataChange", True) for one in [*added, *removed]):
@@ -102,7 +102,7 @@ def _sum(files: Sequence[_File]) -> int | None:
 
 
 def _gone(folder: Path) -> str | None:
-    """A file of the newest version that is not there. A log that cannot be read is told by who needs it."""
+    """A file of the newest version that is missing. A log that cannot be read is reported by whoever needs it."""
     try:
         table = open_delta(folder)
     except LakeError:

@@ -34,7 +34,7 @@ class MergeTarget:
     schema: pa.Schema
     """Names and types in the files."""
     names: tuple[str, ...]
-    """What the feed calls these columns."""
+    """The names of these columns in the feed."""
     files: tuple[Added, ...] = ()
 
     def groups(self, wanted: WantedKeys) -> Iterator[RowGroup]:
@@ -44,7 +44,7 @@ class MergeTarget:
                 yield from self._groups(added, wanted)
 
     def field(self, name: str) -> pa.Field:
-        """Of the column that the feed calls so."""
+        """The mirror's field for a column of the feed."""
         return self.schema.field(self.names.index(name))
 
     def _bounds(self, added: Added, name: str) -> tuple[Any, Any] | None:
@@ -111,7 +111,7 @@ def _opened(path: Path) -> pq.ParquetFile:
 
 
 def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
-    """What of these key columns can prune. A NULL among them stands for any value."""
+    """The key columns that can prune row groups. A NULL among the values stands for any value."""
     return {
         name: np.sort(pc.unique(values).to_numpy(zero_copy_only=False))
         for name, values in keys.items()

@@ -41,14 +41,14 @@ from pgcdc_assets.mirror.delta.units import PendingChanges
 
 @dataclass(frozen=True)
 class Applied:
-    """What an apply did to one table; counts are rows of the mirror."""
+    """The result of an apply for one table; counts are rows of the mirror."""
 
     table: Table
-    """As in the feed's part: with the columns that appeared."""
+    """The table as the feed's part has it: with the columns that appeared."""
     version: int
-    """Of the mirror; -1 where it was not looked at or could not be."""
+    """The version of the mirror; -1 if it was not looked at, or could not be."""
     replay_lsn: Lsn
-    """Where the mirror stands now: the end of what was applied, or where it stood if set aside."""
+    """The mirror's position now: the end of what was applied, or where it stood if it is set aside."""
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
@@ -71,7 +71,7 @@ class Counts:
 
     @property
     def metrics(self) -> dict[str, int]:
-        """As the table's history calls them."""
+        """The counts under the names that the table's history uses."""
         return {
             "numTargetRowsInserted": self.inserted,
             "numTargetRowsUpdated": self.updated,
@@ -261,7 +261,7 @@ def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | No
 
 
 def _altered(table: Table, known: Table | None, mirror: DeltaVersion) -> str | None:
-    """What another hand did to the columns of the mirror that are ours."""
+    """What another writer did to those columns of the mirror that are ours."""
     have = {field.name: str(field.type) for field in mirror.schema.fields}
     lacking = [] if known is None else [name for name in MirrorSchema.of(known).arrow.names if name not in have]
     if lacking:

@@ -55,7 +55,7 @@ class Collapsing:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a unit does to the mirror; counts are rows."""
+    """The effect of a unit on the mirror; counts are rows."""
 
     added: FileReport | None = None
     """The file of the rows that come; None where there are none."""

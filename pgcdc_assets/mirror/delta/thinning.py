@@ -35,7 +35,7 @@ from pgcdc_assets.mirror.delta.mirror import Mirror
 
 @dataclass(frozen=True)
 class Passing:
-    """What of a mirror nobody needs any more."""
+    """The parts of a mirror that nobody needs any more."""
 
     mirror: Mirror
     alone: Set[int]
@@ -49,7 +49,7 @@ class Passing:
 
     @cached_property
     def bytes(self) -> int:
-        """Of data files and deletion vectors."""
+        """Size of the data files and deletion vectors."""
         return sum(path.stat().st_size for path in self.files)
 
     def delete(self) -> None:

@@ -1,4 +1,4 @@
-"""What a feed holds of one span of a table, and how the work of collapsing it divides."""
+"""Reads what a feed holds of one span of a table, and divides the work of collapsing it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ FILE_BYTES: Final = 128 << 20
 """The size that OPTIMIZE aims at, as the copy does; Delta's own gigabyte would be written again too often."""
 SMALL_BYTES: Final = FILE_BYTES // 4
 MOST_SMALL: Final = 20
-"""So many small files are left alone: each costs a reader a millisecond, an OPTIMIZE costs seconds."""
+"""This many small files are left alone: each costs a reader a millisecond, and an OPTIMIZE costs seconds."""
 DELETED_SHARE: Final = 5
 """A fifth of the rows deleted, but still in the files, is worth writing them again,"""
 FEWEST_DELETED: Final = 100_000

@@ -41,14 +41,14 @@ class Net:
 
 def net_effect(
     key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, masks: Mapping[int, Bools], *,
-    passing: bool = False, divided: Bools | None = None,
+    keep_transient: bool = False, divided: Bools | None = None,
 ) -> Net:  # fmt: skip
     """Work out what the events amount to, by key.
 
     ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be gone.
     ``masks`` tells by attnum which events lack a value. Keys that come and go within the events are left
-    out unless ``passing``. ``divided``: the events are those of some keys, so that halves of key changes may stand
-    alone, and it says which are new ones; these lack no value. Raises MergeMismatch where events contradict each
+    out unless ``keep_transient``. ``divided``: the events are those of some keys, so that halves of key changes may
+    stand alone, and it says which are new ones; these lack no value. Raises MergeMismatch where events contradict each
     other: an insert of a key that exists, an update or delete of one that was deleted.
     """
     order = np.lexsort((ordinal, commit_lsn))
@@ -64,7 +64,7 @@ def net_effect(
     _refuse_contradictions(before, live, arrives, commit_lsn)
     last = by_key[np.append(first, True)[1:]]
     present = ~arrives[by_key[first]]
-    kept = live[last] | present | passing
+    kept = live[last] | present | keep_transient
     last, present = last[kept], present[kept]
     net = Net(last, live[last], present, np.full(len(last), -1, dtype=np.int64))
     return _with_masks(net, key, before, old_half, (op == _INSERT) | alone, masks) if masks else net
@@ -129,7 +129,7 @@ def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, 
 
 
 def _ends(jump: Ints) -> Ints:
-    """Where each chain of jumps ends; chains are acyclic, and end on themselves."""
+    """The end of each chain of jumps. Chains are acyclic, and each ends in a row that jumps to itself."""
     while True:
         further = jump[jump]
         if np.array_equal(further, jump):

@@ -33,7 +33,7 @@ from pgcdc_assets.feed.schema import (
 from pgcdc_assets.mirror.net.chains import Net, connected, net_effect
 
 UPSERT, REMOVE = "U", "D"
-"""What a row of the merge source asks for (column ``_pgcdc_op``)."""
+"""The action that a row of the merge source asks for (column ``_pgcdc_op``)."""
 PRESENT = "_pgcdc_present"
 """Whether the target must hold the key: true, false, or NULL where it cannot be known."""
 ORIGIN = "_pgcdc_origin"
@@ -116,7 +116,7 @@ def collapse_touched(
     """
     events = events.combine_chunks()
     places = _places(events, columns)
-    net = net_effect(*places, _present_masks(events, masked), passing=True)
+    net = net_effect(*places, _present_masks(events, masked), keep_transient=True)
     rows = _merge_source(events, columns, masked, replace(net, origin=np.full_like(net.origin, -1)))
     lacking = np.zeros(len(net.last), dtype=bool)
     for mask in net.masked.values():
@@ -156,7 +156,7 @@ def _merge_source(events: pa.Table, columns: Sequence[FeedColumn], masked: Seque
 
 
 def key_numbers(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:
-    """Number the distinct keys from 0. A key value that does not fit its type is told apart by its text."""
+    """Number the distinct keys from 0. A key value that does not fit its type is distinguished by its text."""
     number = np.zeros(events.num_rows, dtype=np.int64)
     raw = events[RAW] if events[RAW].null_count < events.num_rows else None
     for column in columns:

@@ -69,7 +69,7 @@ def net_rows(events: pa.Table, columns: Sequence[FeedColumn]) -> NetRows:
 
 
 def _latest(group: Ints, candidates: Ints, wanted: Ints) -> Ints:
-    """Of the candidates (row numbers in order), the last ``wanted[g]`` of every group g."""
+    """Among the candidates (row numbers in order), the last ``wanted[g]`` of every group g."""
     backwards = candidates[::-1]
     by_group = backwards[np.argsort(group[backwards], kind="stable")]
     sorted_group = group[by_group]

@@ -18,10 +18,10 @@ from pgcdc_assets.source.catalog.tables import read_catalog
 
 
 class Remedy(StrEnum):
-    """What a change asks for."""
+    """The way back from a drift."""
 
     COPY = "copy"
-    """Rows were there, or went, that the stream never carried: copy the table anew."""
+    """Rows were there, or went, that the stream never carried: the table must be copied again."""
     SET_ASIDE = "set_aside"
     """Cannot be followed exactly: wait for the user's word."""
     FOLLOW = "follow"
@@ -132,7 +132,7 @@ def _behind_the_stream(before: Table, now: Table) -> Iterator[Drift]:
 
 
 def _new_files(before: Table, now: Table) -> list[int]:
-    """Those whose relfilenode is another one."""
+    """The relations whose relfilenode has changed."""
     old, new = _stores(before), _stores(now)
     return [oid for oid in sorted(old.keys() & new.keys()) if old[oid].relfilenode != new[oid].relfilenode]
 

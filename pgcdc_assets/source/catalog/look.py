@@ -73,7 +73,7 @@ class CatalogLook:
 
 
 def _fingerprint(conn: psycopg.Connection[Any], relations: Sequence[int]) -> str:
-    """Of these relations. In one statement, and so at one moment."""
+    """The fingerprint of these relations, read by one statement and so at one moment."""
     version = conn.info.server_version
     parts = (
         f"(SELECT {_SUM.format(row)} FROM pg_catalog.{table} WHERE {where})"  # noqa: S608 (texts of our own)

@@ -127,7 +127,7 @@ def read_places(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int,
 
 @dataclass(frozen=True)
 class PublicationRows:
-    """The catalog rows behind what is published. A table that was taken out and put back has new ones."""
+    """The catalog rows that publish the table. A table that was taken out and put back has new ones."""
 
     publications: Mapping[str, str]
     relations: Mapping[tuple[str, int], str]

@@ -141,7 +141,7 @@ def read_leaves(conn: psycopg.Connection[Any], roots: Iterable[int]) -> dict[int
 def read_tables(
     conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str] = ()
 ) -> tuple[Table, ...]:
-    """The mirrored tables of these publications, by name: roots and plain tables, leaves behind their roots."""
+    """The mirrored tables of these publications, by name: roots and plain tables. Roots hold their leaves."""
     with at_one_moment(conn):
         published = read_published(conn, publications)
         relations = read_relations(conn, published)

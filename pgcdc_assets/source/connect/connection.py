@@ -73,7 +73,7 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
     endpoint: str = "source"
     """For messages: see :func:`redacted`."""
     session: Session | None = None
-    """None until the server has told it."""
+    """The session on the server; None until the server has named it."""
     on_wait: Callable[[str], None] | None = None
     """Hears what a long wait is for; None: the log does."""
 
@@ -142,7 +142,7 @@ def session_options(**more: str) -> str:
 
 
 def source_conninfo(conninfo: str, *, application_name: str, options: dict[str, str] | None = None, **more: str) -> str:
-    """``conninfo`` with our session settings behind the user's own; SettingsError if it is none."""
+    """``conninfo`` with our session settings after the user's own; SettingsError if it is not a conninfo."""
     given = parsed(conninfo)
     ours = session_options(**(options or {}))
     own = str(given.get("options") or "")

@@ -25,7 +25,7 @@ from pgcdc_assets.errors import (
 
 COPY_ANEW = "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew"
 NEW_LAKE = "run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`"
-"""Where the lake holds what this source never had: its positions are too high for any new copy."""
+"""The advice where the lake holds what this source never had: its positions are too high for any new copy."""
 
 _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "55006": (SlotActive, "wait until the process that holds it ends, or end it"),
@@ -71,7 +71,7 @@ class ServerError:
     state: str | None
     message: str
     do: str | None = None
-    """What to do where it cannot be reached."""
+    """The advice where the source cannot be reached."""
 
     def typed(self, thing: str = "source") -> PgcdcError:
         slot = _SLOT_NAME.search(self.message)

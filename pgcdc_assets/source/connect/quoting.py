@@ -1,4 +1,4 @@
-"""How names and values are written in a command, and what pgoutput is told in one."""
+"""Quotes names and values in commands, and holds the options of pgoutput."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def plugin_options(publications: Sequence[str], more: Mapping[str, str], *, proto: int = 1) -> dict[str, str]:
-    """What pgoutput is told, by START_REPLICATION or by the SQL functions."""
+    """The options of pgoutput, for START_REPLICATION and for the SQL functions."""
     names = ",".join(identifier(name) for name in publications)
     return {"proto_version": str(proto), "publication_names": names, **more}
 

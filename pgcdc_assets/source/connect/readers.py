@@ -51,7 +51,7 @@ class FrameReader(FrameSource):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is the reader's own. The connection is closed by whoever opened it."""
+        """Release what belongs to the reader. The connection is closed by whoever opened it."""
 
 
 class RowReader(Protocol):
@@ -71,12 +71,14 @@ class RowReader(Protocol):
         """The whole rows that have been read."""
 
     def other(self) -> bytes | None:
-        """The kind of the next message, if it is no row and has come: ``Z`` ends the answer. Raises an error's meaning,
-        behind which that end still comes."""
+        """The kind of the next message, if it has come and is not a row; ``Z`` ends the answer.
+
+        Raises the server's error as a typed exception; the end of the answer still follows.
+        """
 
 
 class LibpqReader(FrameReader):
-    """By libpq, whatever the transport."""
+    """Frames by libpq, over any transport."""
 
     held = 0
 
@@ -145,7 +147,7 @@ class LibpqReader(FrameReader):
         return self._ending(SourceUnavailable("the server ended the stream", thing=self._endpoint))
 
     def _ending(self, otherwise: PgcdcError) -> PgcdcError:
-        """What the server said at the end of the stream; ``otherwise`` where it has said nothing."""
+        """The server's error at the end of the stream; ``otherwise`` if it sent none."""
         try:
             while (result := self._pgconn.get_result()) is not None:
                 if result.status == pq.ExecStatus.FATAL_ERROR:
@@ -159,7 +161,7 @@ class LibpqReader(FrameReader):
 
 
 class LibpqRows:
-    """Answers by libpq, whatever the transport."""
+    """Answers by libpq, over any transport."""
 
     def __init__(self, pgconn: pq.abc.PGconn, endpoint: str) -> None:
         self._pgconn = pgconn

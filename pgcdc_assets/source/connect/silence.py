@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 from pgcdc_assets.errors import SourceUnavailable
 
 TELL_SECONDS: Final = 10.0
-"""How often people hear whom a wait is for."""
+"""Seconds between two messages that say whom a wait is for."""
 LOOK_SECONDS: Final = 5
 """For the connection of a look, and again for its query. A live server answers at once."""
 
@@ -100,7 +100,7 @@ class Silence:
 
 
 class _Observer(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that is given up soon, whatever becomes of it."""
+    """A connection that is closed soon, whatever happens on it."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         return super().wait(gen, interval, LOOK_SECONDS)
@@ -116,7 +116,7 @@ class Session:
     application_name: str
 
     def work(self) -> str | None:
-        """What keeps the session at work, in words; None where it is not, or nobody can be asked."""
+        """What the session is working on, in words; None if it is idle, or nobody can be asked."""
         try:
             conninfo = make_conninfo(self.conninfo, connect_timeout=LOOK_SECONDS, replication="false")
             with _Observer.connect(conninfo, autocommit=True) as conn:

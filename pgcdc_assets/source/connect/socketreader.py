@@ -80,7 +80,7 @@ class SocketReader(FrameReader):
         return frames
 
     def data(self) -> FrameBlock:
-        """The data at hand, up to the first message of another kind."""
+        """The data messages received so far, up to the first message of another kind."""
         starts, ends = data_messages(np.frombuffer(self._buffer, np.uint8, self.held))
         end = int(ends[-1]) if len(ends) else 0
         raw = bytes(memoryview(self._buffer)[:end])
@@ -120,7 +120,7 @@ class SocketReader(FrameReader):
         return self.held >= HEADER and self._end() <= self.held
 
     def _end(self) -> int:
-        """Where the next message ends, whose header has come."""
+        """The end of the next message, whose header has been received."""
         length: int = _LENGTH.unpack_from(self._buffer, 1)[0]
         return 1 + length
 

@@ -1,4 +1,4 @@
-"""What ``setup`` finds on the source: settings, free places, things that are not replicated."""
+"""Findings of ``setup`` on the source: settings, free places, objects that are not replicated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Severity = Literal["error", "warning", "info"]
 
 OLDEST_VERSION = 140000
 _MINORS_THAT_LOSE = {14: 18, 15: 13, 16: 9, 17: 5}
-"""From these minors on (May 2025), ALTER PUBLICATION beside an open writer loses none of its later changes."""
+"""From these minor versions on (May 2025), ALTER PUBLICATION loses no later change of a writer that is open meanwhile.
+"""
 _PLACES = 2
 """Slots and walsenders a run needs: the stream's, and for a while a copy's (of a slot, where it polls)."""
 _NAMES_SHOWN = 10
@@ -58,7 +59,7 @@ class Finding:
 
     @property
     def lines(self) -> list[str]:
-        """The same with a line for each statement."""
+        """The same, with a line for each statement."""
         told = replace(self, sql=())
         return [str(told), *(f"  {statement}" for statement in self._sql())]
 
@@ -139,7 +140,7 @@ def _bounds(keep: str, idle: str | None) -> Iterator[Finding]:
 
 
 def not_replicated(conn: psycopg.Connection[Any]) -> list[Finding]:
-    """What logical replication does not carry, one finding a kind."""
+    """Objects that logical replication does not carry, one finding for each kind."""
     kinds: dict[str, list[str]] = {}
     for kind, name in conn.execute(_NOT_REPLICATED):
         kinds.setdefault(kind, []).append(name)

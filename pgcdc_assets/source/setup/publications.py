@@ -112,7 +112,7 @@ def write_ours(
 
 
 def needed(conn: psycopg.Connection[Any], name: str, patterns: Sequence[str]) -> Changes:
-    """What :func:`write_ours` would change."""
+    """The changes that :func:`write_ours` would make."""
     pair = _Pair(name, inserts_name(name), patterns)
     misplaced = pair.misplaced(conn)
     lacking = _lacking(conn, pair)
@@ -123,7 +123,7 @@ def needed(conn: psycopg.Connection[Any], name: str, patterns: Sequence[str]) ->
 def script(
     conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], *, with_slot: bool
 ) -> list[sql.Composed]:
-    """The statements that :func:`write_ours` would run, for somebody who may."""
+    """The statements that :func:`write_ours` would run, for somebody who has the rights."""
     pair = _Pair(name, inserts_name(name), patterns)
     made = [
         statement

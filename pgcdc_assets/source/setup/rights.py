@@ -1,4 +1,4 @@
-"""What a role may do on the source, and the statements that give it what it lacks."""
+"""Checks the rights of a role on the source, and gives the statements for those that it lacks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ BY_OWNER = "let their owner run what `pgcdc setup --sql` prints"
 
 @dataclass(frozen=True)
 class Changes:
-    """What setup has to change of publications, and so needs more rights for than reading takes."""
+    """The changes that setup has to make to publications; these need more rights than reading."""
 
     make: Sequence[str] = ()
     """Publications that are not there yet."""
@@ -114,7 +114,8 @@ def rights_findings(
 def _publishing(
     conn: psycopg.Connection[Any], changes: Changes, foreign: Sequence[str], role: str, database: str | None
 ) -> list[Finding]:
-    """What stands in the way of making or changing publications. ``database``: where it may not make one."""
+    """Findings that prevent making or changing publications. ``database``: one in which the role may not make a
+    publication."""
     found = []
     if changes.make and database and not foreign:
         found.append(Finding("error", f"role {role}", "may not make a publication", "or " + BY_OWNER,
@@ -131,7 +132,7 @@ def _publishing(
 
 
 def not_owned(conn: psycopg.Connection[Any], role: str, publications: Sequence[str]) -> list[str]:
-    """Those of the publications that the role may not change or drop."""
+    """The publications that the role may not change or drop."""
     asked = {"role": role, "managed": _REPLICATION_ROLES, "names": list(publications)}
     return [name for (name,) in conn.execute(_NOT_OWNED, asked)]
 

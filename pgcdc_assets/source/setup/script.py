@@ -72,5 +72,5 @@ def _mended(finding: Finding) -> Iterator[str]:
 
 
 def _comment(text: str) -> str:
-    """On one line, whatever the names in it."""
+    """The text on one line, whatever the names in it."""
     return " ".join(text.split())

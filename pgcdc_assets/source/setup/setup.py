@@ -42,7 +42,7 @@ from pgcdc_assets.source.slot.creation import LOCK_SECONDS, OnWait, create_slot
 from pgcdc_assets.source.slot.slotstatus import check_slot, identity, slot_status
 
 _DROP_SECONDS = 10
-"""How long teardown waits for a slot that a run has just left."""
+"""Seconds that teardown waits for a slot that a run has just left."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ _AGAINST_SHARE = [
 
 @dataclass(frozen=True)
 class Blocker:
-    """One transaction. ``age`` is None where the server does not tell it to us (pg_read_all_stats)."""
+    """One transaction. ``age`` is None if the server does not show it to us (pg_read_all_stats)."""
 
     xid: int | None
     pid: int | None
@@ -74,7 +74,7 @@ def transactions(conn: psycopg.Connection[Any]) -> list[Blocker]:
 
 
 def lockers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Blocker]:
-    """Who holds ACCESS EXCLUSIVE on one of these tables, or waits for it: a reader waits behind both."""
+    """Transactions that hold ACCESS EXCLUSIVE on one of these tables, or wait for it: a reader queues after both."""
     return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), ["AccessExclusiveLock"]])]
 
 

@@ -19,7 +19,7 @@ LOCK_SECONDS = 600
 """lock_timeout of slot creation, for each transaction that it waits for. A nightly report may take
 minutes; a forgotten session must not hold WAL and dead rows for hours."""
 TELL_SECONDS = 10
-"""How often people hear whom a wait is for."""
+"""Seconds between two messages that say whom a wait is for."""
 _ATTEMPTS = 3
 _TOO_LARGE = "snapshot too large"
 """'initial slot snapshot too large': more open subtransactions than a snapshot holds. They pass."""

@@ -72,7 +72,7 @@ class SlotStatus:
 
 
 def slot_status(conn: psycopg.Connection[Any], slot: str) -> SlotStatus | None:
-    """The slot now; None where there is none of this name on the server."""
+    """The slot now; None if the server has no slot of this name."""
     found = conn.execute(_QUERY, [slot]).fetchone()
     if found is None:
         return None
@@ -168,7 +168,7 @@ def _check_kind(status: SlotStatus) -> None:
 
 
 def identity(conn: psycopg.Connection[Any], slot: str) -> Identity:
-    """Whose changes the slot sends: system identifier, database, slot."""
+    """The identity of what the slot sends: system identifier, database, slot."""
     row = conn.execute("SELECT system_identifier::text, current_database()::text FROM pg_control_system()").fetchone()
     assert row is not None
     return Identity(row[0], row[1], slot)

@@ -13,8 +13,8 @@ Nobody on the source may suffer by it:
 
 - the locks come and go in one message to the server, whatever becomes of us meanwhile;
 - we wait for one table's lock alone, with no other lock in hand, and then take all others at once or none.
-  So nobody waits for us while we wait, but behind us in line, where PostgreSQL lets him pass rather than end him
-  for a deadlock;
+  While we wait we hold no lock, so others only queue behind us; PostgreSQL can reorder that queue, and need not end
+  anybody for a deadlock;
 - a writer that comes meanwhile waits half a second at most, and only where those before him were seen to be brief.
 """
 
@@ -37,7 +37,7 @@ from pgcdc_assets.source.positions import RECORD_END, flush_lsn, wal_writer_dela
 from pgcdc_assets.source.slot.blockers import writing
 
 WAIT_SECONDS = 0.5
-"""So long a writer waits behind us at most, and so long may the transactions last that we wait for."""
+"""Seconds that a writer waits behind our lock at most, and that we wait for open transactions at most."""
 _POLL_SECONDS = 0.02
 _PATIENCE_SECONDS = 10.0
 """With a disk that is busy."""
@@ -48,7 +48,7 @@ _LOCK = "LOCK TABLE ONLY {first} IN SHARE MODE; LOCK TABLE {all} IN SHARE MODE N
 """ONLY: a table's partitions would be locked one by one, and waited for with those before in hand."""
 _LET_GO = "; ROLLBACK TO SAVEPOINT still; RELEASE SAVEPOINT still;"
 _LOCKED = "; SELECT ARRAY[{names}]::regclass[]::oid[]"
-"""What the names stood for: tables may have changed them since."""
+"""The OIDs that the names stood for: tables may have changed names since."""
 _END = "SET TRANSACTION READ ONLY"
 
 

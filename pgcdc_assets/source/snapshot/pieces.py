@@ -44,7 +44,7 @@ class Piece:
     columns: str = field(repr=False)
     """The select list, as SQL."""
     condition: str = field(repr=False)
-    """As SQL; empty for all rows."""
+    """The range of pages as SQL; empty for all rows."""
     rows_estimate: int = 0
     bytes_estimate: int = 0
 
@@ -53,7 +53,7 @@ class Piece:
         return self.leaf or self.table.name
 
     def statement(self, relation: str, encoding: str = "UTF8") -> str:
-        """Of ONLY the relation, named as SQL: an inheritance parent has children."""
+        """COPY of ONLY the relation, named as SQL: an inheritance parent has children."""
         where = f" WHERE {self.condition}" if self.condition else ""
         query = f"SELECT {self.columns} FROM ONLY {relation}{where}"  # noqa: S608  (identifiers are quoted)
         return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, ENCODING '{encoding}')"

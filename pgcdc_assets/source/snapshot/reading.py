@@ -30,9 +30,10 @@ from pgcdc_assets.source.snapshot.pieces import Piece
 READING: Final = f"{APPLICATION}/copy"
 """application_name of the sessions that read pieces, and of no others: they may be interrupted at any time."""
 READINGS: Final = 6
-"""How often one piece is begun. Who alters a table alters it a few times; a storm must not hold a run up for ever."""
+"""How often one piece is begun. Somebody who alters a table does so a few times; endless DDL must not hold up a run for
+ever."""
 PATIENCE_SECONDS: Final = 10.0
-"""How long one of them waits for the table to be free. It keeps a core of Spark's idle meanwhile."""
+"""Seconds that one attempt waits for the table to be free. A core of Spark is idle meanwhile."""
 _PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
 """Seconds between two requests for the lock, the last one from then on."""
 _POLL_MILLISECONDS: Final = 500
@@ -79,9 +80,9 @@ class _Storage:
 
 
 def read_whole(read: Callable[[], T]) -> T:
-    """What ``read`` returns, which reads pieces: begun again, some times, whenever one was interrupted.
+    """The result of ``read``, which reads pieces. It is called again, some times, whenever a piece was interrupted.
 
-    CopyBlocked where somebody wants the table each time.
+    CopyBlocked if somebody wants the table each time.
     """
     for reading in range(1, READINGS + 1):
         try:
@@ -154,7 +155,7 @@ class _SnapshotGone(SourceUnavailable):
 
 
 def _storage(conn: SourceConnection, piece: Piece) -> _Storage | None:
-    """As this moment has it, or the snapshot where one has been imported."""
+    """The relation as of now, or as of the snapshot if one has been imported."""
     row = conn.execute(_STORAGE, [piece.oid]).fetchone()
     return None if row is None else _Storage(row[0], row[1], frozenset(row[2]))
 

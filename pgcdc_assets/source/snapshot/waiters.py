@@ -13,7 +13,8 @@ from pgcdc_assets.source.connect.connection import APPLICATION, SourceConnection
 from pgcdc_assets.source.snapshot.reading import READING
 
 LOOK_SECONDS = 0.2
-"""How often it is looked who waits. A fifth of a second is what an application behind the waiting one loses by it."""
+"""Seconds between two looks for waiters. An application that waits behind the waiting session loses a fifth of a second
+by it."""
 _CONNECT_SECONDS = 3
 
 # ACCESS SHARE is in the way of ACCESS EXCLUSIVE alone. Not by pg_blocking_pids, which stops the lock manager for a

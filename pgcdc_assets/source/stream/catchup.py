@@ -1,4 +1,4 @@
-"""Where the frames of a run come from: a backlog through the SQL functions first, then the stream; or polling."""
+"""The frames of a run: first a backlog through the SQL functions, then the stream; or polling."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class FrameStream(Protocol):
 
     @property
     def frames(self) -> FrameSource:
-        """Ask anew for each look: it may be another one."""
+        """Read this each time: the reader changes when the drain ends."""
 
     def wait(self, timeout: float) -> bool:
         """Wait for input, so many seconds; whether there is some."""
 
     def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
-        """How far we are."""
+        """Report our positions."""
 
     def at_work(self) -> bool:
         """Whether the server is seen to be at work for us, or has been asked and answered, though no frame comes."""
@@ -42,7 +42,7 @@ class FrameStream(Protocol):
 
 
 class CatchUp:
-    """A drain, and behind it the stream of the same connection."""
+    """A drain, followed by the stream of the same connection."""
 
     def __init__(self, stream: ReplicationConnection, drain: Drain, begin: Callable[[Lsn], object]) -> None:
         self._stream = stream

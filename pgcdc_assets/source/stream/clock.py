@@ -1,4 +1,4 @@
-"""The source's own positions, asked by SQL beside the stream."""
+"""Asks the source for its own positions by SQL, while the stream goes on."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ running transactions (every 15 s, and at checkpoints) and no further than to the
 before is read again, at an eighth of the cost, what is still open at its whole cost. So ranges are large, and half
 of what is read again at least. A transaction comes whole with the range in which it commits."""
 LEAST_BYTES: Final = 32 << 20
-"""What is no backlog: the stream brings less WAL than this as soon, for a slot is copied first."""
+"""A smaller backlog than this is streamed: a drain first copies the slot, and the stream brings this much WAL as soon.
+"""
 UNSURE_BYTES: Final = 1 << 20
 """In front of a flush position inside a record: how far back that record begins at most. The function that decodes
 would wait for its end, with all that it has collected: for seconds, if the source has come to rest. A larger record
@@ -57,14 +58,14 @@ RELEASE_BYTES: Final = 256 << 20
 _MOST_AGAIN: Final = 8
 """Largest ranges' worth of WAL that a call may read again: from there on the calls cost more than the stream."""
 _PREAMBLE: Final = 19
-"""Of binary COPY: signature, flags and extension, in front of the first row and sent with it."""
+"""Bytes of binary COPY before the first row, sent together with it: signature, flags and extension."""
 _TRAILER: Final = 2
 _SHIFT: Final = 5
 """Row of (lsn, 0::int8, data): count of columns (2), then length (4) and value of each. ``lsn`` lies at byte 6 and
 the message at byte 30: from byte 5 on, which is the last of the length of ``lsn`` (FrameKind.ROW), the row reads
 as an XLogData frame, whose LSN and message stand at 1 and at 25. So nothing is copied."""
 _COMMIT_END: Final = XLOG_DATA.size + COMMIT.at("end_lsn")
-"""Of a frame that carries a Commit: where its end_lsn stands."""
+"""Where end_lsn stands in a frame that carries a Commit."""
 
 _RANGE: Final = (
     "COPY (SELECT lsn, 0::int8, data FROM pg_logical_slot_get_binary_changes({slot}, {upto}, NULL, {options}))"
@@ -135,7 +136,7 @@ class Ranges(FrameSource):
         return self._upto is not None and self._wire.pull()
 
     def take(self) -> FrameBlock:
-        """Rows as XLogData frames; behind those of a range a keepalive, whose position is a boundary."""
+        """Rows as XLogData frames; after those of a range a keepalive, whose position is a boundary."""
         rows = self._wire.data()
         if not len(rows):
             while (kind := self._wire.other()) is not None:
@@ -184,7 +185,8 @@ class Ranges(FrameSource):
         return FrameBlock.of([keepalive_frame(self.position)])
 
     def _advance(self, least: int) -> None:
-        """Let go of what is durable, if it is so much. A slot that somebody has advanced further stays there."""
+        """Advance the slot over what is durable, if that is enough WAL. A slot that somebody has advanced further stays
+        there."""
         if self._flushed - self._advanced >= least:
             self._advance_to(self._flushed)
 

@@ -19,8 +19,8 @@ ADVANCE_SECONDS: Final = 10.0
 
 
 class Polling(Ranges):
-    """Calls as the source writes. Each reads from the oldest open transaction on, so behind one that brought all there
-    was comes a rest of its own length: a transaction open for hours costs the source half a core at most."""
+    """Calls the functions as the source writes. Each call reads from the oldest open transaction on. So after a call
+    that caught up, rest as long as it took: a transaction open for hours then costs the source at most half a core."""
 
     def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any]) -> None:
         super().__init__(copy, beside)
@@ -30,7 +30,7 @@ class Polling(Ranges):
         self._again = 0
         """Bytes of WAL that it reads again."""
         self._end = copy.position
-        """What the source had to give when the range under way began."""
+        """The end of the source's WAL when the current range began."""
         self._advance_due = time.monotonic() + ADVANCE_SECONDS
 
     @property

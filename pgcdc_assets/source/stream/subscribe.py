@@ -1,4 +1,4 @@
-"""What must hold before the first frame is taken: the log, the slot and the source belong together."""
+"""Checks what must hold before the first frame is taken: log, slot and source belong together."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_identity(
 
 @dataclass(frozen=True)
 class Stands:
-    """How far the lake has followed its source, in words for errors."""
+    """The position to which the lake has followed its source, in words for errors."""
 
     transform_lsn: Lsn
     highest: Lsn
@@ -98,7 +98,7 @@ def _check_timeline(stream: LibpqConnection, now: int, log_timeline: int, stands
 
 @dataclass(frozen=True)
 class Subscription:
-    """Whose changes are asked for, and where the catalog is read."""
+    """The slot and publications to subscribe to, and a connection that reads the catalog."""
 
     conn: psycopg.Connection[Any]
     slot: str
