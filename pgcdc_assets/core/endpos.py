@@ -33,10 +33,6 @@ class Endpos:
         self._inserted_at: float | None = None
         self._late_flush: Lsn | None = None
 
-    def takes(self, end_lsn: int) -> bool:
-        """Whether the transaction that ends there belongs to the run."""
-        return end_lsn <= self.lsn
-
     def arrived_at_begin(self, final_lsn: int) -> bool:
         """Transactions come in the order of their commits: this one and all later ones end past endpos."""
         return final_lsn >= self.lsn

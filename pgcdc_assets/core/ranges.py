@@ -8,7 +8,7 @@ which is the form that filters use: ``commit_lsn`` is known from Begin and order
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
@@ -70,8 +70,3 @@ def merged(ranges: Iterable[LsnRange]) -> LsnRange:
         if left.end != right.start:
             raise RangeGap(f"ranges do not follow each other: {left} is followed by {right}", lsn=left.end)
     return LsnRange(ordered[0].start, ordered[-1].end)
-
-
-def missing_between(position: Lsn, target: LsnRange, known: Sequence[LsnRange]) -> list[LsnRange]:
-    """The known ranges that lie between a table's ``replay_lsn`` and the start of ``target``."""
-    return [r for r in known if r.end > position and r.end <= target.start]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.layouts import KEEPALIVE, STATUS, XLOG_DATA, FrameKind
+from pgcdc_assets.protocol.layouts import KEEPALIVE, STATUS, FrameKind
 
 
 @dataclass(frozen=True)
@@ -43,27 +43,11 @@ class FrameBlock:
         return self.raw[offset : offset + int(self.lengths[index])]
 
 
-class XLogData(NamedTuple):
-    start: Lsn
-    """WAL position of the message."""
-    wal_end: Lsn
-    sent_at: int
-    message: bytes
-
-
 class Keepalive(NamedTuple):
     wal_end: Lsn
     """All that lies before it has been sent."""
     sent_at: int
     reply_requested: bool
-
-
-def xlog_data(frame: bytes) -> XLogData:
-    """Read a ``w`` frame; ProtocolError if it is not one, or too short."""
-    if _kind(frame) != FrameKind.XLOG_DATA or len(frame) < XLOG_DATA.size:
-        raise ProtocolError(f"replication frame of kind {frame[:1]!r} and {len(frame)} bytes is no XLogData")
-    start, wal_end, sent_at = XLOG_DATA.struct.unpack_from(frame, 1)
-    return XLogData(Lsn(start), Lsn(wal_end), sent_at, frame[XLOG_DATA.size :])
 
 
 def keepalive(frame: bytes) -> Keepalive:

@@ -7,13 +7,6 @@ GOAL = Lsn(1000)
 DELAY = 0.2
 
 
-def test_takes_what_ends_at_or_below() -> None:
-    goal = Endpos(GOAL, wal_writer_delay=DELAY)
-    assert goal.takes(999)
-    assert goal.takes(1000)
-    assert not goal.takes(1001)
-
-
 def test_a_begin_at_or_past_the_goal_ends_the_run() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     assert not goal.arrived_at_begin(999)

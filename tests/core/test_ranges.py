@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange, merged, missing_between
+from pgcdc_assets.core.ranges import LsnRange, merged
 from pgcdc_assets.errors import BadRange, RangeGap
 
 _POINTS = st.lists(st.integers(0, (1 << 64) - 1).map(Lsn), min_size=2, max_size=8, unique=True).map(sorted)
@@ -61,9 +61,3 @@ def test_a_hole_is_named() -> None:
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(BadRange):
         LsnRange.parse(text)
-
-
-def test_missing_ranges_lie_between_position_and_target() -> None:
-    known = _chain([Lsn(n) for n in (0, 10, 20, 30, 40)])
-    assert missing_between(Lsn(10), known[3], known) == known[1:3]
-    assert missing_between(Lsn(30), known[3], known) == []

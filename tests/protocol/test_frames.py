@@ -8,31 +8,18 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.frames import (
     Keepalive,
-    XLogData,
     keepalive,
     status_update,
-    xlog_data,
 )
-from pgcdc_assets.protocol.layouts import EPOCH, XLOG_DATA
+from pgcdc_assets.protocol.layouts import EPOCH
 
 DATA = b"w" + bytes.fromhex("00000016B374D848 FFFFFFFF00000000 0000000000000005") + b"Bmessage"
 ALIVE = b"k" + bytes.fromhex("00000016B374D848 FFFFFFFFFFFFFFFE 01")
 
 
-def test_xlog_data() -> None:
-    assert xlog_data(DATA) == XLogData(Lsn.parse("16/B374D848"), Lsn.parse("FFFFFFFF/0"), 5, b"Bmessage")
-    assert DATA[XLOG_DATA.size :] == b"Bmessage"
-
-
 def test_keepalive() -> None:
     assert keepalive(ALIVE) == Keepalive(Lsn.parse("16/B374D848"), -2, True)
     assert keepalive(ALIVE[:-1] + b"\0").reply_requested is False
-
-
-@pytest.mark.parametrize("frame", [b"", b"k", DATA[:24], ALIVE])
-def test_what_is_no_xlog_data_is_refused(frame: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        xlog_data(frame)
 
 
 @pytest.mark.parametrize("frame", [b"", b"w", ALIVE[:-1], ALIVE + b"\0", DATA])
