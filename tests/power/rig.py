@@ -116,10 +116,9 @@ class PowerRig:
             stop.set()
             with suppress(RuntimeError):
                 writer.join(30)
-            for one in _tree(watched):
-                with suppress(psutil.NoSuchProcess):
-                    one.send_signal(signal.SIGKILL)
+            process.kill()
             process.wait(30)
+            _end_all_of(syncs)
             for pipe in (process.stdin, process.stdout, log):
                 assert pipe is not None
                 pipe.close()
@@ -224,6 +223,24 @@ def _some(points: list[tuple[int, dict[str, int]]], chance: random.Random) -> li
     last = {lsn: (lsn, tables) for lsn, tables in points}
     newest = list(last.values())
     return [*chance.sample(newest[:-2], min(2, len(newest[:-2]))), *newest[-2:]]
+
+
+def _end_all_of(syncs: Path) -> None:
+    """Kill whatever a victim that is dead has started, at its last moment too: a receiver of its would come to the slot
+    once more, and confirm what the log in the victim's own folder holds."""
+    deadline = time.monotonic() + 30
+    while left := [one for one in psutil.process_iter() if _writes_down_to(one, syncs)]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        for one in left:
+            with suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGKILL)
+        psutil.wait_procs(left, 5)
+
+
+def _writes_down_to(process: psutil.Process, syncs: Path) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.environ().get("PGCDC_TEST_SYNCS") == str(syncs))
+    return False
 
 
 def _tree(process: psutil.Process) -> list[psutil.Process]:
