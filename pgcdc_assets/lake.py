@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 READ_EXACTLY: Final = {"datafusion.execution.parquet.coerce_int96": "us"}
-"""For DataFusion: a user's OPTIMIZE writes timestamps as INT96, which are nanoseconds otherwise, and wrong before 1678
-and after 2261."""
+"""Setting for DataFusion: a user's OPTIMIZE writes timestamps as INT96. Read as nanoseconds, the default, these are
+wrong before 1678 and after 2261."""
 
 
 class Lake:
-    """A lake by its root folder. Nothing is held open; every call sees what is published by then."""
+    """A lake, given its root folder. Nothing is held open; every call sees what is published by then."""
 
     def __init__(self, root: str | Path) -> None:
         self._layout = Layout(Path(root).absolute())
@@ -43,9 +43,9 @@ class Lake:
         return sorted(newest.tables.keys() - newest.changed.keys()) if newest else []
 
     def at(self, lsn: Lsn | str | int | None = None) -> LakeAt:
-        """The newest published point at or below ``lsn`` (``X/Y`` or an integer), or the newest of all.
+        """The lake at the newest published point at or below ``lsn`` (``X/Y`` or an integer), or at the newest of all.
 
-        LakeError where there is none; ValueError for a text that is no LSN.
+        LakeError if there is no such point; ValueError for a text that is not an LSN.
         """
         wanted = Lsn.parse(lsn) if isinstance(lsn, str) else None if lsn is None else Lsn(lsn)
         point = self._points.newest() if wanted is None else self._points.at(wanted)
@@ -59,7 +59,7 @@ class Lake:
 
 @dataclass(frozen=True)
 class LakeAt:
-    """All mirrors as they were when every transaction below ``lsn`` was applied, and no other."""
+    """All mirrors as they were when exactly the transactions below ``lsn`` were applied."""
 
     _layout: Layout
     _point: Point
@@ -70,8 +70,8 @@ class LakeAt:
 
     @property
     def tables(self) -> list[TableName]:
-        """In name order. A table that is being copied, was set aside, or has rows that another hand changed is not
-        among them."""
+        """The tables in name order, without those that are being copied, were set aside, or have rows that another
+        writer changed."""
         return sorted(self._point.tables.keys() - self._point.changed.keys())
 
     @property
@@ -82,16 +82,16 @@ class LakeAt:
     def path(self, table: TableName | str) -> Path:
         """The mirror's folder, for other readers; pass them :attr:`versions` too.
 
-        LakeError where the version is not the one that was published, or another hand has changed its rows.
+        LakeError if the version is not the one that was published, or if another writer has changed its rows.
         """
         return self._layout.mirror(self._as_published(table))
 
     def arrow(self, table: TableName | str) -> pa.Table:
-        """The mirror's rows, in no order, with its own columns and ours (``_pgcdc_...``).
+        """The mirror's rows, in no particular order, with its own columns and ours (``_pgcdc_...``).
 
-        By DataFusion, which reads deletion vectors and mapped columns; pyarrow's own reader does not.
-        LakeError where the version is gone (older than the mirrors' retention), or not the one that was published,
-        or where another hand has changed its rows.
+        DataFusion reads them, because it supports deletion vectors and mapped columns; pyarrow's own reader does not.
+        LakeError if the version is gone (older than the mirrors' retention) or not the one that was published, or if
+        another writer has changed its rows.
         """
         name = self._as_published(table)
         version = self._point.tables[name]
@@ -100,19 +100,20 @@ class LakeAt:
             engine = QueryBuilder(READ_EXACTLY).register("mirror", delta)
             found = pa.table(engine.execute("SELECT * FROM mirror").read_all())
         except Exception as error:
-            # delta-rs and DataFusion raise bare ones where a file is gone or damaged.
+            # delta-rs and DataFusion raise bare exceptions if a file is missing or damaged.
             raise LakeError(f"version {version} cannot be read: {type(error).__name__}", thing=f"mirror {name}",
                             do="it may be older than the mirror's retention; take a newer LSN") from error  # fmt: skip
         return found.cast(pa.schema([field.with_type(_plain(field.type)) for field in found.schema]))
 
     def spark(self, session: SparkSession, table: TableName | str) -> DataFrame:
-        """The same as a data frame of a session that has Delta Lake."""
+        """The mirror's rows as a data frame of a Spark session that has Delta Lake."""
         name = self._as_published(table)
         reader = session.read.format("delta").option("versionAsOf", self._point.tables[name])
         return reader.load(str(self._layout.mirror(name)))
 
     def _as_published(self, table: TableName | str) -> TableName:
-        """A table of the point. Points of older lakes do not tell where its version stood; the others are compared."""
+        """The name of a table of the point. LakeError if its version is not as published: the version's own position is
+        compared with that in the point. Points of older lakes lack it, and are not compared."""
         name = self._known(table)
         if (changed := self._point.changed.get(name)) is not None:
             raise LakeError(
@@ -140,7 +141,7 @@ class LakeAt:
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:
-    """DataFusion's views as the types that everybody knows."""
+    """The common type for a view type of DataFusion."""
     if pa.types.is_string_view(type_) or pa.types.is_large_string(type_):
         return pa.string()
     if pa.types.is_binary_view(type_) or pa.types.is_large_binary(type_):

@@ -1,9 +1,9 @@
-"""Which files some versions of a Delta table refer to: read from its log.
+"""Reads from a Delta table's log which files some of its versions refer to.
 
 VACUUM's own rule goes by the time of removal, and forgets a removal after a while. What readers are
-promised goes by versions: a file stays as long as any promised version refers to it, deletion vectors
-included, whatever the clock said. The log may lack the versions between two promised ones, where there is a
-checkpoint to go on from (:mod:`pgcdc_assets.mirror.delta.thinning`).
+promised goes by versions: a file, deletion vectors included, stays as long as any promised version refers to it,
+whatever the clock says. The log may lack the versions between two promised ones if there is a checkpoint to
+continue from (:mod:`pgcdc_assets.mirror.delta.thinning`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ class References:
 
 
 def references(folder: Path, versions: Collection[int], newest: int) -> References:
-    """What these versions of the table, and its newest, refer to. LakeError where its log does not say."""
+    """What these versions of the table, and its newest, refer to. LakeError if its log does not say."""
     walk = _Walk(folder / DELTA_LOG)
     needed: set[str] = set()
     before = -2
     for version in sorted({*versions, newest}):
         came = walk.to(version)
-        # What a neighbour had and this one has, too, is named already.
+        # Files that this version shares with the version just before are in the set already.
         needed |= _names(walk.replay.files.values() if came is None or version != before + 1 else came)
         before = version
     return References(tuple(walk.replay.files.values()), frozenset(needed))
 
 
 class _Walk:
-    """Through a log's versions, upwards: by its commits, or by a checkpoint where it begins or commits are gone."""
+    """Walks upwards through a log's versions: by commits, or by a checkpoint at the beginning and where commits are
+    missing."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -50,7 +51,7 @@ class _Walk:
         self.replay = Replay()
 
     def to(self, version: int) -> list[Added] | None:
-        """Go there; what came on the way, None where a checkpoint was jumped to."""
+        """Go to a version; returns the files that were added on the way, None if the way led over a checkpoint."""
         jumps = self._number < 0 or not self._commits >= set(range(self._number + 1, version + 1))
         if jumps:
             self._jump(version)
@@ -60,7 +61,7 @@ class _Walk:
         return None if jumps else [added for added in played if added is not None]
 
     def _jump(self, version: int) -> None:
-        """To the newest checkpoint on the way that can be read."""
+        """Go to the newest readable checkpoint at or below ``version``, if it is ahead."""
         for number, parts in self._checkpoints.items():
             if not self._number < number <= version:
                 continue

@@ -24,18 +24,17 @@ _MAGIC: Final = (1681511377).to_bytes(4, "little")
 """Says that what follows is Roaring's portable form for 64 bits."""
 _Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-"""The same encoding with other letters."""
+"""Python's base85 alphabet; apart from the letters both codes are the same."""
 _UUID_CHARACTERS: Final = 20
 
 Descriptor = dict[str, Any]
-"""The descriptor of a deletion vector in an ``add`` or ``remove``: ``storageType``, ``pathOrInlineDv``, ``offset``, ...
-"""
+"""The deletion vector's fields in an ``add`` or ``remove``: ``storageType``, ``pathOrInlineDv``, ``offset``, ..."""
 
 
 def vector_file(vector: Descriptor) -> str | None:
-    """The file that holds it, relative to the table's folder; None where it stands in the log itself.
+    """The file that holds the vector, relative to the table's folder; None if the vector is inline in the log.
 
-    The protocol's ``u``: an optional folder, then a UUID in Z85. Raises LakeError for other kinds.
+    The protocol's kind ``u`` names an optional folder, then a UUID in Z85. Raises LakeError for kinds other than these.
     """
     kind, text = vector["storageType"], vector["pathOrInlineDv"]
     if kind == "i":
@@ -48,7 +47,7 @@ def vector_file(vector: Descriptor) -> str | None:
 
 
 def read_vector(folder: Path, vector: Descriptor) -> BitMap64:
-    """The positions that are gone. LakeError where what is stored is not what was written."""
+    """The positions of the deleted rows. LakeError if the stored bytes are not what was written."""
     data = _stored(folder, vector)
     if data[:4] != _MAGIC:
         raise LakeError("is not a deletion vector", thing=str(folder / (vector_file(vector) or "_delta_log")))
@@ -56,7 +55,7 @@ def read_vector(folder: Path, vector: Descriptor) -> BitMap64:
 
 
 def write_vectors(folder: Path, vectors: Sequence[BitMap64]) -> list[Descriptor]:
-    """Write them to one new file, durably. It is garbage until a commit names it."""
+    """Write the vectors to one new file, durably. The file is garbage until a commit names it."""
     uuid = uuid4()
     found: list[Descriptor] = []
     with (folder / f"deletion_vector_{uuid}.bin").open("xb") as file:
@@ -74,7 +73,7 @@ def write_vectors(folder: Path, vectors: Sequence[BitMap64]) -> list[Descriptor]
 
 
 def kept(rows: int, vector: BitMap64 | None) -> NDArray[np.bool_]:
-    """Per row of a file whether it is still there."""
+    """Per row of a file, whether it is live."""
     mask = np.ones(rows, dtype=bool)
     if vector is not None:
         mask[np.asarray(vector.to_array(), dtype=np.int64)] = False
@@ -99,5 +98,5 @@ def z85_decoded(text: str) -> bytes:
 
 
 def z85_encoded(data: bytes) -> str:
-    """The other way; ``data`` is a multiple of four bytes long."""
+    """The inverse of :func:`z85_decoded`; the length of ``data`` is a multiple of four."""
     return base64.b85encode(data).decode().translate(str.maketrans(_B85, _Z85))

@@ -1,13 +1,13 @@
-"""Whether a relation in force can still be followed into a mirror that was copied under an earlier one.
+"""Decides whether rows under a new Relation message can still go into a mirror that was copied under an earlier one.
 
-Columns are compared by attnum (PostgreSQL never gives one out twice), so that a column dropped and made
-anew under its old name is seen. Leaves have attnums of their own; theirs are compared by name, as
-PostgreSQL itself ties them to their root. What appears without touching old rows is taken in; all else
-sets the table aside, and a new copy brings it back.
+Columns are compared by attnum (PostgreSQL never gives one out twice), so that a column which was dropped and created
+again under its old name is detected. Leaves have attnums of their own; their columns are compared by name, as
+PostgreSQL itself ties them to their root. A column that appears without touching old rows is added; any other
+difference sets the table aside, and a new copy brings it back.
 
-The attnums come from the catalog, which is asked after the message was written: columns may have changed
-their names, or gone, between the two. The message lists columns by ascending attnum, so that names which have
-moved to other columns since are seen by their order.
+The attnums come from the catalog, which is read after the message was written: between the two, columns may have been
+renamed or dropped. The message lists columns by ascending attnum, so that names which have moved to other columns since
+are detected by their order.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Refusal:
 
 
 def evolved(table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False) -> Table | Refusal:
-    """The table as the shape makes it: itself, or with columns that appeared; or why it cannot be followed.
+    """The table as it is under the shape: unchanged, or with columns that appeared; or why it cannot be followed.
 
-    ``facts`` are those of the shape; they are needed only where a column appeared. ``past`` is for spans
-    that the mirror has already applied: columns added since are then lacking in a shape, not dropped.
+    ``facts`` are those of the shape; they are needed only if a column appeared. ``past`` is for spans that the
+    mirror has already applied: a column that a shape lacks may then have been added later, and not been dropped.
     """
     reason = _newer_catalog(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
     if reason:
@@ -57,10 +57,11 @@ def together(tables: Iterable[Table]) -> Table:
 
 
 def _newer_catalog(table: Table, shape: Shape) -> str | None:
-    """Whether the catalog, as it was asked, is of other columns than the message.
+    """Why the catalog, when it was read, no longer had the columns of the message; None if it had.
 
-    A name of the message that it lacks is looked for in the mirror, whose column it is if that one still exists:
-    then all of the mirror's columns are in the message, and their order tells that no name has moved to another.
+    If the catalog lacks a name of the message, the name is looked up in the mirror. It is the mirror's column if that
+    one still exists: then all of the mirror's columns are in the message, and their order shows that no name has moved
+    to another column.
     """
     places: list[int] = []
     for column in shape.columns:
@@ -78,7 +79,7 @@ def _newer_catalog(table: Table, shape: Shape) -> str | None:
 
 
 def _leaf(table: Table, shape: Shape) -> bool:
-    """Whether the shape is of a leaf: only the table's own rows and its leaves' are asked about."""
+    """Whether the shape is a leaf's. Only shapes of the table itself and of its leaves come here."""
     return shape.relation_id != table.oid
 
 
@@ -112,9 +113,9 @@ def _other_columns(table: Table, shape: Shape, past: bool) -> str | None:
 
 
 def _known(table: Table, shape: Shape, column: ShapeColumn) -> Column | None:
-    """The mirror's column that a column of the shape stands for.
+    """The mirror's column for a column of the shape; None if the mirror has none.
 
-    One that the catalog had lost by the time it was asked is found by name and type.
+    A column that the catalog no longer had when it was read is found by name and type.
     """
     leaf = _leaf(table, shape)
     for known in table.columns:
@@ -153,7 +154,7 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
 
 
 def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) -> bool:
-    """Whether a column that came since the copy, before this one, is gone: it may have had this one's name."""
+    """Whether a column that was added since the copy, but before this one, is gone: it may have had this one's name."""
     live = {int(mark.split(":")[0]) for mark in relation.column_rows.split()}
     known = [c.attnum for c in shape.columns if c.attnum is not None and _known(table, shape, c) is not None]
     last = max(known, default=0) if _leaf(table, shape) else table.highest_attnum
@@ -161,7 +162,7 @@ def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) ->
 
 
 def _rewritten(table: Table, shape: Shape, relation: Table) -> bool:
-    """Whether the storage is another than at the copy: a default that is no constant fills it in so."""
+    """Whether the table was rewritten since the copy: a default that is not constant fills in old rows by a rewrite."""
     if not _leaf(table, shape):
         now = {leaf.oid: leaf.relfilenode for leaf in relation.leaves}
         leaves = any(now.get(leaf.oid, leaf.relfilenode) != leaf.relfilenode for leaf in table.leaves)

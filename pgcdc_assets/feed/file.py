@@ -21,11 +21,11 @@ from pgcdc_assets.feed.schema import COMMIT_LSN, OP, UNCHANGED, FeedFacts, FeedF
 FACTS = b"pgcdc.facts"
 """Key of the facts in the file's footer."""
 ROW_GROUP_BYTES = 32 << 20
-"""Rows held back until a row group is worth writing; bounds what a table costs in memory."""
+"""Size of the held rows at which a row group is written; bounds a table's memory."""
 
 
 class FeedWriter:
-    """Collects rows of one file. Nothing is visible until the file's name is committed."""
+    """Collects the rows of one file. Nothing is visible until the file's name is committed."""
 
     def __init__(self, folder: Path, bucket: int | None, buckets: int, *, arrivals: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ class FeedWriter:
         self._odd_keys = False
 
     def write(self, rows: pa.Table, *, odd_keys: bool = False) -> None:
-        """Take rows: of one schema, the feed's."""
+        """Take rows, all of them with the feed's schema."""
         self._odd_keys |= odd_keys
         for entry in pc.value_counts(rows[OP]).to_pylist():
             self._counts[entry["values"]] += entry["counts"]
@@ -74,13 +74,13 @@ class FeedWriter:
         return FeedFile(self._path.name, self._path.stat().st_size, _statistics(self._path), facts)
 
     def abandon(self) -> None:
-        """Leave no file behind after a failure."""
+        """Delete the file after a failure."""
         if self._writer is not None:
             self._writer.close()
         self._path.unlink(missing_ok=True)
 
     def flush(self) -> None:
-        """Write what is held as a row group."""
+        """Write the held rows as a row group."""
         if self._held:
             table = pa.concat_tables(self._held)
             if self._writer is None:
@@ -90,7 +90,7 @@ class FeedWriter:
 
 
 def feed_file(path: Path) -> FeedFile:
-    """A file of a feed as its footer describes it; LakeError if it is not one."""
+    """A feed's file as its footer describes it; LakeError if it is not one."""
     try:
         metadata = pq.read_metadata(path).metadata or {}
         return FeedFile(path.name, path.stat().st_size, _statistics(path), FeedFacts.from_json(metadata[FACTS]))
@@ -99,7 +99,7 @@ def feed_file(path: Path) -> FeedFile:
 
 
 def trimmed(path: Path, end: Lsn) -> FeedFile | None:
-    """The file with the transactions below ``end`` alone; itself where it has no others, None where none are left."""
+    """The file with only the transactions below ``end``: itself if it has no others, None if it has no such."""
     file = feed_file(path)
     if file.facts.commit_max < end:
         return file
@@ -113,8 +113,8 @@ def trimmed(path: Path, end: Lsn) -> FeedFile | None:
 
 
 def merged_file(paths: Sequence[Path], schema: pa.Schema) -> FeedFile:
-    """The rows of several files of a feed in one; the files stay. ``schema``: the feed's, which an older file
-    may have fewer columns than."""
+    """Merge the rows of several files of a feed into one; the files stay. ``schema`` is the feed's; an older file may
+    have fewer columns."""
     writer = FeedWriter(paths[0].parent, None, 1)
     for path in paths:
         facts = feed_file(path).facts

@@ -1,9 +1,10 @@
-"""Which followed table takes the rows of a relation.
+"""Decides which followed table takes the rows of a relation.
 
-Rows find their table by the OID of their relation: the table's own, or that of a leaf that the table had at its
-copy. An OID never changes and is not given out again; a name does and is, and what the catalog says of a relation
-is asked after its rows were written. So names and catalog facts never decide where a row goes. They can only say
-that a table cannot be followed any further: its partition was detached, another one came, another table has its name.
+Rows find their table by the OID of their relation: the table's own OID, or that of a leaf that the table had at its
+copy. An OID never changes and is not given out again, but a name may change and be given out again; and the catalog is
+read after a relation's rows were written. So names and catalog facts never decide where a row goes. They can only show
+that a table cannot be followed any further: its partition was detached, another one was added, or another table has its
+name.
 """
 
 from __future__ import annotations
@@ -19,29 +20,30 @@ from pgcdc_assets.protocol.shape import Shape
 
 @dataclass(frozen=True)
 class Place:
-    """The tables that take the rows of a shape."""
+    """Where rows of a shape go."""
 
     table: TableName | None
-    """The table that takes them; None where none does."""
+    """The table that takes them; None if no table does."""
     leaf: TableName | None = None
-    """The leaf that they belong to, by its name at the table's copy: the rows copied then have that name too."""
+    """The leaf that they belong to, by its name at the table's copy, because the copied rows have that name too."""
     refused: Mapping[TableName, str] = field(default_factory=dict)
     """Tables that cannot be followed from the first such row on, and why."""
 
     @property
     def concerned(self) -> set[TableName]:
-        """The tables that these rows mean anything to."""
+        """The tables that these rows affect: the one that takes them, and those that cannot be followed any further."""
         return self.refused.keys() | ({self.table} if self.table is not None else set())
 
 
 @dataclass(frozen=True)
 class Router:
-    """The followed tables, to be found by the OIDs of relations."""
+    """Finds followed tables by the OIDs of relations."""
 
     tables: Mapping[int, Table]
     """By their own OIDs."""
     holders: Mapping[int, tuple[Table, ...]]
-    """By the OIDs of their leaves. Several where a leaf went from one to another and both were copied since."""
+    """By the OIDs of their leaves. Several tables if a leaf moved from one to another and each was copied while it had
+    the leaf."""
     names: Mapping[TableName, Table]
 
     @classmethod
@@ -54,8 +56,7 @@ class Router:
         return cls({table.oid: table for table in followed}, holders, {table.name: table for table in followed})
 
     def place(self, shape: Shape) -> Place:
-        """The table that takes the rows of this shape, and the tables that these rows show to be changed beyond
-        following."""
+        """Where the rows of this shape go, and which tables they show to have changed beyond following."""
         taker = self._taker(shape)
         return Place(
             taker.name if taker else None,
@@ -75,7 +76,7 @@ class Router:
         return self.tables.get(shape.relation_id)
 
     def _root(self, shape: Shape) -> Table | None:
-        """The followed table that the catalog counted the relation to as a leaf."""
+        """The followed table of which the relation was a leaf, according to the catalog; None if there is none."""
         if shape.root_oid is not None:
             return self.tables.get(shape.root_oid)
         return self.names.get(shape.root) if shape.root is not None else None

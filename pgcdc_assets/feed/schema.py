@@ -1,8 +1,8 @@
-"""The columns of a change feed: names, and what one value column is called in feed and mirror.
+"""The columns of a change feed, and the name of a value column in feed and mirror.
 
-A feed never needs column mapping: the names that Delta refuses are percent-encoded, all others stand
-verbatim. Where no name of a table had to be encoded, a feed file that holds inserts alone can be read
-as a file of the mirror too (readers take columns by name and ignore our own).
+A feed never needs column mapping: the names that Delta refuses are percent-encoded, all others are
+verbatim. If no name of a table had to be encoded, a feed file that holds only inserts can also be read
+as a file of the mirror (readers take columns by name and ignore our own).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ORDINAL = "_pgcdc_ordinal"
 COMMIT_TS = "_pgcdc_commit_ts"
 XID = "_pgcdc_xid"
 UNCHANGED = "_pgcdc_unchanged"
-"""attnums of the columns whose TOAST value was not sent; NULL where all stand here."""
+"""attnums of the columns whose TOAST value was not sent; NULL if the row has all values."""
 RAW = "_pgcdc_raw"
 LEAF = "_pgcdc_leaf"
 HASH = "_pgcdc_hash"
@@ -40,12 +40,12 @@ INSERT, PREIMAGE, POSTIMAGE, DELETE, TRUNCATE = (
 OPS = (INSERT, PREIMAGE, POSTIMAGE, DELETE, TRUNCATE)
 
 REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
-"""Characters that Delta refuses in the name of a column without column mapping."""
+"""What Delta refuses in a column's name without column mapping."""
 _ESCAPE = re.compile(r"%[0-9A-F]{2}")
 
 
 def feed_name(name: str) -> str:
-    """A column's name in the feed: verbatim, or percent-encoded where Delta refuses it; injective."""
+    """A column's name in the feed: verbatim, or percent-encoded if Delta refuses it. The mapping is injective."""
     if not (REFUSED.search(name) or _ESCAPE.search(name) or name.startswith("_pgcdc")):
         return name
     text = REFUSED.sub(lambda match: f"%{ord(match[0]):02X}", name.replace("%", "%25"))
@@ -72,7 +72,7 @@ def feed_columns(table: Table) -> tuple[FeedColumn, ...]:
 
 
 def feed_schema(table: Table) -> pa.Schema:
-    """The feed of a table: own columns, then its values. All nullable, so that no reader relies on more."""
+    """A feed's schema: our own columns, then the table's values. All are nullable, so that no reader relies on more."""
     own = [
         pa.field(OP, pa.string()),
         pa.field(COMMIT_LSN, pa.int64()),
@@ -91,21 +91,21 @@ def feed_schema(table: Table) -> pa.Schema:
 
 @dataclass(frozen=True)
 class FeedFacts:
-    """What a feed file says of its rows, in its own footer: enough to choose how it is applied."""
+    """What a feed file says about its rows in its footer: enough to choose how it is applied."""
 
     commit_min: int
     commit_max: int
     counts: dict[str, int]
     """Rows by operation."""
     masked: tuple[int, ...] = ()
-    """attnums of which some value was not sent."""
+    """attnums of the columns of which some value was not sent."""
     odd_keys: bool = False
-    """Some key value does not fit its type and stands in ``_pgcdc_raw``."""
+    """Some key value does not fit its type and is in ``_pgcdc_raw``."""
     bucket: int | None = None
-    """Number of the file's bucket of keys; None: holds any key."""
+    """Number of the file's bucket of keys; None: the file may hold any key."""
     buckets: int = 1
     arrivals: bool = False
-    """All rows are new halves of key changes, whose old halves stand in files of other buckets."""
+    """All rows are new halves of key changes; their old halves are in files of other buckets."""
 
     @property
     def rows(self) -> int:
@@ -136,14 +136,14 @@ class FeedFile:
 
 @dataclass(frozen=True)
 class FeedPart:
-    """What a feed holds of one span for one table: the work of an apply.
+    """The changes of one table in one span: the work of an apply.
 
-    Files may hold rows outside of ``span`` (by ``commit_lsn``, end excluded); what they say of
-    themselves is then true of more than the span, never of less.
+    Files may hold rows outside ``span`` (by ``commit_lsn``, end excluded); their facts then describe
+    more than the span, never less.
     """
 
     table: Table
-    """The table as it was at its copy, plus the columns that appeared until the end of the span."""
+    """The table as at its copy, plus the columns that appeared until the end of the span."""
     span: LsnRange
     files: tuple[FeedFile, ...]
     set_aside: tuple[Lsn, str] | None = None

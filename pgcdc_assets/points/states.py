@@ -1,4 +1,4 @@
-"""What is stored of each table's state: the last row of a table counts."""
+"""The stored states of the tables: the last row of a table counts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class StateRow:
-    """``table``: its facts as the mirror has them; ``lsn``: of the copy, or where it was set aside."""
+    """``table``: the table's facts as the mirror has them. ``lsn``: that of the copy, or where it was set aside."""
 
     name: TableName
     state: TableState
@@ -45,7 +45,7 @@ class StateRow:
 
 
 class TableStates:
-    """Read afresh at every call."""
+    """Reads the ledger again at every call."""
 
     def __init__(self, layout: Layout) -> None:
         self._ledger = Ledger(layout.table_states, SCHEMA)
@@ -65,7 +65,7 @@ class TableStates:
         self.set_all([table], state, lsn, reason)
 
     def set_all(self, tables: Iterable[Table], state: TableState, lsn: Lsn, reason: str | None = None) -> None:
-        """Several tables in one commit."""
+        """Set the state of several tables in one commit."""
         rows = [
             {
                 "schema": table.name.schema,
@@ -82,7 +82,7 @@ class TableStates:
             passed(FaultPoint.STATE_WRITTEN)
 
     def prune(self) -> int:
-        """Remove the rows that a later one of the same table has replaced; how many."""
+        """Remove the rows that a later row of the same table has replaced; returns how many."""
         rows = self._ledger.rows()
         last = rows.group_by(["schema", "name"], use_threads=False).aggregate([(AT.name, "last")])
         kept = last[f"{AT.name}_last"].combine_chunks()

@@ -1,7 +1,7 @@
-"""What is stored of rows that came through the log and that no mirror took: a row per relation and range.
+"""Stores how many rows came through the log and were taken by no mirror: one row per relation and range.
 
-Only of relations that belonged to no followed table: what is left out by the settings is meant so, and a table that
-waits for a copy or is set aside is told as that.
+Only relations that belonged to no followed table are stored. Tables left out by the settings are left out on purpose,
+and a table that waits for a copy or is set aside is reported as such.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class UntakenRows:
-    """``start`` and ``end`` are of the batches that hold them, ``last`` is the start of the last of these."""
+    """``start`` and ``end`` are those of the batches that hold the rows; ``last`` is the start of the last batch."""
 
     relation_id: int
     name: TableName
-    """The last name that the stream gave the relation."""
+    """The relation's last name in the stream."""
     rows: int
     start: Lsn
     last: Lsn
@@ -49,13 +49,13 @@ class UntakenRows:
 
 
 class UntakenLedger:
-    """Read afresh at every call."""
+    """Reads the ledger again at every call."""
 
     def __init__(self, layout: Layout) -> None:
         self._ledger = Ledger(layout.untaken_rows, SCHEMA)
 
     def all(self) -> dict[int, UntakenRows]:
-        """The rows of each relation together, by OID."""
+        """The untaken rows of each relation, summed up, by the relation's OID."""
         found: dict[int, UntakenRows] = {}
         for row in self._ledger.rows().to_pylist():
             one = _read(row)
@@ -63,7 +63,7 @@ class UntakenLedger:
         return found
 
     def add(self, new: Iterable[UntakenRows]) -> None:
-        """In one commit, durable when this returns."""
+        """Add rows in one commit, durable when this returns."""
         rows = [
             {
                 "relation_id": one.relation_id, "schema": one.name.schema, "name": one.name.name, "rows": one.rows,
@@ -75,7 +75,7 @@ class UntakenLedger:
             self._ledger.append(rows)
 
     def forget(self, log_start: Lsn) -> int:
-        """Remove those that the log holds no more; how many."""
+        """Remove the entries whose rows the log no longer holds; returns how many."""
         return self._ledger.keep(lambda file: pc.greater(file.rows("end")["end"].combine_chunks(), int(log_start)))
 
 

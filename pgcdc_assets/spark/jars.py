@@ -1,8 +1,7 @@
-"""Delta's jars: what pyspark lacks, resolved once, kept in a private cache.
+"""Delta's jars that pyspark lacks, resolved once and kept in a private cache.
 
-delta-spark's wheel carries no jar. ``--packages`` would ask Maven Central at every start and pull 33
-jars, 25 of which stand in pyspark already. So the resolver is run once, with everything excluded that
-pyspark has.
+delta-spark's wheel contains no jar. ``--packages`` would ask Maven Central at every start and pull 33
+jars, 25 of which are in pyspark already. So the resolver is run once, and excludes everything that pyspark has.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _VERSION = re.compile(r"-\d[^-]*(-[^-]*)?\.jar$")
 def delta_jars() -> list[Path]:
     """The jars to add to pyspark's own, in name order; fetched on first use.
 
-    Raises MachineError for a missing or old Java, a cache that cannot be written, no network.
+    Raises MachineError for a missing or old Java, a cache that cannot be written, or a missing network.
     """
     delta = version("delta-spark")
     folder = cached(f"jars/delta-{delta}_{pyspark.__version__}_{SCALA}", _fetch)
@@ -30,7 +29,7 @@ def delta_jars() -> list[Path]:
 
 
 def _fetch(folder: Path) -> None:
-    """Delta's artifact without the modules that pyspark already has, in whatever version."""
+    """Fetch Delta's artifact without the modules that pyspark has, in whatever version."""
     line = ".".join(pyspark.__version__.split(".")[:2])
     delta = version("delta-spark")
     own = Path(pyspark.__file__).parent / "jars"

@@ -1,6 +1,6 @@
-"""Spark's session, and all that needs the JVM's driver at hand: sessions per commit, jobs, settings.
+"""Spark's session, and everything that needs the JVM's driver: sessions per commit, jobs, settings.
 
-Every setting stands in the builder: ``newSession()`` inherits those and not what ``conf.set`` changed.
+Every setting is made in the builder: ``newSession()`` inherits those, but not what ``conf.set`` changed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
 def spark_session(settings: Settings) -> SparkSession:
-    """The process's session with Delta; a running one is taken as it is, if it has Delta.
+    """The process's session with Delta; a running session is used as it is, if it has Delta.
 
-    Raises MachineError where Java or the jars are missing, SettingsError where the master cannot work
-    on this lake.
+    Raises MachineError if Java or the jars are missing, SettingsError if the master cannot work on this lake,
+    LakeError if a running session has no Delta.
     """
     if SparkContext._active_spark_context is not None:
         running: SparkSession = SparkSession.builder.getOrCreate()
@@ -53,7 +53,7 @@ def spark_session(settings: Settings) -> SparkSession:
     master = settings.spark.get("master", "local[*]")
     refuse_remote_master(settings.layout.root, master)
     java_command()
-    # Spark takes the tasks' Python from the environment alone.
+    # Spark takes the tasks' Python only from the environment.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("pgcdc_assets").master(master)
     for key, value in _configuration(settings, master).items():
@@ -67,17 +67,17 @@ def spark_session(settings: Settings) -> SparkSession:
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
-    """In a thread of its own. In the main thread PySpark would put a handler of SIGINT in the place of ours, which
-    interrupts whatever goes on; and who waits here can be interrupted meanwhile."""
+    """Start the session in a thread of its own. In the main thread PySpark would replace our SIGINT handler, which
+    interrupts whatever goes on; and a caller that waits here can be interrupted meanwhile."""
     started: Future[SparkSession] = Future()
 
     def start() -> None:
         try:
             started.set_result(builder.getOrCreate())
-        except BaseException as error:  # noqa: BLE001 - told to who waits
+        except BaseException as error:  # noqa: BLE001 - raised to the caller that waits
             started.set_exception(error)
 
-    # What py4j says to a call that is interrupted is no news: our own errors tell of it.
+    # What py4j logs about an interrupted call is of no use: our own errors report it.
     logging.getLogger("py4j").addHandler(logging.NullHandler())
     logging.getLogger("py4j").propagate = False
     threading.Thread(target=start, name="spark-start", daemon=True).start()
@@ -85,7 +85,7 @@ def _started(builder: SparkSession.Builder) -> SparkSession:
 
 
 def stop_session(session: SparkSession) -> None:
-    """Cancel what runs and stop; the JVM itself ends with this process. Stopping twice is fine."""
+    """Cancel what runs and stop the session; the JVM itself ends with this process. Stopping twice is fine."""
     context = session.sparkContext
     if context._jsc is None or _jvm_ended(0):
         return
@@ -94,24 +94,24 @@ def stop_session(session: SparkSession) -> None:
 
 
 def cancel_jobs(session: SparkSession) -> None:
-    """End every job that runs in this session's Spark; its callers see them fail."""
+    """End every job that runs in this session's Spark; their callers see them fail."""
     session.sparkContext.cancelAllJobs()
 
 
 @contextmanager
 def jvm_death_told() -> Iterator[None]:
-    """SparkDied instead of what py4j makes of a JVM that is no more."""
+    """Raise SparkDied instead of the error that py4j raises when the JVM has ended."""
     try:
         yield
     except (Py4JError, ConnectionError) as error:
-        # Its sockets close a moment before it counts as ended.
+        # The JVM's sockets close a moment before its process has ended.
         if isinstance(error, Py4JJavaError) or not _jvm_ended(5):
             raise
         raise SparkDied("ended while it was used", thing="Spark's JVM") from error
 
 
 def _jvm_ended(seconds: float) -> bool:
-    """Whether the JVM that this process started has ended, or ends in so many seconds."""
+    """Whether the JVM that this process started has ended, or ends within ``seconds``."""
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None:
         return False
@@ -123,7 +123,7 @@ def _jvm_ended(seconds: float) -> bool:
 
 
 def refuse_remote_master(lake: Path, master: str) -> None:
-    """Executors on other machines would write to their own disks."""
+    """Raise SettingsError unless the master is local: executors on other machines would write to their own disks."""
     if not master.startswith("local"):
         raise SettingsError(
             f"{master} cannot be used with a lake on a local path ({lake})",
@@ -133,9 +133,9 @@ def refuse_remote_master(lake: Path, master: str) -> None:
 
 
 def table_session(session: SparkSession, app_id: str, version: int) -> SparkSession:
-    """A session for one commit on one table: the application transaction would leak into the next write.
+    """A session for one commit on one table, because its application transaction would leak into the next write.
 
-    Delta skips the write if the table has this version of ``app_id`` or a higher one: check before.
+    Delta skips the write if the table has this version of ``app_id`` or a higher one, so check before.
     """
     own = session.newSession()
     own.conf.set(TXN_APP_ID, app_id)
@@ -155,14 +155,14 @@ def _refuse_without_delta(session: SparkSession) -> None:
 
 @cache
 def _local_folder() -> str:
-    """Where Spark spills rows, for as long as this process lives: it would make a folder open to all."""
+    """Spark's folder for spilled rows while this process lives. A folder that Spark makes would be open to all."""
     folder = tempfile.mkdtemp(prefix="pgcdc-spark-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _configuration(settings: Settings, master: str) -> dict[str, str]:
-    """What the user set wins, save what correctness needs."""
+    """The session's settings. The user's settings override ours, except those that correctness needs."""
     jars = [str(jar) for jar in delta_jars()]
     cores = str(os.cpu_count() or 1)
     base = {
@@ -185,7 +185,8 @@ def _configuration(settings: Settings, master: str) -> dict[str, str]:
         "spark.sql.extensions": EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.session.timeZone": "UTC",
-        # Without it Spark pushes the ten days that October 1582 lacked elsewhere as other days, and skips rows.
+        # Without it, Spark's pushed-down filters turn the ten days that the calendar skipped in October 1582 into other
+        # days, and skip rows.
         "spark.sql.datetime.java8API.enabled": "true",
         "spark.sql.caseSensitive": "false",
         "spark.sql.ansi.enabled": "true",

@@ -1,6 +1,7 @@
-"""One function over many specs as one Spark job, and what of it runs in the workers.
+"""Runs one function over many specs as one Spark job; holds both the driver's part and the workers' part.
 
-Apart from the session: a worker imports this module for every job, and should not pay for the driver's.
+It is separate from the session because a worker imports this module for every job, and should not pay for importing
+the driver's modules.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ Result = TypeVar("Result")
 
 
 def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequence[Spec]) -> list[Result]:
-    """Run ``task`` once per spec, one Spark task each, and give the results back in the order of the specs.
+    """Run ``task`` once per spec, each in a Spark task of its own; returns the results in the order of the specs.
 
-    Task, specs and results are pickled, each spec to its own Spark task alone; ``task`` should be a module's
-    function. It may run more than once for a spec (a retried or speculative attempt): what it writes must carry
-    unique names, and only what the returned results name counts. The job is collected exactly once. A
-    PgcdcError of a task, and what the system refuses to all of them alike, is raised here as itself.
+    Task, specs and results are pickled, and each spec goes only to its own Spark task; ``task`` should be a function
+    of a module. It may run more than once for a spec (a retried or speculative attempt): what it writes must have
+    unique names, and only what the returned results name counts. The job is collected exactly once. A task's
+    PgcdcError, and the error of what the system refuses to all tasks alike, is raised here as itself.
     """
     if not specs:
         return []
@@ -38,7 +39,7 @@ def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequ
 
 
 def _attempt(task: Callable[[Any], Any], packed: bytes) -> tuple[bool, bytes]:
-    """One spec's result. Errors of ours travel as values: Spark would make text of them."""
+    """One spec's result, pickled. Our errors are returned as values, because Spark would turn them into text."""
     try:
         result, failed = task(pickle.loads(packed)), False
     except PgcdcError as error:

@@ -1,5 +1,10 @@
-"""Rewrites small and worn files of a mirror during sync, so that the cost of a turn does not grow with the number of
-turns."""
+"""Rewrites files of a mirror during sync, so that a turn's cost does not grow with the number of turns.
+
+Each turn leaves a small file in each mirror that changed. Once there are many, their live rows are written to one
+file, in a commit that changes no row and no position. Each turn also rewrites the whole deletion vector of every file
+that it touches. So a large file with many deleted rows is written again without them, one file at a time. Files of
+middling size are left to ``pgcdc maintain``.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +22,18 @@ from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 
 SMALL_BYTES: Final = 4 << 20
 GROUP_BYTES: Final = 32 << 20
-"""Size in memory of a row group: many small groups would cost a merge what the small files did."""
+"""Size in memory of the rows in a row group: many small groups would cost a merge as much as the small files did."""
 MOST_SMALL: Final = 32
-"""This many small files are left alone: opening one costs a merge less than a millisecond."""
+"""Up to this many small files are left alone: opening one costs a merge less than a millisecond."""
 WORN_SHARE: Final = 32
-"""One row in so many deleted, but still in the file, is worth writing it again: a vector has two bytes for each, and is
-written with every turn,"""
+"""A file is worn if one row in this many is deleted: a vector has two bytes for each, and is written with every turn.
+"""
 FEWEST_WORN: Final = 10_000
-"""unless they are few."""
+"""A file with fewer deleted rows than this is not worn."""
 
 
 def worth_rewriting(live: Sequence[Added]) -> tuple[Added, ...]:
-    """The files to rewrite now: the small ones if they are many, or the most worn one. Usually none."""
+    """The files to rewrite as one now: the small files if there are many, or the most worn file; usually none."""
     return small_files(live) or worn_file(live)
 
 
@@ -45,14 +50,14 @@ def small_files(live: Sequence[Added]) -> tuple[Added, ...]:
 
 @dataclass(frozen=True)
 class Compacted:
-    """The result for a mirror; ``failure`` says in words which file could not be read."""
+    """The result of rewriting a mirror's files; ``failure`` says in words that one of them could not be read."""
 
     report: FileReport | None = None
     failure: str | None = None
 
 
 def compact_mirror(target: MergeTarget) -> Compacted:
-    """Write one mirror's small files to one. A file that cannot be read is that mirror's own affair."""
+    """Write the target's files to one file. A file that cannot be read is a failure of that mirror alone."""
     try:
         return Compacted(compact_file(target))
     except Exception as error:
@@ -62,7 +67,7 @@ def compact_mirror(target: MergeTarget) -> Compacted:
 
 
 def compact_file(target: MergeTarget) -> FileReport | None:
-    """Write what is left of the target's files to one file; None where no row is. Runs in a Spark task."""
+    """Write the live rows of the target's files to one file; None if there are none. Runs in a Spark task."""
     with DataFile(target.folder, target.schema) as file:
         for rows in _gathered(target):
             file.write(rows.columns)
@@ -72,7 +77,7 @@ def compact_file(target: MergeTarget) -> FileReport | None:
 
 
 def _gathered(target: MergeTarget) -> Iterator[pa.Table]:
-    """The rows that are left of the target's files, one row group at a time."""
+    """The live rows of the target's files, a row group's worth at a time."""
     gathered: list[pa.Table] = []
     for group in target.groups({}):
         gathered.append(group.read(target.names).filter(pa.array(group.alive)))

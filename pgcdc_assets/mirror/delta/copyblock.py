@@ -1,4 +1,4 @@
-"""One block of a copy's CSV as the mirror's columns: what the tasks of a copy do with what they read."""
+"""Converts a block of CSV to the mirror's columns, in the tasks of a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pgcdc_assets.protocol.text.typed import row_hash, row_identities, typed
 
 @dataclass(frozen=True)
 class BlockReader:
-    """``commit_lsn`` of all rows is the copy's consistent point: no transaction of theirs is known."""
+    """``commit_lsn`` of all rows is the copy's consistent point, because their own transactions are not known."""
 
     table: Table
     own: tuple[str, ...]
@@ -40,10 +40,10 @@ class BlockReader:
         return [*done.values, *(ours[name]() for name in self.own)]
 
     def _text(self, block: bytes) -> tuple[list[pa.ChunkedArray], int]:
-        """The CSV as columns of text. An empty unquoted value is NULL; a quoted value is not."""
+        """The CSV as columns of text: an empty unquoted field is NULL, any quoted field is not."""
         places = [str(place) for place in range(len(self.table.columns))]
         if not places:
-            # A table without columns: its rows are empty lines.
+            # The rows of a table without columns are empty lines.
             return [], block.count(b"\n")
         try:
             table = csv.read_csv(

@@ -1,8 +1,8 @@
-"""Which rows of a target have one of the keys that a merge source asks for.
+"""Finds the rows of a target that have one of the keys in a merge source.
 
-Key columns are narrowed one after the other, so that the second is looked at only where the first fits.
-Values compare as in PostgreSQL's keys, save that there is one zero. One that does not fit its type is
-NULL, and told apart by its text in ``_pgcdc_raw``.
+Key columns are compared one after the other, so that the second is compared only in rows where the first matches.
+Values compare as in PostgreSQL's keys, except that 0 and -0 are equal. A value that does not fit its Arrow type is
+stored as NULL, and is identified by its text in ``_pgcdc_raw``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pgcdc_assets.mirror.net.keyed import raw_texts
 
 
 class KeyIndex:
-    """The keys of some rows, each key once."""
+    """The keys of some rows; each key occurs once."""
 
     def __init__(self, rows: pa.Table, keys: Sequence[FeedColumn]) -> None:
         """``rows`` has the columns ``keys`` and ``_pgcdc_raw``."""
@@ -41,7 +41,7 @@ class KeyIndex:
         return [*(step.column.name for step in self._steps if not step.text), *texts]
 
     def find(self, target: pa.Table) -> tuple[Ints, Ints]:
-        """Pairs of row numbers: in ``target``, and in the rows that the index is of. A NULL matches a NULL."""
+        """Pairs of row numbers: in ``target``, and in the indexed rows. A NULL matches a NULL."""
         at = np.arange(target.num_rows if self._steps else 0, dtype=np.int64)
         number = np.zeros(len(at), dtype=np.int64)
         for step in self._steps:
@@ -52,13 +52,13 @@ class KeyIndex:
 
 @dataclass
 class _Step:
-    """One column, or its texts; the pairs seen so far, numbered densely."""
+    """One column, or its texts. Numbers the distinct pairs (number from the columns before, value) densely."""
 
     column: FeedColumn
     text: bool
 
     def number(self, rows: pa.Table, before: Ints) -> Ints:
-        """The numbers of the rows, given those of the columns before; remembered for :meth:`found`."""
+        """Number the indexed rows, given ``before``, their numbers from the columns before; kept for :meth:`found`."""
         values = self._values(rows)
         self._spelling = _Spelling(values) if pa.types.is_list(values.type) else None
         values = self._comparable(values)
@@ -68,7 +68,7 @@ class _Step:
         return numbers.astype(np.int64)
 
     def found(self, target: pa.Table, at: Ints, before: Ints) -> tuple[Ints, Ints]:
-        """Among the target's rows ``at``, the places of those that match, and the number of each."""
+        """Which of the target's rows ``at`` match, as places in ``at``, and the number of each match."""
         values = self._values(target)
         if len(at) < target.num_rows:
             values = values.take(pa.array(at))
@@ -93,10 +93,10 @@ class _Step:
 
 
 class _Spelling:
-    """A text per list, alike for lists that are: Arrow compares no lists."""
+    """Spells each list as a text, equal for equal lists, because Arrow does not compare lists."""
 
     def __init__(self, lists: pa.ListArray) -> None:
-        """Knows the elements of ``lists``; any other is spelled ``?``."""
+        """Learn the elements of ``lists``; any other element is spelled ``?``."""
         items = lists.flatten()
         self._inner = _Spelling(items) if pa.types.is_list(items.type) else None
         self._letters = pc.unique(self._comparable(items))

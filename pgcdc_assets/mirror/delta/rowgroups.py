@@ -1,6 +1,6 @@
-"""A mirror's files as an apply reads them: row group by row group, and only the columns that it asks for.
+"""Reads a mirror's files for an apply: one row group after the other, and only the columns that it asks for.
 
-Imported by Spark's workers: no Spark.
+Imported by Spark's workers, so it must not import Spark.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from pgcdc_assets.delta.log import Added
 from pgcdc_assets.delta.vectors import kept, read_vector
 
 WantedKeys = Mapping[str, NDArray[Any]]
-"""Values looked for, ascending, by the column's name in the feed: integers and texts; the others prune nothing."""
+"""Wanted values, ascending, by the column's name in the feed. Integers and texts only: other types prune nothing."""
 
 
 @dataclass(frozen=True)
 class MergeTarget:
-    """The columns of a mirror's files, and those of its files that rows are matched against."""
+    """The columns of a mirror's files, and the files whose rows are matched."""
 
     folder: Path
     schema: pa.Schema
     """Names and types in the files."""
     names: tuple[str, ...]
-    """The names of these columns in the feed."""
+    """What the feed calls these columns."""
     files: tuple[Added, ...] = ()
 
     def groups(self, wanted: WantedKeys) -> Iterator[RowGroup]:
-        """The row groups that may hold a wanted value in every column named."""
+        """The row groups that may hold a wanted value in every column of ``wanted``."""
         for added in self.files:
             if all(_may_hold(values, self._bounds(added, name)) for name, values in wanted.items()):
                 yield from self._groups(added, wanted)
 
     def field(self, name: str) -> pa.Field:
-        """The mirror's field for a column of the feed."""
+        """The field of the column that the feed calls ``name``."""
         return self.schema.field(self.names.index(name))
 
     def _bounds(self, added: Added, name: str) -> tuple[Any, Any] | None:
@@ -66,7 +66,7 @@ class MergeTarget:
 
 
 class RowGroup:
-    """A part of one file; positions are counted from the beginning of the file."""
+    """A row group of one file; positions are counted from the beginning of the file."""
 
     def __init__(
         self, target: MergeTarget, path: str, file: pq.ParquetFile, number: int, start: int, alive: Bools
@@ -78,10 +78,10 @@ class RowGroup:
         self._facts = file.metadata.row_group(number)
         self.rows: int = self._facts.num_rows
         self.alive = alive[start : start + self.rows]
-        """Per row, whether no deletion vector took it away."""
+        """Per row, whether it is live: no deletion vector has it."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
-        """Columns by their names in the feed, deleted rows among them. One that the file lacks is NULL."""
+        """Columns by their names in the feed, including deleted rows. A column that the file lacks is NULL."""
         fields = [self._target.field(name) for name in names]
         leaves = _leaves(self._file.schema_arrow)
         places = sorted(place for field in fields for place in leaves.get(field.name, ()))
@@ -103,15 +103,15 @@ class RowGroup:
 
 def _opened(path: Path) -> pq.ParquetFile:
     try:
-        # Spark writes INT96 unless it is told otherwise, as a user's OPTIMIZE is not: nanoseconds would not reach
-        # before 1678 and after 2261.
+        # Spark writes INT96 by default, and a user's OPTIMIZE keeps that default: read as nanoseconds, these timestamps
+        # would be wrong before 1678 and after 2261.
         return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from None
 
 
 def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
-    """The key columns that can prune row groups. A NULL among the values stands for any value."""
+    """The key columns that can prune, with their values. A column with a NULL cannot: the NULL stands for any value."""
     return {
         name: np.sort(pc.unique(values).to_numpy(zero_copy_only=False))
         for name, values in keys.items()
@@ -127,7 +127,7 @@ def _may_hold(values: NDArray[Any], bounds: tuple[Any, Any] | None) -> bool:
 
 
 def _leaves(schema: pa.Schema) -> dict[str, range]:
-    """The places of each column's leaves in a Parquet file. By number: a name may hold dots."""
+    """The leaf columns of each column in a Parquet file, by number, because a name may contain dots."""
     found: dict[str, range] = {}
     place = 0
     for field in schema:

@@ -1,7 +1,8 @@
-"""Which versions of the mirrors are durable, and where each stands by its own account.
+"""Makes versions of the mirrors durable ("settles" them), and reads the position that each version itself states.
 
-A point is published only of versions that are settled. Once a turn, for all tables together: the names of
-what was committed here, whose content is durable already, and all of what others committed meanwhile.
+A consistent point names only settled versions. Settling happens once a turn, for all tables together. For commits made
+here it syncs the names, because their content is durable already; for commits that others made meanwhile it syncs
+names and content.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ class _Settled:
 
 
 class Settlement:
-    """One run's knowledge of what is durable; ``owner`` is :meth:`Identity.app_id`."""
+    """What one run knows to be durable; ``owner`` is :meth:`Identity.app_id`."""
 
     def __init__(self, layout: Layout, owner: str) -> None:
         self._layout = layout
         self._owner = owner
         self._settled: dict[TableName, _Settled] = {}
         self.changed: dict[TableName, str] = {}
-        """Mirrors whose rows another hand changed since their copy, as far as this run has seen, and how."""
+        """Mirrors whose rows another writer changed since their copy, as far as this run has seen, and how."""
 
     def recover(self, names: Iterable[TableName], points: ConsistentPoints) -> dict[TableName, tuple[str, ...]]:
-        """Put aside what a power cut left torn of these mirrors, and settle them as they then are; which files, by
-        table. Done once, before anything reads them."""
+        """Put aside the files of these mirrors' logs that a power cut left torn, and settle what remains. Returns the
+        names of these files by table. Called once, before anything reads the mirrors."""
         aside: dict[TableName, tuple[str, ...]] = {}
         for name in names:
             listing = points.listing(name)
@@ -54,7 +55,7 @@ class Settlement:
         return aside
 
     def settle(self, versions: Mapping[TableName, int]) -> dict[TableName, Lsn]:
-        """Make these versions durable; where each stands by its own account."""
+        """Make these versions durable; returns the position that each mirror itself states."""
         moved = {name: number for name, number in versions.items()
                  if name not in self._settled or self._settled[name].number != number}  # fmt: skip
         contents: list[Path] = []
@@ -63,7 +64,7 @@ class Settlement:
         for name, number in moved.items():
             folder, before = self._layout.mirror(name), self._settled.get(name, _Settled(-1, {}))
             if before.number > number:
-                # Moved away, and made anew.
+                # The mirror was moved away and created again.
                 before = _Settled(-1, {})
             commits = _commits(folder, before.number, number)
             contents += foreign_files(folder, commits)

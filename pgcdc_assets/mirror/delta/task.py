@@ -1,7 +1,7 @@
-"""What one task of the apply does: the changes of a table (or of one bucket of its keys) into its mirror.
+"""A task of the apply: merges the changes of a table (or of one bucket of its keys) into its mirror.
 
-The rows that come stand in a new file of the mirror, those that go are named by file and position; both
-are the driver's to commit. Imported by Spark's workers: no Spark.
+It writes the rows to add to a new file of the mirror, and names the rows to delete by file and position; the driver
+commits both. Imported by Spark's workers, so it must not import Spark.
 """
 
 from __future__ import annotations
@@ -33,43 +33,44 @@ ROW_GROUP_ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class Collapsing:
-    """One unit of work. ``target`` is the folder that the files go to."""
+    """One unit of work."""
 
     table: Table
     files: tuple[Path, ...]
     span: LsnRange
     target: MergeTarget
-    """Whose files are looked at. None of them: nothing of the mirror is left, or nothing in it changes."""
+    """The folder that new files go to, and the mirror's files to read. It has no files if none of the mirror's rows is
+    left, or none of them changes."""
     divided: bool = False
-    """The unit has the events of some keys, and halves of key changes may be in other units."""
+    """The unit has the events of some keys only; the other halves of key changes may be in other units."""
     arrivals: tuple[Path, ...] = ()
-    """More files: the new halves of key changes."""
+    """More feed files: those with the new halves of key changes."""
     masked: tuple[int, ...] = ()
     leaves: tuple[str, ...] = ()
     """Leaves that were truncated."""
     repair: bool = False
-    """The mirror has applied the span already: what it holds of a key is not known."""
+    """The mirror has applied the span already, so it is not known whether it holds a key."""
     touched: LsnRange | None = None
-    """Repairs: only keys that were changed in it, and those that their rows went on to. None: all."""
+    """For repairs: only keys that changed in this range, and the keys that their rows moved to. None: all keys."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of a unit on the mirror; counts are rows."""
+    """What a unit does to the mirror; counts are rows."""
 
     added: FileReport | None = None
-    """The file of the rows that come; None where there are none."""
+    """The file of the rows to add; None if there are none."""
     gone: dict[str, BitMap64] = field(default_factory=dict)
-    """By file of the mirror, the positions of the rows that go."""
+    """By file of the mirror, the positions of the rows to delete."""
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
     mismatch: MergeMismatch | None = None
-    """The changes contradict each other or the mirror, or either cannot be read: nothing of the unit counts."""
+    """Set if the changes contradict each other or the mirror, or either cannot be read: the unit has no effect then."""
 
 
 def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
-    """Do several units, one after the other. A contradiction or a file that cannot be read is the unit's own."""
+    """Do several units, one after the other. A contradiction or an unreadable file fails only its own unit."""
     effects = [_effect(unit) for unit in units]
     passed(FaultPoint.COLLAPSED)
     return effects
@@ -102,7 +103,7 @@ def _merged(unit: Collapsing, write: Write) -> Merged:
 
 
 def _events(unit: Collapsing) -> pa.Table:
-    """All events of the unit. Where it has one half of key changes alone, it is told which rows arrived so."""
+    """All events of the unit. For a divided unit, the column ARRIVES marks the new halves of key changes."""
     events = read_events(unit.table, unit.files, unit.span) if unit.files else _none(unit)
     if not unit.divided:
         return events
@@ -112,7 +113,7 @@ def _events(unit: Collapsing) -> pa.Table:
 
 
 def _write(file: DataFile, target: MergeTarget, rows: pa.Table) -> None:
-    """Append rows to a file of the mirror. Of a column that the changes do not know yet, they have no value."""
+    """Append rows to a file of the mirror. They are NULL in a column that the changes do not have yet."""
     for name, held in zip(target.names, target.schema, strict=True):
         if name not in rows.column_names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, held.type))
@@ -127,7 +128,7 @@ def _none(unit: Collapsing) -> pa.Table:
 
 
 def read_events(table: Table, files: Sequence[Path], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
-    """The rows of feed files whose transactions lie in the span; of ``names``, or all that an apply needs."""
+    """The rows of feed files whose transactions lie in the span: columns ``names``, or all that an apply needs."""
     data = ds.dataset([str(file) for file in files], feed_schema(table), format="parquet")
     columns = list(names) or [name for name in data.schema.names if name != XID]
     at = pc.field(COMMIT_LSN)

@@ -1,4 +1,4 @@
-"""Reads what a feed holds of one span of a table, and divides the work of collapsing it."""
+"""The changes of one span of a table, and how the work of collapsing them is divided into units."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from pgcdc_assets.mirror.delta.task import Collapsing, read_events
 
 @dataclass(frozen=True)
 class PendingChanges:
-    """Files of a feed that hold rows of ``span``."""
+    """The files of a feed that hold rows of ``span``."""
 
     layout: Layout
     part: FeedPart
-    """With just these files."""
+    """The feed's part with just these files."""
     span: LsnRange
 
     @classmethod
     def of(cls, layout: Layout, part: FeedPart, span: LsnRange) -> PendingChanges | None:
-        """None where nothing of the part lies in the span."""
+        """None if nothing of the part lies in the span."""
         held = tuple(f for f in part.files if f.facts.commit_min < span.end and f.facts.commit_max >= span.start)
         return cls(layout, replace(part, files=held), span) if held and span.start < span.end else None
 
@@ -45,7 +45,7 @@ class PendingChanges:
 
     @property
     def whole(self) -> bool:
-        """Whether the files hold nothing outside of the span."""
+        """Whether the files hold nothing outside the span."""
         bounds = [bound for file in self.files for bound in (file.facts.commit_min, file.facts.commit_max)]
         return all(self.span.holds_commit(bound) for bound in bounds)
 
@@ -64,18 +64,18 @@ class PendingChanges:
 
     @property
     def emptied(self) -> bool:
-        """The whole table was truncated: what is left after that is complete by itself."""
+        """Whether the whole table was truncated: the changes left after that are the complete table."""
         return None in self._truncated
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """Leaves that were truncated, where the whole table was not."""
+        """The truncated leaves, if the whole table was not truncated."""
         return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
 
     def units(self, target: MergeTarget, *, together: bool = False) -> list[Collapsing]:
-        """The work: by bucket of keys, where none needs to know what became of a row under another key.
+        """Divide the work by bucket of keys, unless one bucket must know what happened to a row under another key.
 
-        ``together``: rows are followed from key to key, so that one unit needs both halves of every key change.
+        ``together``: rows are followed from key to key, so one unit needs both halves of every key change.
         """
         unit = Collapsing(self.table, self.paths, self.span, target, masked=self.part.masked, leaves=self.leaves)
         if self.leaves:
@@ -90,7 +90,8 @@ class PendingChanges:
 
     @property
     def _halves_stand_alone(self) -> bool:
-        """Whether the new halves of key changes are told apart, and lack no value that only the old key's row has."""
+        """Whether the new halves of key changes are in files of their own, and lack no value that only the row of the
+        old key has."""
         arrivals = [file.facts for file in self.files if file.facts.arrivals]
         return sum(facts.rows for facts in arrivals) == self.part.key_changes and not any(f.masked for f in arrivals)
 
@@ -105,5 +106,6 @@ class PendingChanges:
 
 
 def _of_any_key(file: FeedFile) -> bool:
-    """Truncates are of all keys, and read with every bucket."""
+    """Whether rows of any key are in the file. Truncates do not count: they concern all keys, and every bucket reads
+    them."""
     return file.facts.bucket is None and bool(file.facts.counts.keys() - {TRUNCATE})

@@ -1,6 +1,6 @@
-"""Upkeep of mirrors: small files and deletion vectors merged, and what readers are promised kept from other hands.
+"""Upkeep of mirrors: merges small files and deletion vectors, and keeps what readers are promised from other writers.
 
-Mirrors are optimized by Spark alone; whether there is anything to do is seen without it.
+Only Spark optimizes mirrors; whether there is anything to do is decided without it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FILE_BYTES: Final = 128 << 20
-"""The size that OPTIMIZE aims at, as the copy does; Delta's own gigabyte would be written again too often."""
+"""The file size that OPTIMIZE aims at, as the copy does; Delta's own gigabyte would be rewritten too often."""
 SMALL_BYTES: Final = FILE_BYTES // 4
 MOST_SMALL: Final = 20
-"""This many small files are left alone: each costs a reader a millisecond, and an OPTIMIZE costs seconds."""
+"""Up to this many small files are left alone: each costs a reader a millisecond, an OPTIMIZE costs seconds."""
 DELETED_SHARE: Final = 5
-"""A fifth of the rows deleted, but still in the files, is worth writing them again,"""
+"""Files are worth rewriting if one row in this many is deleted but still in them,"""
 FEWEST_DELETED: Final = 100_000
-"""unless they are few."""
+"""and if at least this many rows are."""
 QUIET: Final = timedelta(days=10)
 """A third of the time that Delta keeps its log: see :func:`keep_readable`."""
 
@@ -47,16 +47,16 @@ _OPTIMIZE_SETTINGS: Final = {
 
 
 def worth_optimizing(live: Sequence[Added]) -> bool:
-    """Whether readers gain: many small files, or many rows that are deleted and still there."""
+    """Whether readers gain from OPTIMIZE: many small files, or many deleted rows that are still in the files."""
     small = sum(file.size < SMALL_BYTES for file in live)
     deleted, rows = sum(file.deleted for file in live), sum(file.rows or 0 for file in live)
     return small > MOST_SMALL or (deleted >= FEWEST_DELETED and deleted * DELETED_SHARE >= rows)
 
 
 def optimize(session: SparkSession, mirror: Mirror) -> int:
-    """Merge the mirror's small files, and write anew those with many deleted rows; its version then.
+    """Merge the mirror's small files, and rewrite those with many deleted rows; returns the mirror's version then.
 
-    No row changes, and no position: the new version stands where the one before did.
+    No row changes, and no position: the new version is at the same position as the one before.
     """
     with _failing_as("optimized", mirror):
         _own_session(session, _OPTIMIZE_SETTINGS).sql(f"OPTIMIZE {sql_path(mirror.path)}").collect()
@@ -64,8 +64,8 @@ def optimize(session: SparkSession, mirror: Mirror) -> int:
 
 
 def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
-    """Have the mirror's properties spare what is promised for ``retention`` from anybody's VACUUM; whether they had to
-    be changed. Lakes of earlier versions kept deleted files for an hour."""
+    """Set the mirror's properties so that no VACUUM, whoever runs it, deletes what is promised for ``retention``.
+    Returns whether they had to be changed. Lakes of earlier versions kept deleted files for an hour."""
     assert mirror.delta is not None
     properties = lacking(mirror.delta.configuration, retention)
     if properties:
@@ -74,10 +74,10 @@ def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
 
 
 def without_int96(mirror: Mirror, table: Table) -> int:
-    """Write the files anew whose timestamps are INT96, which other readers than Spark read wrong before 1678 and after
-    2261; how many there were. Spark writes such files unless it is told otherwise, as in a user's OPTIMIZE.
+    """Rewrite the files whose timestamps are INT96, and return how many there were. Readers other than Spark read such
+    timestamps wrong before 1678 and after 2261. Spark writes such files by default, as in a user's OPTIMIZE.
 
-    One file at a time, a row group's worth in memory.
+    Rewrites one file at a time, with a row group's worth of rows in memory.
     """
 
     def attempt() -> int:
@@ -94,9 +94,9 @@ def without_int96(mirror: Mirror, table: Table) -> int:
 
 
 def stands_as(mirror: Mirror, version: int) -> bool:
-    """Whether the mirror has, since that version, taken nothing from the stream: the same copy and ``replay_lsn``.
+    """Whether the mirror has taken nothing from the stream since that version: it has the same copy and ``replay_lsn``.
 
-    So it is after an OPTIMIZE or a repair. False also where the version can no longer be opened.
+    This is so after an OPTIMIZE or a repair. False also if the version can no longer be opened.
     """
     older = mirror.at(version)
     if older is None or mirror.snapshot_lsn is None:
@@ -105,11 +105,11 @@ def stands_as(mirror: Mirror, version: int) -> bool:
 
 
 def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
-    """Make a checkpoint of a version that has stood for long; whether that was needed.
+    """Make a checkpoint of the newest version if that has been the newest for long; returns whether that was needed.
 
     Delta deletes commits and checkpoints older than ``delta.logRetentionDuration`` at the next checkpoint.
-    A version that stood for longer would be gone with the first changes after it, though the points of
-    the last days name it. A young checkpoint of it stays.
+    A version that was the newest for longer would be deleted with the first changes after it, although the points of
+    the last days name it. A recent checkpoint of it is not deleted.
     """
     log = mirror.path / DELTA_LOG
     before = time.time() - quiet.total_seconds()

@@ -1,9 +1,9 @@
-"""Net effects as arithmetic over arrays: which event of a key decides, and where its values stand.
+"""Computes net effects on arrays: which event of a key decides, and which events hold its values.
 
-Events of one table are ordered by ``(commit_lsn, ordinal)``. A change of key is two events: the old half
-leaves its key (ordinal 2n), the new half arrives on another (2n + 1) and continues the old key's chain.
-A value that was not sent is taken from the nearest earlier image of the *same row*: along the chain,
-never across a delete; where the chain begins with an update, from the target row of the key it began on.
+Events of one table are ordered by ``(commit_lsn, ordinal)``. A key change is two events: the old half leaves
+its key (ordinal 2n), the new half arrives on another key (2n + 1) and continues the old key's chain.
+A value that was not sent is taken from the nearest earlier image of the *same row*: along the chain, never
+across a delete. If the chain begins with an update, the value may be in the target row of the key it began on.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _INSERT, _PREIMAGE, _DELETE = OPS.index(INSERT), OPS.index(PREIMAGE), OPS.index(
 
 @dataclass(frozen=True)
 class Net:
-    """The net effect as row numbers into the events, one entry per key that is left.
+    """The net effect as row numbers into the events, one entry per remaining key.
 
     ``last`` is the deciding event, ``live`` whether the key exists after it, ``present`` whether it
     existed before the first. ``sources[attnum]`` names for each entry the event that carries the value;
-    where ``masked[attnum]``, that value stands in the target row of the key of event ``origin``.
+    where ``masked[attnum]`` is true, the value is in the target row of the key of event ``origin`` (-1: the own key).
     """
 
     last: Ints
@@ -43,13 +43,13 @@ def net_effect(
     key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, masks: Mapping[int, Bools], *,
     keep_transient: bool = False, divided: Bools | None = None,
 ) -> Net:  # fmt: skip
-    """Work out what the events amount to, by key.
+    """Compute the net effect of the events per key.
 
-    ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be gone.
-    ``masks`` tells by attnum which events lack a value. Keys that come and go within the events are left
-    out unless ``keep_transient``. ``divided``: the events are those of some keys, so that halves of key changes may
-    stand alone, and it says which are new ones; these lack no value. Raises MergeMismatch where events contradict each
-    other: an insert of a key that exists, an update or delete of one that was deleted.
+    ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be removed before.
+    ``masks`` says by attnum which events lack a value. Keys that are inserted and deleted within the events are
+    left out unless ``keep_transient``. ``divided`` is given if the events are those of some keys only, so that one half
+    of a key change may be without the other; it marks the new halves, which lack no value. Raises MergeMismatch if
+    events contradict each other: an insert of a key that exists, or an update or delete of one that was deleted.
     """
     order = np.lexsort((ordinal, commit_lsn))
     by_key = order[np.argsort(key[order], kind="stable")]
@@ -71,7 +71,7 @@ def net_effect(
 
 
 def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: Ints) -> Ints:
-    """For each new half of a key change its old half, else -1. The halves are neighbours in the order."""
+    """For each new half of a key change the place of its old half, else -1. The halves are neighbours in ``order``."""
     old_half = np.full(len(op), -1, dtype=np.int64)
     places = np.flatnonzero(op[order] == _PREIMAGE)
     if not len(places):
@@ -86,7 +86,7 @@ def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: In
 
 
 def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn: Ints) -> None:
-    """An event that arrives on a key must find it dead, every other one must find it alive."""
+    """Raise MergeMismatch unless each event that arrives on a key finds it dead, and every other finds it alive."""
     bad = np.flatnonzero((before >= 0) & (live[before] == arrives))
     if len(bad):
         at = bad[np.argmin(commit_lsn[bad])]
@@ -95,8 +95,8 @@ def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn
 
 
 def _with_masks(net: Net, key: Ints, before: Ints, old_half: Ints, begins: Bools, masks: Mapping[int, Bools]) -> Net:
-    """Find the event that carries each masked value, by pointer doubling along the rows' chains. Events that begin
-    one have all values."""
+    """Find the event that carries each masked value, by pointer doubling along the rows' chains. Events in ``begins``
+    start a chain and have all values."""
     previous = np.where(old_half >= 0, before[old_half], before)
     previous = np.where(begins, -1, previous)
     here = np.arange(len(key), dtype=np.int64)
@@ -114,7 +114,7 @@ def _with_masks(net: Net, key: Ints, before: Ints, old_half: Ints, begins: Bools
 
 
 def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, touched: Bools) -> Bools:
-    """Per key number, whether any of the ``touched`` events is of it, or of a row that went on to it later."""
+    """Per key number, whether one of the ``touched`` events is of this key, or of a row that moved to it later."""
     order = np.lexsort((ordinal, commit_lsn))
     old_half = _old_halves(op, commit_lsn, ordinal, order)
     news = np.flatnonzero(old_half >= 0)
@@ -129,7 +129,7 @@ def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, 
 
 
 def _ends(jump: Ints) -> Ints:
-    """The end of each chain of jumps. Chains are acyclic, and each ends in a row that jumps to itself."""
+    """The end of each chain of jumps; chains are acyclic, and their last element points to itself."""
     while True:
         further = jump[jump]
         if np.array_equal(further, jump):

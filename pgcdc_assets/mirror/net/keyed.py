@@ -1,9 +1,9 @@
-"""The net effect of a table's changes, per key: what is left to merge.
+"""Computes the net effect of a table's changes per key: the source of the merge.
 
 Pure Arrow and numpy. The last event of a key decides its row (:mod:`pgcdc_assets.mirror.net.chains`).
 What a target must hold is known exactly: a key whose first event is an update, a delete or an old half
-must be there, a key whose first event is an insert or a new half must not. ``PRESENT`` carries it to
-:mod:`pgcdc_assets.mirror.delta.match`, which refuses where the mirror disagrees.
+must be there, a key whose first event is an insert or a new half must not. The column ``PRESENT`` tells this to
+:mod:`pgcdc_assets.mirror.delta.match`, which refuses the merge if the mirror disagrees.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from pgcdc_assets.feed.schema import (
 from pgcdc_assets.mirror.net.chains import Net, connected, net_effect
 
 UPSERT, REMOVE = "U", "D"
-"""The action that a row of the merge source asks for (column ``_pgcdc_op``)."""
+"""What a row of the merge source asks for (column ``_pgcdc_op``)."""
 PRESENT = "_pgcdc_present"
 """Whether the target must hold the key: true, false, or NULL where it cannot be known."""
 ORIGIN = "_pgcdc_origin"
-"""Struct of the key (and ``_pgcdc_raw``) whose target row supplies the masked values; NULL: the row's own."""
+"""Struct of the key (and ``_pgcdc_raw``) whose target row supplies the masked values; NULL: the row's own key."""
 ARRIVES = "_pgcdc_arrives"
-"""Column of events that were divided by key: whether the event is the new half of a key change, wherever the old one
-went. The new halves have all their values then."""
+"""Column of events that were divided by key: whether the event is the new half of a key change, whichever unit has the
+old half. Such new halves have all their values."""
 MASK = "_pgcdc_masked_"
-"""Prefix, followed by the attnum: the value is to be kept from the target row."""
+"""Column name prefix, followed by the attnum. True: keep the value from the target row."""
 
 
 @dataclass(frozen=True)
 class Remaining:
-    """Events with the truncates and all that they removed taken out."""
+    """The events that remain without the truncates and the events that these make void."""
 
     events: pa.Table
     truncated: bool
-    """The whole table was emptied: what is left is complete by itself."""
+    """The whole table was truncated: the remaining events are the complete table."""
     leaves: tuple[str, ...]
-    """Leaves that were emptied, by the value of ``_pgcdc_leaf``."""
+    """Leaves that were truncated, by the value of ``_pgcdc_leaf``."""
 
 
 def after_truncates(events: pa.Table) -> Remaining:
-    """Drop every truncate and the events it makes void: those before it, of its leaf where it names one."""
+    """Drop every truncate and the events it makes void: all events before it, or those of its leaf if it names one."""
     truncates = events.filter(pc.equal(events[OP], TRUNCATE))
     if not truncates.num_rows:
         return Remaining(events, False, ())
@@ -91,8 +91,8 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
     """Collapse the events of one table to a merge source: one row per key.
 
     Columns: ``_pgcdc_op`` (``U``, ``D``), ``_pgcdc_present``, ``_pgcdc_commit_lsn``,
-    ``_pgcdc_commit_ts``, ``_pgcdc_raw``, ``_pgcdc_leaf`` where the feed has it, the value columns under
-    their feed names, ``_pgcdc_masked_<attnum>`` for each attnum of ``masked`` (those of which some
+    ``_pgcdc_commit_ts``, ``_pgcdc_raw``, ``_pgcdc_leaf`` if the feed has it, the value columns under
+    their feed names, ``_pgcdc_masked_<attnum>`` for each attnum of ``masked`` (the columns of which some
     value was not sent), and ``_pgcdc_origin``.
     """
     events = events.combine_chunks()
@@ -100,7 +100,7 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
         arrives = events[ARRIVES].to_numpy() if ARRIVES in events.column_names else None
         net = net_effect(*_places(events, columns), _present_masks(events, masked), divided=arrives)
     else:
-        # Followed by its inserts alone: every row is one of its own.
+        # Without a key only inserts are followed: every event is a row of its own.
         every = np.arange(events.num_rows, dtype=np.int64)
         net = Net(every, every >= 0, every < 0, np.full(len(every), -1, dtype=np.int64))
     return _merge_source(events, columns, masked, net)
@@ -109,10 +109,10 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
 def collapse_touched(
     events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], touched: LsnRange | None
 ) -> pa.Table:
-    """The merge source of a repair: ``events`` reach up to where the mirror stands already.
+    """The merge source of a repair: ``events`` reach up to the mirror's position.
 
-    Only keys that ``touched`` (None: any) changed, and those that their rows went on to. Whether the
-    target holds them is not known; only a masked value demands its row, and under the key it has now.
+    It has only the keys that changed in ``touched`` (None: all keys), and the keys that their rows moved to. Whether
+    the target holds them is not known: only a masked value requires the row in the target, under the row's present key.
     """
     events = events.combine_chunks()
     places = _places(events, columns)
@@ -156,7 +156,7 @@ def _merge_source(events: pa.Table, columns: Sequence[FeedColumn], masked: Seque
 
 
 def key_numbers(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:
-    """Number the distinct keys from 0. A key value that does not fit its type is distinguished by its text."""
+    """Number the distinct keys from 0. A key value that does not fit its type is identified by its text."""
     number = np.zeros(events.num_rows, dtype=np.int64)
     raw = events[RAW] if events[RAW].null_count < events.num_rows else None
     for column in columns:
@@ -180,7 +180,7 @@ def _codes(values: pa.Array | pa.ChunkedArray) -> Ints:
 
 
 def _spelled(lists: pa.ListArray) -> pa.StringArray:
-    """A text per list, alike for lists that are: Arrow numbers no lists."""
+    """A text per list, equal for equal lists, because Arrow does not dictionary-encode lists."""
     letters = pc.cast(pa.array(_codes(lists.flatten())), pa.string())
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
@@ -189,7 +189,7 @@ def _spelled(lists: pa.ListArray) -> pa.StringArray:
 
 
 def _combined(left: Ints, right: Ints) -> Ints:
-    """Number the distinct pairs; renumbered densely, so that products never overflow."""
+    """Number the distinct pairs densely, so that products never overflow."""
     if not len(left) or not left.any():
         return right
     numbers: Ints = np.unique(left * (int(right.max()) + 1) + right, return_inverse=True)[1].astype(np.int64)
@@ -197,7 +197,7 @@ def _combined(left: Ints, right: Ints) -> Ints:
 
 
 def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]:
-    """Per attnum that some event lacks, which ones do."""
+    """By attnum, which events lack the value; attnums that no event lacks are left out."""
     lists = events[UNCHANGED]
     masks = {attnum: np.zeros(events.num_rows, dtype=bool) for attnum in attnums}
     if lists.null_count == events.num_rows:
@@ -216,7 +216,7 @@ def raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:
 
 
 def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: Net) -> pa.Array:
-    """The ``_pgcdc_raw`` of each row that is left: every entry comes from the event that its value comes from."""
+    """The ``_pgcdc_raw`` of each remaining row: every entry comes from the event that its value comes from."""
     raw = events[RAW]
     sources = {column.source: net.sources[column.attnum] for column in columns if column.attnum in net.sources}
     if raw.null_count == len(raw) or not sources:
@@ -233,7 +233,7 @@ def map_keys(raw: pa.ChunkedArray) -> pa.Array:
 
 
 def raw_maps(texts: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> pa.Array:
-    """Maps of column name to text out of one sparse array per name; NULL where no name has a text."""
+    """Maps of column name to text, made from one sparse array per name; NULL if no name has a text."""
     found = [(name, np.flatnonzero(text.is_valid().to_numpy(zero_copy_only=False))) for name, text in texts.items()]
     owner = np.concatenate([at for _, at in found]) if found else np.zeros(0, dtype=np.int64)
     order = np.argsort(owner, kind="stable")
@@ -248,7 +248,7 @@ def raw_maps(texts: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> pa.
 
 
 def _origins(events: pa.Table, columns: Sequence[FeedColumn], origin: Ints) -> pa.Array:
-    """The key of the row that masked values come from, where that is another key."""
+    """The key of the row that masked values come from, if that is another key; else NULL."""
     at = pa.array(np.maximum(origin, 0))
     names = [*(column.name for column in columns if column.key), RAW]
     if not events.num_rows:

@@ -1,8 +1,8 @@
-"""The net effect on a table without a key: how many copies of each row come and go.
+"""The net effect on a table without a key: how many copies of each row to add and to delete.
 
 Such a table is published with REPLICA IDENTITY FULL, so that every change carries whole images: an
-update takes one copy of its old image away and adds one of its new. Rows are compared by the hash of
-their texts (``_pgcdc_hash``) and then value by value; copies are told apart by ``_pgcdc_row`` alone.
+update deletes one copy of its old image and adds one of its new. Rows are compared by the hash of
+their texts (``_pgcdc_hash``) and then value by value; only ``_pgcdc_row`` distinguishes copies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pgcdc_assets.feed.schema import (
 from pgcdc_assets.mirror.net.keyed import key_numbers
 
 COUNT = "_pgcdc_count"
-"""In the rows to take away: how many copies of this row the target loses."""
+"""Column of the rows to delete: how many copies of this row the target loses."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class NetRows:
 
 
 def net_rows(events: pa.Table, columns: Sequence[FeedColumn]) -> NetRows:
-    """Net the images of a span (truncates and what they void taken out before).
+    """Net the images of a span; truncates and the events they make void must be removed before.
 
-    Copies that come and go within the span cancel each other; of those that stay, the latest images stay.
+    Copies that are added and deleted within the span cancel each other; of the added ones, the latest images remain.
     """
     events = events.combine_chunks()
     group = _groups(events, columns)
@@ -69,7 +69,7 @@ def net_rows(events: pa.Table, columns: Sequence[FeedColumn]) -> NetRows:
 
 
 def _latest(group: Ints, candidates: Ints, wanted: Ints) -> Ints:
-    """Among the candidates (row numbers in order), the last ``wanted[g]`` of every group g."""
+    """The last ``wanted[g]`` candidates (row numbers in order) of every group g."""
     backwards = candidates[::-1]
     by_group = backwards[np.argsort(group[backwards], kind="stable")]
     sorted_group = group[by_group]
@@ -79,7 +79,7 @@ def _latest(group: Ints, candidates: Ints, wanted: Ints) -> Ints:
 
 
 def _groups(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:
-    """Number the distinct rows: by hash and leaf, and value by value where a hash is shared by different rows."""
+    """Number the distinct rows: by hash and leaf, and also value by value if different rows share a hash."""
     parts = [FeedColumn(HASH, HASH, 0, True)]
     if LEAF in events.column_names:
         parts.append(FeedColumn(LEAF, LEAF, 0, True))
