@@ -32,7 +32,7 @@ class FaultPoint(StrEnum):
 
     SEGMENT_STAGED = "segment-staged"
     SEGMENT_WRITTEN = "segment-written"
-    SEGMENTS_SEALED = "segments-sealed"
+    SEGMENTS_MOVED = "segments-moved"
     BATCH_COMMITTING = "batch-committing"
     BATCH_COMMITTED = "batch-committed"
     BATCH_DURABLE = "batch-durable"

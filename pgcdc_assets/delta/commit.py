@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from pyroaring import BitMap64
 
 from pgcdc_assets.core.durable import sync_file, sync_folder, sync_folders
@@ -122,31 +122,55 @@ def _commit(
     now = info["timestamp"]
     actions = [
         {"commitInfo": info},
-        *({"txn": {"appId": app, "version": int(at), "lastUpdated": now}} for app, at in positions.items()),
+        *_transactions(positions, now),
         *replaced,
         *({"add": _add(report, now, changes=changes)} for report in files),
     ]
     return _appended(table, actions)
 
 
-def commit_properties(table: DeltaVersion, properties: Mapping[str, str]) -> int:
-    """Set properties of the table on top of this version; returns the new one."""
+def commit_properties(table: DeltaVersion, properties: Mapping[str, str], schema: Schema | None = None) -> int:
+    """Set properties of the table, and other columns if given, on top of this version; returns the new one."""
     refuse_features(table)
-    configuration = {**table.configuration, **properties}
-    return _appended(table, [
-        {"commitInfo": _info(_now(), "SET TBLPROPERTIES", {})},
-        {"metaData": {**table.metadata, "configuration": configuration}},
+    schema_string = table.metadata["schemaString"] if schema is None else schema.to_json()
+    metadata = {**table.metadata, "schemaString": schema_string, "configuration": {**table.configuration, **properties}}
+    return _appended(table, [{"commitInfo": _info(_now(), "SET TBLPROPERTIES", {})}, {"metaData": metadata}])
+
+
+def create_table(folder: Path, schema: Schema, properties: Mapping[str, str], positions: Mapping[str, int]) -> None:
+    """Commit version 0 of a table without rows, in a folder that is there. CommitLost if there is a version 0."""
+    now = _now()
+    log = folder / DELTA_LOG
+    log.mkdir(exist_ok=True)
+    metadata = {
+        "id": str(uuid.uuid4()), "format": {"provider": "parquet", "options": {}}, "schemaString": schema.to_json(),
+        "partitionColumns": [], "createdTime": now, "configuration": dict(properties),
+    }  # fmt: skip
+    _put(log, 0, [
+        {"commitInfo": _info(now, "CREATE TABLE", {})},
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+        {"metaData": metadata},
+        *_transactions(positions, now),
     ])  # fmt: skip
 
 
 def _appended(table: DeltaVersion, actions: Sequence[Action]) -> int:
-    """Make a commit of the actions, the first of which is its ``commitInfo``."""
-    actions[0]["commitInfo"][ACTIONS] = len(actions)
+    """Make a commit of the actions, and a checkpoint where it is time for one."""
     version = table.number + 1
-    _link(table.folder / DELTA_LOG, version, "".join(json.dumps(action) + "\n" for action in actions))
+    _put(table.folder / DELTA_LOG, version, actions)
     if version % int(table.configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY)) == 0:
         make_checkpoint(table.folder, version)
     return version
+
+
+def _put(log: Path, version: int, actions: Sequence[Action]) -> None:
+    """Make a commit of the actions, the first of which is its ``commitInfo``."""
+    actions[0]["commitInfo"][ACTIONS] = len(actions)
+    _link(log, version, "".join(json.dumps(action) + "\n" for action in actions))
+
+
+def _transactions(positions: Mapping[str, int], now: int) -> list[Action]:
+    return [{"txn": {"appId": app, "version": int(at), "lastUpdated": now}} for app, at in positions.items()]
 
 
 def make_checkpoint(folder: Path, version: int) -> None:
@@ -241,7 +265,7 @@ def loosened(stats: str) -> str:
 def _add(report: FileReport, now: int, *, changes: bool) -> Action:
     return {
         "path": report.path, "partitionValues": {}, "size": report.size, "modificationTime": now,
-        "dataChange": changes, "stats": report.stats,
+        "dataChange": changes, "stats": report.stats, **({"tags": dict(report.tags)} if report.tags else {}),
     }  # fmt: skip
 
 

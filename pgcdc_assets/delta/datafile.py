@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -53,12 +53,14 @@ OWN_NAME: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
 
 @dataclass(frozen=True)
 class FileReport:
-    """A finished data file: ``path`` is its name in the table's folder, ``stats`` Delta's JSON."""
+    """A finished data file: ``path`` is its name in the table's folder, ``stats`` Delta's JSON, ``tags`` what else its
+    add action says of it."""
 
     path: str
     size: int
     rows: int
     stats: str
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 class DataFile:

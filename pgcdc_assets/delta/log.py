@@ -97,9 +97,13 @@ class Replay:
     positions: dict[str, int] = field(default_factory=dict)
     files: dict[tuple[str, str], Added] = field(default_factory=dict)
     """A file with another deletion vector is another."""
+    with_files: bool = True
+    """Otherwise files are passed over: what a large table has of them takes memory."""
 
     def play(self, action: Action) -> Added | None:
         """The file that the action adds, if it does."""
+        if not self.with_files and ("add" in action or "remove" in action):
+            return None
         if remove := action.get("remove"):
             self.files.pop(file_key(remove), None)
         elif add := action.get("add"):
@@ -115,10 +119,11 @@ class Replay:
 class DeltaLog:
     """The log of one table; it remembers what it has read, and reads on from there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, with_files: bool = True) -> None:
         self.folder = folder
         self._log = folder / DELTA_LOG
-        self._replay = Replay()
+        self._with_files = with_files
+        self._replay = Replay(with_files=with_files)
         self._number = -1
         self._version: DeltaVersion | None = None
 
@@ -167,7 +172,7 @@ class DeltaLog:
             self._play_upto(last)
 
     def _start(self, number: int, actions: Iterable[Action]) -> None:
-        self._replay, self._number, self._version = Replay(), number, None
+        self._replay, self._number, self._version = Replay(with_files=self._with_files), number, None
         for action in actions:
             self._replay.play(action)
 

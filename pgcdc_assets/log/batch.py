@@ -175,8 +175,8 @@ class BatchWriter:
         self._spill.clear()
 
     def _move(self, end: Lsn, staged: Staged) -> None:
-        files = self._spill.seal(staged.files, end)
-        passed(FaultPoint.SEGMENTS_SEALED)
+        files = self._spill.move(staged.files, end)
+        passed(FaultPoint.SEGMENTS_MOVED)
         self._log.commit(self.position, end, self._timeline, files)
         self.position = end
 

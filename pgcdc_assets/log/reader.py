@@ -7,35 +7,29 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
 from pgcdc_assets.core.catalog import Identity
-from pgcdc_assets.core.layout import DELTA_LOG, Layout
+from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.private import private_folder
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import LogCorrupt, SetupNeeded
-from pgcdc_assets.log.commit import check_file, create_log, start_app_id, timeline_app_id
-from pgcdc_assets.log.segment import FACTS, SUMMARY, SegmentFile, read_rows
+from pgcdc_assets.log.commit import check_file, create_log, newest_of, start_app_id, timeline_app_id
+from pgcdc_assets.log.segment import FACTS, FIRST_BATCH_END, LAST_BATCH_END, SUMMARY, read_rows
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
 
-_FORMAT = "1"
-_FILE_FIELDS: Final = {
-    "path": pa.string(), "size_bytes": pa.int64(), "num_records": pa.int64(), "modification_time": pa.int64(),
-    **{f"{end}.{name}": pa.int64() for name in ("batch_end", "commit_lsn", "relation_id") for end in ("min", "max")},
-    "min.kind": pa.string(),
-}  # fmt: skip
-"""The columns of a file that are read: its add action and the statistics in it."""
+_NO_BATCH = -1
 
 
 @dataclass(frozen=True)
@@ -102,6 +96,11 @@ class Segment:
     written: datetime
     """When it was added to the table; a compacted file is as old as its compaction."""
 
+    def reaches_into(self, span: LsnRange) -> bool:
+        """Whether its transactions' commits may lie in the span."""
+        low, high = self.commit_min, self.commit_max
+        return low is not None and high is not None and high >= span.start and low < span.end
+
     def may_hold(self, relation_ids: Collection[int]) -> bool:
         low, high = self.relation_min, self.relation_max
         return low is not None and high is not None and any(low <= relation <= high for relation in relation_ids)
@@ -113,14 +112,18 @@ class ChangeLog:
     def __init__(self, layout: Layout) -> None:
         self.path = layout.change_log
         self.layout = layout
-        self._table: DeltaTable | None = None
+        self._table = DeltaLog(self.path)
         self._shapes: dict[int, Shape] = {}
         self._summaries: dict[str, tuple[BatchSummary, ...]] = {}
-        self._actions: tuple[int, pa.Table] | None = None
+        self._known: tuple[int, dict[str, Segment]] = (-1, {})
 
     @property
     def exists(self) -> bool:
-        return (self.path / DELTA_LOG).is_dir() and DeltaTable.is_deltatable(str(self.path))
+        try:
+            self.version()
+        except SetupNeeded:
+            return False
+        return True
 
     def create(self, identity: Identity, start: Lsn, timeline: int) -> None:
         """Make the empty log of a slot, standing at ``start`` (the slot's consistent point)."""
@@ -129,32 +132,36 @@ class ChangeLog:
 
     def open(self) -> Self:
         """Open it, or raise SetupNeeded; LogCorrupt for a format that this version does not know."""
-        self._current()
+        self.version()
         return self
+
+    def version(self) -> DeltaVersion:
+        """The table's newest version; as for :meth:`open`."""
+        return newest_of(self._table)
 
     @property
     def identity(self) -> Identity:
-        properties = self._properties()
+        properties = self.version().configuration
         return Identity(*(properties[f"pgcdc.{name}"] for name in ("system_identifier", "database", "slot")))
 
     @property
     def began(self) -> Lsn:
         """Where the log of this slot began."""
-        return Lsn.parse(self._properties()["pgcdc.start_lsn"])
+        return Lsn.parse(self.version().configuration["pgcdc.start_lsn"])
 
     @property
     def start(self) -> Lsn:
         """From here on every transaction is held: where the log began, or where retention has cut it off."""
-        return max(self.began, Lsn(self._current().transaction_version(start_app_id(self.identity)) or 0))
+        return max(self.began, Lsn(self.version().positions.get(start_app_id(self.identity), 0)))
 
     def position(self) -> Lsn:
         """``transform_lsn``: every transaction that ends at or below it is durable here."""
-        return Lsn(self._current().transaction_version(self.identity.app_id()) or 0)
+        return Lsn(self.version().positions.get(self.identity.app_id(), 0))
 
     @property
     def timeline(self) -> int:
         """The source's timeline at the newest commit."""
-        return self._current().transaction_version(timeline_app_id(self.identity)) or 0
+        return self.version().positions.get(timeline_app_id(self.identity), 0)
 
     def batches(self, after: Lsn, upto: Lsn | None = None) -> list[BatchSummary]:
         """The batches whose end is above ``after`` and, if given, at or below ``upto``, in order."""
@@ -167,18 +174,18 @@ class ChangeLog:
 
         They may hold others too: filter by ``commit_lsn`` (start <= it < end) and ``relation_id``.
         """
-        files = self._added()
-        held = pc.and_(
-            pc.greater_equal(files["max.commit_lsn"], int(span.start)), pc.less(files["min.commit_lsn"], int(span.end))
-        )
-        found = self._segments(files.filter(held))
-        if relation_ids is None:
-            return found
-        return [segment for segment in found if segment.may_hold(relation_ids)]
+        found = (segment for segment in self.all_segments() if segment.reaches_into(span))
+        return [segment for segment in found if relation_ids is None or segment.may_hold(relation_ids)]
 
     def all_segments(self) -> list[Segment]:
         """Every file of the log."""
-        return self._segments(self._added())
+        version = self.version()
+        number, known = self._known
+        if number != version.number:
+            files = ((file, known.get(file.path)) for file in version.files)
+            known = {file.path: segment or _segment(self.path, file) for file, segment in files}
+            self._known = version.number, known
+        return list(known.values())
 
     def shapes(self, span: LsnRange) -> dict[int, Shape]:
         """The shapes of all rows in the span, by ``schema_id``; from the log alone."""
@@ -202,60 +209,27 @@ class ChangeLog:
 
         Returns the batches. Every byte of their files is read.
         """
-        found: Counter[tuple[int, int | None, str]] = Counter()
-        for segment in self._segments(self._between(span.start, span.end)):
-            check_file(segment.path, SegmentFile(segment.path.name, segment.size, segment.rows, {}))
-            found.update(_counts_in(segment.path))
         batches = self.batches(span.start, span.end)
-        for batch in batches:
-            _check_counts(batch, found, self.path)
-        unknown = {end for end, _, _ in found if span.start < end <= span.end} - {batch.end for batch in batches}
-        if unknown:
-            raise LogCorrupt("holds a batch without a summary", thing=str(self.path), lsn=Lsn(min(unknown)))
+        found: Counter[tuple[int, int | None, str]] = Counter()
+        for segment in self._between(span.start, span.end):
+            check_file(segment.path, segment.size, segment.rows)
+            found.update(_counts_in(segment.path, span, batches))
+        for number, batch in enumerate(batches):
+            _check_counts(batch, {key[1:]: count for key, count in found.items() if key[0] == number}, self.path)
+        if any(number == _NO_BATCH for number, _, _ in found):
+            raise LogCorrupt("holds rows of a batch without a summary", thing=str(self.path), lsn=span.end)
         return batches
 
     # Within -----------------------------------------------------------------------------------------
 
-    def _current(self) -> DeltaTable:
-        if self._table is None:
-            try:
-                self._table = DeltaTable(self.path)
-            except TableNotFoundError:
-                raise SetupNeeded("does not exist", thing=f"change log {self.path}") from None
-            if self._properties().get("pgcdc.format") != _FORMAT:
-                raise LogCorrupt("has a format that this version does not read", thing=str(self.path))
-        else:
-            self._table.update_incremental()
-        return self._table
-
-    def _properties(self) -> dict[str, str]:
-        table = self._table or self._current()
-        return dict(table.metadata().configuration)
-
-    def _added(self) -> pa.Table:
-        """One row for each live file. This is kept and filtered as Arrow: a log has thousands of files, and a question
-        concerns few of them."""
-        table = self._current()
-        version = table.version()
-        if self._actions is None or self._actions[0] != version:
-            actions = pa.table(table.get_add_actions(flatten=True))
-            columns = {name: _column(actions, name, type_) for name, type_ in _FILE_FIELDS.items()}
-            self._actions = version, pa.table(columns)
-        return self._actions[1]
-
-    def _between(self, after: Lsn, upto: Lsn | None) -> pa.Table:
+    def _between(self, after: Lsn, upto: Lsn | None) -> list[Segment]:
         """The files with rows of batches that end above ``after`` and at or below ``upto``."""
-        files = self._added()
-        files = files.filter(pc.greater(files["max.batch_end"], int(after)))
-        return files if upto is None else files.filter(pc.less_equal(files["min.batch_end"], int(upto)))
+        above = (segment for segment in self.all_segments() if segment.batch_end > after)
+        return [segment for segment in above if upto is None or segment.first_batch_end <= upto]
 
     def _noted(self, after: Lsn, upto: Lsn | None) -> list[Segment]:
         """The files among them that hold notes."""
-        files = self._between(after, upto)
-        return self._segments(files.filter(pc.equal(files["min.kind"], SUMMARY)))
-
-    def _segments(self, files: pa.Table) -> list[Segment]:
-        return [_segment(self.path, file) for file in files.to_pylist()]
+        return [segment for segment in self._between(after, upto) if segment.notes]
 
     def _summaries_in(self, segment: Segment) -> tuple[BatchSummary, ...]:
         name = segment.path.name
@@ -268,25 +242,23 @@ class ChangeLog:
         return self._summaries[name]
 
 
-def _column(actions: pa.Table, name: str, type_: pa.DataType) -> pa.ChunkedArray | pa.Array:
-    """A table without files has no statistics."""
-    return actions[name].cast(type_) if name in actions.column_names else pa.nulls(actions.num_rows, type_)
-
-
-def _segment(folder: Path, file: dict[str, Any]) -> Segment:
+def _segment(folder: Path, file: Added) -> Segment:
+    stats, tags = json.loads(file.action["stats"]), file.action.get("tags") or {}
+    low, high = stats["minValues"], stats["maxValues"]
     return Segment(
-        path=folder / file["path"],
-        size=file["size_bytes"],
-        rows=file["num_records"],
-        batch_end=Lsn(file["max.batch_end"]),
-        first_batch_end=Lsn(file["min.batch_end"]),
-        commit_min=_lsn(file["min.commit_lsn"]),
-        commit_max=_lsn(file["max.commit_lsn"]),
-        relation_min=file["min.relation_id"],
-        relation_max=file["max.relation_id"],
+        path=folder / file.path,
+        size=file.size,
+        rows=stats["numRecords"],
+        # Where a column of its rows says it, its statistics do: format 1.
+        batch_end=Lsn(int(tags.get(LAST_BATCH_END) or high["batch_end"])),
+        first_batch_end=Lsn(int(tags.get(FIRST_BATCH_END) or low["batch_end"])),
+        commit_min=_lsn(low.get("commit_lsn")),
+        commit_max=_lsn(high.get("commit_lsn")),
+        relation_min=low.get("relation_id"),
+        relation_max=high.get("relation_id"),
         # It sorts before the letters of all messages.
-        notes=file["min.kind"] == SUMMARY,
-        written=datetime.fromtimestamp(file["modification_time"] / 1000, UTC),
+        notes=low.get("kind") == SUMMARY,
+        written=datetime.fromtimestamp(file.action["modificationTime"] / 1000, UTC),
     )
 
 
@@ -307,18 +279,26 @@ def _shapes_in(path: Path) -> dict[int, Shape]:
     return {schema_id: replace(shape, schema_id=schema_id) for schema_id, shape in shapes.items()}
 
 
-def _counts_in(path: Path) -> Counter[tuple[int, int | None, str]]:
-    """Rows of a file by batch_end, relation and kind, notes left out."""
-    table = read_rows(path, ["batch_end", "relation_id", "kind"])
-    grouped = table.group_by(["batch_end", "relation_id", "kind"]).aggregate([([], "count_all")]).to_pylist()
-    rows = {(row["batch_end"], row["relation_id"], row["kind"]): row["count_all"] for row in grouped}
-    return Counter({key: number for key, number in rows.items() if key[2] not in (SUMMARY, FACTS, "R", "Y")})
+def _counts_in(path: Path, span: LsnRange, batches: Sequence[BatchSummary]) -> Counter[tuple[int, int | None, str]]:
+    """Rows of a file in the span by their batch's number (_NO_BATCH: none has them), relation and kind, without notes.
+
+    A row is of the batch that its commit begins in. The place of a message outside of transactions is its record's end.
+    """
+    table = read_rows(path, ["commit_lsn", "lsn", "relation_id", "kind"])
+    table = table.filter(pc.invert(pc.is_in(table["kind"], value_set=pa.array([SUMMARY, FACTS, "R", "Y"]))))
+    at = pc.coalesce(table["commit_lsn"], pc.subtract(table["lsn"], 1)).to_numpy()
+    starts = np.array([batch.start for batch in batches], np.int64)
+    ends = np.array([batch.end for batch in batches], np.int64)
+    number = np.searchsorted(starts, at, side="right") - 1
+    number = np.where((number >= 0) & (at < np.append(ends, 0)[number]), number, _NO_BATCH)
+    table = table.append_column("batch", pa.array(number)).filter(pa.array((at >= span.start) & (at < span.end)))
+    grouped = table.group_by(["batch", "relation_id", "kind"]).aggregate([([], "count_all")]).to_pylist()
+    return Counter({(row["batch"], row["relation_id"], row["kind"]): row["count_all"] for row in grouped})
 
 
-def _check_counts(batch: BatchSummary, found: Counter[tuple[int, int | None, str]], path: Path) -> None:
+def _check_counts(batch: BatchSummary, held: Mapping[tuple[int | None, str], int], path: Path) -> None:
     told: dict[tuple[int | None, str], int] = {(None, kind): number for kind, number in batch.others.items()}
     told |= {(relation, kind): n for relation, kinds in batch.counts.items() for kind, n in kinds.items()}
-    held = {key[1:]: number for key, number in found.items() if key[0] == batch.end}
     if held != told:
         raise LogCorrupt(
             f"batch {batch.start}..{batch.end} holds {sum(held.values())} rows where its summary counts "

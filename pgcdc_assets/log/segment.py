@@ -1,26 +1,21 @@
 """Segments: the Parquet files of the log.
 
-A segment is written before the end of its batch is known (an open transaction spills; the batch
-goes on). ``batch_end`` is therefore written as a placeholder and put in when the batch is cut: the
-column is dictionary-encoded and uncompressed with one value per row group, so that value is eight
-bytes in front of the first data page (Parquet, "Data Pages": a dictionary page holds its values
-PLAIN, and a column chunk's dictionary page comes directly before its data pages). Its footer carries
-no statistics; those of the add action are the ones that readers prune by.
+A segment is written before the end of its batch is known (an open transaction spills; the batch goes on), and never
+rewritten: what is known only at the end stands once for each file, as tags of its add action. Format 1 had it in each
+row, as a column ``batch_end`` that was patched when the batch was cut; such files are read as they are.
 
-A segment's name ends in the CRC-32 of its bytes: Parquet's own page checksums would not survive that
-write, and without any a flipped bit in a value reads as another value.
+A segment's name ends in the CRC-32 of its bytes: without a checksum a flipped bit in a value reads as another value.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import numpy as np
@@ -29,13 +24,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.delta.datafile import FileReport, statistics
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.log.rows import ABSENT, Rows
 
 LOG_SCHEMA = pa.schema(
     [
-        ("batch_end", pa.int64()),
         ("commit_lsn", pa.int64()),
         ("tx_ordinal", pa.int32()),
         ("xid", pa.int64()),
@@ -59,18 +53,19 @@ OWN_FILE_BYTES = 4 << 20
 """A relation with this much of a segment gets a file of its own; the others share one. With 16 MiB
 segments that is at most four files, and a reader of one table skips at least what a row group costs."""
 
-_PLACEHOLDER = 0x7065_6E64_696E_6721
-"""Stands for ``batch_end`` until the batch is cut; no WAL reaches it."""
+FORMER_COLUMNS: Final = frozenset({"batch_end"})
+"""Columns that files of format 1 have besides."""
+FIRST_BATCH_END: Final = "pgcdc.first_batch_end"
+LAST_BATCH_END: Final = "pgcdc.batch_end"
+"""Tags of a file's add action: where the first and the last batch end that have rows in it."""
 _CRC = re.compile(r"-([0-9a-f]{8})\.parquet$")
 _CRC_BYTES = 1 << 20
-_STATISTICS = ("batch_end", "commit_lsn", "kind", "relation_id")
-
 _ROW_SCHEMA = LOG_SCHEMA.set(LOG_SCHEMA.get_field_index("payload"), pa.field("payload", pa.binary_view()))
-_REPEATED = ["batch_end", "origin", "kind", "relation_id", "schema_id"]
+_REPEATED = ["origin", "kind", "relation_id", "schema_id"]
 _GROWING = ["commit_lsn", "tx_ordinal", "xid", "commit_ts", "lsn"]
 _WRITING: dict[str, Any] = {
-    "compression": {name: "NONE" if name == "batch_end" else "ZSTD" for name in LOG_SCHEMA.names},
-    "compression_level": {name: 1 for name in LOG_SCHEMA.names if name != "batch_end"},
+    "compression": "ZSTD",
+    "compression_level": 1,
     "use_dictionary": _REPEATED,
     # Where transactions are small a dictionary of these is larger than they are, and costs a third of all writing.
     "column_encoding": dict.fromkeys(_GROWING, "DELTA_BINARY_PACKED"),
@@ -80,21 +75,9 @@ _WRITING: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class SegmentFile:
-    """A file of the log: its name in the table's folder, and what its add action says of it."""
-
-    path: str
-    size: int
-    rows: int
-    stats: dict[str, Any]
-    """Delta's statistics: numRecords, minValues, maxValues, nullCount."""
-
-    def sealed(self, first: int, last: int) -> SegmentFile:
-        """With the lowest and highest ``batch_end`` of its rows."""
-        low = {**self.stats["minValues"], "batch_end": int(first)}
-        high = {**self.stats["maxValues"], "batch_end": int(last)}
-        return replace(self, stats={**self.stats, "minValues": low, "maxValues": high})
+def bounded(file: FileReport, first: int, last: int) -> FileReport:
+    """With the ends of the first and the last batch that have rows in it."""
+    return replace(file, tags={FIRST_BATCH_END: str(int(first)), LAST_BATCH_END: str(int(last))})
 
 
 def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
@@ -112,10 +95,10 @@ def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
     return alone, rows.take(order[shared])
 
 
-def write_segment(folder: Path, groups: Sequence[pa.Table]) -> SegmentFile:
+def write_segment(folder: Path, groups: Sequence[pa.Table]) -> FileReport:
     """Write one file, a row group per table of LOG_SCHEMA's columns (empty ones left out), and fsync it.
 
-    Its ``batch_end`` is still to come: see :func:`seal`.
+    Its batches are still to come: see :func:`bounded`.
     """
     path = folder / f"{uuid4().hex}.draft"
     held = [table for table in groups if table.num_rows]
@@ -127,7 +110,10 @@ def write_segment(folder: Path, groups: Sequence[pa.Table]) -> SegmentFile:
         size = sink.tell()
         sink.flush()
         os.fsync(sink.fileno())
-    return SegmentFile(_certified(path, folder), size, sum(table.num_rows for table in held), _stats(held))
+    name = f"{path.name[:32]}-{_crc(path):08x}.parquet"
+    path.rename(folder / name)
+    footer = pq.read_metadata(folder / name)
+    return FileReport(name, size, footer.num_rows, statistics(footer, LOG_SCHEMA))
 
 
 def check_content(path: Path) -> None:
@@ -148,20 +134,14 @@ def check_content(path: Path) -> None:
 def read_rows(path: Path, columns: Sequence[str] | None = None, filters: pc.Expression | None = None) -> pa.Table:
     """Rows of a segment, after :func:`check_content`: a reader of damaged Parquet may wait for ever.
 
-    A filter on the statistics of row groups leaves the others unread. Raises LogCorrupt.
+    Without ``columns`` those of LOG_SCHEMA, in its order. A filter on the statistics of row groups leaves the others
+    unread. Raises LogCorrupt.
     """
     check_content(path)
     try:
-        return pq.read_table(path, columns=columns, filters=filters, partitioning=None)
+        return pq.read_table(path, columns=columns or LOG_SCHEMA.names, filters=filters, partitioning=None)
     except (OSError, pa.ArrowException) as error:
         raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
-
-
-def _certified(source: Path, folder: Path) -> str:
-    """Move a finished file into ``folder``, under a name that tells its bytes; that name."""
-    name = f"{source.name[:32]}-{_crc(source):08x}.parquet"
-    source.rename(folder / name)
-    return name
 
 
 def _crc(path: Path) -> int:
@@ -173,13 +153,12 @@ def _crc(path: Path) -> int:
 
 
 def table_of(rows: Rows) -> pa.Table:
-    """Rows as a table of the log's columns, ``batch_end`` a placeholder."""
+    """Rows as a table of the log's columns."""
     number = len(rows)
     in_transaction = rows.commit_lsn != ABSENT
     of_relation = rows.relation_id != ABSENT
     kind_ends = pa.py_buffer(np.arange(number + 1, dtype=np.int32))
     arrays = {
-        "batch_end": _column("batch_end", np.full(number, _PLACEHOLDER)),
         "commit_lsn": _column("commit_lsn", rows.commit_lsn, in_transaction),
         "tx_ordinal": _column("tx_ordinal", rows.ordinal.astype(np.int32), in_transaction),
         "xid": _column("xid", rows.xid, in_transaction),
@@ -226,35 +205,3 @@ def table_of_notes(notes: Sequence[Note]) -> pa.Table:
         schema_id=np.array([ABSENT if n.schema_id is None else n.schema_id for n in notes], dtype=np.int64),
         origin=None,
     ))  # fmt: skip
-
-
-def seal(source: Path, folder: Path, file: SegmentFile, batch_end: Lsn) -> SegmentFile:
-    """Write the end of its batch into a segment, fsync it and move it into ``folder``. LogCorrupt if the segment is not
-    one of ours."""
-    footer = pq.read_metadata(source)
-    descriptor = os.open(source, os.O_RDWR)
-    try:
-        for group in range(footer.num_row_groups):
-            at = footer.row_group(group).column(0).data_page_offset - 8
-            if os.pread(descriptor, 8, at) != struct.pack("<q", _PLACEHOLDER):
-                raise LogCorrupt("a segment was not written by this version", thing=str(source))
-            os.pwrite(descriptor, struct.pack("<q", batch_end), at)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return replace(file, path=_certified(source, folder)).sealed(batch_end, batch_end)
-
-
-def _stats(tables: Sequence[pa.Table]) -> dict[str, Any]:
-    """Delta's statistics. A column that is NULL throughout has no minimum and no maximum."""
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    for name in _STATISTICS[1:]:
-        chunks = [chunk for table in tables for chunk in table[name].chunks]
-        column = pa.chunked_array(chunks, LOG_SCHEMA.field(name).type)
-        if column.null_count < len(column):
-            bounds = pc.min_max(column).as_py()
-            low[name], high[name] = bounds["min"], bounds["max"]
-    nulls = {name: sum(table[name].null_count for table in tables) for name in _STATISTICS}
-    number = sum(table.num_rows for table in tables)
-    return {"numRecords": number, "minValues": low, "maxValues": high, "nullCount": nulls}

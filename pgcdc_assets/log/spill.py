@@ -7,13 +7,14 @@ sends it again from the start.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.log.rows import Rows, Tally, tally_of
-from pgcdc_assets.log.segment import SegmentFile, clustered, seal, table_of, write_segment
+from pgcdc_assets.log.segment import bounded, clustered, table_of, write_segment
 
 SPILL = "_spill"
 
@@ -22,7 +23,7 @@ SPILL = "_spill"
 class Staged:
     """Written segments that no commit names yet, and what they hold."""
 
-    files: list[SegmentFile] = field(default_factory=list)
+    files: list[FileReport] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
 
     def add(self, other: Staged) -> None:
@@ -55,6 +56,10 @@ class SpillFolder:
         files = [write_segment(self.path, [table_of(part)]) for part in alone]
         return Staged(files, tally_of(rows)), rest
 
-    def seal(self, files: Sequence[SegmentFile], batch_end: Lsn) -> list[SegmentFile]:
-        """Move segments into the table, their batch's end put in."""
-        return [seal(self.path / file.path, self._table, file, batch_end) for file in files]
+    def move(self, files: Iterable[FileReport], batch_end: Lsn) -> list[FileReport]:
+        """Move segments into the table, as they are; they are those of the batch that ends there."""
+        moved: list[FileReport] = []
+        for file in files:
+            (self.path / file.path).rename(self._table / file.path)
+            moved.append(bounded(file, batch_end, batch_end))
+        return moved

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,23 +17,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import DeltaTable
 
 from pgcdc_assets.core.durable import sync_folder
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import LakeError, LogConflict
-from pgcdc_assets.log.commit import BARE, add_action, counted, start_app_id, sync_commits
+from pgcdc_assets.delta.commit import replace_files, settle
+from pgcdc_assets.delta.datafile import FileReport
+from pgcdc_assets.errors import CommitLost, LakeError, LogConflict
+from pgcdc_assets.log.commit import ATTEMPTS, start_app_id
 from pgcdc_assets.log.reader import ChangeLog, Segment
 from pgcdc_assets.log.segment import (
     FACTS,
-    LOG_SCHEMA,
     OWN_FILE_BYTES,
     SUMMARY,
-    SegmentFile,
+    bounded,
     read_rows,
     write_segment,
 )
@@ -43,7 +42,6 @@ MERGE_BYTES = 32 << 20
 _SMALL_BYTES = 4 << 20
 """Uncompressed bytes of a file that is merged. Larger ones are what a busy stream is written in: to write all of
 it once more costs as much as to receive it, and saves a few openings."""
-_APP_ID = "pgcdc/upkeep"
 _NOTES = pa.array([SUMMARY, FACTS, "R", "Y"])
 
 
@@ -52,15 +50,14 @@ def compact(log: ChangeLog, span: LsnRange) -> int:
 
     Raises LogConflict if another compaction took the same files; nothing is changed then.
     """
-    table = DeltaTable(log.path)
     inside = [s for s in log.all_segments() if s.first_batch_end > span.start and s.batch_end <= span.end]
     removed: list[Segment] = []
-    added: list[SegmentFile] = []
+    added: list[FileReport] = []
     for group in _groups(inside):
         added += _merged(log.path, group)
         removed += group
     if removed:
-        _replace(log.path, table, removed, added)
+        _replace(log, removed, added, {})
     return len(removed) - len(added)
 
 
@@ -70,13 +67,12 @@ def forget(log: ChangeLog, upto: Lsn) -> int:
     The caller knows that no consumer needs what lies before. The log's start moves in the same commit. The
     files' bytes go with the next :func:`sweep`.
     """
-    table = DeltaTable(log.path)
     segments = log.all_segments()
     if any(segment.first_batch_end <= upto < segment.batch_end for segment in segments):
         raise LakeError("has a file that reaches over this boundary", thing=str(log.path), lsn=upto)
     old = [segment for segment in segments if segment.batch_end <= upto]
     if old:
-        _replace(log.path, table, old, [], [Transaction(start_app_id(log.identity), int(upto))])
+        _replace(log, old, [], {start_app_id(log.identity): int(upto)})
     return len(old)
 
 
@@ -122,7 +118,7 @@ def _uncompressed(path: Path) -> int:
     return sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
 
 
-def _merged(folder: Path, group: Sequence[Segment]) -> list[SegmentFile]:
+def _merged(folder: Path, group: Sequence[Segment]) -> list[FileReport]:
     # Checked as they are read: damage must not become the content of a sound file.
     table = pa.concat_tables(read_rows(segment.path) for segment in group).combine_chunks()
     is_note = pc.is_in(table["kind"], value_set=_NOTES)
@@ -134,7 +130,8 @@ def _merged(folder: Path, group: Sequence[Segment]) -> list[SegmentFile]:
     files = [[part] for part in alone]
     if notes.num_rows or shared.num_rows:
         files.append([notes, shared])
-    return [_write(folder, tables) for tables in files]
+    first, last = min(segment.first_batch_end for segment in group), max(segment.batch_end for segment in group)
+    return [bounded(write_segment(folder, tables), first, last) for tables in files]
 
 
 def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
@@ -151,33 +148,23 @@ def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
     return alone, pa.concat_tables(shared)
 
 
-def _write(folder: Path, tables: Sequence[pa.Table]) -> SegmentFile:
-    ends = pa.chunked_array([chunk for table in tables for chunk in table["batch_end"].chunks], pa.int64())
-    bounds = pc.min_max(ends).as_py()
-    return write_segment(folder, tables).sealed(bounds["min"], bounds["max"])
-
-
 def _replace(
-    path: Path, table: DeltaTable, removed: Sequence[Segment], added: Sequence[SegmentFile],
-    positions: Sequence[Transaction] = (),
-) -> None:  # fmt: skip
-    """One commit on the handle that was opened before the files were listed.
-
-    delta-rs lets two commits remove the same file; two with the same app transaction it does not.
-    """
-    sync_folder(path)
-    now = int(time.time() * 1000)
-    removals = [RemoveAction(segment.path.name, False, now, segment.size) for segment in removed]
-    before = table.version()
-    actions: list[AddAction | RemoveAction] = [*(add_action(file, data_change=False) for file in added), *removals]
+    log: ChangeLog, removed: Sequence[Segment], added: Sequence[FileReport], positions: Mapping[str, int]
+) -> None:
+    """One commit, on a version that has all of the files that go: another process may have taken some of them."""
+    sync_folder(log.path)
     passed(FaultPoint.LOG_FILES_REPLACING)
-    try:
-        table.create_write_transaction(
-            actions, "append", LOG_SCHEMA, post_commithook_properties=BARE,
-            commit_properties=counted([Transaction(_APP_ID, before + 1), *positions], len(actions)),
-        )  # fmt: skip
-    except CommitFailedError as error:
-        raise LogConflict(f"was compacted by another process: {error}", thing=str(path)) from None
-    passed(FaultPoint.LOG_FILES_REPLACED)
-    table.update_incremental()
-    sync_commits(path, before + 1, table.version())
+    for _ in range(ATTEMPTS):
+        version = log.version()
+        live = {file.path: file for file in version.files}
+        if any(segment.path.name not in live for segment in removed):
+            break
+        try:
+            replace_files(version, [live[segment.path.name] for segment in removed], added, positions, changes=False)
+        except CommitLost:
+            # The receiver commits as well.
+            continue
+        passed(FaultPoint.LOG_FILES_REPLACED)
+        settle([log.path])
+        return
+    raise LogConflict("was compacted by another process", thing=str(log.path))

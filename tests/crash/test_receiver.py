@@ -40,7 +40,7 @@ LEVEL = "at receiver level"
 ROUND = 25
 """Cycles on one database and log: what is compared twice a round grows with it."""
 POINTS = (
-    FaultPoint.SEGMENT_STAGED, FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_SEALED, FaultPoint.BATCH_COMMITTING,
+    FaultPoint.SEGMENT_STAGED, FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING,
     FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED,
 )  # fmt: skip
 UNCONFIRMED = (FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE)

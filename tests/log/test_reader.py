@@ -101,7 +101,9 @@ def test_batches_and_segments_by_span(log: ChangeLog) -> None:
 def test_another_engine_reads_it(log: ChangeLog) -> None:
     writer, _ = _writer(log)
     writer.commit(_transaction(200), [], Lsn(250))
-    query = "SELECT kind, count(*) AS n FROM log WHERE batch_end = 250 GROUP BY kind ORDER BY kind"
+    query = (
+        "SELECT kind, count(*) AS n FROM log WHERE commit_lsn IS NULL OR commit_lsn = 200 GROUP BY kind ORDER BY kind"
+    )
     table = QueryBuilder().register("log", DeltaTable(log.path)).execute(query).read_all()
     assert dict(zip(table["kind"].to_pylist(), table["n"].to_pylist(), strict=True)) == {
         "#": 1, "=": 1, "C": 1, "I": 2, "R": 1,
@@ -157,15 +159,15 @@ def test_a_summary_that_cannot_be_read_is_named(log: ChangeLog) -> None:
 
 def test_a_file_that_is_not_what_it_claims_is_not_committed(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, _ = _writer(log)
-    sealing = writer._spill.seal
+    moving = writer._spill.move
 
     def spoil(files: Any, end: Lsn) -> Any:
-        sealed = sealing(files, end)
-        table = pq.read_table(log.path / sealed[0].path)
-        pq.write_table(table.drop_columns(["xid"]), log.path / sealed[0].path)
-        return sealed
+        moved = moving(files, end)
+        table = pq.read_table(log.path / moved[0].path)
+        pq.write_table(table.drop_columns(["xid"]), log.path / moved[0].path)
+        return moved
 
-    monkeypatch.setattr(writer._spill, "seal", spoil)
+    monkeypatch.setattr(writer._spill, "move", spoil)
     with pytest.raises(LogCorrupt):
         writer.commit(_transaction(200), [], Lsn(250))
     assert log.position() == START
@@ -179,22 +181,19 @@ def test_all_is_synced_before_the_commit_and_the_commit_before_it_is_told(
     fsync = os.fsync
 
     def note(descriptor: int) -> None:
-        name = os.readlink(f"/proc/self/fd/{descriptor}")
-        # A segment's checksum, and with it its name, changes when its batch's end is put in.
-        place = re.sub(r"-[0-9a-f]{8}\.parquet$", "", Path(name).relative_to(log.path.parent).as_posix())
-        synced.append((place, _version(log)))
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(log.path.parent).as_posix()
+        synced.append((re.sub(r"_commit_.*", "commit", name), _version(log)))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", note)
     before = _version(log)
     writer.commit(_transaction(200), [], Lsn(250))
-    written = synced.index((f"change_log/{SPILL}/{_first_file(log).name[:32]}", before))
+    written = synced.index((f"change_log/{SPILL}/{_first_file(log).name[:32]}.draft", before))
     folder = synced.index(("change_log", before))
-    assert written < folder
-    assert synced[-2:] == [
-        (f"change_log/_delta_log/{before + 1:020}.json", before + 1), ("change_log/_delta_log", before + 1),
-    ]  # fmt: skip
-    assert all(version == before for _, version in synced[:-2])
+    commit = synced.index(("change_log/_delta_log/commit", before))
+    assert written < folder < commit
+    assert ("change_log/_delta_log", before + 1) in synced[commit + 1 :]
+    assert all(version == before for _, version in synced[: commit + 1])
 
 
 def _version(log: ChangeLog) -> int:
@@ -232,7 +231,6 @@ def test_what_a_dead_process_left_is_dropped_at_the_next_start(log: ChangeLog) -
 
 def test_the_schema_is_the_one_that_readers_rely_on() -> None:
     assert LOG_SCHEMA.names == [
-        "batch_end", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "lsn", "kind", "relation_id",
-        "schema_id", "payload",
+        "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "lsn", "kind", "relation_id", "schema_id", "payload",
     ]  # fmt: skip
     assert all(field.nullable for field in LOG_SCHEMA)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.errors import LogCorrupt, ProtocolError
+from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.batch import PendingBatch, PendingFrames
 from pgcdc_assets.log.framerun import joined
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import Rows, rows_of, tally_of
-from pgcdc_assets.log.segment import LOG_SCHEMA, check_content, clustered, seal, table_of, write_segment
+from pgcdc_assets.log.segment import LOG_SCHEMA, check_content, clustered, table_of, write_segment
 from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
 from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame, insert, origin, run_of, stream_abort
 
@@ -80,39 +79,26 @@ def test_clustering_keeps_rows_and_order_within_a_relation(transactions: list[An
 
 
 @settings(max_examples=30, deadline=None)
-@given(TRANSACTIONS, st.integers(1, (1 << 62)))
-def test_a_sealed_segment_reads_back(transactions: list[Any], end: int) -> None:
+@given(TRANSACTIONS)
+def test_a_segment_reads_back(transactions: list[Any]) -> None:
     relations = Relations()
     stream = build(transactions, relations)
     rows = rows_of(run_of(stream.frames, 0), None, relations)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "target").mkdir()
-        # Two row groups: each has a placeholder of its own.
         half = np.arange(len(rows) // 2)
         groups = [table_of(rows.take(half)), table_of(rows.take(np.arange(len(half), len(rows))))]
         file = write_segment(folder, groups)
-        sealed = seal(folder / file.path, folder / "target", file, Lsn(end))
-        table = pq.read_table(folder / "target" / sealed.path)
-        assert sealed.size == (folder / "target" / sealed.path).stat().st_size
-        check_content(folder / "target" / sealed.path)
+        table = pq.read_table(folder / file.path)
+        assert file.size == (folder / file.path).stat().st_size
+        check_content(folder / file.path)
     assert table.schema.equals(LOG_SCHEMA)
-    assert table["batch_end"].to_pylist() == [end] * len(rows)
     assert table["payload"].to_pylist() == [row[7] for row in stream.expected]
-    assert sealed.stats["numRecords"] == len(rows)
+    stats = json.loads(file.stats)
+    assert stats["numRecords"] == file.rows == len(rows)
     commits = [row[1] for row in stream.expected if row[1] is not None]
-    assert sealed.stats["minValues"].get("commit_lsn") == (min(commits) if commits else None)
-    assert sealed.stats["maxValues"].get("commit_lsn") == (max(commits) if commits else None)
-    assert sealed.stats["maxValues"]["batch_end"] == end
-
-
-def test_a_file_of_another_make_is_not_sealed(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"batch_end": pa.array([1, 2])}), path)
-    relations = Relations()
-    file = write_segment(tmp_path, [table_of(rows_of(run_of(build([], relations).frames, 0), None, relations))])
-    with pytest.raises(LogCorrupt):
-        seal(path, tmp_path / "target", file, Lsn(5))
+    assert stats["minValues"].get("commit_lsn") == (min(commits) if commits else None)
+    assert stats["maxValues"].get("commit_lsn") == (max(commits) if commits else None)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,13 @@ import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.faultpoints import FaultPoint
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta import commit as delta_commit
 from pgcdc_assets.errors import LakeError, LogConflict
+from pgcdc_assets.log import commit as log_commit
 from pgcdc_assets.log import upkeep
 from pgcdc_assets.log.batch import BatchWriter, PendingFrames
 from pgcdc_assets.log.reader import ChangeLog
@@ -118,6 +121,34 @@ def test_the_receiver_commits_on_beside_it(log: ChangeLog, writer: BatchWriter) 
     compact(log, LsnRange(Lsn(100), Lsn(6050)))
     _batch(writer, 8000, [1])
     assert log.position() == 8050
+    assert len(log.verify(LsnRange(Lsn(100), Lsn(8050)))) == BATCHES + 1
+
+
+def test_a_compaction_that_commits_first_is_built_on(
+    log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken(point: FaultPoint) -> None:
+        if point is FaultPoint.BATCH_COMMITTING:
+            monkeypatch.undo()
+            assert compact(_fresh(log), LsnRange(Lsn(100), Lsn(6050))) > 0
+
+    monkeypatch.setattr(log_commit, "passed", overtaken)
+    _batch(writer, 8000, [1])
+    assert len(log.verify(LsnRange(Lsn(100), Lsn(8050)))) == BATCHES + 1
+
+
+def test_a_compaction_builds_on_what_was_committed_first(
+    log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = delta_commit.replace_files
+
+    def overtaken(*arguments: Any, **options: Any) -> int:
+        monkeypatch.undo()
+        _batch(writer, 8000, [1])
+        return replace(*arguments, **options)
+
+    monkeypatch.setattr(upkeep, "replace_files", overtaken)
+    assert compact(log, LsnRange(Lsn(100), Lsn(6050))) > 0
     assert len(log.verify(LsnRange(Lsn(100), Lsn(8050)))) == BATCHES + 1
 
 

@@ -35,7 +35,7 @@ def often(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(apply, "LOOK_EVERY", 2)
     patch.setattr(compaction, "MOST_SMALL", 3)
     patch.setattr(table, "FEWEST_MERGED", 3)
-    patch.setattr(commit, "CHECKPOINT_EVERY", 9)
+    patch.setitem(commit._PROPERTIES, "delta.checkpointInterval", "9")
     for properties, every in ((table._PROPERTIES, "6"), (ledger._PROPERTIES, "5"), (mirror.PROPERTIES, "7")):
         patch.setitem(properties, "delta.checkpointInterval", every)
     for properties in (table._PROPERTIES, ledger._PROPERTIES):
