@@ -5,6 +5,7 @@ datafile, vectors -> commit -> log -> references
 logfiles    the actions of a commit's lines and of a checkpoint, read strictly
 log         a table's versions, found by the numbers of their commits
 commit      a commit that takes its number or fails; checkpoints
+definition  tables made, their columns and properties changed
 datafile    Parquet files with exact bounds
 vectors     deletion vectors
 references  which files some versions need

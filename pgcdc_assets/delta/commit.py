@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable
 from pyroaring import BitMap64
 
 from pgcdc_assets.core.durable import sync_file, sync_folder, sync_folders
@@ -81,10 +81,10 @@ def replace_files(
     Without ``changes`` the rows stay the same, and readers of the change data see no change.
     """
     refuse_features(table)
-    now = _now()
+    now = now_ms()
     metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(files)}
-    info = _info(now, "WRITE" if changes else "OPTIMIZE", metrics)
-    removed = [{"remove": _remove(file, now, changes=changes)} for file in gone]
+    info = commit_info(now, "WRITE" if changes else "OPTIMIZE", metrics)
+    removed = [{"remove": removal(file, now, changes=changes)} for file in gone]
     return _commit(table, info, positions, removed, files, changes=changes)
 
 
@@ -97,8 +97,10 @@ def commit_change(
     """
     refuse_features(table, vectors=True)
     _check_passed(table, "append", positions)
-    now = _now()
-    return _commit(table, _info(now, "MERGE", metrics), positions, _replaced(table, change.gone, now), change.added)
+    now = now_ms()
+    return _commit(
+        table, commit_info(now, "MERGE", metrics), positions, _replaced(table, change.gone, now), change.added
+    )
 
 
 def commit_compaction(table: DeltaVersion, files: Sequence[Added], report: FileReport | None) -> int:
@@ -122,54 +124,29 @@ def _commit(
     now = info["timestamp"]
     actions = [
         {"commitInfo": info},
-        *_transactions(positions, now),
+        *transactions(positions, now),
         *replaced,
         *({"add": _add(report, now, changes=changes)} for report in files),
     ]
-    return _appended(table, actions)
+    return append_commit(table, actions)
 
 
-def commit_properties(table: DeltaVersion, properties: Mapping[str, str], schema: Schema | None = None) -> int:
-    """Set properties of the table, and other columns if given, on top of this version; returns the new one."""
-    refuse_features(table)
-    schema_string = table.metadata["schemaString"] if schema is None else schema.to_json()
-    metadata = {**table.metadata, "schemaString": schema_string, "configuration": {**table.configuration, **properties}}
-    return _appended(table, [{"commitInfo": _info(_now(), "SET TBLPROPERTIES", {})}, {"metaData": metadata}])
-
-
-def create_table(folder: Path, schema: Schema, properties: Mapping[str, str], positions: Mapping[str, int]) -> None:
-    """Commit version 0 of a table without rows, in a folder that is there. CommitLost if there is a version 0."""
-    now = _now()
-    log = folder / DELTA_LOG
-    log.mkdir(exist_ok=True)
-    metadata = {
-        "id": str(uuid.uuid4()), "format": {"provider": "parquet", "options": {}}, "schemaString": schema.to_json(),
-        "partitionColumns": [], "createdTime": now, "configuration": dict(properties),
-    }  # fmt: skip
-    _put(log, 0, [
-        {"commitInfo": _info(now, "CREATE TABLE", {})},
-        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
-        {"metaData": metadata},
-        *_transactions(positions, now),
-    ])  # fmt: skip
-
-
-def _appended(table: DeltaVersion, actions: Sequence[Action]) -> int:
+def append_commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
     """Make a commit of the actions, and a checkpoint where it is time for one."""
     version = table.number + 1
-    _put(table.folder / DELTA_LOG, version, actions)
+    put_commit(table.folder / DELTA_LOG, version, actions)
     if version % int(table.configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY)) == 0:
         make_checkpoint(table.folder, version)
     return version
 
 
-def _put(log: Path, version: int, actions: Sequence[Action]) -> None:
+def put_commit(log: Path, version: int, actions: Sequence[Action]) -> None:
     """Make a commit of the actions, the first of which is its ``commitInfo``."""
     actions[0]["commitInfo"][ACTIONS] = len(actions)
     _link(log, version, "".join(json.dumps(action) + "\n" for action in actions))
 
 
-def _transactions(positions: Mapping[str, int], now: int) -> list[Action]:
+def transactions(positions: Mapping[str, int], now: int) -> list[Action]:
     return [{"txn": {"appId": app, "version": int(at), "lastUpdated": now}} for app, at in positions.items()]
 
 
@@ -206,7 +183,7 @@ def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int])
             raise LakeError(f"stands at {stands} of {app_id}, not below {version}", thing=str(table.folder))
 
 
-def _now() -> int:
+def now_ms() -> int:
     return int(time.time() * 1000)
 
 
@@ -218,7 +195,7 @@ def _replaced(table: DeltaVersion, gone: Mapping[str, BitMap64], now: int) -> li
         raise LakeError("rows of a file go that is none of the table's", thing=str(path))
     left = [(file, vector) for file, vector in changed if file.rows is None or len(vector) < file.rows]
     descriptors = write_vectors(path, [vector for _, vector in left]) if left else []
-    actions: list[Action] = [{"remove": _remove(file, now)} for file, _ in changed]
+    actions: list[Action] = [{"remove": removal(file, now)} for file, _ in changed]
     for (file, _), descriptor in zip(left, descriptors, strict=True):
         actions.append({"add": _with_vector(file, descriptor)})
     return actions
@@ -232,7 +209,7 @@ def _larger(path: Path, file: Added, gone: BitMap64) -> BitMap64:
     return before | gone
 
 
-def _remove(file: Added, now: int, *, changes: bool = True) -> Action:
+def removal(file: Added, now: int, *, changes: bool = True) -> Action:
     vector = file.action.get("deletionVector")
     told = {name: file.action.get(name) for name in ("path", "partitionValues", "size", "tags")}
     return {
@@ -269,7 +246,7 @@ def _add(report: FileReport, now: int, *, changes: bool) -> Action:
     }  # fmt: skip
 
 
-def _info(now: int, operation: str, metrics: Mapping[str, int]) -> Action:
+def commit_info(now: int, operation: str, metrics: Mapping[str, int]) -> Action:
     return {
         "timestamp": now, "operation": operation, "operationParameters": {}, "isBlindAppend": False,
         "operationMetrics": {name: str(value) for name, value in metrics.items()}, "engineInfo": ENGINE,

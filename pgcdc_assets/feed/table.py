@@ -13,16 +13,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import Schema
 
 from pgcdc_assets.core.catalog import Identity, Table
-from pgcdc_assets.core.durable import sync_file, sync_folders, up_to
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.layout import DELTA_LOG, Layout, commit_name
+from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport
+from pgcdc_assets.delta.definition import commit_columns, create_table
 from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import CommitLost
@@ -33,7 +33,7 @@ MERGED_BYTES: Final = 16 << 20
 """Size of a file that compaction makes; files larger than a quarter of it are left alone."""
 FEWEST_MERGED: Final = 8
 """Fewer small files are not worth a commit."""
-_PROPERTIES: dict[str, str | None] = {
+_PROPERTIES: Final = {
     "delta.autoOptimize.autoCompact": "false",
     # One commit a turn; nothing that we need lives in commits alone.
     "delta.checkpointInterval": "50",
@@ -157,31 +157,20 @@ class FeedTable:
         """
         wanted = Schema.from_arrow(feed_schema(self._table))
         if self._delta is None:
-            DeltaTable.create(self.path, wanted, configuration=_PROPERTIES)
-            self._made(up_to(self.path, self._root))
+            create_table(self.path, wanted, _PROPERTIES, {}, self._root)
         elif not self._fits(self._delta):
-            nothing = CommitProperties(
-                app_transactions=[Transaction(self._start_id, 0), Transaction(self._end_id, 0)], max_commit_retries=0
-            )
-            DeltaTable(self.path).create_write_transaction([], "overwrite", wanted, commit_properties=nothing)
-            self._made([self.path])
+            covers_nothing = {self._start_id: 0, self._end_id: 0}
+            commit_columns(self._delta, wanted, gone=self._delta.files, positions=covers_nothing)
+            settle([self.path])
         else:
             have = {field.name for field in self._delta.schema.fields}
             new = [field for field in wanted.fields if field.name not in have]
             if new:
-                DeltaTable(self.path).alter.add_columns(new)
-                self._made([self.path])
+                commit_columns(self._delta, Schema([*self._delta.schema.fields, *new]))
+                settle([self.path])
         self._delta = self._log.newest()
         assert self._delta is not None
         return self._delta
-
-    def _made(self, folders: Sequence[Path]) -> None:
-        """delta-rs syncs nothing."""
-        table = self._log.newest()
-        assert table is not None
-        log = self.path / DELTA_LOG
-        sync_file(log / commit_name(table.number))
-        sync_folders([log, *folders])
 
     def _fits(self, delta: DeltaVersion) -> bool:
         """Whether every column of the feed is one of the table's, with the same type."""

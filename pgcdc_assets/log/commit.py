@@ -19,8 +19,9 @@ from pgcdc_assets.core.durable import sync_file, sync_folder
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import DELTA_LOG, commit_name
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.delta.commit import commit_properties, create_table, replace_files, settle
+from pgcdc_assets.delta.commit import replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport
+from pgcdc_assets.delta.definition import commit_columns, create_table
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
 from pgcdc_assets.errors import CommitLost, LakeError, LogConflict, LogCorrupt, SetupNeeded
 from pgcdc_assets.log.segment import FORMER_COLUMNS, LOG_SCHEMA
@@ -55,8 +56,6 @@ def start_app_id(identity: Identity) -> str:
 
 def create_log(path: Path, identity: Identity, start: Lsn, timeline: int) -> None:
     """Make the empty table, standing at ``start``; durable when this returns."""
-    # There already where a process died right here.
-    path.mkdir(parents=True, exist_ok=True)
     passed(FaultPoint.LOG_MAKING)
     properties = {
         **_PROPERTIES,
@@ -67,10 +66,8 @@ def create_log(path: Path, identity: Identity, start: Lsn, timeline: int) -> Non
         FORMAT: _FORMAT,
     }
     positions = {identity.app_id(): int(start), timeline_app_id(identity): timeline}
-    create_table(path, Schema.from_arrow(LOG_SCHEMA), properties, positions)
+    create_table(path, Schema.from_arrow(LOG_SCHEMA), properties, positions, path.parents[1])
     passed(FaultPoint.LOG_MADE)
-    for folder in (path / DELTA_LOG, path, *path.parents[:3]):
-        sync_folder(folder)
 
 
 def newest_of(table: DeltaLog) -> DeltaVersion:
@@ -98,7 +95,7 @@ class LogWriter:
         # A process killed between its commit and the fsync left its last commit to us.
         sync_file(path / DELTA_LOG / commit_name(version.number))
         if version.configuration[FORMAT] == _FORMER_FORMAT:
-            commit_properties(version, {**_PROPERTIES, FORMAT: _FORMAT}, Schema.from_arrow(LOG_SCHEMA))
+            commit_columns(version, Schema.from_arrow(LOG_SCHEMA), {**_PROPERTIES, FORMAT: _FORMAT})
         settle([path])
 
     @property

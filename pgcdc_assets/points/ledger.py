@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby, takewhile
@@ -18,14 +19,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, Schema
+from deltalake import Schema
 
-from pgcdc_assets.core.durable import sync_file, sync_folders, up_to
-from pgcdc_assets.core.layout import DELTA_LOG, commit_name
 from pgcdc_assets.delta.commit import commit_compaction, commit_files, replace_files, settle
 from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.delta.definition import commit_columns, create_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
-from pgcdc_assets.errors import LakeError
+from pgcdc_assets.errors import CommitLost, LakeError
 
 AT: Final = pa.field("at", pa.timestamp("us", "UTC"))
 """When the row was written; strictly rising, whatever the clock does: the order of the rows."""
@@ -35,7 +35,7 @@ MOST_FILES: Final = 100
 SMALL_ROWS: Final = 1000
 """A file of this many rows is left alone, so that each row is merged a few times at most."""
 
-_PROPERTIES: dict[str, str | None] = {
+_PROPERTIES: Final = {
     # A commit a turn makes tens of thousands of files a day; nobody asks for an older version.
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 hours",
@@ -145,20 +145,14 @@ class Ledger:
         """Create the table if it does not exist, and add to one of an older version the columns that came since."""
         table = self._log.newest()
         if table is None:
-            DeltaTable.create(self.path, self._schema, mode="ignore", configuration=_PROPERTIES)
-            self._made(up_to(self.path, self.path.parent))
+            with suppress(CommitLost):
+                create_table(self.path, Schema.from_arrow(self._schema), _PROPERTIES, {}, self.path.parent)
             return
         have = {field.name for field in table.schema.fields}
         new = [field for field in Schema.from_arrow(self._schema).fields if field.name not in have]
         if new:
-            DeltaTable(self.path).alter.add_columns(new)
-            self._made([self.path])
-
-    def _made(self, folders: Sequence[Path]) -> None:
-        """delta-rs syncs nothing."""
-        log = self.path / DELTA_LOG
-        sync_file(log / commit_name(self._table.number))
-        sync_folders([log, *folders])
+            commit_columns(table, Schema([*table.schema.fields, *new]))
+            settle([self.path])
 
     def _now(self) -> datetime:
         last = next((rows[AT.name][-1].as_py() for rows in self.newest_first()), None)

@@ -16,8 +16,9 @@ from pyspark.errors import PySparkException
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.layout import DELTA_LOG
-from pgcdc_assets.delta.commit import commit_properties, commit_rewritten, make_checkpoint
+from pgcdc_assets.delta.commit import commit_rewritten, make_checkpoint
 from pgcdc_assets.delta.datafile import in_int96, read_footer
+from pgcdc_assets.delta.definition import commit_properties
 from pgcdc_assets.delta.failures import again_after_lost_races
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.delta.tombstones import lacking
