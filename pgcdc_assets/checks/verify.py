@@ -128,8 +128,8 @@ def verify(
     chosen = [_known(catalog, name) for name in tables] if tables is not None else [t.name for t in catalog.tables]
     source = conninfo or settings.source or ""
     reports = []
-    replication = settings.replication_connections
-    with exported_snapshot(source, chosen, on_wait=on_wait, replication=replication) as snapshot:
+    by_replication = settings.replication_connections
+    with exported_snapshot(source, chosen, on_wait=on_wait, replication_connections=by_replication) as snapshot:
         # As they are published at C: the saved catalog may be older.
         shown, outdated = shown_tables(snapshot, chosen, catalog.publications)
         with snapshot.reading() as conn:

@@ -52,8 +52,10 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
     Runs in a thread of its own while the turns go on. The state ``copying`` is durable before the first row is
     committed: a crash after a table's commit is told from one before it by the mirror's own ``snapshot_lsn``.
     """
-    replication = work.settings.replication_connections
-    with exported_snapshot(conninfo, names, on_wait=channel.waiting, replication=replication) as snapshot:
+    by_replication = work.settings.replication_connections
+    with exported_snapshot(
+        conninfo, names, on_wait=channel.waiting, replication_connections=by_replication
+    ) as snapshot:
         shown, outdated = shown_tables(snapshot, names, work.catalog.publications)
         work.progress.copying(shown.values(), snapshot.consistent_point)
         session = work.session()

@@ -200,7 +200,7 @@ class Engine:
                 raise SetupNeeded("has no confirmed position", thing=slot.thing)
             with open_source(
                 self._conninfo,
-                replication=self._settings.replication_connections,
+                replication_connections=self._settings.replication_connections,
                 application_name=f"{APPLICATION}/setup",
             ) as stream:
                 log.create(identity, start, stream.identify().timeline)

@@ -158,6 +158,6 @@ def _refuses_before_promotion(standby: Source, slot: str) -> None:
         assert session.identify().timeline == 1
     with (
         pytest.raises(SourceNotReady, match="is a standby, where no table can be locked"),
-        exported_snapshot(standby.database.conninfo, [TableName("public", "a")], replication=False),
+        exported_snapshot(standby.database.conninfo, [TableName("public", "a")], replication_connections=False),
     ):
         pass

@@ -24,7 +24,9 @@ from tests.source.test_export import T, copied, publish, scalar, wait_for
 
 
 def taken(database: Database, *, lock_seconds: float = 20) -> list[int]:
-    with exported_snapshot(database.conninfo, [T], lock_seconds=lock_seconds, replication=False) as snapshot:
+    with exported_snapshot(
+        database.conninfo, [T], lock_seconds=lock_seconds, replication_connections=False
+    ) as snapshot:
         return [len(copied(database, snapshot, T)), int(snapshot.consistent_point)]
 
 
@@ -138,7 +140,7 @@ def test_we_may_fall_asleep_at_any_time(database: Database, monkeypatch: pytest.
             return [mode for (mode,) in conn.execute(query).fetchall()]
 
         monkeypatch.setattr(SourceConnection, "execute", watched)
-        with exported_snapshot(database.conninfo, [T], replication=False):
+        with exported_snapshot(database.conninfo, [T], replication_connections=False):
             pass
         assert held
         assert not [modes for modes in held if modes]
@@ -161,7 +163,9 @@ def test_two_tables_that_are_always_written_are_copied(database: Database) -> No
             writer.start()
         try:
             names = [T, TableName("public", "u")]
-            with exported_snapshot(database.conninfo, names, lock_seconds=60, replication=False) as snapshot:
+            with exported_snapshot(
+                database.conninfo, names, lock_seconds=60, replication_connections=False
+            ) as snapshot:
                 assert snapshot.consistent_point
         finally:
             stop.set()
@@ -185,7 +189,7 @@ def test_what_is_seen_is_durable(database: Database) -> None:
         conn.execute("SET synchronous_commit = off")
         for number in range(5):
             conn.execute("INSERT INTO t VALUES (%s)", [number])
-            with exported_snapshot(database.conninfo, [T], replication=False) as snapshot:
+            with exported_snapshot(database.conninfo, [T], replication_connections=False) as snapshot:
                 assert flush_lsn(conn) >= snapshot.consistent_point
                 assert len(copied(database, snapshot, T)) == number + 1
 
@@ -222,11 +226,11 @@ def test_who_may_only_read_cannot_copy_so(database: Database) -> None:
             conninfo = f"{database.conninfo} user={role}"
             with (
                 pytest.raises(SourceNotReady, match="permission denied"),
-                exported_snapshot(conninfo, [T], replication=False),
+                exported_snapshot(conninfo, [T], replication_connections=False),
             ):
                 pass
             conn.execute(f"GRANT TRUNCATE ON t TO {role}".encode())
-            with exported_snapshot(conninfo, [T], replication=False):
+            with exported_snapshot(conninfo, [T], replication_connections=False):
                 pass
         finally:
             conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())

@@ -63,7 +63,7 @@ def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database, replica
     with database.connect() as conn:
         publish(conn)
         conn.execute("INSERT INTO t SELECT i, 'old' FROM generate_series(1, 1000) AS i")
-        with exported_snapshot(database.conninfo, [T], replication=replication) as snapshot:
+        with exported_snapshot(database.conninfo, [T], replication_connections=replication) as snapshot:
             conn.execute("INSERT INTO t VALUES (1001, 'new'); UPDATE t SET x = 'changed' WHERE i = 1")
             assert scalar(conn, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
             lines = copied(database, snapshot, T)
@@ -95,7 +95,7 @@ def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database, re
             writer.start()
         try:
             wait_for(lambda: int(str(scalar(conn, "SELECT count(*) FROM t"))) > 100)
-            with exported_snapshot(database.conninfo, [T], replication=replication) as snapshot:
+            with exported_snapshot(database.conninfo, [T], replication_connections=replication) as snapshot:
                 point = snapshot.consistent_point
                 rows = {int(line.split(b",")[0].strip(b'"')) for line in copied(database, snapshot, T)}
         finally:
@@ -133,7 +133,7 @@ def test_waiting_is_told_bounded_and_names_who_is_in_the_way(database: Database,
         writer.execute("BEGIN; INSERT INTO t VALUES (1)")
         with (
             pytest.raises(CopyBlocked, match="the writer") as caught,
-            exported_snapshot(database.conninfo, [T], lock_seconds=0.8, replication=replication),
+            exported_snapshot(database.conninfo, [T], lock_seconds=0.8, replication_connections=replication),
         ):
             pass
         assert str(writer.info.backend_pid) in caught.value.what
@@ -143,7 +143,7 @@ def test_waiting_is_told_bounded_and_names_who_is_in_the_way(database: Database,
         conn.execute(f"PREPARE TRANSACTION '{gid}'".encode())
         with (
             pytest.raises(CopyBlocked, match=gid),
-            exported_snapshot(database.conninfo, [T], lock_seconds=0.8, replication=replication),
+            exported_snapshot(database.conninfo, [T], lock_seconds=0.8, replication_connections=replication),
         ):
             pass
         conn.execute(f"COMMIT PREPARED '{gid}'".encode())
@@ -251,7 +251,7 @@ def test_the_exporter_outlives_the_timeouts_of_idle_sessions(database: Database,
     with database.connect(autocommit=False) as careless:
         careless.execute("SELECT 1")
         wait_for(lambda: _ended(careless))
-    with exported_snapshot(database.conninfo, [T], replication=replication) as snapshot:
+    with exported_snapshot(database.conninfo, [T], replication_connections=replication) as snapshot:
         time.sleep(1.2)
         snapshot.check()
         assert len(copied(database, snapshot, T)) == 1

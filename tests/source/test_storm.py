@@ -58,7 +58,9 @@ class Ours:
     def _copies(self) -> None:
         conninfo = self._lake.conninfo
         with (
-            exported_snapshot(conninfo, self._names, lock_seconds=5, replication=self._replication) as snapshot,
+            exported_snapshot(
+                conninfo, self._names, lock_seconds=5, replication_connections=self._replication
+            ) as snapshot,
             ThreadPoolExecutor(2) as readers,
         ):
             shown, outdated = shown_tables(snapshot, self._names, ["p"])

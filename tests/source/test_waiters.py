@@ -39,7 +39,7 @@ def test_ddl_between_snapshot_and_copy_blocks_nobody(database: Database, replica
     with database.connect() as conn, database.connect() as migrating, database.connect() as application:
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1, 'x')")
-        with exported_snapshot(database.conninfo, [T], replication=replication) as snapshot:
+        with exported_snapshot(database.conninfo, [T], replication_connections=replication) as snapshot:
             altering = threading.Thread(target=lambda: migrating.execute("ALTER TABLE t ADD COLUMN n int"))
             altering.start()
             assert copied(database, snapshot, T) == [b'"1","x"']

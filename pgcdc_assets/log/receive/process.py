@@ -94,7 +94,7 @@ class ReceiverRun:
             connect(settings.conninfo, application_name=f"{APPLICATION}/catalog") as conn,
             open_source(
                 settings.conninfo,
-                replication=settings.replication_connections,
+                replication_connections=settings.replication_connections,
                 application_name=f"{APPLICATION}/receive",
             ) as stream,
         ):

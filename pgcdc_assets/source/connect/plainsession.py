@@ -57,7 +57,7 @@ class SqlConnection(LibpqConnection):
         return CreatedSlot(name, Lsn.parse(point), None)
 
 
-def open_source(conninfo: str, *, replication: bool, application_name: str) -> LibpqConnection:
+def open_source(conninfo: str, *, replication_connections: bool, application_name: str) -> LibpqConnection:
     """A replication connection, or a session where there shall be none (the setting ``replication_connections``)."""
-    kind: type[LibpqConnection] = ReplicationConnection if replication else SqlConnection
+    kind: type[LibpqConnection] = ReplicationConnection if replication_connections else SqlConnection
     return kind.open(conninfo, application_name=application_name)

@@ -69,7 +69,7 @@ class Finding:
         return [*self.sql[:_NAMES_SHOWN], *rest]
 
 
-def server_findings(conn: psycopg.Connection[Any], slot: str, *, replication: bool = True) -> list[Finding]:
+def server_findings(conn: psycopg.Connection[Any], slot: str, *, replication_connections: bool = True) -> list[Finding]:
     """The server's settings and free places; ``replication``: by replication connections."""
     row = conn.execute(_SERVER, [slot]).fetchone()
     assert row is not None
@@ -78,7 +78,7 @@ def server_findings(conn: psycopg.Connection[Any], slot: str, *, replication: bo
         *_version(conn.info.server_version),
         *_encoding(conn.info.parameter_status("server_encoding")),
         *_settings(recovering, wal_level, standbys),
-        *_places(slots, senders if replication else _PLACES, has_slot),
+        *_places(slots, senders if replication_connections else _PLACES, has_slot),
         *_bounds(keep, idle),
     ]
 

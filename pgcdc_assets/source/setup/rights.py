@@ -71,7 +71,12 @@ class Changes:
 
 
 def rights_findings(
-    conn: psycopg.Connection[Any], tables: Sequence[int], changes: Changes, *, role: str, replication: bool = True
+    conn: psycopg.Connection[Any],
+    tables: Sequence[int],
+    changes: Changes,
+    *,
+    role: str,
+    replication_connections: bool = True,
 ) -> list[Finding]:
     """Rights of ``role`` on the server and on these tables (roots and leaves); it need not be there yet."""
     to_lock = _TO_LOCK + (", MAINTAIN" if conn.info.server_version >= _MAINTAIN_SINCE else "")
@@ -95,7 +100,7 @@ def rights_findings(
     if unread:
         found.append(Finding("error", named(unread), f"may not be read by role {role}",
                              sql=tuple(f"GRANT SELECT ON TABLE {table} TO {name};" for table in unread)))  # fmt: skip
-    unlockable = [] if replication else [table for _, table, *_, lock in rows if not lock]
+    unlockable = [] if replication_connections else [table for _, table, *_, lock in rows if not lock]
     if unlockable:
         right = "MAINTAIN" if conn.info.server_version >= _MAINTAIN_SINCE else "TRUNCATE"
         grants = tuple(f"GRANT {right} ON TABLE {table} TO {name};" for table in unlockable)

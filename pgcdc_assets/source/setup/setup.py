@@ -77,13 +77,13 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | 
         tables = list(read_published(conn, [settings.publication]))
         content = foreign_findings(conn, settings.publication, TablePatterns.parse(settings.tables))
     found = [
-        *server_findings(conn, settings.slot, replication=settings.replication_connections),
+        *server_findings(conn, settings.slot, replication_connections=settings.replication_connections),
         *rights_findings(
             conn,
             stored_tables(conn, tables),
             changes,
             role=role or _user(conn),
-            replication=settings.replication_connections,
+            replication_connections=settings.replication_connections,
         ),
         *content,
         *trace_findings(conn, stored_tables(conn, tables), own_publication=own),
@@ -172,7 +172,7 @@ def _make_slot(
         check_slot(status, None)
         return []
     with open_source(
-        conninfo, replication=settings.replication_connections, application_name=f"{APPLICATION}/setup"
+        conninfo, replication_connections=settings.replication_connections, application_name=f"{APPLICATION}/setup"
     ) as connection:
         create_slot(connection, conn, settings.slot, temporary=False, lock_seconds=lock_seconds, on_wait=on_wait)
     passed(FaultPoint.SLOT_MADE)

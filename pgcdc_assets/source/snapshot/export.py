@@ -78,13 +78,13 @@ class _Written(Exception):
 @contextmanager
 def exported_snapshot(
     conninfo: str, tables: Sequence[Table | TableName], *, lock_seconds: float = LOCK_SECONDS,
-    on_wait: OnWait | None = None, replication: bool = True,
+    on_wait: OnWait | None = None, replication_connections: bool = True,
 ) -> Iterator[Snapshot]:  # fmt: skip
     """A snapshot for reading these tables by :mod:`pgcdc_assets.source.snapshot.reading`, while the block lasts.
 
     Nobody is kept off the tables by it: whether one is still as the snapshot shows it, each reading looks itself.
 
-    Waits for every open transaction of the cluster; without ``replication`` connections for a moment in which no
+    Waits for every open transaction of the cluster; without ``replication_connections`` for a moment in which no
     transaction has written these tables, as far as they exist. ``lock_seconds`` bounds each wait, and CopyBlocked
     names who is in the way. ``on_wait`` hears of it meanwhile (a log line by default).
     """
@@ -95,7 +95,7 @@ def exported_snapshot(
         connect(conninfo, application_name=f"{APPLICATION}/watch") as observer,
     ):
         exact_for: frozenset[int] | None = None
-        if replication:
+        if replication_connections:
             point = _take(conninfo, holder, observer, lock_seconds, told)
         else:
             point, exact_for = _patiently(lambda: _take_by_lock(holder, observer, names), holder, lock_seconds, told)
