@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -325,6 +326,24 @@ def test_small_tables_do_not_wait_for_all_the_others(copying: Copying) -> None:
     assert not failed
     assert sorted(report.table for report in landed) == names
     assert names[0] in {report.table for report in landed[TABLES_PER_JOB:]}
+
+
+def test_nothing_of_a_copy_goes_on_after_its_failure(copying: Copying) -> None:
+    """Whoever copies next would find mirrors made under its hands."""
+    names = [TableName("public", f"s{number}") for number in range(2 * TABLES_PER_JOB)]
+    for name in names:
+        copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY)")
+    copying.run("CREATE PUBLICATION p FOR ALL TABLES")
+
+    def fail(report: CopyReport) -> None:
+        raise KeyboardInterrupt
+
+    with exported_snapshot(copying.database.conninfo, names) as snapshot:
+        with snapshot.reading() as reading:
+            tables = read_catalog(reading, SOURCE, ["p"]).tables
+        with pytest.raises(KeyboardInterrupt):
+            copy_tables(copying.spark, copying.database.conninfo, tables, copying.layout, SOURCE, snapshot, fail)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("copy_")]
 
 
 def test_a_table_rewritten_meanwhile_is_not_committed_and_the_others_are(copying: Copying) -> None:

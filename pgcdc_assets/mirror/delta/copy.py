@@ -158,7 +158,8 @@ def _in_parallel(
             for future in done:
                 yield future.result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # Whoever goes on after a failure may make the same mirrors: nothing of this copy does any more.
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _Copier:
