@@ -25,6 +25,7 @@ from bench.record import Record, Run
 from bench.source import database, run
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.layout import DELTA_LOG, commit_name
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import FileChange, commit_change, commit_rewritten
 from pgcdc_assets.delta.datafile import DataFile
@@ -40,6 +41,7 @@ from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.delta.thinning import passing
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.store.local import path_of
 
 ROWS, HOURS, HOUR_TURNS, CHANGES = 10_000_000, 3, 3_600, 10
 WORN = 64
@@ -72,7 +74,7 @@ class Day:
                     self._measure(turner, hours, turns, second)
 
     def _measure(self, turner: _Turns, hours: int, turns: int, second: float) -> None:
-        before, written = _size(turner.mirror.path), turner.written
+        before, written = _size(path_of(turner.mirror.path)), turner.written
         for hour in range(1, hours + 1):
             started = time.monotonic()
             for number in range(turns):
@@ -80,9 +82,9 @@ class Day:
                 if number % EVERY == EVERY - 1:
                     turner.thin()
                 time.sleep(max(0.0, started + (number + 1) * second - time.monotonic()))
-            left, wrote = _size(turner.mirror.path), turner.written
+            left, wrote = _size(path_of(turner.mirror.path)), turner.written
             more = {"written_mb": (wrote - written) / 1e6, "left_mb": (left - before) / 1e6,
-                    "log_files": len(list((turner.mirror.path / DELTA_LOG).iterdir()))}  # fmt: skip
+                    "log_files": len(list(path_of(turner.mirror.path / DELTA_LOG).iterdir()))}  # fmt: skip
             self.record.add(Run("S6", f"hour {hour} of a turn a second", time.monotonic() - started, turns * CHANGES,
                                 more=more))  # fmt: skip
             before, written = left, wrote
@@ -122,7 +124,7 @@ class _Turns:
         if self._version % LOOK_EVERY == 0:
             self._rewrite()
         self._points.publish(newest.replay_lsn, {_NAME: self._version}, newest.positions)
-        self.written += _written(self.mirror.path, self._version)
+        self.written += _written(path_of(self.mirror.path), self._version)
 
     def _rewrite(self) -> None:
         table = self._log.newest()
@@ -134,7 +136,7 @@ class _Turns:
             self._version = commit_rewritten(table, files, [report] if report is not None else [])
             for file in files:
                 self._gone.pop(file.path, None)
-            self.written += _written(self.mirror.path, self._version)
+            self.written += _written(path_of(self.mirror.path), self._version)
 
     def thin(self) -> None:
         now = datetime.now(UTC)
@@ -154,7 +156,7 @@ def _pressed(second: float) -> Iterator[None]:
 def _written(folder: Path, version: int) -> int:
     """Bytes of a commit, and of what it adds."""
     log = folder / DELTA_LOG
-    adds = [action["add"] for action in commit_actions(log, version) if "add" in action]
+    adds = [action["add"] for action in commit_actions(Location.of(log), version) if "add" in action]
     vectors = sum(add["deletionVector"]["sizeInBytes"] for add in adds if add.get("deletionVector"))
     files = sum(add["size"] for add in adds if not add.get("deletionVector"))
     return (log / commit_name(version)).stat().st_size + int(vectors + files)

@@ -28,6 +28,7 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.store.local import path_of
 
 ROWS_PER_SECOND = 1000
 _EACH = 20
@@ -114,7 +115,7 @@ def _batches(settings: Settings) -> list[tuple[Lsn, float]]:
     """Position of each commit of the receiver, and when it was made."""
     log = ChangeLog(settings.layout).open()
     app_id, found = log.identity.app_id(), []
-    for path in (Path(log.path) / "_delta_log").glob("*.json"):
+    for path in (Path(path_of(log.path)) / "_delta_log").glob("*.json"):
         actions = [json.loads(line) for line in path.read_text().splitlines()]
         moved = [action["txn"]["version"] for action in actions if action.get("txn", {}).get("appId") == app_id]
         found += [(Lsn(version), path.stat().st_mtime) for version in moved]

@@ -28,6 +28,7 @@ from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.store.local import path_of
 
 FLOOR = "pg_recvlogical to nothing"
 CROWDED = "pg_recvlogical, a core busy"
@@ -87,7 +88,7 @@ class Streams:
     def _receive(self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int, drain_bytes: int) -> None:
         """Into a log of its own. Clocked from the ``started`` event (the stream is asked for) to the last commit."""
         what = "receive, SQL functions" if drain_bytes == 1 else "receive, stream"
-        layout = Layout(Path.cwd() / slot)
+        layout = Layout.of(Path.cwd() / slot)
         log = ChangeLog(layout)
         with psycopg.connect(conninfo, autocommit=True) as conn:
             found = conn.execute(
@@ -104,7 +105,7 @@ class Streams:
             seconds = _until(receiver, "arrived") - started
             receiver.join(SECONDS)
         size = sum(batch.bytes for batch in ChangeLog(layout).open().batches(log.start))
-        shutil.rmtree(layout.root)
+        shutil.rmtree(path_of(layout.root))
         self.record.add(Run(workload.name, what, seconds, rows, size, used.cpu, used.peak,
                             {"start-up s": started - spawned}))  # fmt: skip
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.log import DeltaLog
@@ -32,8 +33,8 @@ wrong before 1678 and after 2261."""
 class Lake:
     """A lake, given its root folder. Nothing is held open; every call sees what is published by then."""
 
-    def __init__(self, root: str | Path) -> None:
-        self._layout = Layout(Path(root).absolute())
+    def __init__(self, root: str | PathLike[str] | Location) -> None:
+        self._layout = Layout.of(root)
         self._points = ConsistentPoints(self._layout)
 
     @property
@@ -79,12 +80,12 @@ class LakeAt:
         """Delta version of each mirror."""
         return self._point.tables
 
-    def path(self, table: TableName | str) -> Path:
-        """The mirror's folder, for other readers; pass them :attr:`versions` too.
+    def path(self, table: TableName | str) -> str:
+        """The mirror's folder, as a path or URL for other readers; pass them :attr:`versions` too.
 
         LakeError if the version is not the one that was published, or if another writer has changed its rows.
         """
-        return self._layout.mirror(self._as_published(table))
+        return str(self._layout.mirror(self._as_published(table)))
 
     def arrow(self, table: TableName | str) -> pa.Table:
         """The mirror's rows, in no particular order, with its own columns and ours (``_pgcdc_...``).
@@ -96,7 +97,7 @@ class LakeAt:
         name = self._as_published(table)
         version = self._point.tables[name]
         try:
-            delta = DeltaTable(self._layout.mirror(name), version=version)
+            delta = DeltaTable(str(self._layout.mirror(name)), version=version)
             engine = QueryBuilder(READ_EXACTLY).register("mirror", delta)
             found = pa.table(engine.execute("SELECT * FROM mirror").read_all())
         except Exception as error:

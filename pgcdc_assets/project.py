@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pgcdc_assets.core.private import private_folder
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.settings import STATE_FOLDER, Settings
+from pgcdc_assets.store.private import private_folder
 
 LOCATION = "pgcdc_assets"
 

@@ -10,8 +10,8 @@ import yaml
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgcdc_assets.core.durable import write_whole
 from pgcdc_assets.errors import SettingsError
+from pgcdc_assets.store.durable import write_whole
 
 SETTINGS_FILE = Path("pgcdc.yaml")
 EMBEDDED = "embedded"
@@ -76,7 +76,7 @@ def save_source(source: str) -> bool:
         # A value that goes on over several lines, or a text in braces, is not ours to edit.
         if _parsed(written) != {**before, "source": wanted}:
             raise SettingsError("has a form that a line cannot be added to", thing=str(SETTINGS_FILE), do=by_hand)
-        write_whole(SETTINGS_FILE, written)
+        write_whole(SETTINGS_FILE, written.encode())
     except yaml.YAMLError:
         raise SettingsError("has a form that a line cannot be added to", thing=str(SETTINGS_FILE), do=by_hand) from None
     except OSError as error:

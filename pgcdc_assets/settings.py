@@ -174,7 +174,7 @@ class Settings(BaseSettings):
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.lake.absolute())
+        return Layout.of(self.lake)
 
 
 _EXAMPLES = {"tables": '["public.*", "-public.audit_*"]', "spark": '{"master": "local[4]"}'}

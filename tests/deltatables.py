@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.commit import Mode, commit_files
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.log import Added, DeltaVersion, open_delta
 
 
-def opened(folder: Path) -> DeltaVersion:
-    table = open_delta(folder)
+def opened(folder: Path | Location) -> DeltaVersion:
+    table = open_delta(Location.of(folder))
     assert table is not None
     return table
 
 
-def commit(folder: Path, files: Sequence[FileReport], mode: Mode, positions: Mapping[str, int]) -> int:
+def commit(folder: Path | Location, files: Sequence[FileReport], mode: Mode, positions: Mapping[str, int]) -> int:
     return commit_files(opened(folder), files, mode, positions)
 
 
-def live_files(folder: Path) -> tuple[Added, ...]:
+def live_files(folder: Path | Location) -> tuple[Added, ...]:
     return opened(folder).files

@@ -43,7 +43,7 @@ def test_a_lake_without_points(tmp_path: Path) -> None:
 
 
 def test_an_lsn_below_the_first_point_is_refused(tmp_path: Path) -> None:
-    ConsistentPoints(Layout(tmp_path)).publish(Lsn(100), {}, {})
+    ConsistentPoints(Layout.of(tmp_path)).publish(Lsn(100), {}, {})
     with pytest.raises(LakeError, match="0/63"):
         Lake(tmp_path).at(99)
     assert Lake(tmp_path).at("0/FFFF").lsn == 100
@@ -60,7 +60,7 @@ def test_every_published_version_is_readable(spark: SparkSession, tmp_path: Path
         Column(3, "tags", PgType(1009, "_text", element=PgType(25, "text"))),
     )
     table = Table(1, TableName("Odd 100% \"Schema'", "a/b"), columns, key=(1,))
-    layout, schema = Layout(tmp_path), MirrorSchema.of(table)
+    layout, schema = Layout.of(tmp_path), MirrorSchema.of(table)
     path = layout.mirror(table.name)
     create_mirror(spark, path, schema, {IDENTITY: SOURCE.app_id()})
     mirror, points = Mirror(layout, SOURCE, table.name), ConsistentPoints(layout)
@@ -93,6 +93,6 @@ def test_every_published_version_is_readable(spark: SparkSession, tmp_path: Path
 
 def test_a_version_that_is_gone_is_told(tmp_path: Path) -> None:
     name = TableName("public", "t")
-    ConsistentPoints(Layout(tmp_path)).publish(Lsn(100), {name: 3}, {})
+    ConsistentPoints(Layout.of(tmp_path)).publish(Lsn(100), {name: 3}, {})
     with pytest.raises(LakeError, match="version 3 cannot be read"):
         Lake(tmp_path).at().arrow(name)

@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "pgcdc_assets"
 ORDER = [
-    "core", "protocol.text", "protocol", "delta",
+    "core", "store", "protocol.text", "protocol", "delta",
     "source", "source.connect", "source.catalog", "source.slot", "source.stream", "source.snapshot", "source.setup",
     "log", "log.receive", "spark", "feed", "points", "mirror.net", "mirror.delta", "lake",
     "flow", "demo", "checks", "defs", "cli",
@@ -37,6 +37,18 @@ WORKERS = {
     "mirror.delta.keyindex", "mirror.delta.rowgroups", "delta.vectors",
 }  # fmt: skip
 """Imported by Spark's Python workers for each job: neither Spark nor psycopg, by any way."""
+ON_THE_LAKE = {"delta", "log", "log.receive", "feed", "points", "mirror.net", "mirror.delta", "lake", "flow"}
+"""What these read and write lies in the lake: they ask ``store`` for it, and nobody else."""
+FILE_SYSTEM = {"os", "shutil", "fcntl", "pathlib", "tempfile", "glob", "io"}
+NOT_OF_THE_LAKE = {
+    "delta.failures": "names the scratch folder of Spark, and what an error number says",
+    "log.receive.client": "pipes of the receiver",
+    "log.receive.process": "pipes of the receiver",
+    "flow.lock": "the number of this process",
+    "flow.requests": "the number of this process",
+    "flow.outcomes": "the number of this process",
+    "lake": "paths as users give them",
+}
 SAME = {
     "commit", "recovery", "upkeep", "task", "messages",  # of log and lake, feed and mirror, wire and pipe
     "sync", "maintenance", "observer", "thinning", "ranges", "retention", "states", "failures", "drift",
@@ -97,6 +109,15 @@ def test_layers(name: str) -> None:
         above = room(other)
         if place in ORDER and above in ORDER:
             assert ORDER.index(above) <= ORDER.index(place), f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if room(name) in ON_THE_LAKE or name == "lake"])
+def test_the_lake_is_reached_by_its_store_alone(name: str) -> None:
+    if name not in NOT_OF_THE_LAKE:
+        assert not {other.split(".")[0] for other in imports(name)} & FILE_SYSTEM
+    assert not own(name) & {"store.local", "store.memory", "store.durable", "store.private"}
+    for node in ast.walk(ast.parse(FILES[name].read_text())):
+        assert not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open")
 
 
 def test_every_room_has_its_place_in_the_order() -> None:

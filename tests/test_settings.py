@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.settings import Settings
 
@@ -35,7 +36,7 @@ def test_a_lake_is_no_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _settled(lake: Path) -> bool:
     try:
-        return Settings.load().layout.root == lake
+        return Settings.load().layout.root == Location.of(lake)
     except SettingsError:
         return False
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import psycopg
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import PgcdcError, WrongSource
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, STATE_FOLDER, Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect, redacted
 from pgcdc_assets.source.slot.slotstatus import identity
@@ -115,7 +116,7 @@ def _saved(settings: Settings) -> list[Saved]:
     """The identity according to catalog and log. One that cannot be read is reported by those who need it."""
     found: list[Saved] = []
     with suppress(OSError, ValueError, KeyError, TypeError):
-        if catalog := Catalog.load(CATALOG_FILE):
+        if catalog := load_catalog(CATALOG_FILE):
             found.append(Saved("this project", catalog.identity))
     with suppress(PgcdcError, DeltaError, OSError, KeyError):
         log = ChangeLog(settings.layout)

@@ -21,7 +21,6 @@ from pgcdc_assets.checks.last_runs import of_outcomes
 from pgcdc_assets.checks.origin import is_embedded, refuse_other_identity, source_of
 from pgcdc_assets.checks.source_facts import read_source, with_settings
 from pgcdc_assets.checks.table_facts import read_left, read_tables, read_untaken
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
@@ -30,6 +29,7 @@ from pgcdc_assets.flow import outcomes
 from pgcdc_assets.flow.outcomes import Outcome
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception
@@ -92,7 +92,7 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     facts = Facts(now=datetime.now(UTC), slot_name=settings.slot)
     unread: list[Problem] = []
     try:
-        facts = replace(facts, catalog=Catalog.load(CATALOG_FILE))
+        facts = replace(facts, catalog=load_catalog(CATALOG_FILE))
     except (OSError, ValueError, KeyError, TypeError):
         unread.append(Problem("error", str(CATALOG_FILE), "cannot be read", "run `pgcdc setup`"))
     try:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.names import TableName, nearest
-from pgcdc_assets.core.private import private_folder
 from pgcdc_assets.errors import PgcdcError, UnknownTable
 from pgcdc_assets.project import LOCATION, dagster_home
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
+from pgcdc_assets.store.private import private_folder
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -40,7 +40,7 @@ def project_settings() -> Settings:
 
 def refuse_unknown(tables: Sequence[TableName]) -> None:
     """UnknownTable for one that the project does not have, before a run is started for it."""
-    catalog = Catalog.load(CATALOG_FILE)
+    catalog = load_catalog(CATALOG_FILE)
     for table in tables:
         if catalog and catalog.table(table) is None:
             near = nearest(table.name, (known.name for known in catalog.tables))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ import click
 
 from pgcdc_assets.cli.arguments import as_json
 from pgcdc_assets.cli.lines import say
+from pgcdc_assets.savedcatalog import save_catalog
 
 if TYPE_CHECKING:
     from pgcdc_assets.core.catalog import Catalog
@@ -92,7 +92,7 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     # A slot that nothing can read for want of Java would hold the source's WAL.
     java_command()
     report = setup(settings, conninfo, on_wait=_tell_waiting)
-    report.catalog.save(CATALOG_FILE)
+    save_catalog(report.catalog, CATALOG_FILE)
     remember(settings, conninfo, report.catalog.identity)
     return replace(report, findings=[*_refused(report.catalog), *report.findings, *_saved_source(settings)])
 
@@ -136,14 +136,15 @@ def _removed(settings: Settings, lake_too: bool, *, forget: bool) -> list[str]:
     from pgcdc_assets.checks.origin import ORIGIN_FILE
     from pgcdc_assets.flow.lock import lake_lock
     from pgcdc_assets.settings import CATALOG_FILE
+    from pgcdc_assets.store import storage
 
     # Without a lake there is no writer, and no folder should come of looking for one.
-    with lake_lock(settings.layout, "teardown") if settings.layout.own.is_dir() else nullcontext():
+    with lake_lock(settings.layout, "teardown") if storage.exists(settings.layout.lock) else nullcontext():
         gone = _retired_log(settings) if forget else _removed_from_source(settings)
         CATALOG_FILE.unlink(missing_ok=True)
         ORIGIN_FILE.unlink(missing_ok=True)
         if lake_too:
-            shutil.rmtree(settings.layout.root, ignore_errors=True)
+            storage.delete_folder(settings.layout.root)
             gone.append(f"removed lake {settings.layout.root}")
     return gone
 
@@ -171,12 +172,13 @@ def _removed_from_source(settings: Settings) -> list[str]:
 def _retired_log(settings: Settings) -> list[str]:
     """A log whose slot is gone can never go on: it makes way for the log of the next slot, and is kept."""
     from pgcdc_assets.log.reader import ChangeLog
+    from pgcdc_assets.store import storage
 
     log = ChangeLog(settings.layout)
     if not log.exists:
         return []
     place = log.path.with_name(f"{log.path.name}-{log.position():012X}")
-    log.path.rename(place)
+    storage.move_folder(log.path, place)
     return [f"kept the change log as {place}"]
 
 

@@ -10,6 +10,7 @@ import click
 
 from pgcdc_assets.cli.arguments import TableType, as_json
 from pgcdc_assets.cli.lines import say, visible
+from pgcdc_assets.savedcatalog import load_catalog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,12 +79,11 @@ def verified(
     """Verify, with a boundary at the snapshot's LSN from whoever writes to the lake; ``sync_to`` is called
     where nobody does."""
     from pgcdc_assets.checks.verify import verify
-    from pgcdc_assets.core.catalog import Catalog
     from pgcdc_assets.errors import SetupNeeded
     from pgcdc_assets.flow import hold
     from pgcdc_assets.settings import CATALOG_FILE
 
-    catalog = Catalog.load(CATALOG_FILE)
+    catalog = load_catalog(CATALOG_FILE)
     if catalog is None:
         raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
 

@@ -1,11 +1,10 @@
-"""Pure rules and facts: no I/O but what a power cut is about, no library but numpy and pyarrow.
+"""Pure rules and facts: no I/O, no library but numpy and pyarrow.
 
 lsn, ranges         positions in the WAL; half-open spans of it
 names, catalog      names of tables; what the source's catalog says, as plain facts
 endpos, retention   where a run must stop; what may be forgotten
 states, reported    the life of a table; the positions of a status update, which never fall
-layout              where everything lies in the lake
+location, layout    places as values; where everything lies in the lake
 arrays              names for numpy arrays
-durable, private    what survives a power cut; folders for their owner alone
 ending, faultpoints how a process ends by a signal; where the crash tests stop one
 """

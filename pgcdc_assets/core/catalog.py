@@ -6,14 +6,10 @@ beside the Relation messages, which lack attribute numbers, keys and type famili
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, Self
 
-from pgcdc_assets.core.durable import sync_folder, write_whole
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.private import private_folder
 
 ReplicaIdentity = Literal["d", "n", "f", "i"]
 """pg_class.relreplident: default, nothing, full, index."""
@@ -223,19 +219,3 @@ class Catalog:
                 "publications": tuple(data["publications"]),
             }
         )
-
-    def save(self, path: Path) -> None:
-        """Write it whole or not at all: readers (Dagster's code location) may come at any time."""
-        made = not path.parent.exists()
-        private_folder(path.parent)
-        write_whole(path, json.dumps(self.to_json(), indent=1))
-        if made:
-            sync_folder(path.parent.parent)
-
-    @classmethod
-    def load(cls, path: Path) -> Self | None:
-        """The saved catalog; None if there is none yet."""
-        try:
-            return cls.from_json(json.loads(path.read_text()))
-        except FileNotFoundError:
-            return None

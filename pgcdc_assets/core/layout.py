@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from os import PathLike
+from typing import Final, Self
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
 
 OWN: Final = "_pgcdc"
@@ -31,59 +32,64 @@ def checkpoint_name(version: int) -> str:
 class Layout:
     """Folders under the lake's root; nothing is created here."""
 
-    root: Path
+    root: Location
+
+    @classmethod
+    def of(cls, root: str | PathLike[str] | Location) -> Self:
+        """Of a lake in a local folder, or at a URL."""
+        return cls(Location.of(root))
 
     @property
-    def own(self) -> Path:
+    def own(self) -> Location:
         return self.root / OWN
 
     @property
-    def change_log(self) -> Path:
+    def change_log(self) -> Location:
         return self.own / "change_log"
 
     @property
-    def consistent_points(self) -> Path:
+    def consistent_points(self) -> Location:
         return self.own / "consistent_points"
 
     @property
-    def table_states(self) -> Path:
+    def table_states(self) -> Location:
         return self.own / "table_states"
 
     @property
-    def untaken_rows(self) -> Path:
+    def untaken_rows(self) -> Location:
         return self.own / "untaken_rows"
 
     @property
-    def staging(self) -> Path:
+    def staging(self) -> Location:
         """Copies whose columns are to replace a mirror's, deleted after their commit."""
         return self.own / "copy"
 
     @property
-    def lock(self) -> Path:
+    def lock(self) -> Location:
         return self.own / "lock"
 
     @property
-    def outcomes(self) -> Path:
+    def outcomes(self) -> Location:
         """The file that keeps how the last operations ended."""
         return self.own / "outcomes.json"
 
     @property
-    def hold(self) -> Path:
+    def hold(self) -> Location:
         """Request of a running ``verify`` for a boundary at its LSN."""
         return self.own / "hold"
 
     @property
-    def request(self) -> Path:
+    def request(self) -> Location:
         """The file in which another command asks the sync that holds the lock."""
         return self.own / "request"
 
     @property
-    def answer(self) -> Path:
+    def answer(self) -> Location:
         """The file with the last answer of that sync."""
         return self.own / "answer.json"
 
-    def mirror(self, table: TableName) -> Path:
+    def mirror(self, table: TableName) -> Location:
         return self.root / table.folder
 
-    def changes(self, table: TableName) -> Path:
+    def changes(self, table: TableName) -> Location:
         return self.own / "changes" / table.folder

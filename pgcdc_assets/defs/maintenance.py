@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from pgcdc_assets.core import retention
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.observer import DagsterObserver, Watcher
 from pgcdc_assets.defs.resources import Engines
@@ -17,6 +16,7 @@ from pgcdc_assets.defs.runs import MAINTAIN_JOB, stop_for_waiting_runs
 from pgcdc_assets.defs.sensors import SENSOR_ON
 from pgcdc_assets.defs.sync import writing_run
 from pgcdc_assets.errors import LakeError, LockHeld
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def maintain_op(
 
 def _forget_runs(instance: dg.DagsterInstance, settings: Settings, allowance: "Allowance") -> int:
     """After the keys of ranges that are gone: what was recorded of these goes."""
-    catalog = Catalog.load(CATALOG_FILE)
+    catalog = load_catalog(CATALOG_FILE)
     names = [table.name for table in catalog.tables] if catalog else []
     kinds = (keys.snapshot_key, keys.changes_key, keys.mirror_key)
     assets = [keys.CHANGE_LOG, keys.CONSISTENT_POINTS, *(key(name) for name in names for key in kinds)]

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 import dagster as dg
 from dagster._core.events import DagsterEvent, DagsterEventBatchMetadata
 
-from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.partitions import DELETE, RangeRegister, register_snapshot
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ class DagsterObserver:
         held = [span for span in self._ranges.known() if span.end <= report.consistent_point]
         newest = held[-1] if held else None
         bounds = metadata.lsns(start_lsn=newest.start, end_lsn=newest.end) if newest else {}
-        folder = self._layout.mirror(report.table).absolute()
-        uri: metadata.Metadata = {"dagster/uri": dg.MetadataValue.text(folder.as_uri())}
+        folder = self._layout.mirror(report.table)
+        uri: metadata.Metadata = {"dagster/uri": dg.MetadataValue.text(folder.uri)}
         key = newest.key if newest else None
         return dg.AssetMaterialization(keys.mirror_key(report.table), partition=key, metadata=found | bounds | uri)
 
@@ -174,7 +175,7 @@ class DagsterObserver:
         return events
 
     def _table(self, name: TableName) -> Table | None:
-        catalog = Catalog.load(CATALOG_FILE)
+        catalog = load_catalog(CATALOG_FILE)
         return catalog.table(name) if catalog else None
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import keys
 from pgcdc_assets.defs.backlog import look
 from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, of_slot
@@ -18,6 +17,7 @@ from pgcdc_assets.defs.runs import OURS, RUNNING, SYNC_JOB, WAITING, report_dead
 from pgcdc_assets.defs.sync import SYNC_OP, sync_job
 from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.flow import lock, outcomes
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 
 SENSOR_ON = "PGCDC_ASSETS_SENSOR"
@@ -45,7 +45,7 @@ def sync_sensor(settings: Settings) -> dg.SensorDefinition:
 
 def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source) -> dg.SensorResult | dg.SkipReason:
     """One evaluation: cursor in, at most one request out."""
-    catalog = Catalog.load(CATALOG_FILE)
+    catalog = load_catalog(CATALOG_FILE)
     if catalog is None:
         return dg.SkipReason("nothing is set up yet: run `pgcdc setup`")
     cursor = Cursor.parse(context.cursor)

@@ -1,14 +1,17 @@
 """Delta tables by their logs and files: what delta-rs cannot do, or does by listing folders. No Spark.
 
-datafile, vectors -> commit -> log -> references
+datafile, vectors -> log -> checkpoint -> commit; log -> references -> sweep
 
 logfiles    the actions of a commit's lines and of a checkpoint, read strictly
 log         a table's versions, found by the numbers of their commits
-commit      a commit that takes its number or fails; checkpoints
+commit      a commit that takes its number or fails
+checkpoint  what a version holds as one file; what a log forgets then
 definition  tables made, their columns and properties changed
 datafile    Parquet files with exact bounds
 vectors     deletion vectors
 references  which files some versions need
+sweep       the files that nobody needs any more
+smallfiles  those that are worth writing as one
 tombstones  what a checkpoint says of files that are gone
 recovery    what a power cut left of a log, mended
 failures    whose failure an error is: one table's, or everybody's

@@ -1,7 +1,7 @@
 """Commits to the tables of the lake: delta-rs cannot write deletion vectors, and lists a log again and again.
 
-One JSON file in the table's log, as the protocol has it, made whole, fsynced, and then linked under its
-number: a number that another writer took is never taken twice. Checkpoints are made by delta-rs.
+One JSON file in the table's log, as the protocol has it, created under its number whole or not at all: a number that
+another writer took is never taken twice.
 
 Content is durable before it gets a name that counts: data files when their task reports them, deletion
 vectors and commits here. Names are not: :func:`settle` makes them so, for all tables of a turn together.
@@ -10,29 +10,24 @@ https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
-from deltalake import DeltaTable
 from pyroaring import BitMap64
 
-from pgcdc_assets.core.durable import sync_file, sync_folder, sync_folders
-from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
+from pgcdc_assets.core.layout import DELTA_LOG, commit_name
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.datafile import FileReport, check_files
 from pgcdc_assets.delta.log import Added, DeltaVersion
-from pgcdc_assets.delta.logfiles import ACTIONS, ENGINE, Action, checksum_of
-from pgcdc_assets.delta.tombstones import forget_the_short_lived
+from pgcdc_assets.delta.logfiles import ACTIONS, ENGINE, Action
 from pgcdc_assets.delta.vectors import Descriptor, read_vector, write_vectors
 from pgcdc_assets.errors import CommitLost, LakeError
+from pgcdc_assets.store import storage
 
 FEATURES: Final = frozenset({
     "appendOnly", "changeDataFeed", "columnMapping", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
@@ -40,15 +35,8 @@ FEATURES: Final = frozenset({
 })  # fmt: skip
 """Writer features that ask nothing more of these commits."""
 _TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
-_STAGED: Final = "_commit_{}.json.tmp"
-_ANY_STAGED: Final = "_*.tmp"
-"""A checkpoint under way, too."""
-_STALE_SECONDS: Final = 3600
-"""The age after which a commit that waits for its number is deleted: its writer is dead."""
 _CHECKPOINT_EVERY: Final = 10
 """Commits, where a table's property says nothing: Delta's default."""
-_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
-"""Errors of a file system that has no hard links: exFAT, some network file systems, some in user space."""
 
 Mode = Literal["append", "overwrite"]
 
@@ -140,39 +128,21 @@ def append_commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
     return version
 
 
-def put_commit(log: Path, version: int, actions: Sequence[Action]) -> None:
-    """Make a commit of the actions, the first of which is its ``commitInfo``."""
+def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
+    """Make a commit of the actions, the first of which is its ``commitInfo``; CommitLost where another has its number.
+
+    Its content is durable then; its name is with the log's folder.
+    """
     actions[0]["commitInfo"][ACTIONS] = len(actions)
-    _link(log, version, "".join(json.dumps(action) + "\n" for action in actions))
+    try:
+        storage.create(log / commit_name(version), "".join(json.dumps(action) + "\n" for action in actions).encode())
+    except FileExistsError:
+        raise CommitLost("another writer committed at the same time", thing=str(log.parent),
+                         do="let one process write to the lake") from None  # fmt: skip
 
 
 def transactions(positions: Mapping[str, int], now: int) -> list[Action]:
     return [{"txn": {"appId": app, "version": int(at), "lastUpdated": now}} for app, at in positions.items()]
-
-
-def make_checkpoint(folder: Path, version: int) -> None:
-    """Make a checkpoint; what the properties let go of the log, and what killed writers left there, goes then.
-
-    Not before the checkpoint is durable: a power cut would leave neither. And it is not made before the names of the
-    files that it holds are.
-    """
-    settle([folder])
-    table = DeltaTable(folder, version=version)
-    table.create_checkpoint()
-    forget_the_short_lived(folder, folder / DELTA_LOG / checkpoint_name(version))
-    sync_file(folder / DELTA_LOG / checkpoint_name(version))
-    with suppress(FileNotFoundError):
-        # Lost once, it is not made again beside a checkpoint that is there already; others list the folder then.
-        sync_file(folder / DELTA_LOG / LAST_CHECKPOINT)
-    sync_folder(folder / DELTA_LOG)
-    # Hadoop keeps checksums of what Spark wrote, and would find these wrong.
-    for name in (LAST_CHECKPOINT, checkpoint_name(version)):
-        checksum_of(folder / DELTA_LOG / name).unlink(missing_ok=True)
-    table.cleanup_metadata()
-    before = time.time() - _STALE_SECONDS
-    for staged in (folder / DELTA_LOG).glob(_ANY_STAGED):
-        if staged.stat().st_mtime < before:
-            staged.unlink()
 
 
 def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int]) -> None:
@@ -201,11 +171,11 @@ def _replaced(table: DeltaVersion, gone: Mapping[str, BitMap64], now: int) -> li
     return actions
 
 
-def _larger(path: Path, file: Added, gone: BitMap64) -> BitMap64:
+def _larger(folder: Location, file: Added, gone: BitMap64) -> BitMap64:
     vector = file.action.get("deletionVector")
-    before = BitMap64() if vector is None else read_vector(path, vector)
+    before = BitMap64() if vector is None else read_vector(folder, vector)
     if not before.isdisjoint(gone):
-        raise LakeError("rows go that are gone", thing=str(path / file.path))
+        raise LakeError("rows go that are gone", thing=str(folder / file.path))
     return before | gone
 
 
@@ -270,40 +240,6 @@ def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
     return "has no deletion vectors any more" if vectors and "deletionVectors" not in table.features else None
 
 
-def settle(folders: Iterable[Path]) -> None:
+def settle(folders: Iterable[Location]) -> None:
     """Make durable what was committed to these tables here: all but the names is so already."""
-    sync_folders([place for folder in folders for place in (folder, folder / DELTA_LOG)])
-
-
-def _link(log: Path, version: int, text: str) -> None:
-    """Put the commit under its number, whole or not at all; its content is durable, its name with the folder's sync."""
-    staged, target = log / _STAGED.format(uuid.uuid4()), log / commit_name(version)
-    try:
-        with staged.open("x") as file:
-            _write(file.fileno(), text)
-        try:
-            os.link(staged, target)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            _create(target, text)
-    except FileExistsError:
-        raise CommitLost("another writer committed at the same time", thing=str(log.parent),
-                         do="let one process write to the lake") from None  # fmt: skip
-    finally:
-        with suppress(FileNotFoundError):
-            staged.unlink()
-
-
-def _create(target: Path, text: str) -> None:
-    """The commit without a link: still nobody's number is taken, but a reader may see a part of it, and a power cut
-    leave one. Such a part is never taken for a commit, and the next run puts it aside."""
-    with target.open("x") as file:
-        _write(file.fileno(), text)
-
-
-def _write(descriptor: int, text: str) -> None:
-    left = memoryview(text.encode())
-    while left:
-        left = left[os.write(descriptor, left) :]
-    os.fsync(descriptor)
+    storage.settle([place for folder in folders for place in (folder, folder / DELTA_LOG)])

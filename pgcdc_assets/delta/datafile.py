@@ -14,18 +14,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import Schema
 
-from pgcdc_assets.core.durable import sync_file
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.failures import unreadable
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.store import storage
+from pgcdc_assets.store.scratch import DraftFile
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 OWN_PREFIX: Final = "_pgcdc_"
 INDEXED_COLUMNS: Final = 32
@@ -69,8 +73,9 @@ class DataFile:
     ``schema`` names the columns as the file is to have them (:meth:`Mirror.physical` for mapped tables).
     """
 
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+    def __init__(self, folder: Location, schema: pa.Schema) -> None:
         self.path = folder / f"part-{uuid.uuid4().hex}.parquet"
+        self._draft: DraftFile | None = None
         self._schema = schema
         self._writer: pq.ParquetWriter | None = None
 
@@ -88,24 +93,30 @@ class DataFile:
         if table.num_rows == 0:
             return
         if self._writer is None:
-            self._writer = parquet_writer(self.path, table)
+            self._draft = storage.draft(self.path)
+            self._writer = parquet_writer(self._draft, table)
         self._writer.write_table(table, row_group_size=table.num_rows)
 
     def finish(self) -> FileReport | None:
         """Close the file, make its content durable, and report it; None if nothing was written."""
-        if self._writer is None:
+        if self._writer is None or self._draft is None:
             return None
         self._writer.close()
-        sync_file(self.path)
-        footer = pq.read_metadata(self.path)
-        return FileReport(self.path.name, self.path.stat().st_size, footer.num_rows, statistics(footer, self._schema))
+        footer, size = pq.read_metadata(self._draft.path), self._draft.size
+        storage.put(self._draft, self.path)
+        return FileReport(self.path.name, size, footer.num_rows, statistics(footer, self._schema))
+
+    def discard(self) -> None:
+        """Delete what was written: the file is not wanted after all."""
+        if self._draft is not None:
+            self._draft.discard()
 
 
-def parquet_writer(path: Path, first: pa.Table) -> pq.ParquetWriter:
+def parquet_writer(draft: DraftFile, first: pa.Table) -> pq.ParquetWriter:
     """A writer of files like ``first``, the rows to come first, from which it learns what repeats."""
     told = [field.name for field in first.schema if _told(field.type)]
     return pq.ParquetWriter(
-        path, first.schema, write_statistics=told, use_dictionary=_repeating(first), **PARQUET_OPTIONS
+        draft.path, first.schema, write_statistics=told, use_dictionary=_repeating(first), **PARQUET_OPTIONS
     )
 
 
@@ -178,16 +189,13 @@ def _stated(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 
 
-def check_files(path: Path, files: Sequence[FileReport], schema: Schema) -> None:
+def check_files(folder: Location, files: Sequence[FileReport], schema: Schema) -> None:
     """Each file is there, is as large as reported, and has the table's columns with exactly their types."""
     for file in files:
-        data = path / file.path
-        try:
-            size = data.stat().st_size
-        except OSError as error:
-            raise unreadable(data, error) from None
+        data = folder / file.path
+        found = storage.head(data)
         footer = read_footer(data)
-        if (size, footer.num_rows) != (file.size, file.rows):
+        if found is None or (found.size, footer.num_rows) != (file.size, file.rows):
             raise LakeError("is not the file that its task reported", thing=str(data))
         if odd := odd_columns(footer.schema.to_arrow_schema(), schema):
             raise LakeError(f"has other columns than its table: {', '.join(odd)}", thing=str(data))
@@ -209,10 +217,32 @@ def in_int96(footer: pq.FileMetaData) -> bool:
     return any(footer.schema.column(place).physical_type == "INT96" for place in range(footer.num_columns))
 
 
-def read_footer(path: Path) -> pq.FileMetaData:
+def opened_parquet(path: Location, **options: Any) -> pq.ParquetFile:
+    """A Parquet file of the lake, for the time of a ``with`` block; ``options`` are those of pyarrow's reader."""
+    return pq.ParquetFile(storage.open_file(path), **options)
+
+
+def write_parquet(rows: pa.Table, to: Location) -> None:
+    """Write a whole file in one go, in the place of one that may be there."""
+    made = storage.draft(to)
+    pq.write_table(rows, made.path, compression="zstd")
+    storage.put(made, to)
+
+
+def dataset(paths: Sequence[Location], schema: pa.Schema) -> ds.Dataset:
+    """The rows of several files as one table; a file that lacks a column has NULL there."""
+    # It imports pandas, which the receiver, who reads no rows, is spared.
+    import pyarrow.dataset as ds
+
+    form = ds.ParquetFileFormat()
+    return ds.FileSystemDataset([form.make_fragment(storage.open_file(path)) for path in paths], schema, form)
+
+
+def read_footer(path: Location) -> pq.FileMetaData:
     """LakeError, which names the file, where it cannot be read."""
     try:
-        return pq.read_metadata(path)
+        with opened_parquet(path) as file:
+            return file.metadata
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from None
 

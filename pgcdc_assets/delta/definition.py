@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from deltalake import Schema
 
-from pgcdc_assets.core.durable import sync_folders, up_to
 from pgcdc_assets.core.layout import DELTA_LOG
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.commit import (
     append_commit,
     commit_info,
@@ -25,6 +24,7 @@ from pgcdc_assets.delta.commit import (
 )
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.delta.logfiles import Action
+from pgcdc_assets.store import storage
 
 _PLAIN: Final[Action] = {"minReaderVersion": 1, "minWriterVersion": 2}
 _NTZ: Final = "timestampNtz"
@@ -34,7 +34,7 @@ _LEGACY: Final = ("appendOnly", "invariants")
 
 
 def create_table(
-    folder: Path, schema: Schema, properties: Mapping[str, str], positions: Mapping[str, int], root: Path
+    folder: Location, schema: Schema, properties: Mapping[str, str], positions: Mapping[str, int], root: Location
 ) -> None:
     """Commit version 0 of a table without rows, durable with its folders up to ``root``.
 
@@ -42,7 +42,6 @@ def create_table(
     """
     now = now_ms()
     log = folder / DELTA_LOG
-    log.mkdir(parents=True, exist_ok=True)
     metadata = {
         "id": str(uuid.uuid4()), "format": {"provider": "parquet", "options": {}}, "schemaString": schema.to_json(),
         "partitionColumns": [], "createdTime": now, "configuration": dict(properties),
@@ -53,7 +52,7 @@ def create_table(
         {"metaData": metadata},
         *transactions(positions, now),
     ])  # fmt: skip
-    sync_folders([log, *up_to(folder, root)])
+    storage.settle([log, *folder.up_to(root)])
 
 
 def commit_properties(table: DeltaVersion, properties: Mapping[str, str]) -> int:

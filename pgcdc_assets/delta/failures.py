@@ -13,11 +13,11 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final, TypeVar
 
 import pyarrow as pa
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import (
     ROOM,
     CommitLost,
@@ -79,7 +79,7 @@ def again_after_lost_races(step: Callable[[], Result]) -> Result:
     return step()
 
 
-def unreadable(path: Path, error: Exception) -> PgcdcError:
+def unreadable(path: Location, error: Exception) -> PgcdcError:
     """The error of a file that is not there or is damaged, in words, with its name."""
     if isinstance(error, OSError):
         if (refused := of_the_machine(error)) is not None:
@@ -95,7 +95,7 @@ def of_the_machine(error: OSError) -> MachineError | None:
 
 
 @contextmanager
-def machine_told(lake: Path) -> Iterator[None]:
+def machine_told(lake: Location) -> Iterator[None]:
     """MachineError, with the folder, for what the system refuses to everybody, whichever library says it."""
     try:
         yield

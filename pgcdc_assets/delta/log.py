@@ -11,19 +11,20 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Final, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import Schema
 
 from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
-from pgcdc_assets.delta.logfiles import Action, checkpoint_files, commit_actions, commit_numbers, torn
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.datafile import opened_parquet
+from pgcdc_assets.delta.logfiles import Action, checkpoint_files, commit_actions, commit_if_there, commit_numbers, torn
 from pgcdc_assets.delta.vectors import vector_file
 from pgcdc_assets.errors import LakeError, TornLog
+from pgcdc_assets.store import storage
 
 _FIELDS: Final = (
     "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector",
@@ -66,7 +67,7 @@ class Added:
 class DeltaVersion:
     """A table as one of its versions has it."""
 
-    folder: Path
+    folder: Location
     number: int
     protocol: Action
     metadata: Action
@@ -119,7 +120,7 @@ class Replay:
 class DeltaLog:
     """The log of one table; it remembers what it has read, and reads on from there."""
 
-    def __init__(self, folder: Path, *, with_files: bool = True) -> None:
+    def __init__(self, folder: Location, *, with_files: bool = True) -> None:
         self.folder = folder
         self._log = folder / DELTA_LOG
         self._with_files = with_files
@@ -153,7 +154,8 @@ class DeltaLog:
         """Read on; whether that no longer leads to the newest version. It was read so long ago that its commit, or
         those behind it, have gone since: not all up to the checkpoint of the hint, from which on the log is whole."""
         moved = self._read_on()
-        return self._number < hinted(self._log) or (not moved and not (self._log / commit_name(self._number)).exists())
+        newest = self._log / commit_name(self._number)
+        return self._number < hinted(self._log) or (not moved and not storage.exists(newest))
 
     def _begin(self) -> None:
         hint = hinted(self._log)
@@ -179,15 +181,18 @@ class DeltaLog:
     def _read_on(self) -> bool:
         """Play the commits that follow; whether there was any."""
         before = self._number
-        while (self._log / commit_name(self._number + 1)).exists():
-            self._play_upto(self._number + 1)
+        while (actions := commit_if_there(self._log, self._number + 1)) is not None:
+            self._play(self._number + 1, actions)
         return self._number > before
 
     def _play_upto(self, last: int) -> None:
         for number in range(self._number + 1, last + 1):
-            for action in commit_actions(self._log, number):
-                self._replay.play(action)
-            self._number, self._version = number, None
+            self._play(number, commit_actions(self._log, number))
+
+    def _play(self, number: int, actions: Iterable[Action]) -> None:
+        for action in actions:
+            self._replay.play(action)
+        self._number, self._version = number, None
 
     def _told(self) -> DeltaVersion | None:
         if self._version is None and self._number >= 0:
@@ -199,12 +204,12 @@ class DeltaLog:
         return self._version
 
 
-def open_delta(folder: Path) -> DeltaVersion | None:
+def open_delta(folder: Location) -> DeltaVersion | None:
     """The newest version of the table; None if there is no table."""
     return DeltaLog(folder).newest()
 
 
-def newest_checkpoint(log: Path, upto: int | None) -> tuple[int, list[Action]]:
+def newest_checkpoint(log: Location, upto: int | None) -> tuple[int, list[Action]]:
     """The newest checkpoint at or below a version that can be read: its version, and what it stands for; -1 and
     nothing where there is none. TornLog where one cannot be read and the commits behind it are gone."""
     failed: TornLog | None = None
@@ -213,16 +218,16 @@ def newest_checkpoint(log: Path, upto: int | None) -> tuple[int, list[Action]]:
             return number, list(checkpoint_actions(parts))
         except TornLog as error:
             failed = failed or error
-    if failed is not None and not (log / commit_name(0)).exists():
+    if failed is not None and not storage.exists(log / commit_name(0)):
         raise failed
     return -1, []
 
 
-def checkpoint_actions(parts: Iterable[Path]) -> Iterator[Action]:
+def checkpoint_actions(parts: Iterable[Location]) -> Iterator[Action]:
     """What a checkpoint stands for; tombstones say nothing here. TornLog where it cannot be read."""
     for path in parts:
         try:
-            with pq.ParquetFile(path) as file:
+            with opened_parquet(path) as file:
                 table = file.read(columns=["protocol", "metaData", "txn", *(f"add.{name}" for name in _FIELDS)])
         except (OSError, pa.ArrowException) as error:
             raise torn(path, f"reading it ends with {type(error).__name__}") from None
@@ -234,16 +239,24 @@ def checkpoint_actions(parts: Iterable[Path]) -> Iterator[Action]:
                 yield {name: {key: value for key, value in row[name].items() if value is not None}}
 
 
-def _checkpoint_at(log: Path, version: int) -> tuple[int, list[Action]]:
+def is_whole(checkpoint: Iterable[Location]) -> bool:
+    """Whether the parts of a checkpoint are there, and can be read."""
+    try:
+        return any(True for _ in checkpoint_actions(checkpoint))
+    except TornLog:
+        return False
+
+
+def _checkpoint_at(log: Location, version: int) -> tuple[int, list[Action]]:
     """The checkpoint of one file that a version has; -1 and nothing where it has none."""
     path = log / checkpoint_name(version)
-    return (version, list(checkpoint_actions([path]))) if version >= 0 and path.exists() else (-1, [])
+    return (version, list(checkpoint_actions([path]))) if version >= 0 and storage.exists(path) else (-1, [])
 
 
-def hinted(log: Path) -> int:
+def hinted(log: Location) -> int:
     """The version of the last checkpoint, according to the hint file beside it; -1 if the hint says nothing."""
     try:
-        return int(json.loads((log / LAST_CHECKPOINT).read_bytes())["version"])
+        return int(json.loads(storage.read(log / LAST_CHECKPOINT))["version"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         # It may be half written: a hint, no more.
         return -1

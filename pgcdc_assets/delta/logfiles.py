@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from pgcdc_assets.core.durable import sync_folder
 from pgcdc_assets.core.layout import LAST_CHECKPOINT, commit_name
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LakeError, TornLog
+from pgcdc_assets.store import storage
 
 Action = dict[str, Any]
 
@@ -43,14 +43,22 @@ _OTHERS: Final = frozenset({"commitInfo", "cdc", "domainMetadata", "checkpointMe
 """Actions that say nothing about the rows of the table, and may be present."""
 
 
-def commit_actions(log: Path, number: int) -> list[Action]:
+def commit_actions(log: Location, number: int) -> list[Action]:
     """All actions of one commit, in order. LakeError where there is none, or one holds an action that is not known;
     TornLog where it is not whole."""
+    actions = commit_if_there(log, number)
+    if actions is None:
+        raise LakeError("lacks a commit that its versions need", thing=str(log / commit_name(number)))
+    return actions
+
+
+def commit_if_there(log: Location, number: int) -> list[Action] | None:
+    """The same; None where there is none."""
     path = log / commit_name(number)
     try:
-        content = path.read_bytes()
+        content = storage.read(path)
     except FileNotFoundError:
-        raise LakeError("lacks a commit that its versions need", thing=str(path)) from None
+        return None
     actions = [_action(line, path) for line in content.removesuffix(b"\n").split(b"\n")]
     info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None) or {}
     engine, ended = str(info.get("engineInfo", "")), content.endswith(b"\n")
@@ -62,41 +70,48 @@ def commit_actions(log: Path, number: int) -> list[Action]:
     return actions
 
 
-def checksum_of(path: Path) -> Path:
+def checksum_of(path: Location) -> Location:
     """The checksum that Hadoop writes beside each file, and trusts more than the file itself."""
     return path.with_name(f".{path.name}.crc")
 
 
-def torn(path: Path, what: str) -> TornLog:
+def torn(path: Location, what: str) -> TornLog:
     return TornLog(f"is not whole: {what}", thing=str(path))
 
 
-def commit_numbers(log: Path) -> list[int]:
+def commit_numbers(log: Location) -> list[int]:
     """The versions of the commits in the folder, in order. Lists the folder."""
-    return sorted(int(match[1]) for path in log.glob("*.json") if (match := COMMIT.fullmatch(path.name)))
+    return sorted(int(match[1]) for entry in storage.list_after(log) if (match := COMMIT.fullmatch(entry.name)))
 
 
-def checkpoint_files(log: Path, upto: int | None = None) -> dict[int, list[Path]]:
+def checkpoint_files(log: Location, upto: int | None = None) -> dict[int, list[Location]]:
     """The checkpoints of which all parts are there, at or below a version, the newest first. Lists the folder."""
-    found: dict[int, list[Path]] = {}
+    return checkpoints_among((entry.name for entry in storage.list_after(log)), log, upto)
+
+
+def checkpoints_among(names: Iterable[str], log: Location, upto: int | None = None) -> dict[int, list[Location]]:
+    """The same of names that were listed."""
+    found: dict[int, list[Location]] = {}
     parts: dict[int, int] = {}
-    for path in log.glob("*.checkpoint*.parquet"):
-        match = CHECKPOINT.fullmatch(path.name)
+    for name in names:
+        match = CHECKPOINT.fullmatch(name)
         if match is not None and (upto is None or int(match[1]) <= upto):
-            found.setdefault(int(match[1]), []).append(path)
+            found.setdefault(int(match[1]), []).append(log / name)
             parts[int(match[1])] = int(match[2] or 1)
     return {number: found[number] for number in sorted(found, reverse=True) if len(found[number]) == parts[number]}
 
 
-def whole_commits(log: Path, base: int) -> dict[int, list[Action]]:
+def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
     """The commits above a version, up to the first that is torn or not there. LakeError for one that is whole, and
     holds what is not known here."""
     found: dict[int, list[Action]] = {}
     number = base + 1
-    while (log / commit_name(number)).exists():
+    while True:
         try:
-            actions = commit_actions(log, number)
+            actions = commit_if_there(log, number)
         except TornLog:
+            break
+        if actions is None:
             break
         if number == 0 and not {"metaData", "protocol"} <= {name for action in actions for name in action}:
             # Both are needed to be a table at all: Spark writes one of them last, delta-rs the other.
@@ -106,36 +121,37 @@ def whole_commits(log: Path, base: int) -> dict[int, list[Action]]:
     return found
 
 
-def above(log: Path, last: int) -> list[Path]:
+def above(log: Location, last: int) -> list[Location]:
     """All in a log that is of a later version. Lists the folder."""
-    return [path for path in log.iterdir() if (match := VERSIONED.match(path.name)) and int(match[1]) > last]
+    names = (entry.name for entry in storage.list_after(log))
+    return [log / name for name in names if (match := VERSIONED.match(name)) and int(match[1]) > last]
 
 
-def put_aside(log: Path, paths: Sequence[Path]) -> tuple[str, ...]:
+def put_aside(log: Location, paths: Sequence[Location]) -> tuple[str, ...]:
     """Give files of a log names that nobody takes for the log's, durably; which ones. The hint goes with the
     checkpoint that it names."""
     names = {path.name for path in paths}
     hint = log / LAST_CHECKPOINT
-    if hint.exists() and not _believable(hint, names):
+    if storage.exists(hint) and not _believable(hint, names):
         names.add(hint.name)
     for name in names:
-        (log / name).rename(log / f"{ASIDE}{name}.{uuid.uuid4().hex[:8]}")
+        storage.move(log / name, log / f"{ASIDE}{name}.{uuid.uuid4().hex[:8]}")
     if names:
-        sync_folder(log)
+        storage.settle([log])
     return tuple(sorted(names))
 
 
-def _believable(hint: Path, aside: set[str]) -> bool:
+def _believable(hint: Location, aside: set[str]) -> bool:
     """Whether a checkpoint that stays is the one that the hint names."""
     try:
-        number = int(json.loads(hint.read_bytes())["version"])
+        number = int(json.loads(storage.read(hint))["version"])
     except (ValueError, KeyError, TypeError):
         return False
     there = {path.name for path in checkpoint_files(hint.parent, number).get(number, ())}
     return bool(there - aside)
 
 
-def _action(line: bytes, path: Path) -> Action:
+def _action(line: bytes, path: Location) -> Action:
     try:
         action = json.loads(line)
     except ValueError:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from pgcdc_assets.core.durable import sync_files, sync_folder
 from pgcdc_assets.core.layout import DELTA_LOG, commit_name
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.delta.log import Added, Replay, checkpoint_actions, file_key
 from pgcdc_assets.delta.logfiles import (
     ENGINE,
@@ -29,6 +28,7 @@ from pgcdc_assets.delta.logfiles import (
 )
 from pgcdc_assets.delta.vectors import read_vector, vector_file
 from pgcdc_assets.errors import LakeError, TornLog
+from pgcdc_assets.store import storage
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,12 @@ class Recovered:
     """The commits above the version that was known to be durable."""
 
 
-def recover(folder: Path, promised: int = -1) -> Recovered:
+def recover(folder: Location, promised: int = -1) -> Recovered:
     """Put aside what is not whole above ``promised``, the version that is known to be durable, and make the rest so.
 
     Damage at or below it is none of a power cut: it stays as it is, and opening the table says so.
     """
     log = folder / DELTA_LOG
-    if not log.is_dir():
-        return Recovered(-1, {})
     numbers = commit_numbers(log)
     base, replay, torn = _base(log, promised, frozenset(numbers))
     if base < 0 and torn and 0 not in numbers:
@@ -66,19 +64,18 @@ def recover(folder: Path, promised: int = -1) -> Recovered:
     aside = put_aside(log, [*above(log, last), *torn])
     tail = {number: actions for number, actions in kept.items() if promised < number <= last}
     _forget_checksums(folder, tail)
-    sync_files(foreign_files(folder, tail))
+    storage.settle(foreign_files(folder, tail))
     if aside or tail:
-        sync_folder(folder)
-        sync_folder(log)
+        storage.settle([folder, log])
     for number in range(base + 1, last + 1):
         for action in kept[number]:
             replay.play(action)
     return Recovered(last, dict(replay.positions), aside, tail)
 
 
-def foreign_files(folder: Path, commits: Mapping[int, Sequence[Action]]) -> list[Path]:
+def foreign_files(folder: Location, commits: Mapping[int, Sequence[Action]]) -> list[Location]:
     """Files whose content nobody has synced: commits that were not made here, and what they add."""
-    found: list[Path] = []
+    found: list[Location] = []
     for number, actions in commits.items():
         if is_own(actions):
             continue
@@ -87,17 +84,16 @@ def foreign_files(folder: Path, commits: Mapping[int, Sequence[Action]]) -> list
         vectors = [vector_file(add["deletionVector"]) for add in adds if add.get("deletionVector")]
         paths = {Added.of(add).path for add in adds} | {name for name in vectors if name is not None}
         found += [folder / path for path in sorted(paths)]
-    return [*found, *(beside for path in found if (beside := checksum_of(path)).exists())]
+    return [*found, *(beside for path in found if storage.exists(beside := checksum_of(path)))]
 
 
-def _forget_checksums(folder: Path, commits: Mapping[int, Sequence[Action]]) -> None:
+def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]]) -> None:
     """Of what others wrote and nobody has synced: a file that is whole could not be read beside a torn one of these.
     Nor Delta's own of the version."""
     for number, actions in commits.items():
         if not is_own(actions):
             version = folder / DELTA_LOG / f"{number:020}.crc"
-            for path in (*map(checksum_of, (*foreign_files(folder, {number: actions}), version)), version):
-                path.unlink(missing_ok=True)
+            storage.delete([*map(checksum_of, (*foreign_files(folder, {number: actions}), version)), version])
 
 
 def is_own(actions: Sequence[Action]) -> bool:
@@ -105,13 +101,13 @@ def is_own(actions: Sequence[Action]) -> bool:
     return any(action.get("commitInfo", {}).get("engineInfo") == ENGINE for action in actions)
 
 
-def _base(log: Path, promised: int, numbers: frozenset[int]) -> tuple[int, Replay, list[Path]]:
+def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, Replay, list[Location]]:
     """The checkpoint to begin from, what it stands for, and the files of those that cannot be read.
 
     It is the newest at or below ``promised``, so that all that came later is looked at; where that does not lead
     to the newest, the newest: then it was durable before the commits behind it went.
     """
-    torn: list[Path] = []
+    torn: list[Location] = []
     readable: list[tuple[int, Replay]] = []
     for number, parts in checkpoint_files(log).items():
         replay = Replay()
@@ -131,7 +127,7 @@ def _base(log: Path, promised: int, numbers: frozenset[int]) -> tuple[int, Repla
     return (*(oldest if leads else newest), torn)
 
 
-def _with_files(folder: Path, begin: Replay, base: int, kept: Mapping[int, Sequence[Action]], promised: int) -> int:
+def _with_files(folder: Location, begin: Replay, base: int, kept: Mapping[int, Sequence[Action]], promised: int) -> int:
     """The newest version of which all files are there that came after ``promised``."""
     last = max(kept, default=base)
     while True:
@@ -152,17 +148,18 @@ def _with_files(folder: Path, begin: Replay, base: int, kept: Mapping[int, Seque
         last = min(bad) - 1
 
 
-def _sound(folder: Path, file: Added, *, own: bool) -> bool:
+def _sound(folder: Location, file: Added, *, own: bool) -> bool:
     """Whether a file is there as it was added. What was written here was durable before it had a name that counts;
     what others wrote is read."""
     path = folder / file.path
     try:
-        if path.stat().st_size != file.size:
+        found = storage.head(path)
+        if found is None or found.size != file.size:
             return False
-        if file.vector is not None and not (folder / file.vector).exists():
+        if file.vector is not None and not storage.exists(folder / file.vector):
             return False
         if not own:
-            with pq.ParquetFile(path) as data:
+            with opened_parquet(path) as data:
                 for group in range(data.num_row_groups):
                     data.read_row_group(group)
             if file.action.get("deletionVector"):

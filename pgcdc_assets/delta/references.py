@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from pgcdc_assets.core.layout import DELTA_LOG
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.log import Added, Replay, checkpoint_actions
 from pgcdc_assets.delta.logfiles import checkpoint_files, commit_actions, commit_numbers
 from pgcdc_assets.errors import TornLog
@@ -26,7 +26,7 @@ class References:
     """Data files and deletion vectors of every version asked for, relative to the table's folder."""
 
 
-def references(folder: Path, versions: Collection[int], newest: int) -> References:
+def references(folder: Location, versions: Collection[int], newest: int) -> References:
     """What these versions of the table, and its newest, refer to. LakeError if its log does not say."""
     walk = _Walk(folder / DELTA_LOG)
     needed: set[str] = set()
@@ -43,7 +43,7 @@ class _Walk:
     """Walks upwards through a log's versions: by commits, or by a checkpoint at the beginning and where commits are
     missing."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Location) -> None:
         self._log = log
         self._commits = frozenset(commit_numbers(log))
         self._checkpoints = checkpoint_files(log)

@@ -6,10 +6,8 @@ https://github.com/delta-io/delta/blob/master/PROTOCOL.md#deletion-vector-format
 from __future__ import annotations
 
 import base64
-import os
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -17,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.store import storage
 
 _VERSION: Final = b"\x01"
 _MAGIC: Final = (1681511377).to_bytes(4, "little")
@@ -46,7 +46,7 @@ def vector_file(vector: Descriptor) -> str | None:
     return f"{prefix}/{name}" if prefix else name
 
 
-def read_vector(folder: Path, vector: Descriptor) -> BitMap64:
+def read_vector(folder: Location, vector: Descriptor) -> BitMap64:
     """The positions of the deleted rows. LakeError if the stored bytes are not what was written."""
     data = _stored(folder, vector)
     if data[:4] != _MAGIC:
@@ -54,21 +54,19 @@ def read_vector(folder: Path, vector: Descriptor) -> BitMap64:
     return BitMap64.deserialize(data[4:])
 
 
-def write_vectors(folder: Path, vectors: Sequence[BitMap64]) -> list[Descriptor]:
+def write_vectors(folder: Location, vectors: Sequence[BitMap64]) -> list[Descriptor]:
     """Write the vectors to one new file, durably. The file is garbage until a commit names it."""
     uuid = uuid4()
     found: list[Descriptor] = []
-    with (folder / f"deletion_vector_{uuid}.bin").open("xb") as file:
-        file.write(_VERSION)
-        for vector in vectors:
-            data = _MAGIC + vector.serialize()
-            found.append({
-                "storageType": "u", "pathOrInlineDv": z85_encoded(uuid.bytes), "offset": file.tell(),
-                "sizeInBytes": len(data), "cardinality": len(vector),
-            })  # fmt: skip
-            file.write(len(data).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big"))
-        file.flush()
-        os.fsync(file.fileno())
+    content = bytearray(_VERSION)
+    for vector in vectors:
+        data = _MAGIC + vector.serialize()
+        found.append({
+            "storageType": "u", "pathOrInlineDv": z85_encoded(uuid.bytes), "offset": len(content),
+            "sizeInBytes": len(data), "cardinality": len(vector),
+        })  # fmt: skip
+        content += len(data).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big")
+    storage.create(folder / f"deletion_vector_{uuid}.bin", bytes(content))
     return found
 
 
@@ -80,13 +78,12 @@ def kept(rows: int, vector: BitMap64 | None) -> NDArray[np.bool_]:
     return mask
 
 
-def _stored(folder: Path, vector: Descriptor) -> bytes:
+def _stored(folder: Location, vector: Descriptor) -> bytes:
     size, name = int(vector["sizeInBytes"]), vector_file(vector)
     if name is None:
         return z85_decoded(vector["pathOrInlineDv"])[:size]
-    with (folder / name).open("rb") as file:
-        file.seek(int(vector.get("offset") or 0))
-        stored, data, crc = file.read(4), file.read(size), file.read(4)
+    content = storage.read(folder / name, int(vector.get("offset") or 0), size + 8)
+    stored, data, crc = content[:4], content[4 : size + 4], content[size + 4 :]
     if int.from_bytes(stored, "big") != size or int.from_bytes(crc, "big") != zlib.crc32(data):
         raise LakeError("is damaged: size or checksum differ", thing=str(folder / name))
     return data

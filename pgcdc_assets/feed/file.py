@@ -5,18 +5,19 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from pgcdc_assets.core.durable import sync_file
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.delta.datafile import parquet_writer, statistics
+from pgcdc_assets.delta.datafile import dataset, opened_parquet, parquet_writer, statistics
+from pgcdc_assets.delta.log import Added
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import COMMIT_LSN, OP, UNCHANGED, FeedFacts, FeedFile
+from pgcdc_assets.store import storage
+from pgcdc_assets.store.scratch import DraftFile
 
 FACTS = b"pgcdc.facts"
 """Key of the facts in the file's footer."""
@@ -27,8 +28,8 @@ ROW_GROUP_BYTES = 32 << 20
 class FeedWriter:
     """Collects the rows of one file. Nothing is visible until the file's name is committed."""
 
-    def __init__(self, folder: Path, bucket: int | None, buckets: int, *, arrivals: bool = False) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Location, bucket: int | None, buckets: int, *, arrivals: bool = False) -> None:
+        self._draft: DraftFile | None = None
         self._path = folder / f"{uuid.uuid4().hex}.parquet"
         self._writer: pq.ParquetWriter | None = None
         self._held: list[pa.Table] = []
@@ -56,7 +57,7 @@ class FeedWriter:
 
     def close(self) -> FeedFile:
         self.flush()
-        if self._writer is None:
+        if self._writer is None or self._draft is None:
             raise LakeError("no rows were written", thing=str(self._path))
         facts = FeedFacts(
             commit_min=min(self._bounds),
@@ -70,59 +71,62 @@ class FeedWriter:
         )
         self._writer.add_key_value_metadata({FACTS: facts.to_json()})
         self._writer.close()
-        sync_file(self._path)
-        return FeedFile(self._path.name, self._path.stat().st_size, _statistics(self._path), facts)
+        footer, size = pq.read_metadata(self._draft.path), self._draft.size
+        storage.put(self._draft, self._path)
+        return FeedFile(self._path.name, size, _statistics(footer), facts)
 
     def abandon(self) -> None:
         """Delete the file after a failure."""
         if self._writer is not None:
             self._writer.close()
-        self._path.unlink(missing_ok=True)
+        if self._draft is not None:
+            self._draft.discard()
 
     def flush(self) -> None:
         """Write the held rows as a row group."""
         if self._held:
             table = pa.concat_tables(self._held)
             if self._writer is None:
-                self._writer = parquet_writer(self._path, table)
+                self._draft = storage.draft(self._path)
+                self._writer = parquet_writer(self._draft, table)
             self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
             self._held, self.held_bytes = [], 0
 
 
-def feed_file(path: Path) -> FeedFile:
-    """A feed's file as its footer describes it; LakeError if it is not one."""
+def feed_file(path: Location, size: int) -> FeedFile:
+    """A feed's file of a known size as its footer describes it; LakeError if it is not one."""
     try:
-        metadata = pq.read_metadata(path).metadata or {}
-        return FeedFile(path.name, path.stat().st_size, _statistics(path), FeedFacts.from_json(metadata[FACTS]))
+        with opened_parquet(path) as file:
+            footer = file.metadata
+        return FeedFile(path.name, size, _statistics(footer), FeedFacts.from_json((footer.metadata or {})[FACTS]))
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
         raise LakeError(f"a file of the feed cannot be read: {type(error).__name__}", thing=str(path)) from None
 
 
-def trimmed(path: Path, end: Lsn) -> FeedFile | None:
+def trimmed(folder: Location, file: FeedFile, end: Lsn) -> FeedFile | None:
     """The file with only the transactions below ``end``: itself if it has no others, None if it has no such."""
-    file = feed_file(path)
     if file.facts.commit_max < end:
         return file
-    rows = pq.read_table(path, filters=pc.field(COMMIT_LSN) < int(end), partitioning=None)
-    path.unlink()
+    path, below = folder / file.name, pc.field(COMMIT_LSN) < int(end)
+    rows = pq.read_table(storage.open_file(path), filters=below, partitioning=None)
+    storage.delete([path])
     if not rows.num_rows:
         return None
-    writer = FeedWriter(path.parent, file.facts.bucket, file.facts.buckets, arrivals=file.facts.arrivals)
+    writer = FeedWriter(folder, file.facts.bucket, file.facts.buckets, arrivals=file.facts.arrivals)
     writer.write(rows, odd_keys=file.facts.odd_keys)
     return writer.close()
 
 
-def merged_file(paths: Sequence[Path], schema: pa.Schema) -> FeedFile:
+def merged_file(folder: Location, files: Sequence[Added], schema: pa.Schema) -> FeedFile:
     """Merge the rows of several files of a feed into one; the files stay. ``schema`` is the feed's; an older file may
     have fewer columns."""
-    writer = FeedWriter(paths[0].parent, None, 1)
-    for path in paths:
-        facts = feed_file(path).facts
-        rows = ds.dataset(str(path), schema, format="parquet").to_table()
-        writer.write(rows, odd_keys=facts.odd_keys)
+    writer = FeedWriter(folder, None, 1)
+    for file in files:
+        path = folder / file.path
+        facts = feed_file(path, file.size).facts
+        writer.write(dataset([path], schema).to_table(), odd_keys=facts.odd_keys)
     return writer.close()
 
 
-def _statistics(path: Path) -> str:
-    footer = pq.read_metadata(path)
+def _statistics(footer: pq.FileMetaData) -> str:
     return statistics(footer, footer.schema.to_arrow_schema())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 from deltalake import Schema
@@ -18,6 +17,7 @@ from deltalake import Schema
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
@@ -25,14 +25,16 @@ from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import commit_columns, create_table
 from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
+from pgcdc_assets.delta.smallfiles import neighbours
 from pgcdc_assets.errors import CommitLost
 from pgcdc_assets.feed.file import feed_file, merged_file
 from pgcdc_assets.feed.schema import COMMIT_LSN, FeedFile, feed_schema
+from pgcdc_assets.store import storage
 
 MERGED_BYTES: Final = 16 << 20
 """Size of a file that compaction makes; files larger than a quarter of it are left alone."""
 FEWEST_MERGED: Final = 8
-"""Fewer small files are not worth a commit."""
+"""Fewer small files that may get neighbours yet are not worth a commit."""
 _PROPERTIES: Final = {
     "delta.autoOptimize.autoCompact": "false",
     # One commit a turn; nothing that we need lives in commits alone.
@@ -64,7 +66,7 @@ class FeedTable:
 
     def files(self, span: LsnRange) -> list[FeedFile]:
         """The files that hold rows of the span; they may hold others too."""
-        return [feed_file(self.path / file.path) for file, _, _ in self._bounds(span)]
+        return [feed_file(self.path / file.path, file.size) for file, _, _ in self._bounds(span)]
 
     def replaced(self, span: LsnRange) -> tuple[LsnRange, tuple[str, ...]]:
         """The files that deriving ``span`` replaces, and the span widened to all that they hold."""
@@ -113,7 +115,7 @@ class FeedTable:
         gone: list[Added] = []
         merged: list[FileReport] = []
         for group in self._small_neighbours(upto):
-            merged.append(merged_file([self.path / file.path for file in group], feed_schema(self._table)).report)
+            merged.append(merged_file(self.path, group, feed_schema(self._table)).report)
             gone += group
         if gone:
             self._write(gone, merged, self.covered, changes=False)
@@ -121,18 +123,11 @@ class FeedTable:
         return len(gone) - len(merged)
 
     def _small_neighbours(self, upto: Lsn) -> Iterator[list[Added]]:
-        group: list[Added] = []
-        size = 0
-        for file, _, high in sorted(self._bounds(LsnRange(ZERO, upto)), key=lambda bounds: bounds[1]):
-            if high >= upto or file.size > MERGED_BYTES // 4:
-                continue
-            group.append(file)
-            size += file.size
-            if size >= MERGED_BYTES:
-                yield group
-                group, size = [], 0
-        if len(group) >= FEWEST_MERGED:
-            yield group
+        bounds = sorted(self._bounds(LsnRange(ZERO, upto)), key=lambda bounds: bounds[1])
+        passed = (file for file, _, high in bounds if high < upto)
+        return neighbours(
+            passed, lambda file: file.size, largest=MERGED_BYTES // 4, full=MERGED_BYTES, fewest=FEWEST_MERGED
+        )
 
     def _write(
         self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
@@ -196,10 +191,9 @@ def begin_anew_if_unreadable(layout: Layout, identity: Identity, table: Table) -
         moved_away(layout, layout.changes(table.name))
 
 
-def moved_away(layout: Layout, folder: Path) -> None:
+def moved_away(layout: Layout, folder: Location) -> None:
     """Put a folder that cannot be read out of the way; the next maintenance deletes it."""
-    layout.staging.mkdir(parents=True, exist_ok=True)
-    folder.rename(layout.staging / uuid.uuid4().hex)
+    storage.move_folder(folder, layout.staging / uuid.uuid4().hex)
 
 
 def _bounds_of(file: Added) -> tuple[int, int]:

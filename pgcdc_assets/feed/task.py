@@ -10,20 +10,20 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.feed.events import Route, RowChanges, Unfollowable, changes, unchanged_lists
 from pgcdc_assets.feed.file import FeedWriter
@@ -65,7 +65,7 @@ class FeedTarget:
 
     table: Table
     """With the columns that appeared until the end of the span."""
-    folder: Path
+    folder: Location
     span: LsnRange
     """Only the transactions in it."""
     buckets: int = 1
@@ -75,7 +75,7 @@ class FeedTarget:
 class Derivation:
     """One task: some segments, and all that is needed to read them."""
 
-    segments: tuple[Path, ...]
+    segments: tuple[Location, ...]
     targets: dict[TableName, FeedTarget]
     routes: dict[int, Route]
     """By schema_id."""
@@ -109,10 +109,10 @@ def derive(task: Derivation) -> Derived:
         raise
 
 
-def _slices(path: Path, schema_ids: set[int]) -> Iterator[pa.Table]:
+def _slices(path: Location, schema_ids: set[int]) -> Iterator[pa.Table]:
     """The row messages of a segment that are wanted, in pieces of about SLICE_BYTES."""
     wanted = pa.array(sorted(schema_ids), pa.int64())
-    with pq.ParquetFile(path) as file:
+    with opened_parquet(path) as file:
         for group in range(file.num_row_groups):
             meta = file.metadata.row_group(group)
             per_row = max(meta.total_byte_size // max(meta.num_rows, 1), 1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Table
-from pgcdc_assets.core.layout import DELTA_LOG
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
@@ -53,16 +53,16 @@ def transform(
     parts = {name: _nothing(table, after, failure) for name, (table, after, failure) in failures.items()}
     done = _derived(spark, log, [plan for plan in plans if plan.todo is not None])
     _check_taken(log, router, plans, done)
+    written: list[Location] = []
     for plan in plans:
         try:
-            parts[plan.table.name] = _committed(plan, log, done, span)
+            parts[plan.table.name] = _committed(plan, log, done, span, written)
         except Exception as error:
             if (failure := of_one_table(error)) is None:
                 raise
             parts[plan.table.name] = _nothing(plan.table, plan.after, failure)
     # A mirror that took a part of a feed must not outlive it.
-    derived = (log.layout.changes(plan.table.name) for plan in plans if plan.todo is not None)
-    settle(folder for folder in derived if (folder / DELTA_LOG).is_dir())
+    settle(written)
     return parts
 
 
@@ -81,8 +81,11 @@ class _Outcome:
     """Rows of the log."""
 
 
-def _committed(plan: FeedPlan, log: ChangeLog, done: dict[TableName, _Outcome], span: LsnRange) -> FeedPart:
-    """Commit what was derived, and gather what the feed now holds of the span."""
+def _committed(
+    plan: FeedPlan, log: ChangeLog, done: dict[TableName, _Outcome], span: LsnRange, written: list[Location]
+) -> FeedPart:
+    """Commit what was derived, and gather what the feed now holds of the span. Feeds that got a commit are added to
+    ``written``: it is not durable yet."""
     feed = FeedTable(log.layout, log.identity, plan.table)
     set_aside = None
     if plan.todo is not None:
@@ -90,11 +93,12 @@ def _committed(plan: FeedPlan, log: ChangeLog, done: dict[TableName, _Outcome], 
         files, set_aside = outcome.files, outcome.set_aside
         if set_aside is not None:
             end = set_aside[0]
-            files = [part for file in files if (part := trimmed(feed.path / file.name, end)) is not None]
+            files = [part for file in files if (part := trimmed(feed.path, file, end)) is not None]
         if set_aside is not None and plan.again:
             # A repair that cannot be made takes nothing from the feed.
             return FeedPart(plan.table, LsnRange(plan.after, plan.after), (), set_aside)
         if files or plan.replaced:
+            written.append(feed.path)
             feed.commit(files, LsnRange(min(plan.todo.start, end), end), plan.replaced)
     if set_aside is not None and set_aside[0] >= span.end:
         set_aside = None  # after the span; found again when that is asked for

@@ -34,6 +34,7 @@ from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
@@ -154,7 +155,7 @@ class Engine:
 
     @contextmanager
     def _by_hand(self, kind: OperationKind) -> Iterator[Work]:
-        catalog = Catalog.load(CATALOG_FILE)
+        catalog = load_catalog(CATALOG_FILE)
         if catalog is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
         with self._operation(kind) as operation:
@@ -169,7 +170,7 @@ class Engine:
                 self._observer.progress("recover", put_aside(folder, aside))
 
     def _live_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:
-        saved = Catalog.load(CATALOG_FILE)
+        saved = load_catalog(CATALOG_FILE)
         if saved is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
         found = slotstatus.identity(conn, saved.identity.slot)
@@ -182,7 +183,7 @@ class Engine:
         live = read_catalog(conn, saved.identity, saved.publications, self._settings.tables)
         refuse_emptied(saved, live.tables)
         if live != saved:
-            live.save(CATALOG_FILE)
+            save_catalog(live, CATALOG_FILE)
         return live
 
     def _log(self, conn: psycopg.Connection[Any], identity: Identity) -> ChangeLog:

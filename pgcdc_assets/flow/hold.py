@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.flow import filelock
 from pgcdc_assets.flow.lock import sole
+from pgcdc_assets.store import lease
+from pgcdc_assets.store.lease import Lease
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,24 @@ class Hold:
 class HoldRequest:
     """Verify's side of the request."""
 
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
+    def __init__(self, held: Lease) -> None:
+        self._held = held
 
     def at(self, lsn: Lsn) -> None:
         """Ask for the boundary itself, once its LSN is known."""
-        self._file.seek(0)
-        self._file.write(f"{lsn}\n")
-        self._file.flush()
+        self._held.say(f"{lsn}\n")
 
 
 @contextmanager
 def placed(layout: Layout) -> Iterator[HoldRequest]:
     """Place a request for the time of the block; LockHeld when another verify has one."""
-    with sole(layout, layout.hold, lambda: "another `pgcdc verify` is running") as file:
-        yield HoldRequest(file)
+    with sole(layout, layout.hold, lambda: "another `pgcdc verify` is running") as held:
+        yield HoldRequest(held)
 
 
 def current(layout: Layout) -> Hold | None:
     """The request in force, if any: the sync's side."""
-    text = filelock.text_of_holder(layout.hold)
+    text = lease.text_of_holder(layout.hold)
     if text is None:
         return None
     # A text without its newline is still being written.

@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.private import private_folder
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LockHeld, MachineError
-from pgcdc_assets.flow import filelock
+from pgcdc_assets.store import lease, storage
+from pgcdc_assets.store.lease import Lease
 
 
 @dataclass(frozen=True)
@@ -36,31 +35,26 @@ def lake_lock(layout: Layout, command: str, *, serves: bool = False) -> Iterator
 
     One that ``serves`` does what others ask of it meanwhile.
     """
-    with sole(layout, layout.lock, lambda: f"{_named(holder(layout))} is writing to this lake") as file:
-        json.dump({"pid": os.getpid(), "command": command, "serves": serves}, file)
-        file.flush()
+    with sole(layout, layout.lock, lambda: f"{_named(holder(layout))} is writing to this lake") as held:
+        held.say(json.dumps({"pid": os.getpid(), "command": command, "serves": serves}))
         yield
 
 
 @contextmanager
-def sole(layout: Layout, path: Path, refusal: Callable[[], str]) -> Iterator[IO[str]]:
-    """A file of the lake, locked and empty, for the time of the block; it says nothing after it.
+def sole(layout: Layout, place: Location, refusal: Callable[[], str]) -> Iterator[Lease]:
+    """Be the one who holds a place of the lake, for the time of the block.
 
     LockHeld with what ``refusal`` says where another process has it.
     """
-    try:
-        private_folder(layout.root)
-        opened = filelock.opened(path)
-    except OSError as error:
-        raise unwritable(layout, error) from None
-    with opened as file:
-        if not filelock.taken(file):
-            raise LockHeld(refusal(), thing=str(layout.root))
-        file.truncate(0)
+    with ExitStack() as stack:
         try:
-            yield file
-        finally:
-            file.truncate(0)
+            storage.make_private(layout.root)
+            found = stack.enter_context(lease.held(place))
+        except OSError as error:
+            raise unwritable(layout, error) from None
+        if found is None:
+            raise LockHeld(refusal(), thing=str(layout.root))
+        yield found
 
 
 def _named(other: LockHolder | None) -> str:
@@ -75,7 +69,7 @@ def unwritable(layout: Layout, error: OSError) -> MachineError:
 
 def holder(layout: Layout) -> LockHolder | None:
     """Who writes to the lake now, or None."""
-    text = filelock.text_of_holder(layout.lock)
+    text = lease.text_of_holder(layout.lock)
     if text is None:
         return None
     try:

@@ -7,7 +7,6 @@ step is one commit and finds its own work by looking at the lake, so the next ma
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -21,15 +20,17 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import LogFile, log_cut, oldest_kept
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.thinning import prune_points
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.log.upkeep import forget, sweep
+from pgcdc_assets.log.upkeep import forget
 from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.thinning import Passing, passing
 from pgcdc_assets.points.untaken import UntakenLedger
+from pgcdc_assets.store import storage
 
 
 @dataclass
@@ -193,7 +194,7 @@ class Maintenance:
         for path in (layout.change_log, layout.consistent_points, layout.table_states, layout.untaken_rows, *feeds):
             sweep(path, self._grace)
             passed(FaultPoint.LOG_SWEPT)
-        shutil.rmtree(layout.staging, ignore_errors=True)
+        storage.delete_folder(layout.staging)
 
     # Within -------------------------------------------------------------------------------------
 

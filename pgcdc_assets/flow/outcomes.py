@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, Self
 
-from pgcdc_assets.core.durable import write_whole
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.errors import LakeError, PgcdcError, RangeGap, UnknownTable, UsageError
 from pgcdc_assets.flow import lock
+from pgcdc_assets.store import storage
 
 KILLED: Final = "did not end: its process was killed, or the machine lost its power"
 GOES_ON: Final = "run it again: it goes on from what is durable"
@@ -226,13 +226,14 @@ class _Book:
 
 def _save(layout: Layout, outcomes: Mapping[str, Outcome]) -> None:
     """Whole or not at all, whenever the power goes."""
-    write_whole(layout.outcomes, json.dumps({kind: one.to_json() for kind, one in outcomes.items()}, indent=1))
+    told = {kind: one.to_json() for kind, one in outcomes.items()}
+    storage.replace(layout.outcomes, json.dumps(told, indent=1).encode())
 
 
 def _load(layout: Layout) -> dict[str, Outcome]:
     path = layout.outcomes
     try:
-        return {str(kind): Outcome.from_json(data) for kind, data in json.loads(path.read_text()).items()}
+        return {str(kind): Outcome.from_json(data) for kind, data in json.loads(storage.read(path)).items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

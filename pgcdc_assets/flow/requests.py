@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self, TypeVar
 
-from pgcdc_assets.core.durable import write_whole
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError, PgcdcError, of_plain
-from pgcdc_assets.flow import filelock
 from pgcdc_assets.flow.lock import sole
 from pgcdc_assets.flow.plain import from_plain, to_plain
+from pgcdc_assets.store import lease, storage
 
 R = TypeVar("R")
 
@@ -101,28 +100,27 @@ def placed(layout: Layout, request: Request) -> Iterator[None]:
     """Ask for the time of the block; LockHeld where another command asks already."""
     with sole(
         layout, layout.request, lambda: f"{current(layout) or 'another command'} asks the running sync already"
-    ) as file:  # fmt: skip
-        layout.answer.unlink(missing_ok=True)
-        file.write(request.to_text())
-        file.flush()
+    ) as held:  # fmt: skip
+        storage.delete([layout.answer])
+        held.say(request.to_text())
         yield
 
 
 def current(layout: Layout) -> Request | None:
     """The request of a command that waits now, if there is one: the sync's side."""
-    text = filelock.text_of_holder(layout.request)
+    text = lease.text_of_holder(layout.request)
     return None if text is None else Request.from_text(text)
 
 
 def answered(layout: Layout, answer: Answer) -> None:
     """The sync's side: let the command have it."""
-    write_whole(layout.answer, json.dumps(vars(answer)))
+    storage.replace(layout.answer, json.dumps(vars(answer)).encode())
 
 
 def answer_to(layout: Layout, request: Request) -> Answer | None:
     """The answer to this very request, once it is there."""
     with suppress(FileNotFoundError):
-        data = json.loads(layout.answer.read_text())
+        data = json.loads(storage.read(layout.answer))
         if data["number"] == request.number:
             return Answer(**data)
     return None

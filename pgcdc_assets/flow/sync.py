@@ -42,6 +42,7 @@ from pgcdc_assets.flow.turn import Turn, take_turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import BatchSummary
 from pgcdc_assets.mirror.delta.copy import Failures
+from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.spark.session import cancel_jobs
@@ -150,7 +151,7 @@ class Sync:
             work.progress.named(self._named)
         if live != work.catalog.tables:
             work.catalog = replace(work.catalog, tables=live)
-            work.catalog.save(CATALOG_FILE)
+            save_catalog(work.catalog, CATALOG_FILE)
         self._watched = time.monotonic()
 
     # Copies -----------------------------------------------------------------------------------

@@ -11,17 +11,17 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import LogWriter
 from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, joined
 from pgcdc_assets.log.relations import RelationRecord, Relations
 from pgcdc_assets.log.rows import ABSENT, Rows, Tally, rows_of
-from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes, write_segment
+from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes
 from pgcdc_assets.log.spill import SpillFolder, Staged
 from pgcdc_assets.log.transactions import OpenTransaction
 
@@ -137,7 +137,7 @@ class Committed:
 class BatchWriter:
     """Segments and commits, in the order of the calls; all of them run in one thread."""
 
-    def __init__(self, path: Path, identity: Identity, timeline: int, relations: Relations) -> None:
+    def __init__(self, path: Location, identity: Identity, timeline: int, relations: Relations) -> None:
         self._log = LogWriter(path, identity)
         self._spill = SpillFolder(path)
         self._spill.clear()
@@ -159,7 +159,7 @@ class BatchWriter:
         start, tally = self.position, staged.tally
         notes = table_of_notes(self._notes(start, end, tally))
         # The notes come first and alone in a row group: whoever wants only them reads only them.
-        staged.files.append(write_segment(self._spill.path, [notes, table_of(rest)]))
+        staged.files.append(self._spill.write([notes, table_of(rest)]))
         passed(FaultPoint.SEGMENT_WRITTEN)
         self._move(end, staged)
         return Committed(start, end, tally.transactions, tally.rows, tally.bytes)

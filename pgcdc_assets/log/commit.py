@@ -8,23 +8,23 @@ it claims to be.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
-import pyarrow.parquet as pq
+import pyarrow as pa
 from deltalake import Schema
 
 from pgcdc_assets.core.catalog import Identity
-from pgcdc_assets.core.durable import sync_file, sync_folder
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import DELTA_LOG, commit_name
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.commit import replace_files, settle
-from pgcdc_assets.delta.datafile import FileReport
+from pgcdc_assets.delta.datafile import FileReport, opened_parquet
 from pgcdc_assets.delta.definition import commit_columns, create_table
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
 from pgcdc_assets.errors import CommitLost, LakeError, LogConflict, LogCorrupt, SetupNeeded
 from pgcdc_assets.log.segment import FORMER_COLUMNS, LOG_SCHEMA
+from pgcdc_assets.store import storage
 
 FORMAT: Final = "pgcdc.format"
 _FORMAT: Final = "2"
@@ -54,7 +54,7 @@ def start_app_id(identity: Identity) -> str:
     return identity.app_id("log_start")
 
 
-def create_log(path: Path, identity: Identity, start: Lsn, timeline: int) -> None:
+def create_log(path: Location, identity: Identity, start: Lsn, timeline: int) -> None:
     """Make the empty table, standing at ``start``; durable when this returns."""
     passed(FaultPoint.LOG_MAKING)
     properties = {
@@ -66,7 +66,7 @@ def create_log(path: Path, identity: Identity, start: Lsn, timeline: int) -> Non
         FORMAT: _FORMAT,
     }
     positions = {identity.app_id(): int(start), timeline_app_id(identity): timeline}
-    create_table(path, Schema.from_arrow(LOG_SCHEMA), properties, positions, path.parents[1])
+    create_table(path, Schema.from_arrow(LOG_SCHEMA), properties, positions, path.parent.parent)
     passed(FaultPoint.LOG_MADE)
 
 
@@ -86,14 +86,14 @@ def newest_of(table: DeltaLog) -> DeltaVersion:
 class LogWriter:
     """The one handle that commits. Used from one thread."""
 
-    def __init__(self, path: Path, identity: Identity) -> None:
+    def __init__(self, path: Location, identity: Identity) -> None:
         self._path = path
         self._identity = identity
         # The receiver's memory does not grow with the log.
         self._table = DeltaLog(path, with_files=False)
         version = newest_of(self._table)
         # A process killed between its commit and the fsync left its last commit to us.
-        sync_file(path / DELTA_LOG / commit_name(version.number))
+        storage.settle([path / DELTA_LOG / commit_name(version.number)])
         if version.configuration[FORMAT] == _FORMER_FORMAT:
             commit_columns(version, Schema.from_arrow(LOG_SCHEMA), {**_PROPERTIES, FORMAT: _FORMAT})
         settle([path])
@@ -109,7 +109,7 @@ class LogWriter:
         ``start`` (another writer); nothing is committed then.
         """
         if files:
-            sync_folder(self._path)
+            storage.settle([self._path])
         for _ in range(ATTEMPTS):
             version = newest_of(self._table)
             if (stands := self._position(version)) != start:
@@ -138,15 +138,16 @@ class LogWriter:
         return moved if version.positions.get(app_id) == timeline else {**moved, app_id: timeline}
 
 
-def check_file(path: Path, size: int, rows: int) -> None:
+def check_file(path: Location, size: int, rows: int) -> None:
     """Size, rows and schema against the file's own footer; LogCorrupt names what differs."""
     try:
-        found = path.stat().st_size
-        footer = pq.read_metadata(path)
-    except (OSError, ValueError) as error:
+        found = storage.head(path)
+        with opened_parquet(path) as file:
+            footer = file.metadata
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
-    if found != size:
-        raise LogCorrupt(f"has {found} bytes instead of {size}", thing=str(path))
+    if found is None or found.size != size:
+        raise LogCorrupt(f"has {found.size if found else 0} bytes instead of {size}", thing=str(path))
     if footer.num_rows != rows:
         raise LogCorrupt(f"has {footer.num_rows} rows instead of {rows}", thing=str(path))
     schema = footer.schema.to_arrow_schema()

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -19,15 +18,16 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.private import private_folder
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import LogCorrupt, SetupNeeded
 from pgcdc_assets.log.commit import check_file, create_log, newest_of, start_app_id, timeline_app_id
 from pgcdc_assets.log.segment import FACTS, FIRST_BATCH_END, LAST_BATCH_END, SUMMARY, read_rows
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
+from pgcdc_assets.store import storage
 
 _NO_BATCH = -1
 
@@ -81,7 +81,7 @@ class BatchSummary:
 class Segment:
     """A file of the log with the bounds by which it is read or skipped; None where it has no such rows."""
 
-    path: Path
+    path: Location
     size: int
     rows: int
     batch_end: Lsn
@@ -127,7 +127,7 @@ class ChangeLog:
 
     def create(self, identity: Identity, start: Lsn, timeline: int) -> None:
         """Make the empty log of a slot, standing at ``start`` (the slot's consistent point)."""
-        private_folder(self.layout.root)
+        storage.make_private(self.layout.root)
         create_log(self.path, identity, start, timeline)
 
     def open(self) -> Self:
@@ -190,7 +190,7 @@ class ChangeLog:
     def shapes(self, span: LsnRange) -> dict[int, Shape]:
         """The shapes of all rows in the span, by ``schema_id``; from the log alone."""
         wanted: set[int] = set()
-        holders: dict[Path, set[int]] = {}
+        holders: dict[Location, set[int]] = {}
         for segment in self._noted(span.start, None):
             summaries = self._summaries_in(segment)
             ids = {i for s in summaries if s.end > span.start and s.start < span.end for i in s.schemas}
@@ -242,7 +242,7 @@ class ChangeLog:
         return self._summaries[name]
 
 
-def _segment(folder: Path, file: Added) -> Segment:
+def _segment(folder: Location, file: Added) -> Segment:
     stats, tags = json.loads(file.action["stats"]), file.action.get("tags") or {}
     low, high = stats["minValues"], stats["maxValues"]
     return Segment(
@@ -262,12 +262,12 @@ def _segment(folder: Path, file: Added) -> Segment:
     )
 
 
-def _notes_in(path: Path, kinds: Iterable[str]) -> pa.Table:
+def _notes_in(path: Location, kinds: Iterable[str]) -> pa.Table:
     """The notes of a file. They have a row group of their own, which the filter finds by its statistics."""
     return read_rows(path, ["kind", "relation_id", "schema_id", "payload"], pc.field("kind").isin(list(kinds)))
 
 
-def _shapes_in(path: Path) -> dict[int, Shape]:
+def _shapes_in(path: Location) -> dict[int, Shape]:
     notes = _notes_in(path, ["R", FACTS]).to_pylist()
     payloads = {(note["kind"], note["schema_id"]): note["payload"] for note in notes}
     shapes = {
@@ -279,7 +279,7 @@ def _shapes_in(path: Path) -> dict[int, Shape]:
     return {schema_id: replace(shape, schema_id=schema_id) for schema_id, shape in shapes.items()}
 
 
-def _counts_in(path: Path, span: LsnRange, batches: Sequence[BatchSummary]) -> Counter[tuple[int, int | None, str]]:
+def _counts_in(path: Location, span: LsnRange, batches: Sequence[BatchSummary]) -> Counter[tuple[int, int | None, str]]:
     """Rows of a file in the span by their batch's number (_NO_BATCH: none has them), relation and kind, without notes.
 
     A row is of the batch that its commit begins in. The place of a message outside of transactions is its record's end.
@@ -296,7 +296,7 @@ def _counts_in(path: Path, span: LsnRange, batches: Sequence[BatchSummary]) -> C
     return Counter({(row["batch"], row["relation_id"], row["kind"]): row["count_all"] for row in grouped})
 
 
-def _check_counts(batch: BatchSummary, held: Mapping[tuple[int | None, str], int], path: Path) -> None:
+def _check_counts(batch: BatchSummary, held: Mapping[tuple[int | None, str], int], path: Location) -> None:
     told: dict[tuple[int | None, str], int] = {(None, kind): number for kind, number in batch.others.items()}
     told |= {(relation, kind): n for relation, kinds in batch.counts.items() for kind, n in kinds.items()}
     if held != told:

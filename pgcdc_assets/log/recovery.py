@@ -6,20 +6,17 @@ durable. So nobody was told of a torn commit: it is put aside, and the server se
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pgcdc_assets.core.layout import DELTA_LOG
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.delta.logfiles import above, checkpoint_files, commit_numbers, put_aside, whole_commits
 
 
-def recover(path: Path) -> tuple[str, ...]:
+def recover(path: Location) -> tuple[str, ...]:
     """Put aside the files at the end of the log that are not whole; returns their names."""
     log = path / DELTA_LOG
-    if not log.is_dir():
-        return ()
     checkpoints = checkpoint_files(log)
     torn = [part for parts in checkpoints.values() for part in parts if not _readable(part)]
     base = max((number for number, parts in checkpoints.items() if not set(parts) & set(torn)), default=-1)
@@ -31,9 +28,9 @@ def recover(path: Path) -> tuple[str, ...]:
     return put_aside(log, [*above(log, last), *torn])
 
 
-def _readable(checkpoint: Path) -> bool:
+def _readable(checkpoint: Location) -> bool:
     try:
-        with pq.ParquetFile(checkpoint) as file:
+        with opened_parquet(checkpoint) as file:
             file.read()
     except (OSError, pa.ArrowException):
         return False

@@ -9,12 +9,10 @@ A segment's name ends in the CRC-32 of its bytes: without a checksum a flipped b
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
@@ -24,9 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.datafile import FileReport, statistics
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.log.rows import ABSENT, Rows
+from pgcdc_assets.store import storage
+from pgcdc_assets.store.scratch import DraftFile
 
 LOG_SCHEMA = pa.schema(
     [
@@ -95,28 +96,38 @@ def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
     return alone, rows.take(order[shared])
 
 
-def write_segment(folder: Path, groups: Sequence[pa.Table]) -> FileReport:
-    """Write one file, a row group per table of LOG_SCHEMA's columns (empty ones left out), and fsync it.
+@dataclass(frozen=True)
+class StagedSegment:
+    """A segment whose content is durable, and which is not in the log's folder yet."""
 
-    Its batches are still to come: see :func:`bounded`.
-    """
-    path = folder / f"{uuid4().hex}.draft"
+    draft: DraftFile
+    report: FileReport
+
+    def put(self, folder: Location, first_end: int, last_end: int) -> FileReport:
+        """Put it into the log's folder; it has rows of the batches from the one that ends at ``first_end`` on."""
+        storage.put(self.draft, folder / self.report.path)
+        return bounded(self.report, first_end, last_end)
+
+
+def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> StagedSegment:
+    """Write one file, a row group per table of LOG_SCHEMA's columns (empty ones left out)."""
     held = [table for table in groups if table.num_rows]
     schema = held[0].schema if held else _ROW_SCHEMA
-    with path.open("xb") as sink:
-        with pq.ParquetWriter(sink, schema, **_WRITING) as writer:
-            for table in held:
-                writer.write_table(table, row_group_size=table.num_rows)
-        size = sink.tell()
-        sink.flush()
-        os.fsync(sink.fileno())
-    name = f"{path.name[:32]}-{_crc(path):08x}.parquet"
-    path.rename(folder / name)
-    footer = pq.read_metadata(folder / name)
-    return FileReport(name, size, footer.num_rows, statistics(footer, LOG_SCHEMA))
+    with pq.ParquetWriter(draft.path, schema, **_WRITING) as writer:
+        for table in held:
+            writer.write_table(table, row_group_size=table.num_rows)
+    draft.settle()
+    crc, footer = _crc(draft.pieces()), pq.read_metadata(draft.path)
+    report = FileReport(f"{uuid4().hex}-{crc:08x}.parquet", draft.size, footer.num_rows, statistics(footer, LOG_SCHEMA))
+    return StagedSegment(draft, report)
 
 
-def check_content(path: Path) -> None:
+def draft_name() -> str:
+    """A name for a segment under way: its own has the checksum of its content."""
+    return f"{uuid4().hex}.draft"
+
+
+def check_content(path: Location) -> None:
     """Check that a segment holds the bytes that were written. LogCorrupt otherwise.
 
     The whole file is read. Where the name of a segment carries no checksum (an earlier version wrote it), only its
@@ -124,14 +135,14 @@ def check_content(path: Path) -> None:
     """
     told = _CRC.search(path.name)
     try:
-        found = _crc(path)
+        found = _crc(_pieces(path))
     except OSError as error:
         raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
     if told is not None and found != int(told[1], 16):
         raise LogCorrupt("does not hold the bytes that were written: its checksum differs", thing=str(path))
 
 
-def read_rows(path: Path, columns: Sequence[str] | None = None, filters: pc.Expression | None = None) -> pa.Table:
+def read_rows(path: Location, columns: Sequence[str] | None = None, filters: pc.Expression | None = None) -> pa.Table:
     """Rows of a segment, after :func:`check_content`: a reader of damaged Parquet may wait for ever.
 
     Without ``columns`` those of LOG_SCHEMA, in its order. A filter on the statistics of row groups leaves the others
@@ -139,17 +150,23 @@ def read_rows(path: Path, columns: Sequence[str] | None = None, filters: pc.Expr
     """
     check_content(path)
     try:
-        return pq.read_table(path, columns=columns or LOG_SCHEMA.names, filters=filters, partitioning=None)
+        columns = columns or LOG_SCHEMA.names
+        return pq.read_table(storage.open_file(path), columns=columns, filters=filters, partitioning=None)
     except (OSError, pa.ArrowException) as error:
         raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
 
 
-def _crc(path: Path) -> int:
+def _crc(pieces: Iterable[bytes]) -> int:
     found = 0
-    with path.open("rb") as file:
-        while piece := file.read(_CRC_BYTES):
-            found = zlib.crc32(piece, found)
+    for piece in pieces:
+        found = zlib.crc32(piece, found)
     return found
+
+
+def _pieces(path: Location) -> Iterator[bytes]:
+    with storage.open_file(path) as file:
+        while piece := file.read(_CRC_BYTES):
+            yield piece
 
 
 def table_of(rows: Rows) -> pa.Table:

@@ -7,14 +7,17 @@ sends it again from the start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
+import pyarrow as pa
+
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.log.rows import Rows, Tally, tally_of
-from pgcdc_assets.log.segment import bounded, clustered, table_of, write_segment
+from pgcdc_assets.log.segment import StagedSegment, clustered, draft_name, table_of, write_segment
+from pgcdc_assets.store import storage
 
 SPILL = "_spill"
 
@@ -23,7 +26,7 @@ SPILL = "_spill"
 class Staged:
     """Written segments that no commit names yet, and what they hold."""
 
-    files: list[FileReport] = field(default_factory=list)
+    files: list[StagedSegment] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
 
     def add(self, other: Staged) -> None:
@@ -32,34 +35,32 @@ class Staged:
 
 
 class SpillFolder:
-    """``_spill/`` in the log's folder. Used by the writing thread alone."""
+    """``_spill/`` in the log's folder, or on this machine if that is elsewhere. Used by the writing thread alone."""
 
-    def __init__(self, table: Path) -> None:
+    def __init__(self, table: Location) -> None:
         self._table = table
-        self.path = table / SPILL
-        self.path.mkdir(exist_ok=True)
+        self._drafts = storage.scratch(table / SPILL)
 
     def clear(self) -> None:
-        for left in self.path.iterdir():
-            left.unlink()
+        self._drafts.clear()
+
+    def write(self, groups: Sequence[pa.Table]) -> StagedSegment:
+        """A segment with a row group for each table."""
+        return write_segment(self._drafts.draft(draft_name()), groups)
 
     def stage(self, rows: Rows) -> Staged:
         """Write rows, clustered by relation."""
         staged, rest = self.stage_large(rows)
         if len(rest):
-            staged.files.append(write_segment(self.path, [table_of(rest)]))
+            staged.files.append(self.write([table_of(rest)]))
         return staged
 
     def stage_large(self, rows: Rows) -> tuple[Staged, Rows]:
         """Write the relations that get a file of their own; the rest is handed back. The tally is of all."""
         alone, rest = clustered(rows)
-        files = [write_segment(self.path, [table_of(part)]) for part in alone]
+        files = [self.write([table_of(part)]) for part in alone]
         return Staged(files, tally_of(rows)), rest
 
-    def move(self, files: Iterable[FileReport], batch_end: Lsn) -> list[FileReport]:
+    def move(self, files: Iterable[StagedSegment], batch_end: Lsn) -> list[FileReport]:
         """Move segments into the table, as they are; they are those of the batch that ends there."""
-        moved: list[FileReport] = []
-        for file in files:
-            (self.path / file.path).rename(self._table / file.path)
-            moved.append(bounded(file, batch_end, batch_end))
-        return moved
+        return [file.put(self._table, batch_end, batch_end) for file in files]

@@ -7,24 +7,19 @@ and adds without data change.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
-from pgcdc_assets.core.durable import sync_folder
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
-from pgcdc_assets.delta.datafile import FileReport
+from pgcdc_assets.delta.datafile import FileReport, read_footer
+from pgcdc_assets.delta.smallfiles import neighbours
 from pgcdc_assets.errors import CommitLost, LakeError, LogConflict
 from pgcdc_assets.log.commit import ATTEMPTS, start_app_id
 from pgcdc_assets.log.reader import ChangeLog, Segment
@@ -32,10 +27,11 @@ from pgcdc_assets.log.segment import (
     FACTS,
     OWN_FILE_BYTES,
     SUMMARY,
-    bounded,
+    draft_name,
     read_rows,
     write_segment,
 )
+from pgcdc_assets.store import storage
 
 MERGE_BYTES = 32 << 20
 """Uncompressed bytes that are merged at a time: the largest segment, and the bound of memory."""
@@ -65,7 +61,7 @@ def forget(log: ChangeLog, upto: Lsn) -> int:
     """Cut the log off at ``upto``, a boundary that no file reaches over; how many files that removes.
 
     The caller knows that no consumer needs what lies before. The log's start moves in the same commit. The
-    files' bytes go with the next :func:`sweep`.
+    files' bytes go with the next :func:`~pgcdc_assets.delta.sweep.sweep`.
     """
     segments = log.all_segments()
     if any(segment.first_batch_end <= upto < segment.batch_end for segment in segments):
@@ -76,49 +72,18 @@ def forget(log: ChangeLog, upto: Lsn) -> int:
     return len(old)
 
 
-def sweep(path: Path, grace: timedelta) -> int:
-    """Delete the files of a table that its present version does not have: removed ones, and what a killed
-    process left; how many. For tables without deletion vectors, which delta-rs knows nothing of here.
-
-    Only what has been so for ``grace``, so that readers end undisturbed. A file's name counts as well: a
-    segment of an old transaction comes into the folder by its name alone, right before its commit.
-    """
-    if not DeltaTable.is_deltatable(str(path)):
-        return 0
-    hours = math.ceil(grace / timedelta(hours=1))
-    listed = DeltaTable(path).vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
-    before = time.time() - grace.total_seconds()
-    # Those of an earlier sweep are listed until their tombstones expire.
-    old = [file for name in listed if (file := path / name).is_file() and file.stat().st_ctime <= before]
-    for file in old:
-        file.unlink()
-    return len(old)
-
-
 def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Groups of neighbouring files that are worth merging, each of bounded size."""
-    group: list[Segment] = []
-    size = 0
-    for segment in sorted(segments, key=lambda s: s.batch_end):
-        weight = _uncompressed(segment.path)
-        if weight >= _SMALL_BYTES:
-            continue
-        if size + weight > MERGE_BYTES:
-            if len(group) > 1:
-                yield group
-            group, size = [], 0
-        group.append(segment)
-        size += weight
-    if len(group) > 1:
-        yield group
+    """Neighbouring files that are worth merging, each group of bounded size in memory."""
+    ordered = sorted(segments, key=lambda segment: segment.batch_end)
+    return neighbours(ordered, lambda segment: _uncompressed(segment.path), largest=_SMALL_BYTES, full=MERGE_BYTES)
 
 
-def _uncompressed(path: Path) -> int:
-    footer = pq.read_metadata(path)
+def _uncompressed(path: Location) -> int:
+    footer = read_footer(path)
     return sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
 
 
-def _merged(folder: Path, group: Sequence[Segment]) -> list[FileReport]:
+def _merged(folder: Location, group: Sequence[Segment]) -> list[FileReport]:
     # Checked as they are read: damage must not become the content of a sound file.
     table = pa.concat_tables(read_rows(segment.path) for segment in group).combine_chunks()
     is_note = pc.is_in(table["kind"], value_set=_NOTES)
@@ -131,7 +96,8 @@ def _merged(folder: Path, group: Sequence[Segment]) -> list[FileReport]:
     if notes.num_rows or shared.num_rows:
         files.append([notes, shared])
     first, last = min(segment.first_batch_end for segment in group), max(segment.batch_end for segment in group)
-    return [bounded(write_segment(folder, tables), first, last) for tables in files]
+    segments = [write_segment(storage.draft(folder / draft_name()), tables) for tables in files]
+    return [segment.put(folder, first, last) for segment in segments]
 
 
 def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
@@ -152,7 +118,7 @@ def _replace(
     log: ChangeLog, removed: Sequence[Segment], added: Sequence[FileReport], positions: Mapping[str, int]
 ) -> None:
     """One commit, on a version that has all of the files that go: another process may have taken some of them."""
-    sync_folder(log.path)
+    storage.settle([log.path])
     passed(FaultPoint.LOG_FILES_REPLACING)
     for _ in range(ATTEMPTS):
         version = log.version()

@@ -13,16 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby, takewhile
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import Schema
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.commit import commit_compaction, commit_files, replace_files, settle
-from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.delta.datafile import DataFile, FileReport, opened_parquet
 from pgcdc_assets.delta.definition import commit_columns, create_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import CommitLost, LakeError
@@ -52,7 +51,7 @@ class LedgerFile:
     """One file of a ledger, read when asked."""
 
     added: Added
-    _folder: Path
+    _folder: Location
     _schema: pa.Schema
 
     def rows(self, *names: str) -> pa.Table:
@@ -60,7 +59,7 @@ class LedgerFile:
         wanted = pa.schema([self._schema.field(name) for name in names]) if names else self._schema
         path = self._folder / self.added.path
         try:
-            with pq.ParquetFile(path) as file:
+            with opened_parquet(path) as file:
                 there = [name for name in wanted.names if name in file.schema_arrow.names]
                 found = file.read(columns=there)
         except (OSError, pa.ArrowInvalid) as error:
@@ -79,7 +78,7 @@ class LedgerFile:
 class Ledger:
     """``schema`` must hold ``AT``. The folder is made with the first row."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Location, schema: pa.Schema) -> None:
         self.path = path
         self._schema = schema
         self._log = DeltaLog(path)

@@ -24,6 +24,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LakeError, MachineError, SettingsError, SparkDied
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.jars import delta_jars
@@ -122,7 +123,7 @@ def _jvm_ended(seconds: float) -> bool:
     return True
 
 
-def refuse_remote_master(lake: Path, master: str) -> None:
+def refuse_remote_master(lake: Location, master: str) -> None:
     """Raise SettingsError unless the master is local: executors on other machines would write to their own disks."""
     if not master.startswith("local"):
         raise SettingsError(

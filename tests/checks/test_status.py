@@ -24,10 +24,12 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
 from tests.fix_postgres import Database
 
@@ -41,7 +43,7 @@ class Project:
 
     def setup(self) -> Catalog:
         catalog = setup(self.settings, self.source.conninfo).catalog
-        catalog.save(CATALOG_FILE)
+        save_catalog(catalog, CATALOG_FILE)
         return catalog
 
     def log(self, catalog: Catalog, start: Lsn | None = None) -> Lsn:
@@ -252,7 +254,7 @@ def test_a_live_table_whose_mirror_nothing_follows(project: Project) -> None:
         conn.execute("CREATE TABLE a_new (id int PRIMARY KEY); ALTER TABLE a RENAME TO a_old; "
                      "ALTER TABLE a_new RENAME TO a; DROP TABLE b; CREATE TABLE b (id int PRIMARY KEY)")  # fmt: skip
         with connect(project.source.conninfo) as own:
-            read_catalog(own, catalog.identity, catalog.publications).save(CATALOG_FILE)
+            save_catalog(read_catalog(own, catalog.identity, catalog.publications), CATALOG_FILE)
         for name in ("a", "b"):
             found = project.problem(f"table public.{name}")
             assert "is not published any more, or is another one under the same name" in found
@@ -263,7 +265,7 @@ def test_a_live_table_whose_mirror_nothing_follows(project: Project) -> None:
 
         conn.execute("DROP TABLE b; CREATE TABLE c (id int PRIMARY KEY)")
         with connect(project.source.conninfo) as own:
-            read_catalog(own, catalog.identity, catalog.publications).save(CATALOG_FILE)
+            save_catalog(read_catalog(own, catalog.identity, catalog.publications), CATALOG_FILE)
     assert f"stands at {start} and is not kept any more" in project.problem("mirror public.b")
     assert "is meant by the setting `tables`, but is not published" in project.problem("table public.c")
     assert project.status().ok
@@ -274,8 +276,8 @@ def _mirrored(project: Project, table: Table, at: Lsn) -> None:
     layout = project.settings.layout
     path = layout.mirror(table.name)
     identity = ChangeLog(layout).identity
-    write_deltalake(path, pa.table({"id": pa.array([], pa.int32())}))
-    (first,) = Path(path, "_delta_log").glob("*0.json")
+    write_deltalake(str(path), pa.table({"id": pa.array([], pa.int32())}))
+    (first,) = path_of(path / "_delta_log").glob("*0.json")
     # Spark's own property: delta-rs writes none that it does not know.
     ours = f'"configuration":{{"{IDENTITY}":"{identity.app_id()}"'
     first.write_text(first.read_text().replace('"configuration":{', ours))
@@ -344,7 +346,7 @@ def test_a_catalog_that_cannot_be_read(project: Project) -> None:
 
 def test_a_log_that_cannot_be_read(project: Project) -> None:
     project.log(project.setup())
-    for file in (project.settings.layout.change_log / "_delta_log").iterdir():
+    for file in path_of(project.settings.layout.change_log / "_delta_log").iterdir():
         file.write_text("{")
     found = project.status()
     assert not found.ok

@@ -279,7 +279,7 @@ def test_a_leaf_that_was_renamed_is_compared_under_its_name_at_the_copy(lake: La
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'a')",
     )
     (copied,) = lake.catalog().tables
-    TableStates(Layout(lake.root)).set(copied, TableState.CATCHING_UP, Lsn(1))
+    TableStates(Layout.of(lake.root)).set(copied, TableState.CATCHING_UP, Lsn(1))
     lake.script("ALTER TABLE t1 RENAME TO other")
     schema = NOTE_SCHEMA.append(pa.field("_pgcdc_leaf", pa.string()))
     lake.write("t", schema, [row | {"_pgcdc_leaf": LEAVES[0]} for row in _notes((1, "a"))])

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.cli.conftest import Shell
 from tests.fix_postgres import Database, fresh_database
@@ -74,9 +74,9 @@ def test_another_source_is_refused_before_anything_is_written(
 
 def test_another_system_under_the_same_name(shell: Shell) -> None:
     shell.pgcdc("setup")
-    saved = Catalog.load(CATALOG_FILE)
+    saved = load_catalog(CATALOG_FILE)
     assert saved is not None
-    replace(saved, identity=replace(saved.identity, system_identifier="1")).save(CATALOG_FILE)
+    save_catalog(replace(saved, identity=replace(saved.identity, system_identifier="1")), CATALOG_FILE)
     assert "this project was set up for database" in shell.pgcdc("status", expect=2)
     assert "of system 1;" in shell.pgcdc("setup", expect=2)
 
@@ -84,7 +84,7 @@ def test_another_system_under_the_same_name(shell: Shell) -> None:
 def test_a_lake_of_another_source(shell: Shell, other: Database) -> None:
     """Also where the project itself was never set up."""
     shell.pgcdc("setup")
-    saved = Catalog.load(CATALOG_FILE)
+    saved = load_catalog(CATALOG_FILE)
     assert saved is not None
     ChangeLog(Settings.load().layout).create(saved.identity, Lsn(16), 1)
     CATALOG_FILE.unlink()
@@ -155,7 +155,7 @@ def test_the_same_system_under_a_new_name(shell: Shell, tmp_path: Path) -> None:
 def test_a_deliberate_new_beginning(shell: Shell, other: Database) -> None:
     """The old source is gone for good: it is not asked."""
     shell.pgcdc("setup")
-    saved = Catalog.load(CATALOG_FILE)
+    saved = load_catalog(CATALOG_FILE)
     assert saved is not None
     ChangeLog(Settings.load().layout).create(saved.identity, Lsn(16), 1)
     shell.set(SOURCE=other.conninfo)

@@ -26,7 +26,7 @@ def test_what_commands_make(shell: Shell) -> None:
         shell.pgcdc("setup")
         workspace_file()
         dagster_home()
-        with lake_lock(Layout(shell.folder / "lake"), "test"):
+        with lake_lock(Layout.of(shell.folder / "lake"), "test"):
             pass
     finally:
         os.umask(before)
@@ -35,16 +35,16 @@ def test_what_commands_make(shell: Shell) -> None:
 
 
 def test_verify_may_be_the_first(tmp_path: Path) -> None:
-    with hold.placed(Layout(tmp_path / "lake")):
+    with hold.placed(Layout.of(tmp_path / "lake")):
         assert mode(tmp_path / "lake") == 0o700
 
 
 def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
     """A lake of before, or one that is shared on purpose; a folder above it is nobody's secret."""
     lake = tmp_path / "above" / "lake"
-    with lake_lock(Layout(lake), "test"):
+    with lake_lock(Layout.of(lake), "test"):
         lake.chmod(0o2750)
-    with lake_lock(Layout(lake), "test"):
+    with lake_lock(Layout.of(lake), "test"):
         assert mode(lake) == 0o2750
     assert mode(lake.parent) & 0o055
 

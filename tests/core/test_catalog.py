@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.core.catalog import Catalog, Identity
+from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.log.durable import Disk
 
@@ -19,5 +20,5 @@ def test_it_survives_a_power_cut_with_the_folder_that_it_is_in(tmp_path: Path, m
     project.mkdir()
     disk = Disk(project, os.fsync)
     monkeypatch.setattr(os, "fsync", disk.fsync)
-    CATALOG.save(project / CATALOG_FILE)
-    assert Catalog.load(disk.left(tmp_path / "left") / CATALOG_FILE) == CATALOG
+    save_catalog(CATALOG, project / CATALOG_FILE)
+    assert load_catalog(disk.left(tmp_path / "left") / CATALOG_FILE) == CATALOG

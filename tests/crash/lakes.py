@@ -18,6 +18,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.store.local import path_of
 from tests.crash.faults import Faults
 from tests.crash.proxy import Proxy
 from tests.crash.tally import Tally
@@ -131,12 +132,12 @@ class LakeRig:
 
     def moved(self) -> tuple[int, ...]:
         """Delta versions of the log and of every mirror."""
-        folders = [Layout(self.lake).change_log, *(self.lake / table.replace(".", "/") for table in TABLES)]
+        folders = [path_of(Layout.of(self.lake).change_log), *(self.lake / table.replace(".", "/") for table in TABLES)]
         return tuple(sum(1 for _ in (folder / "_delta_log").glob("*.json")) for folder in folders)
 
     def look(self) -> int:
         """Every consistent point that is new: all its tables are the source at its LSN. How many there were."""
-        log = ChangeLog(Layout(self.lake))
+        log = ChangeLog(Layout.of(self.lake))
         if log.exists:
             row = self.conn.execute(
                 "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [self.slot]
@@ -154,7 +155,7 @@ class LakeRig:
         commits = self.journal.commits() if fresh else {}
         for lsn, versions in fresh:
             self.journal.assert_equal_at(self.lake, lsn, versions, commits)
-        aside = [row for row in TableStates(Layout(self.lake)).all().values() if row.state is TableState.SET_ASIDE]
+        aside = [row for row in TableStates(Layout.of(self.lake)).all().values() if row.state is TableState.SET_ASIDE]
         assert not aside, f"{aside[0].name}: {aside[0].reason}"
         return len(fresh)
 

@@ -26,6 +26,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings, heard
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
+from pgcdc_assets.store.local import path_of
 from tests.crash.faults import Faults, Kind, kill, wait_until
 from tests.crash.proxy import Proxy
 from tests.crash.tally import ANY_TIME, Tally
@@ -132,7 +133,7 @@ class Rig:
                 ).fetchone()
                 if slot == self.slot:
                     assert row is not None
-                    self.log = ChangeLog(Layout(self.folder))
+                    self.log = ChangeLog(Layout.of(self.folder))
                     self.log.create(identity(conn, slot), Lsn.parse(row[0]), 1)
 
     @contextmanager
@@ -234,11 +235,13 @@ class Rig:
         position = self.log.position()
         with self.connect() as conn:
             # The witness reads what is flushed: at least what the log holds.
-            assert_same(logged(self.log.path, position), peeked(conn, f"twin_{conn.info.dbname}", "p", position))
+            assert_same(
+                logged(path_of(self.log.path), position), peeked(conn, f"twin_{conn.info.dbname}", "p", position)
+            )
             self.journal.conn = conn
             commits = self.journal.commits()
             oids = {table: _oid(conn, table) for table in TABLES}
-            found = folded(self.log.path, {oids[table]: key for table, key in TABLES.items()}, position)
+            found = folded(path_of(self.log.path), {oids[table]: key for table, key in TABLES.items()}, position)
             for table, oid in oids.items():
                 assert found[oid] == self.journal.rows_at(table, position, commits)[1], table
 
@@ -257,7 +260,9 @@ class Rig:
 
     def _moved(self) -> tuple[int, int]:
         """Position, and files written so far, those of the spill too."""
-        files = sum(1 for _ in self.log.path.glob("*.parquet")) + sum(1 for _ in self.log.path.glob("_spill/*"))
+        files = sum(1 for _ in path_of(self.log.path).glob("*.parquet")) + sum(
+            1 for _ in path_of(self.log.path).glob("_spill/*")
+        )
         return int(self.log.position()), files
 
     def _confirmed(self) -> Lsn:

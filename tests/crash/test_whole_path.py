@@ -24,6 +24,7 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.mirror.delta import apply, compaction
+from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup
 from tests.crash.faults import Faults, Kind, kill, wait_until
@@ -79,7 +80,7 @@ class InProcess(LakeRig):
         )  # fmt: skip
         self.observer = Silent()
         assert self.settings.source is not None
-        setup(self.settings, self.settings.source).catalog.save(CATALOG_FILE)
+        save_catalog(setup(self.settings, self.settings.source).catalog, CATALOG_FILE)
 
     def sync(self, bounds: Bounds | None = None, copy_anew: Sequence[TableName] = ()) -> None:
         assert self.settings.source is not None

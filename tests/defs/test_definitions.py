@@ -14,6 +14,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs import keys
 from pgcdc_assets.defs.pipeline import pipeline
 from pgcdc_assets.project import INSTANCE_YAML, WORKSPACE_YAML
+from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.defs.catalogs import ODD, catalog_of
 
@@ -105,7 +106,7 @@ def test_every_mirror_and_the_slot_have_a_check() -> None:
 @pytest.mark.parametrize("catalog", [None, catalog_of(*ODD)])
 def test_loading_in_a_project_directory_touches_nothing_else(tmp_path: Path, catalog: Catalog | None) -> None:
     if catalog is not None:
-        catalog.save(tmp_path / CATALOG_FILE)
+        save_catalog(catalog, tmp_path / CATALOG_FILE)
     before = sorted(tmp_path.rglob("*"))
     code = (
         "import sys; from pgcdc_assets.definitions import defs; defs.get_repository_def();"

@@ -65,7 +65,7 @@ def status(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
 
 def test_a_run_whose_process_is_gone_is_reported_failed(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     dead, alive = run_of(instance, mark=dead_mark()), run_of(instance, mark=runs.process_mark())
-    assert runs.report_dead_runs(instance, Layout(tmp_path)) == [dead]
+    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
     assert status(instance, dead) is dg.DagsterRunStatus.FAILURE
     assert status(instance, alive) is dg.DagsterRunStatus.STARTED
 
@@ -73,7 +73,7 @@ def test_a_run_whose_process_is_gone_is_reported_failed(instance: dg.DagsterInst
 def test_a_pid_that_was_given_again_is_not_the_run(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     host, pid, created = runs.process_mark().rsplit(".", 2)
     dead = run_of(instance, mark=f"{host}.{pid}.{int(created) - 100}")
-    assert runs.report_dead_runs(instance, Layout(tmp_path)) == [dead]
+    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
 
 
 def test_while_somebody_holds_the_lock_no_run_is_called_dead(instance: dg.DagsterInstance, tmp_path: Path) -> None:
@@ -81,38 +81,38 @@ def test_while_somebody_holds_the_lock_no_run_is_called_dead(instance: dg.Dagste
     code = (
         "import sys, pathlib\n"
         "from pgcdc_assets.core.layout import Layout; from pgcdc_assets.flow.lock import lake_lock\n"
-        "with lake_lock(Layout(pathlib.Path(sys.argv[1])), 'follow'): print('held', flush=True); input()"
+        "with lake_lock(Layout.of(pathlib.Path(sys.argv[1])), 'follow'): print('held', flush=True); input()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    assert runs.report_dead_runs(instance, Layout(tmp_path)) == []
+    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == []
     holder.communicate("\n")
-    assert runs.report_dead_runs(instance, Layout(tmp_path)) == [dead]
+    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
 
 
 def test_a_run_that_has_named_no_process_gets_time_to_start(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     young = run_of(instance)
     other = run_of(instance, foreign)
-    assert runs.report_dead_runs(instance, Layout(tmp_path)) == []
+    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == []
     later = time.time() + 121
-    assert runs.report_dead_runs(instance, Layout(tmp_path), now=later) == [young]
+    assert runs.report_dead_runs(instance, Layout.of(tmp_path), now=later) == [young]
     assert status(instance, other) is dg.DagsterRunStatus.STARTED
 
 
 def test_a_run_on_another_host_is_left_alone(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     run_of(instance, mark="elsewhere.example.1.1")
-    assert runs.report_dead_runs(instance, Layout(tmp_path)) == []
+    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == []
 
 
 def test_our_own_lock_does_not_hide_the_dead(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     """A run looks before it takes the lock."""
     dead = run_of(instance, mark=dead_mark())
-    with lake_lock(Layout(tmp_path), "sync"):
-        assert runs.report_dead_runs(instance, Layout(tmp_path)) == []
-    assert runs.report_dead_runs(instance, Layout(tmp_path)) == [dead]
+    with lake_lock(Layout.of(tmp_path), "sync"):
+        assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == []
+    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -25,6 +25,7 @@ from pgcdc_assets.flow.outcomes import OperationKind, recorded
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup, teardown
 from pgcdc_assets.source.slot.slotstatus import require_slot
@@ -59,7 +60,7 @@ def catalog(settings: Settings, conn: psycopg.Connection[Any], monkeypatch: pyte
     """Set up, and nothing copied yet."""
     monkeypatch.setenv("PGCDC_TABLES", '["public.t"]')
     catalog = setup(Settings.load(), str(settings.source)).catalog
-    catalog.save(CATALOG_FILE)
+    save_catalog(catalog, CATALOG_FILE)
     return catalog
 
 

@@ -116,7 +116,7 @@ def test_the_sensor_alone_carries_changes_and_the_ui_repairs(project: Project, d
 
 def _the_next_run_takes_over(project: Project, conn: psycopg.Connection[Any]) -> None:
     """Idle, the run ends; a change then comes through a run that the sensor asks for."""
-    layout = Layout(project.lake)
+    layout = Layout.of(project.lake)
     wait_for(lambda: lock.holder(layout) is None, what="the end of the idle run")
     conn.execute("UPDATE public.orders SET note = 'second' WHERE id = 5")
     wait_for(lambda: "second" in notes(project), what="the change")

@@ -33,6 +33,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.copy import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import LOCATION
+from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.defs.catalogs import catalog_of
 from tests.defs.doubles import RecordingEngines, Script, report_of, span
@@ -52,7 +53,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PGCDC_SOURCE", "dbname=nowhere")
-    CATALOG.save(CATALOG_FILE)
+    save_catalog(CATALOG, CATALOG_FILE)
 
 
 def sync(instance: dg.DagsterInstance, script: Script, **config: Any) -> dg.ExecuteInProcessResult:

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import FileChange, commit_change, commit_compaction, loosened
 from pgcdc_assets.delta.datafile import DataFile, FileReport
@@ -30,6 +31,7 @@ from pgcdc_assets.mirror.delta import compaction
 from pgcdc_assets.mirror.delta.compaction import compact_file, small_files, worth_rewriting
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, create_mirror
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import live_files, opened
 from tests.history.mirror import make
 
@@ -53,7 +55,7 @@ class Rows:
     def change(self, added: Sequence[int], removed: set[int], *, transaction: int | None = None) -> int:
         table = self.delta
         gone: dict[str, BitMap64] = {}
-        for group in MergeTarget(self.path, SCHEMA, ("id", "v"), table.files).groups({}):
+        for group in MergeTarget(Location.of(self.path), SCHEMA, ("id", "v"), table.files).groups({}):
             ids = group.read(["id"])["id"].to_pylist()
             at = [group.start + place for place, value in enumerate(ids) if group.alive[place] and value in removed]
             if at:
@@ -66,7 +68,7 @@ class Rows:
         return version
 
     def written(self, ids: Sequence[int]) -> list[FileReport]:
-        with DataFile(self.path, SCHEMA) as file:
+        with DataFile(Location.of(self.path), SCHEMA) as file:
             file.write([pa.array(list(ids), pa.int64()), pa.array([str(number) for number in ids])])
             report = file.finish()
         return [report] if report is not None else []
@@ -78,10 +80,10 @@ class Rows:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Rows:
-    layout = Layout(tmp_path)
+    layout = Layout.of(tmp_path)
     mirror = Mirror(layout, OWNER, TableName("public", "t"))
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.logRetentionDuration": "interval 30 days"})
-    return Rows(mirror.path)
+    return Rows(path_of(mirror.path))
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(0, 60), max_size=20)), min_size=1, max_size=30)
@@ -92,15 +94,15 @@ STEPS = st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(0, 60), max_si
 def test_every_version_holds_what_it_should(tmp_path: Path, steps: list[tuple[int, set[int]]]) -> None:
     """Through checkpoints too, and read again from its log alone each time."""
     shutil.rmtree(tmp_path / "public", ignore_errors=True)
-    mirror = Mirror(Layout(tmp_path), OWNER, TableName("public", "t"))
+    mirror = Mirror(Layout.of(tmp_path), OWNER, TableName("public", "t"))
     make(mirror, MirrorSchema(SCHEMA), {})
-    table, fresh = Rows(mirror.path), count()
+    table, fresh = Rows(path_of(mirror.path)), count()
     for new, removed in steps:
         table.change([next(fresh) for _ in range(new)], removed & table.held)
     for version, held in enumerate(table.history, 1):
         assert table.read(version) == sorted(held)
     assert table.delta.positions["app"] == len(steps)
-    checkpoints = list((mirror.path / "_delta_log").glob("*.checkpoint.parquet"))
+    checkpoints = list(path_of(mirror.path / "_delta_log").glob("*.checkpoint.parquet"))
     assert len(checkpoints) == len(steps) // 10
 
 
@@ -170,7 +172,7 @@ def test_small_files_become_one(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> 
     before = rows.delta
     small = small_files(before.files)
     assert len(small) == 6
-    report = compact_file(MergeTarget(rows.path, SCHEMA, ("id", "v"), small))
+    report = compact_file(MergeTarget(Location.of(rows.path), SCHEMA, ("id", "v"), small))
     version = commit_compaction(before, small, report)
     (file,) = live_files(rows.path)
     assert rows.delta.number == version
@@ -202,7 +204,9 @@ def test_the_file_that_is_worn_most_is_written_again(rows: Rows, monkeypatch: py
     rows.change([], {3, *range(100, 106)})
     (most,) = worn = worth_rewriting(rows.delta.files)
     assert most.deleted == 6
-    version = commit_compaction(rows.delta, worn, compact_file(MergeTarget(rows.path, SCHEMA, ("id", "v"), worn)))
+    version = commit_compaction(
+        rows.delta, worn, compact_file(MergeTarget(Location.of(rows.path), SCHEMA, ("id", "v"), worn))
+    )
     assert rows.read() == rows.read(version - 1) == sorted(rows.held)
     assert [file.deleted for file in worth_rewriting(rows.delta.files)] == [4]
     monkeypatch.setattr(compaction, "WORN_SHARE", 24)
@@ -221,7 +225,7 @@ def test_a_compaction_that_lost_rows_is_refused(rows: Rows) -> None:
 def test_spark_reads_and_goes_on_with_it(spark: SparkSession, tmp_path: Path) -> None:
     """Its DELETE grows our vectors, ours grow its own, OPTIMIZE ends them; its change feed tells the rows."""
     path = tmp_path / "t"
-    create_mirror(spark, path, MirrorSchema(SCHEMA), {"delta.enableChangeDataFeed": "true"})
+    create_mirror(spark, Location.of(path), MirrorSchema(SCHEMA), {"delta.enableChangeDataFeed": "true"})
     rows, name = Rows(path), f"delta.`{path}`"
 
     def read(columns: str = "id", source: str = name) -> list[Any]:

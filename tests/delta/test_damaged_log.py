@@ -16,6 +16,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import OWN_FILE_BYTES
+from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
 from tests.mirror.pipeline import Pipeline
 
@@ -51,7 +52,7 @@ DAMAGES: tuple[Damage, ...] = (_missing, _half_written, _emptied, *map(_flipped,
 def test_damage_is_found_named_and_never_applied(database: Database, spark: SparkSession, tmp_path: Path) -> None:
     """Small tables share a file with what the batch says of itself; large ones have one that only workers read."""
     with database.connect() as conn:
-        pipe = Pipeline(database, conn, spark, Layout(tmp_path / "lake"))
+        pipe = Pipeline(database, conn, spark, Layout.of(tmp_path / "lake"))
         pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
         pipe.follow("t, u")
         size = 1000
@@ -62,15 +63,15 @@ def test_damage_is_found_named_and_never_applied(database: Database, spark: Spar
         paths = [segment.path for segment in pipe.log.all_segments()]
         assert len(paths) == 2
         for path in paths:
-            content = path.read_bytes()
+            content = path_of(path).read_bytes()
             for damage in DAMAGES:
-                damage(path, content)
+                damage(path_of(path), content)
                 pipe.log = ChangeLog(pipe.layout).open()
                 with pytest.raises(LogCorrupt, match=path.name):
                     pipe.derive(end)
                 with pytest.raises(LogCorrupt, match=path.name):
                     ChangeLog(pipe.layout).verify(LsnRange(pipe.log.start, end))
-                path.write_bytes(content)
+                path_of(path).write_bytes(content)
                 assert _rows(pipe, "t") == _rows(pipe, "u") == 0
         pipe.log = ChangeLog(pipe.layout).open()
         pipe.turn(end)
@@ -81,4 +82,4 @@ def _rows(pipe: Pipeline, name: str) -> int:
     folder = pipe.layout.changes(TableName("public", name))
     if not DeltaTable.is_deltatable(str(folder)):
         return 0
-    return sum(pa.table(DeltaTable(folder).get_add_actions(flatten=True))["num_records"].to_pylist())
+    return sum(pa.table(DeltaTable(path_of(folder)).get_add_actions(flatten=True))["num_records"].to_pylist())

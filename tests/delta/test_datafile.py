@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.errors import LakeError
 from tests.deltatables import commit
@@ -26,7 +27,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 def file_of(folder: Path, columns: dict[str, pa.Array], *more: dict[str, pa.Array]) -> FileReport:
     schema = pa.schema([(name, array.type) for name, array in columns.items()])
-    with DataFile(folder, schema) as file:
+    with DataFile(Location.of(folder), schema) as file:
         for one in (columns, *more):
             file.write(list(one.values()))
         report = file.finish()
@@ -50,7 +51,7 @@ def sound(table: Path) -> FileReport:
 
 
 def test_no_rows_make_no_file(tmp_path: Path) -> None:
-    with DataFile(tmp_path, SCHEMA) as file:
+    with DataFile(Location.of(tmp_path), SCHEMA) as file:
         file.write([pa.array([], pa.int64()), pa.array([], pa.string())])
         assert file.finish() is None
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, Schema
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.delta.definition import commit_columns, commit_properties, create_table
@@ -19,12 +20,18 @@ MOMENT = pa.schema([("a", pa.int64()), ("at", pa.timestamp("us"))])
 
 
 def _made(folder: Path, schema: pa.Schema) -> DeltaVersion:
-    create_table(folder / "t", Schema.from_arrow(schema), {"delta.checkpointInterval": "3"}, {"app": 5}, folder)
+    create_table(
+        Location.of(folder / "t"),
+        Schema.from_arrow(schema),
+        {"delta.checkpointInterval": "3"},
+        {"app": 5},
+        Location.of(folder),
+    )
     return _now(folder)
 
 
 def _now(folder: Path) -> DeltaVersion:
-    table = open_delta(folder / "t")
+    table = open_delta(Location.of(folder / "t"))
     assert table is not None
     return table
 

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.delta.commit import make_checkpoint
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion, open_delta
 from pgcdc_assets.errors import LakeError
 
@@ -42,7 +43,7 @@ class Grown:
             positions = CommitProperties(app_transactions=[Transaction("app", self.version + 1)])
             write_deltalake(self.folder, rows, mode=kind, commit_properties=positions)  # type: ignore[call-overload]
         elif kind == "checkpoint":
-            make_checkpoint(self.folder, self.version)
+            make_checkpoint(Location.of(self.folder), self.version)
         elif kind == "forget":
             self.forget()
         elif kind == "hint lost":
@@ -83,25 +84,25 @@ def test_it_is_the_table_that_others_read(tmp_path: Path, steps: list[str]) -> N
     """Read afresh, and read on from any earlier look, whatever was cleaned up in between."""
     shutil.rmtree(tmp_path / "t", ignore_errors=True)
     table = Grown(tmp_path / "t")
-    awake, asleep = DeltaLog(table.folder), [DeltaLog(table.folder)]
+    awake, asleep = DeltaLog(Location.of(table.folder)), [DeltaLog(Location.of(table.folder))]
     for kind in steps:
         table.step(kind)
-        asleep.append(DeltaLog(table.folder))
+        asleep.append(DeltaLog(Location.of(table.folder)))
         for handle in (awake, asleep[-1]):
             same(handle.newest(), DeltaTable(table.folder))
     for handle in asleep:
         same(handle.newest(), DeltaTable(table.folder))
     oldest = max(table.checkpoints(), default=0)
     for version in range(oldest, table.version + 1):
-        same(DeltaLog(table.folder).at(version), DeltaTable(table.folder, version=version))
+        same(DeltaLog(Location.of(table.folder)).at(version), DeltaTable(table.folder, version=version))
 
 
 @pytest.mark.parametrize("hint", ["whole", "lost"])
 def test_a_handle_that_slept_through_a_clean_up_sees_what_came(tmp_path: Path, hint: str) -> None:
     table = Grown(tmp_path / "t")
     table.step("append")
-    early = DeltaLog(table.folder)
-    assert early.newest() == open_delta(table.folder)
+    early = DeltaLog(Location.of(table.folder))
+    assert early.newest() == open_delta(Location.of(table.folder))
     for kind in ("append", "append", "checkpoint", "forget"):
         table.step(kind)
     assert not (table.log / f"{2:020}.json").exists()
@@ -115,7 +116,7 @@ def test_an_old_hint_in_front_of_a_hole_is_not_believed(tmp_path: Path) -> None:
     for kind in ("append", "checkpoint", "append", "append", "checkpoint", "hint old"):
         table.step(kind)
     (table.log / f"{2:020}.json").unlink()
-    same(open_delta(table.folder), DeltaTable(table.folder))
+    same(open_delta(Location.of(table.folder)), DeltaTable(table.folder))
 
 
 def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
         table.step("append")
     (table.log / f"{0:020}.json").unlink()
     with pytest.raises(LakeError, match="lacks a commit"):
-        open_delta(table.folder)
+        open_delta(Location.of(table.folder))
 
 
 def test_no_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +134,7 @@ def test_no_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for kind in ("append", "checkpoint", "append"):
         table.step(kind)
     monkeypatch.setattr(Path, "glob", lambda *_: pytest.fail("listed"))
-    handle = DeltaLog(table.folder)
+    handle = DeltaLog(Location.of(table.folder))
     for _ in range(2):
         found = handle.newest()
         assert found is not None
@@ -141,9 +142,9 @@ def test_no_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_where_no_table_is(tmp_path: Path) -> None:
-    assert open_delta(tmp_path / "nowhere") is None
+    assert open_delta(Location.of(tmp_path / "nowhere")) is None
     (tmp_path / "t" / "_delta_log").mkdir(parents=True)
-    assert open_delta(tmp_path / "t") is None
+    assert open_delta(Location.of(tmp_path / "t")) is None
 
 
 def test_a_version_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_a_version_that_is_gone_is_named(tmp_path: Path) -> None:
     for kind in ("append", "append", "checkpoint", "forget"):
         table.step(kind)
     with pytest.raises(LakeError, match="lacks a commit"):
-        DeltaLog(table.folder).at(1)
+        DeltaLog(Location.of(table.folder)).at(1)
 
 
 @pytest.mark.spark
@@ -169,7 +170,7 @@ def test_what_spark_wrote(spark: SparkSession, tmp_path: Path, part_size: int | 
         own.sql(f"DELETE FROM delta.`{folder}` WHERE id = {10 * number}").collect()
     names = [path.name for path in (folder / "_delta_log").glob("*.checkpoint*.parquet")]
     assert any(len(name) > 50 for name in names) == (part_size is not None), names
-    found = open_delta(folder)
+    found = open_delta(Location.of(folder))
     assert found is not None
     theirs = DeltaTable(folder)
     assert found.number == theirs.version()

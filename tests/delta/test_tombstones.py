@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_compaction
@@ -25,6 +26,7 @@ from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, cre
 from pgcdc_assets.mirror.delta.othercommits import change_since
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.store.local import path_of
 from tests.delta.test_commit import OWNER, SCHEMA, Rows
 from tests.deltatables import commit, live_files
 from tests.history.mirror import make
@@ -77,7 +79,9 @@ def lived_long_and_short(rows: Rows) -> tuple[str, str]:
 
 def _compacted(rows: Rows) -> None:
     delta = rows.delta
-    commit_compaction(delta, delta.files, compact_file(MergeTarget(rows.path, SCHEMA, ("id", "v"), delta.files)))
+    commit_compaction(
+        delta, delta.files, compact_file(MergeTarget(Location.of(rows.path), SCHEMA, ("id", "v"), delta.files))
+    )
     rows.history.append(frozenset(rows.held))
 
 
@@ -92,9 +96,9 @@ def test_properties_are_made_longer_never_shorter() -> None:
 
 
 def test_checkpoints_name_the_gone_that_lived_for_long(tmp_path: Path) -> None:
-    mirror = Mirror(Layout(tmp_path), OWNER, NAME)
+    mirror = Mirror(Layout.of(tmp_path), OWNER, NAME)
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **keeping(7 * DAY)})
-    rows = Rows(mirror.path)
+    rows = Rows(path_of(mirror.path))
     long, short = lived_long_and_short(rows)
     assert (rows.delta.number % 5, named_as_gone(rows.path)) == (0, {long})
     # The next one is made of the one before.
@@ -107,9 +111,9 @@ def test_checkpoints_name_the_gone_that_lived_for_long(tmp_path: Path) -> None:
 
 
 def test_a_vacuum_by_delta_rs_spares_what_is_promised(tmp_path: Path) -> None:
-    mirror = Mirror(Layout(tmp_path), OWNER, NAME)
+    mirror = Mirror(Layout.of(tmp_path), OWNER, NAME)
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **keeping(7 * DAY)})
-    rows = Rows(mirror.path)
+    rows = Rows(path_of(mirror.path))
     lived_long_and_short(rows)
     DeltaTable(rows.path).vacuum(dry_run=False)
     _as_promised(rows)
@@ -117,16 +121,16 @@ def test_a_vacuum_by_delta_rs_spares_what_is_promised(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_a_vacuum_by_spark_spares_what_is_promised(spark: SparkSession, tmp_path: Path) -> None:
-    path = Layout(tmp_path).mirror(NAME)
+    path = Layout.of(tmp_path).mirror(NAME)
     create_mirror(spark, path, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5"})
-    rows = Rows(path)
+    rows = Rows(path_of(path))
     lived_long_and_short(rows)
-    for version in range(int(max((path / "_delta_log").glob("*.checkpoint.parquet")).name[:20])):
+    for version in range(int(max(path_of(path / "_delta_log").glob("*.checkpoint.parquet")).name[:20])):
         # So that what is gone stands in the checkpoint alone.
         log = path / "_delta_log" / f"{version:020}.json"
-        log.rename(log.with_suffix(".kept"))
+        path_of(log).rename(path_of(log).with_suffix(".kept"))
     spark.newSession().sql(f"VACUUM delta.`{path}`").collect()
-    for kept in (path / "_delta_log").glob("*.kept"):
+    for kept in path_of(path / "_delta_log").glob("*.kept"):
         kept.rename(kept.with_suffix(".json"))
     _as_promised(rows)
 
@@ -138,20 +142,20 @@ def _as_promised(rows: Rows) -> None:
 
 def test_a_vacuum_that_takes_what_is_needed_is_told(tmp_path: Path) -> None:
     """delta-rs takes deletion vectors for garbage when it looks for any that nobody names."""
-    layout = Layout(tmp_path)
+    layout = Layout.of(tmp_path)
     mirror, points = Mirror(layout, OWNER, NAME), ConsistentPoints(layout)
     make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), **keeping(7 * DAY)})
-    rows = Rows(mirror.path)
+    rows = Rows(path_of(mirror.path))
     rows.change([1, 2, 3], set())
     commit(rows.path, [], "append", {mirror.snapshot_app_id: 100})
     version = rows.change([4], {1})
     points.publish(Lsn(100), {NAME: version}, {})
     older(rows.path, timedelta(days=9))
-    assert change_since(rows.path, OWNER.app_id(), version) is None
+    assert change_since(Location.of(rows.path), OWNER.app_id(), version) is None
     DeltaTable(rows.path).vacuum(dry_run=False)
     assert len(Lake(tmp_path).at().arrow(NAME)) == 3
     DeltaTable(rows.path).vacuum(dry_run=False, full=True)
-    told = change_since(rows.path, OWNER.app_id(), version)
+    told = change_since(Location.of(rows.path), OWNER.app_id(), version)
     assert told is not None
     assert re.match("VACUUM (START|END) by delta-rs:", told)
     assert "deleted deletion_vector_" in told

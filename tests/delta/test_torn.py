@@ -11,15 +11,17 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.core.durable import sync_folder
 from pgcdc_assets.core.layout import commit_name
-from pgcdc_assets.delta.commit import commit_files, make_checkpoint, settle
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.checkpoint import make_checkpoint
+from pgcdc_assets.delta.commit import commit_files, settle
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.delta.log import DeltaLog, open_delta
 from pgcdc_assets.delta.logfiles import ASIDE, commit_actions
 from pgcdc_assets.delta.recovery import foreign_files, recover
 from pgcdc_assets.errors import LakeError, TornLog
 from pgcdc_assets.points.ledger import AT, Ledger
+from pgcdc_assets.store.durable import sync_folder
 from tests.deltatables import opened
 from tests.log.durable import Disk
 
@@ -49,7 +51,7 @@ class Grown:
         return commit_files(table, [self.written(table.number + 1)], "append", {"app": table.number + 1})
 
     def written(self, value: int) -> FileReport:
-        with DataFile(self.folder, SCHEMA) as file:
+        with DataFile(Location.of(self.folder), SCHEMA) as file:
             file.write([pa.array([value])])
             report = file.finish()
         assert report is not None
@@ -75,34 +77,34 @@ def table(tmp_path: Path) -> Grown:
 def test_a_torn_commit_is_refused_then_recovered(table: Grown, damage: Damage) -> None:
     table.damage(3, damage)
     with pytest.raises(TornLog, match=commit_name(3)):
-        open_delta(table.folder)
-    assert recover(table.folder).aside == (commit_name(3),)
+        open_delta(Location.of(table.folder))
+    assert recover(Location.of(table.folder)).aside == (commit_name(3),)
     assert opened(table.folder).number == DeltaTable(table.folder).version() == 2
     assert table.append() == 3
     assert len(DeltaTable(table.folder).file_uris()) == 3
-    assert recover(table.folder).aside == ()
+    assert recover(Location.of(table.folder)).aside == ()
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damage_that_a_point_rests_on_stays(table: Grown, damage: Damage) -> None:
     table.damage(3, damage)
-    assert recover(table.folder, promised=3).aside == ()
+    assert recover(Location.of(table.folder), promised=3).aside == ()
     with pytest.raises(TornLog, match=r"put.*aside where nothing published rests on it"):
-        open_delta(table.folder)
+        open_delta(Location.of(table.folder))
 
 
 def test_what_follows_a_hole_goes_with_it(table: Grown) -> None:
     """Left where it is, it would be taken for what follows the commit that gets the lost one's number."""
     (table.log / commit_name(2)).unlink()
-    assert recover(table.folder, promised=1).aside == (commit_name(3),)
+    assert recover(Location.of(table.folder), promised=1).aside == (commit_name(3),)
     table.append()
     assert opened(table.folder).number == 2
 
 
 def test_a_commit_whose_file_is_lost_goes(table: Grown) -> None:
-    lost = next(action["add"]["path"] for action in commit_actions(table.log, 2) if "add" in action)
+    lost = next(action["add"]["path"] for action in commit_actions(Location.of(table.log), 2) if "add" in action)
     (table.folder / lost).unlink()
-    assert recover(table.folder).aside == (commit_name(2), commit_name(3))
+    assert recover(Location.of(table.folder)).aside == (commit_name(2), commit_name(3))
     assert opened(table.folder).number == 1
 
 
@@ -111,34 +113,34 @@ def test_files_that_a_later_commit_removed_need_not_be_there(table: Grown) -> No
     commit_files(opened(table.folder), [table.written(9)], "overwrite", {"app": 9})
     for name in gone:
         (table.folder / name).unlink()
-    assert recover(table.folder).aside == ()
+    assert recover(Location.of(table.folder)).aside == ()
     assert opened(table.folder).number == 4
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES.values())[:4], ids=list(DAMAGES)[:4])
 def test_a_torn_checkpoint_is_not_needed(table: Grown, damage: Damage) -> None:
-    make_checkpoint(table.folder, 2)
-    make_checkpoint(table.folder, 3)
+    make_checkpoint(Location.of(table.folder), 2)
+    make_checkpoint(Location.of(table.folder), 3)
     table.append()
     torn = table.log / f"{3:020}.checkpoint.parquet"
     torn.write_bytes(damage(torn.read_bytes()))
-    assert opened(table.folder).number == DeltaLog(table.folder).at(4).number == 4
+    assert opened(table.folder).number == DeltaLog(Location.of(table.folder)).at(4).number == 4
     assert len(opened(table.folder).files) == 4
-    assert torn.name in recover(table.folder).aside
+    assert torn.name in recover(Location.of(table.folder)).aside
     assert DeltaTable(table.folder).version() == 4
     table.append()
     assert len(opened(table.folder).files) == len(DeltaTable(table.folder).file_uris()) == 5
 
 
 def test_a_torn_checkpoint_in_front_of_nothing_is_told(table: Grown) -> None:
-    make_checkpoint(table.folder, 3)
+    make_checkpoint(Location.of(table.folder), 3)
     torn = table.log / f"{3:020}.checkpoint.parquet"
     torn.write_bytes(b"")
     for number in range(4):
         (table.log / commit_name(number)).unlink()
-    recover(table.folder)
+    recover(Location.of(table.folder))
     with pytest.raises(TornLog, match=torn.name):
-        open_delta(table.folder)
+        open_delta(Location.of(table.folder))
 
 
 def test_commits_go_only_behind_a_durable_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +149,10 @@ def test_commits_go_only_behind_a_durable_checkpoint(tmp_path: Path, monkeypatch
     table = Grown(tmp_path / "t", {"delta.logRetentionDuration": "interval 0 seconds"})
     for _ in range(3):
         table.append()
-    make_checkpoint(table.folder, 3)
+    make_checkpoint(Location.of(table.folder), 3)
     assert not (table.log / commit_name(0)).exists()
     table.append()
-    settle([table.folder])
+    settle([Location.of(table.folder)])
     sync_folder(tmp_path)
     left = disk.left(tmp_path.with_name("left"))
     assert not (left / "t" / "_delta_log" / commit_name(0)).exists()
@@ -160,8 +162,8 @@ def test_commits_go_only_behind_a_durable_checkpoint(tmp_path: Path, monkeypatch
 def test_a_log_without_its_first_commit_is_begun_anew(tmp_path: Path) -> None:
     table = Grown(tmp_path / "t")
     table.damage(0, lambda content: content.splitlines(keepends=True)[0].rstrip())
-    assert recover(table.folder).aside == (commit_name(0),)
-    assert open_delta(table.folder) is None
+    assert recover(Location.of(table.folder)).aside == (commit_name(0),)
+    assert open_delta(Location.of(table.folder)) is None
 
 
 @pytest.mark.parametrize("last", ["metaData", "protocol"])
@@ -171,8 +173,8 @@ def test_a_first_commit_that_was_cut_at_a_line_is_begun_anew(tmp_path: Path, las
     lines = (table.log / commit_name(0)).read_bytes().splitlines()
     left = b"".join(line + b"\n" for line in lines if not line.startswith(f'{{"{last}"'.encode()))
     table.damage(0, lambda _: left.replace(b"delta-rs", b"Apache-Spark"))
-    assert recover(table.folder).aside == (commit_name(0),)
-    assert open_delta(table.folder) is None
+    assert recover(Location.of(table.folder)).aside == (commit_name(0),)
+    assert open_delta(Location.of(table.folder)) is None
 
 
 def test_torn_checksums_of_others_go(table: Grown) -> None:
@@ -185,11 +187,13 @@ def test_torn_checksums_of_others_go(table: Grown) -> None:
     torn += [table.log / f"{newest:020}.crc", table.log / f".{newest:020}.crc.crc"]
     for path in torn:
         path.write_bytes(b"")
-    found = recover(table.folder, newest - 1)
+    found = recover(Location.of(table.folder), newest - 1)
     assert (found.number, found.aside) == (newest, ())
     assert [path for path in torn if path.exists()] == torn[:1]
-    commits = {newest - 1: commit_actions(table.log, newest - 1)}
-    assert foreign_files(table.folder, commits) == [table.log / commit_name(newest - 1), torn[0]]
+    commits = {newest - 1: commit_actions(Location.of(table.log), newest - 1)}
+    assert foreign_files(Location.of(table.folder), commits) == [
+        Location.of(path) for path in (table.log / commit_name(newest - 1), torn[0])
+    ]
 
 
 def test_blanks_and_known_actions_are_fine_unknown_ones_are_named(table: Grown) -> None:
@@ -198,8 +202,8 @@ def test_blanks_and_known_actions_are_fine_unknown_ones_are_named(table: Grown) 
     assert opened(table.folder).number == 4
     path.write_text('{"newThing": {"path": "c"}}\n')
     with pytest.raises(LakeError, match="not known: newThing"):
-        open_delta(table.folder)
-    assert recover(table.folder).aside == ()
+        open_delta(Location.of(table.folder))
+    assert recover(Location.of(table.folder)).aside == ()
 
 
 def test_a_commit_without_hard_links(table: Grown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,13 +224,13 @@ def test_a_commit_without_hard_links(table: Grown, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("damage", list(DAMAGES.values())[:5], ids=list(DAMAGES)[:5])
 def test_a_ledger_goes_on_from_its_last_whole_row(tmp_path: Path, damage: Damage) -> None:
     schema = pa.schema([("n", pa.int64()), AT])
-    ledger = Ledger(tmp_path / "l", schema)
+    ledger = Ledger(Location.of(tmp_path / "l"), schema)
     for number in range(3):
         ledger.append([{"n": number}])
     path = tmp_path / "l" / "_delta_log" / commit_name(3)
     path.write_bytes(damage(path.read_bytes()))
-    recover(tmp_path / "l")
-    again = Ledger(tmp_path / "l", schema)
+    recover(Location.of(tmp_path / "l"))
+    again = Ledger(Location.of(tmp_path / "l"), schema)
     assert again.rows()["n"].to_pylist() == [0, 1]
     again.append([{"n": 7}])
     assert again.rows()["n"].to_pylist() == [0, 1, 7]
@@ -234,8 +238,8 @@ def test_a_ledger_goes_on_from_its_last_whole_row(tmp_path: Path, damage: Damage
 
 def test_a_ledger_of_an_older_version_gets_the_columns_that_came(tmp_path: Path) -> None:
     older, newer = pa.schema([("n", pa.int64()), AT]), pa.schema([("n", pa.int64()), AT, ("more", pa.string())])
-    Ledger(tmp_path / "l", older).append([{"n": 1}])
-    ledger = Ledger(tmp_path / "l", newer)
+    Ledger(Location.of(tmp_path / "l"), older).append([{"n": 1}])
+    ledger = Ledger(Location.of(tmp_path / "l"), newer)
     assert ledger.rows()["more"].to_pylist() == [None]
     ledger.append([{"n": 2, "more": "x"}])
-    assert Ledger(tmp_path / "l", newer).rows()["more"].to_pylist() == [None, "x"]
+    assert Ledger(Location.of(tmp_path / "l"), newer).rows()["more"].to_pylist() == [None, "x"]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.vectors import (
     kept,
     read_vector,
@@ -24,7 +25,7 @@ from pgcdc_assets.errors import LakeError
 def test_what_is_stored_is_what_the_protocol_says(tmp_path: Path) -> None:
     """A version, then size (big endian), magic number, Roaring's portable form for 64 bits, and checksum."""
     rows = BitMap64([3, 4, 7, 11, 18, 29, 1 << 33])
-    (descriptor,) = write_vectors(tmp_path, [rows])
+    (descriptor,) = write_vectors(Location.of(tmp_path), [rows])
     stored = (tmp_path / (vector_file(descriptor) or "")).read_bytes()
     size = int.from_bytes(stored[1:5], "big")
     assert stored[0] == 1
@@ -37,20 +38,20 @@ def test_what_is_stored_is_what_the_protocol_says(tmp_path: Path) -> None:
 
 def test_one_that_stands_in_the_log_itself(tmp_path: Path) -> None:
     rows = BitMap64([3, 4, 7])
-    (descriptor,) = write_vectors(tmp_path, [rows])
+    (descriptor,) = write_vectors(Location.of(tmp_path), [rows])
     data = (tmp_path / (vector_file(descriptor) or "")).read_bytes()[5:-4]
     padded = data + bytes(-len(data) % 4)
     inline = {"storageType": "i", "pathOrInlineDv": z85_encoded(padded), "sizeInBytes": len(data), "cardinality": 3}
     assert vector_file(inline) is None
-    assert read_vector(tmp_path, inline) == rows
+    assert read_vector(Location.of(tmp_path), inline) == rows
 
 
 @given(st.lists(st.sets(st.integers(0, 1 << 33)), min_size=1, max_size=4))
 def test_several_in_one_file_come_back(tmp_path_factory: pytest.TempPathFactory, sets: list[set[int]]) -> None:
     folder = tmp_path_factory.mktemp("vectors")
-    descriptors = write_vectors(folder, [BitMap64(rows) for rows in sets])
+    descriptors = write_vectors(Location.of(folder), [BitMap64(rows) for rows in sets])
     assert len({vector_file(descriptor) for descriptor in descriptors}) == 1
-    assert [set(read_vector(folder, descriptor)) for descriptor in descriptors] == sets
+    assert [set(read_vector(Location.of(folder), descriptor)) for descriptor in descriptors] == sets
 
 
 @given(st.binary(max_size=40).map(lambda data: data[: len(data) // 4 * 4]))
@@ -60,13 +61,13 @@ def test_z85(data: bytes) -> None:
 
 @pytest.mark.parametrize("place", [1, 5, 9, 20, -1])
 def test_a_damaged_vector_is_told(tmp_path: Path, place: int) -> None:
-    (descriptor,) = write_vectors(tmp_path, [BitMap64(range(0, 1000, 3))])
+    (descriptor,) = write_vectors(Location.of(tmp_path), [BitMap64(range(0, 1000, 3))])
     file = tmp_path / (vector_file(descriptor) or "")
     data = bytearray(file.read_bytes())
     data[place] ^= 1
     file.write_bytes(data)
     with pytest.raises(LakeError, match="damaged"):
-        read_vector(tmp_path, descriptor)
+        read_vector(Location.of(tmp_path), descriptor)
 
 
 def test_what_is_kept() -> None:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(600)]
 
 def test_beside_a_sync_that_follows(database: Database, tmp_path: Path) -> None:
     settings = {"PGCDC_SOURCE": database.conninfo, "PGCDC_SLOT": f"s_{database.name}"[:60], "PGCDC_RANGE_SECONDS": "1"}
-    project, layout = Project(tmp_path, settings), Layout(tmp_path / "lake")
+    project, layout = Project(tmp_path, settings), Layout.of(tmp_path / "lake")
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)")
         conn.execute("INSERT INTO t SELECT g, g::text FROM generate_series(1, 1000) g; INSERT INTO u SELECT * FROM t")

@@ -18,6 +18,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.file import FeedWriter
 from pgcdc_assets.feed.schema import feed_schema
 from pgcdc_assets.feed.table import FEWEST_MERGED, FeedTable
+from pgcdc_assets.store.local import path_of
 
 WHO = Identity("7", "shop", "pgcdc")
 NARROW = Table(16384, TableName("public", "t"), (Column(1, "id", PgType(23, "int4")),), key=(1,))
@@ -36,7 +37,7 @@ def _derive(layout: Layout, table: Table, number: int, **row: Any) -> None:
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    layout = Layout(tmp_path)
+    layout = Layout.of(tmp_path)
     for number in range(FILES - 1):
         _derive(layout, NARROW, number, **({"_pgcdc_unchanged": [5]} if number == 4 else {}))
     _derive(layout, WIDE, FILES - 1, v="new column")
@@ -45,7 +46,7 @@ def layout(tmp_path: Path) -> Layout:
 
 def _rows(layout: Layout) -> list[dict[str, Any]]:
     query = "SELECT _pgcdc_op, _pgcdc_commit_lsn, _pgcdc_unchanged, id, v FROM feed ORDER BY _pgcdc_commit_lsn"
-    feed = DeltaTable(layout.changes(WIDE.name))
+    feed = DeltaTable(path_of(layout.changes(WIDE.name)))
     rows: list[dict[str, Any]] = pa.table(QueryBuilder().register("feed", feed).execute(query).read_all()).to_pylist()
     return rows
 
@@ -85,6 +86,6 @@ def test_a_file_goes_whole_and_the_feed_begins_later(layout: Layout) -> None:
 
 
 def test_a_feed_that_was_never_written(tmp_path: Path) -> None:
-    feed = FeedTable(Layout(tmp_path), WHO, NARROW)
+    feed = FeedTable(Layout.of(tmp_path), WHO, NARROW)
     assert (feed.compact(Lsn(9)), feed.forget(Lsn(9))) == (0, 0)
-    assert not Layout(tmp_path).changes(NARROW.name).exists()
+    assert not path_of(Layout.of(tmp_path).changes(NARROW.name)).exists()

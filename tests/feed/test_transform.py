@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
@@ -27,6 +28,7 @@ from pgcdc_assets.log.reader import Segment
 from pgcdc_assets.mirror.delta import apply
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.protocol.shape import Shape
+from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
 from tests.mirror.pipeline import Pipeline
 
@@ -36,11 +38,11 @@ T = TableName("public", "t")
 @pytest.fixture
 def pipe(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Pipeline]:
     with database.connect() as conn:
-        yield Pipeline(database, conn, spark, Layout(tmp_path / "lake"))
+        yield Pipeline(database, conn, spark, Layout.of(tmp_path / "lake"))
 
 
 def names(pipe: Pipeline) -> set[str]:
-    return {Path(uri).name for uri in DeltaTable(pipe.layout.changes(T)).file_uris()}
+    return {Path(uri).name for uri in DeltaTable(path_of(pipe.layout.changes(T))).file_uris()}
 
 
 @pytest.mark.spark
@@ -233,7 +235,9 @@ def test_rows_are_counted_also_where_a_span_cuts_a_batch(pipe: Pipeline) -> None
 
 def test_segments_are_shared_out_evenly() -> None:
     def segment(name: str, size: int) -> Segment:
-        return Segment(Path(name), size, 1, Lsn(9), Lsn(1), Lsn(int(name)), Lsn(9), 1, 1, False, datetime.now(UTC))
+        return Segment(
+            Location.of(Path(name)), size, 1, Lsn(9), Lsn(1), Lsn(int(name)), Lsn(9), 1, 1, False, datetime.now(UTC)
+        )
 
     small = [segment(str(n), 1000) for n in range(9)]
     assert [len(group) for group in grouped(small, 4)] == [9], "not worth more than one task"

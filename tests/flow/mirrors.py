@@ -9,12 +9,13 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.mirror.delta.mirror import IDENTITY
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
 
 
 def copied_mirror(layout: Layout, owner: Identity, name: TableName, at: int) -> None:
     """Version 1 holds the copy of consistent point ``at``."""
     path = layout.mirror(name)
-    DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={IDENTITY: owner.app_id()},
+    DeltaTable.create(path_of(path), pa.schema([("id", pa.int64())]), configuration={IDENTITY: owner.app_id()},
                       raise_if_key_not_exists=False)  # fmt: skip
     commit(path, [], "append", {owner.app_id("snapshot", name.folder): at})

@@ -30,9 +30,11 @@ from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.flow.test_sync import Rig, rig
@@ -118,7 +120,7 @@ def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database,
 def _check(rig: Rig, span: LsnRange, untaken: dict[int, int]) -> None:
     """The sums of a range: what the log holds of each table, and where it went."""
     counts = rows_by_relation(ChangeLog(rig.settings.layout), span)
-    catalog = Catalog.load(CATALOG_FILE)
+    catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
     for table in catalog.tables:
         relations = counts.keys() & {table.oid, *(leaf.oid for leaf in table.leaves)}
@@ -140,7 +142,7 @@ def _taken(rig: Rig, table: Table, span: LsnRange) -> int:
     layout = rig.settings.layout
     if not DeltaTable.is_deltatable(str(layout.changes(table.name))):
         return 0
-    feed = DeltaTable(layout.changes(table.name)).to_pyarrow_table(columns=[COMMIT_LSN, ORDINAL])
+    feed = DeltaTable(path_of(layout.changes(table.name))).to_pyarrow_table(columns=[COMMIT_LSN, ORDINAL])
     at, half = feed[COMMIT_LSN], pc.bit_wise_and(feed[ORDINAL], 1)
     own = pc.and_(pc.equal(half, 1), pc.and_(pc.greater_equal(at, int(span.start)), pc.less(at, int(span.end))))
     return int(pc.sum(own).as_py() or 0)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from pgcdc_assets.checks.table_facts import read_tables
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated
 from pgcdc_assets.flow import copying
 from pgcdc_assets.flow import sync as sync_module
 from pgcdc_assets.mirror.delta.copy import copy_tables
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.flow.test_sync import Rig, T, U, rig
 
@@ -63,7 +63,7 @@ def test_a_locked_table_waits_for_the_next_run_and_says_for_whom(rig: Rig, monke
     after_the_snapshot(monkeypatch, lambda: rig.conn.execute("BEGIN; LOCK TABLE u"))
     with pytest.raises(CopyBlocked, match=f"public.u: cannot be read, for it is locked by pid {pid}"):
         rig.sync()
-    catalog = Catalog.load(CATALOG_FILE)
+    catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
     t, u = read_tables(rig.settings.layout, catalog)
     assert (t.state, u.state) == (TableState.STREAMING, TableState.WAITING)
@@ -100,7 +100,7 @@ def test_a_copy_that_is_no_good_when_it_lands_is_made_again_by_the_next_run(
     with monkeypatch.context() as patch:
         patch.setattr(copying, "copy_tables", and_then)
         rig.sync()
-    catalog = Catalog.load(CATALOG_FILE)
+    catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
     t, u = read_tables(rig.settings.layout, catalog)
     assert (t.state, u.state) == (TableState.STREAMING, TableState.WAITING)

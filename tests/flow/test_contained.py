@@ -9,14 +9,16 @@ import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.checks.table_facts import read_tables
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import DELTA_LOG, checkpoint_name, commit_name
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.delta.commit import make_checkpoint
+from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import live_files
 from tests.flow.test_sync import Rig, rig
 
@@ -37,8 +39,8 @@ def _break(rig: Rig) -> None:
     layout = rig.settings.layout
     for added in live_files(_mirror(rig, "file")):
         (_mirror(rig, "file") / added.path).unlink()
-    layout.changes(_name("folder")).parent.mkdir(parents=True, exist_ok=True)
-    layout.changes(_name("folder")).write_text("in the way")
+    path_of(layout.changes(_name("folder")).parent).mkdir(parents=True, exist_ok=True)
+    path_of(layout.changes(_name("folder"))).write_text("in the way")
     rig.conn.execute('ALTER TABLE mapped RENAME "a b" TO ab')
     _mirror(rig, "copied").write_text("in the way")
     rig.conn.execute("CREATE TABLE copied (id int PRIMARY KEY, v text)")
@@ -49,7 +51,7 @@ def _name(table: str) -> TableName:
 
 
 def _mirror(rig: Rig, table: str) -> Path:
-    return rig.settings.layout.mirror(_name(table))
+    return path_of(rig.settings.layout.mirror(_name(table)))
 
 
 def test_one_tables_trouble_is_that_tables(rig: Rig) -> None:
@@ -78,7 +80,7 @@ def test_one_tables_trouble_is_that_tables(rig: Rig) -> None:
     assert point is not None
     assert set(point.tables) == {_name("t"), _name("u")}
     assert point.replay_lsn == report.end
-    catalog = Catalog.load(CATALOG_FILE)
+    catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
     facts = {facts.name.name: facts for facts in read_tables(rig.settings.layout, catalog)}
     assert {name for name, one in facts.items() if one.state is TableState.SET_ASIDE} == BROKEN.keys()
@@ -103,12 +105,12 @@ UNREADABLE = {
 
 
 def _tear(rig: Rig, table: str) -> None:
-    folder = rig.settings.layout.changes(_name(table)) if table.startswith("feed") else _mirror(rig, table)
+    folder = path_of(rig.settings.layout.changes(_name(table))) if table.startswith("feed") else _mirror(rig, table)
     log, number = folder / DELTA_LOG, DeltaTable(folder).version()
     if table.endswith("commit"):
         (log / commit_name(0)).write_bytes(b"")
         return
-    make_checkpoint(folder, number)
+    make_checkpoint(Location.of(folder), number)
     (log / checkpoint_name(number)).write_bytes(b"PAR1")
     for old in range(number + 1):
         (log / commit_name(old)).unlink(missing_ok=True)

@@ -12,7 +12,6 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.checks.status import status
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
@@ -26,8 +25,10 @@ from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.copy import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.source.snapshot import export
+from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.flow.test_sync import Rig, T, U, rig
 
@@ -186,12 +187,12 @@ def test_a_table_out_of_the_publication_is_out_of_the_points(rig: Rig) -> None:
 def test_another_source_is_refused_before_anything_is_copied(rig: Rig) -> None:
     rig.setup()
     rig.sync()
-    saved = Catalog.load(CATALOG_FILE)
+    saved = load_catalog(CATALOG_FILE)
     assert saved is not None
-    replace(saved, identity=replace(saved.identity, system_identifier="1")).save(CATALOG_FILE)
+    save_catalog(replace(saved, identity=replace(saved.identity, system_identifier="1")), CATALOG_FILE)
     with pytest.raises(IdentityMismatch, match="set up for"):
         rig.engine().sync(Bounds(), copy_anew=[T])
-    replace(saved, identity=replace(saved.identity, slot="other")).save(CATALOG_FILE)
+    save_catalog(replace(saved, identity=replace(saved.identity, slot="other")), CATALOG_FILE)
     with pytest.raises(IdentityMismatch, match="change log"):
         rig.engine().sync(Bounds(), copy_anew=[T])
 
@@ -241,7 +242,7 @@ def test_a_log_begun_anew_has_its_tables_copied_anew(rig: Rig) -> None:
     rig.sync()
     rig.conn.execute("UPDATE t SET v = 'the slot is confirmed past the copies'")
     rig.sync()
-    shutil.rmtree(rig.settings.layout.change_log)
+    shutil.rmtree(path_of(rig.settings.layout.change_log))
     rig.conn.execute("DELETE FROM u")
     assert {copy.table for copy in rig.sync().copied} == {T, U}
     rig.assert_equal()
@@ -268,6 +269,6 @@ def test_a_feed_derived_by_hand_leaves_no_hole_and_no_row_twice(rig: Rig, monkey
     rig.assert_equal()
     for _ in range(2):
         rig.engine().transform_range([T, U], LsnRange(log.start, log.position()))
-    feed = DeltaTable(rig.settings.layout.changes(T))
+    feed = DeltaTable(path_of(rig.settings.layout.changes(T)))
     rows = QueryBuilder().register("feed", feed).execute("SELECT id FROM feed ORDER BY id").read_all()
     assert rows["id"].to_pylist() == [1, 2]

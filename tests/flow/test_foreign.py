@@ -27,6 +27,7 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.mirror.delta.tablework import merged
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files, opened
 from tests.flow.test_sync import Rig, rig
 
@@ -150,7 +151,7 @@ def _lay_hands(rig: Rig, spark: SparkSession) -> None:
         theirs.sql(statement.format(f"delta.`{rig.settings.layout.mirror(_name(name))}`")).collect()
     hands = [("by_rust", hand) for hand in RUST_LEAVES_ROWS] + [("by_both", lambda t: t.optimize.z_order(["id"]))]
     for name, hand in [*hands, *((name, hand) for name, (hand, _) in RUST_CHANGES_ROWS.items())]:
-        hand(DeltaTable(rig.settings.layout.mirror(_name(name))))
+        hand(DeltaTable(path_of(rig.settings.layout.mirror(_name(name)))))
 
 
 def _read_at_points(rig: Rig, before: int) -> None:
@@ -177,7 +178,7 @@ def _files_with_int96(rig: Rig, name: str) -> int:
 def _maintained(rig: Rig) -> None:
     """Maintenance writes INT96 anew, and sets right what an earlier version or somebody else made too short."""
     folder = rig.settings.layout.mirror(_name("by_rust"))
-    DeltaTable(folder).alter.set_table_properties({DELETED_FILES: "interval 1 hours"})
+    DeltaTable(path_of(folder)).alter.set_table_properties({DELETED_FILES: "interval 1 hours"})
     assert _files_with_int96(rig, "optimized") == 1
     report = rig.engine("maintain").maintain(Allowance())
     assert report.failed == []
@@ -202,7 +203,7 @@ def _copied_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("pgcdc_assets.mirror.delta.copy.commit_files", lambda *args: racing(commit_files, *args))
     monkeypatch.setattr("pgcdc_assets.mirror.delta.repair.merged", lambda *args: racing(merged, *args))
-    DeltaTable(rig.settings.layout.mirror(_name("optimized"))).delete("id = 20")
+    DeltaTable(path_of(rig.settings.layout.mirror(_name("optimized")))).delete("id = 20")
     rig.engine().repair(_name("optimized"), rig.observer.ranges[0].span)
     rig.assert_equal("public.optimized")
     report = rig.engine().sync(Bounds(), copy_anew=[_name(name) for name in [*TOLD, "optimized", "tracked"]])

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.flow.lock import lake_lock
-with lake_lock(Layout(Path(sys.argv[1])), "follow"):
+with lake_lock(Layout.of(Path(sys.argv[1])), "follow"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -26,7 +26,7 @@ with lake_lock(Layout(Path(sys.argv[1])), "follow"):
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    return Layout(tmp_path / "lake")
+    return Layout.of(tmp_path / "lake")
 
 
 def test_holder_is_named_while_held_and_forgotten_after(layout: Layout) -> None:
@@ -54,7 +54,7 @@ def test_a_killed_holder_frees_the_lock(layout: Layout) -> None:
 
 def test_a_lake_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match="cannot be written"), lake_lock(Layout(tmp_path / "file"), "sync"):
+    with pytest.raises(MachineError, match="cannot be written"), lake_lock(Layout.of(tmp_path / "file"), "sync"):
         pass
 
 

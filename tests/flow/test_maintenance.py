@@ -24,6 +24,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.store.local import path_of
 from tests.flow.test_sync import Rig, T, U, rig  # noqa: F401
 
 pytestmark = pytest.mark.spark
@@ -223,8 +224,8 @@ def test_what_killed_runs_left_goes(rig: Rig, tmp_path: Path) -> None:  # noqa: 
     rig.sync()
     turns(rig, 1)
     layout = rig.settings.layout
-    orphans = [rig.lake / "public/t/part-orphan.parquet", layout.change_log / "orphan.parquet",
-               layout.changes(T) / "orphan.parquet", layout.staging / "x" / "y.parquet"]  # fmt: skip
+    own = (layout.change_log, layout.changes(T), layout.staging / "x")
+    orphans = [rig.lake / "public/t/part-orphan.parquet", *(path_of(folder / "orphan.parquet") for folder in own)]
     for orphan in orphans:
         orphan.parent.mkdir(parents=True, exist_ok=True)
         orphan.write_bytes(b"x")

@@ -28,7 +28,9 @@ from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.store.local import path_of
 from tests.defs.catalogs import catalog_of
 
 NOWHERE = "host=/nowhere user=u password=hunter2"
@@ -38,7 +40,7 @@ from pathlib import Path
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.outcomes import OperationKind, recorded
-layout = Layout(Path(sys.argv[1]))
+layout = Layout.of(Path(sys.argv[1]))
 with lake_lock(layout, "follow"), recorded(layout, OperationKind.SYNC, "follow", print):
     print("begun", flush=True)
     sys.stdin.read()
@@ -51,7 +53,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.chdir(tmp_path)
     settings = Settings(source=NOWHERE, lake=tmp_path / "lake", slot="s", publication="p")
     catalog = catalog_of(("public", "orders"))
-    catalog.save(CATALOG_FILE)
+    save_catalog(catalog, CATALOG_FILE)
     ChangeLog(settings.layout).create(catalog.identity, Lsn(0x10), 1)
     return settings
 
@@ -88,7 +90,7 @@ def test_a_failed_sync_is_told_until_one_succeeds(settings: Settings) -> None:
     assert "failed: u@/nowhere" in problem.what
     last = json.loads(json.dumps(found.to_json()))["last"]["sync"]
     assert (last["succeeded_at"], last["under_way"], last["failed"]["command"]) == (None, None, "follow")
-    assert "hunter2" not in settings.layout.outcomes.read_text()
+    assert "hunter2" not in path_of(settings.layout.outcomes).read_text()
     # Another kind's success says nothing of it.
     engine(settings).maintain(Allowance())
     assert len(told(settings, "sync")[1]) == 1
@@ -183,11 +185,11 @@ def test_an_unexpected_error_is_told_by_its_kind_alone(settings: Settings) -> No
         raise ZeroDivisionError("hunter2")
     (problem,) = told(settings, "sync")[1]
     assert problem.what.endswith("failed: unexpected ZeroDivisionError")
-    assert "hunter2" not in settings.layout.outcomes.read_text()
+    assert "hunter2" not in path_of(settings.layout.outcomes).read_text()
 
 
 def test_a_file_that_cannot_be_read_is_told_and_written_anew(settings: Settings) -> None:
-    settings.layout.outcomes.write_text("[]")
+    path_of(settings.layout.outcomes).write_text("[]")
     (problem,) = [p for p in status(settings).problems if p.thing == str(settings.layout.outcomes)]
     assert problem.severity == "warning"
     engine(settings, "maintain").maintain(Allowance())
@@ -195,9 +197,9 @@ def test_a_file_that_cannot_be_read_is_told_and_written_anew(settings: Settings)
 
 
 def test_a_disk_that_does_not_take_the_note_stops_nothing(settings: Settings, tmp_path: Path) -> None:
-    settings.layout.outcomes.mkdir()
+    path_of(settings.layout.outcomes).mkdir()
     said: list[str] = []
     with lake_lock(settings.layout, "s"), recorded(settings.layout, OperationKind.SYNC, "sync", said.append):
         pass
     assert any("cannot be written" in line for line in said)
-    assert not list(settings.layout.own.glob(f".outcomes.json.{os.getpid()}"))
+    assert not list(path_of(settings.layout.own).glob(f".outcomes.json.{os.getpid()}"))

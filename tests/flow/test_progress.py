@@ -18,6 +18,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
 from tests.flow.mirrors import copied_mirror
 
@@ -37,7 +38,7 @@ OWNER = Identity("1", "db", "slot")
 
 @pytest.fixture
 def progress(tmp_path: Path) -> TablesProgress:
-    layout = Layout(tmp_path)
+    layout = Layout.of(tmp_path)
     for table in (A, B, C):
         copied_at_10_applied_to_20(layout, table)
     return TablesProgress(layout, Catalog(OWNER, "p", 180000, (A, B, C)), Lsn(1), Lsn(1))
@@ -118,7 +119,7 @@ def test_a_point_never_falls_for_a_late_copy(progress: TablesProgress) -> None:
 
 
 def test_a_table_that_was_away_is_listed_from_where_its_name_was_seen_again(tmp_path: Path) -> None:
-    layout, catalog = Layout(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     assert first.gone({A.name}) == [B.name]
     first.moved(A.name, Lsn(21))
@@ -142,7 +143,7 @@ def test_a_table_that_was_away_is_listed_from_where_its_name_was_seen_again(tmp_
 
 def test_a_copy_of_a_run_that_ended_before_a_point_is_listed_where_it_stands(tmp_path: Path) -> None:
     """Nobody was away: a bounded run after it may have no other place to list it at."""
-    layout, catalog = Layout(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     for table in (A, B):
         copied_at_10_applied_to_20(layout, table)
     first = TablesProgress(layout, catalog, Lsn(1), Lsn(1))
@@ -160,7 +161,7 @@ def test_a_copy_of_a_run_that_ended_before_a_point_is_listed_where_it_stands(tmp
 
 def test_a_table_that_is_back_and_stands_at_the_newest_point_is_not_listed_there(tmp_path: Path) -> None:
     """A run found it and brought it there, and was killed before it listed it: there it had another name."""
-    layout, catalog = Layout(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(19))
     assert first.gone({A.name}) == [B.name]
     first.moved(A.name, Lsn(20))
@@ -175,10 +176,10 @@ def test_a_table_that_is_back_and_stands_at_the_newest_point_is_not_listed_there
 
 def test_a_mirror_that_cannot_be_read_holds_no_other_up(tmp_path: Path) -> None:
     """A version that a point names was torn, as no power cut does it: the file is named, and the others go on."""
-    layout, catalog = Layout(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(20))
     torn = layout.mirror(A.name) / "_delta_log" / f"{2:020}.json"
-    torn.write_bytes(torn.read_bytes()[:100])
+    path_of(torn).write_bytes(path_of(torn).read_bytes()[:100])
     progress = TablesProgress(layout, catalog, Lsn(1), Lsn(1))
     assert [entry.table for entry in progress.followed()] == [B]
     assert torn.name in (progress[A.name].reason or "")
@@ -187,12 +188,12 @@ def test_a_mirror_that_cannot_be_read_holds_no_other_up(tmp_path: Path) -> None:
 
 def test_what_another_hand_changed_is_told_until_a_new_copy(tmp_path: Path) -> None:
     """Seen as a point is made of it or as a run begins, kept by the state, and told by ``status`` before either."""
-    layout, catalog = Layout(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     assert first.changed == {}
 
     rows = pa.table({"id": pa.array([9])})
-    write_deltalake(layout.mirror(A.name), rows, mode="append")
+    write_deltalake(str(layout.mirror(A.name)), rows, mode="append")
     assert [(facts.reason or "")[:20] for facts in read_tables(layout, catalog)] == ["WRITE by delta-rs:py", ""]
     first.moved(A.name, Lsn(25), 3)
     first.moved(B.name, Lsn(25))
@@ -200,7 +201,7 @@ def test_what_another_hand_changed_is_told_until_a_new_copy(tmp_path: Path) -> N
     newest = first.points.newest()
     assert newest is not None
     assert newest.changed.keys() == first.changed.keys() == {A.name}
-    write_deltalake(layout.mirror(B.name), rows, mode="append")
+    write_deltalake(str(layout.mirror(B.name)), rows, mode="append")
     second = TablesProgress(layout, catalog, Lsn(1), Lsn(1))
     assert second.changed == {A.name: first.changed[A.name], B.name: second[B.name].reason}
     assert all(facts.reason for facts in read_tables(layout, catalog))
@@ -208,7 +209,9 @@ def test_what_another_hand_changed_is_told_until_a_new_copy(tmp_path: Path) -> N
     assert second.changed.keys() == {A.name, B.name}
 
     for table in (A, B):
-        version = commit(layout.mirror(table.name), [], "overwrite", {OWNER.app_id("snapshot", table.name.folder): 30})
+        version = commit(
+            path_of(layout.mirror(table.name)), [], "overwrite", {OWNER.app_id("snapshot", table.name.folder): 30}
+        )
         second.copied(table, Lsn(30), version)
     assert second.publish(Lsn(30), RECORDED)
     for progress in (second, TablesProgress(layout, catalog, Lsn(1), Lsn(1))):
@@ -223,7 +226,7 @@ def test_what_another_hand_changed_is_told_until_a_new_copy(tmp_path: Path) -> N
 )  # fmt: skip
 def test_a_table_below_the_logs_start_is_copied_anew(tmp_path: Path, began: int, start: int, state: TableState) -> None:
     """Copied at 10, stands at 20: it can go on where the log holds all from there on, and is the one it began with."""
-    layout = Layout(tmp_path)
+    layout = Layout.of(tmp_path)
     copied_at_10_applied_to_20(layout, A)
     TableStates(layout).set(A, TableState.CATCHING_UP, Lsn(10))
     progress = TablesProgress(layout, Catalog(OWNER, "p", 180000, (A,)), Lsn(began), Lsn(start))

@@ -10,10 +10,10 @@ from pgcdc_assets.checks.status import status
 from pgcdc_assets.checks.verify import verify
 from pgcdc_assets.cli.source import make_ready
 from pgcdc_assets.cli.sync import _print_sync
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.points.points import Point
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.flow.test_sync import Rig, rig
 
@@ -42,7 +42,7 @@ def test_one_answer_everywhere(rig: Rig, capsys: pytest.CaptureFixture[str]) -> 
     problems = [(p.severity, p.what, p.do) for p in found.problems if p.thing == "table public.odd"]
     assert problems == [("error", f"was set aside: {REASON}", DO)]
 
-    catalog = Catalog.load(CATALOG_FILE)
+    catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
     compared = verify(rig.settings, catalog, [ODD], lambda lsn: Point(lsn, datetime.now(UTC), {}, {}))
     assert [table.reason for table in compared.tables] == [f"is set aside: {REASON}"]

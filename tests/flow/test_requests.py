@@ -25,6 +25,7 @@ from pgcdc_assets.flow.plain import from_plain, to_plain
 from pgcdc_assets.flow.reports import RangeReport, SyncReport, TableTurn, Untaken
 from pgcdc_assets.flow.requests import Answer, Job, Request
 from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 
 ODD = TableName("Odd Schema", 'a "b"')
@@ -35,7 +36,7 @@ import sys
 from pathlib import Path
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.flow.requests import Job, Request, placed
-with placed(Layout(Path(sys.argv[1])), Request(Job.MAINTAIN, "maintain")):
+with placed(Layout.of(Path(sys.argv[1])), Request(Job.MAINTAIN, "maintain")):
     print("placed", flush=True)
     sys.stdin.read()
 """
@@ -43,7 +44,7 @@ with placed(Layout(Path(sys.argv[1])), Request(Job.MAINTAIN, "maintain")):
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    return Layout(tmp_path / "lake")
+    return Layout.of(tmp_path / "lake")
 
 
 def request() -> Request:
@@ -109,7 +110,7 @@ def test_the_request_of_a_command_that_died_is_none(layout: Layout) -> None:
         assert found is not None
         assert (found.job, found.pid) == (Job.MAINTAIN, process.pid)
         process.kill()
-    assert Request.from_text(layout.request.read_text()) is not None
+    assert Request.from_text(path_of(layout.request).read_text()) is not None
     assert requests.current(layout) is None
     with requests.placed(layout, asked := request()):
         assert requests.current(layout) == asked
@@ -126,14 +127,14 @@ def test_who_finds_the_lock_free_asks_nobody(layout: Layout) -> None:
     asked = Asked(layout, request())
     assert asking.done(layout, asked.request, int, asked._do, asked.said.append) == 42
     assert asked.said == []
-    assert not layout.request.exists()
+    assert not path_of(layout.request).exists()
 
 
 def test_one_that_serves_nobody_is_not_asked(layout: Layout) -> None:
     asked = Asked(layout, request())
     with lake_lock(layout, "sync"), pytest.raises(LockHeld, match="`pgcdc sync`"):
         asking.done(layout, asked.request, int, asked._do, asked.said.append)
-    assert not layout.request.exists()
+    assert not path_of(layout.request).exists()
 
 
 def test_an_answer_is_what_the_command_would_have_got(layout: Layout) -> None:

@@ -26,6 +26,7 @@ from pgcdc_assets.flow.requests import Job, Request
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.flow.test_altered_copies import after_the_snapshot
 from tests.flow.test_sync import Rig, T, U, rig  # noqa: F401
@@ -57,7 +58,7 @@ def newest(rig: Rig) -> Point:  # noqa: F811
 
 
 def version(rig: Rig, name: TableName) -> int:  # noqa: F811
-    return DeltaTable(rig.settings.layout.mirror(name)).version()
+    return DeltaTable(path_of(rig.settings.layout.mirror(name))).version()
 
 
 def caught_up(rig: Rig) -> None:  # noqa: F811

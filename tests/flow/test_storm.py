@@ -21,6 +21,7 @@ from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.fix_postgres import Database
 from tests.flow.test_sync import Rig
@@ -75,7 +76,7 @@ class Ours:
         return point
 
     def _catalog(self) -> Catalog:
-        catalog = Catalog.load(CATALOG_FILE)
+        catalog = load_catalog(CATALOG_FILE)
         assert catalog is not None
         return catalog
 

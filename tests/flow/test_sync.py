@@ -42,8 +42,10 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup
+from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.oracle import assert_equal
@@ -65,7 +67,7 @@ class Rig:
 
     @property
     def lake(self) -> Path:
-        return self.settings.layout.root
+        return path_of(self.settings.layout.root)
 
     def engine(self, command: str = "test") -> Engine:
         assert self.settings.source is not None
@@ -73,7 +75,7 @@ class Rig:
 
     def setup(self) -> None:
         assert self.settings.source is not None
-        setup(self.settings, self.settings.source).catalog.save(CATALOG_FILE)
+        save_catalog(setup(self.settings, self.settings.source).catalog, CATALOG_FILE)
 
     def sync(self, **bounds: Any) -> SyncReport:
         return self.engine().sync(Bounds(**bounds))
@@ -160,7 +162,7 @@ def test_ranges_are_contiguous_and_cover_every_run(rig: Rig, monkeypatch: pytest
     spans = [report.span for report in rig.observer.ranges]
     assert len(spans) == 3
     assert all(left.end == right.start for left, right in pairwise(spans))
-    assert len(DeltaTable(rig.settings.layout.changes(T)).file_uris()) == 1
+    assert len(DeltaTable(path_of(rig.settings.layout.changes(T))).file_uris()) == 1
     rig.assert_equal()
 
 

@@ -27,6 +27,7 @@ from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
+from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import fresh_database
 from tests.history.mirror import PlainMirror
 from tests.history.steps import Step
@@ -59,7 +60,7 @@ class Received:
 
     def apply(self, table: Table, boundaries: Sequence[Lsn]) -> PlainMirror:
         """One turn between each two boundaries; the mirror is compared with the source at each."""
-        shutil.rmtree(self.layout.mirror(table.name), ignore_errors=True)
+        shutil.rmtree(path_of(self.layout.mirror(table.name)), ignore_errors=True)
         mirror = PlainMirror(self.layout, self.log.identity, table, boundaries[0])
         part = self.parts.get(title(table))
         for upto in boundaries[1:]:
@@ -152,7 +153,7 @@ def _derived(log: ChangeLog, layout: Layout, tables: Sequence[Table]) -> dict[st
         routes={s.schema_id: Route.of(s, by_name[p.table], p.leaf) for s, p in places if p.table is not None},
     )
     for target in task.targets.values():
-        target.folder.mkdir(parents=True, exist_ok=True)
+        path_of(target.folder).mkdir(parents=True, exist_ok=True)
     done = derive(task)
     assert done.set_aside == {}
     parts = {name: FeedPart(by_name[name], span, tuple(files), None) for name, files in done.files.items()}

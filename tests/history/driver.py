@@ -33,8 +33,10 @@ from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup
+from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import fresh_database
 from tests.history.damage import damage
@@ -64,14 +66,14 @@ class Project:
 
     @property
     def lake(self) -> Path:
-        return self.settings.layout.root
+        return path_of(self.settings.layout.root)
 
     @property
     def specs(self) -> Sequence[Spec]:
         return self.workload.tables
 
     def setup(self) -> None:
-        setup(self.settings, self.conninfo).catalog.save(CATALOG_FILE)
+        save_catalog(setup(self.settings, self.conninfo).catalog, CATALOG_FILE)
 
     def engine(self, **settings: Any) -> Engine:
         settings = {name: value for name, value in settings.items() if value is not None}
@@ -113,7 +115,7 @@ class Project:
         return found
 
     def path(self, spec: Spec) -> Path:
-        return self.settings.layout.mirror(TableName(spec.schema, spec.name))
+        return path_of(self.settings.layout.mirror(TableName(spec.schema, spec.name)))
 
 
 @contextmanager

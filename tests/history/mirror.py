@@ -22,6 +22,7 @@ from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema
 from pgcdc_assets.mirror.delta.tablework import Applied, TableWork, merged
 from pgcdc_assets.mirror.delta.task import Effect, collapse_units
 from pgcdc_assets.mirror.delta.units import PendingChanges
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files, opened
 from tests.oracle import Rows, mirror_rows
 
@@ -40,14 +41,16 @@ class PlainMirror:
 
     def __post_init__(self) -> None:
         make(self.mirror, MirrorSchema.of(self.table), {IDENTITY: self.identity.app_id()})
-        self.versions[self.start] = commit(self.mirror.path, [], "overwrite", {self.mirror.snapshot_app_id: self.start})
+        self.versions[self.start] = commit(
+            path_of(self.mirror.path), [], "overwrite", {self.mirror.snapshot_app_id: self.start}
+        )
 
     @property
     def mirror(self) -> Mirror:
         return Mirror(self.layout, self.identity, self.table.name)
 
     def rows(self, columns: list[str]) -> Rows:
-        return mirror_rows(self.layout.root, f"{self.table.name.schema}/{self.table.name.name}", columns)
+        return mirror_rows(path_of(self.layout.root), f"{self.table.name.schema}/{self.table.name.name}", columns)
 
     def apply(self, part: FeedPart, upto: Lsn) -> Applied | None:
         """One turn, as the project takes it, in this process."""
@@ -101,7 +104,7 @@ class PlainMirror:
 
     def _at(self, version: int | None) -> pa.Table:
         names = ", ".join('"' + name.replace('"', '""') + '"' for name in _names(self.table))
-        delta = DeltaTable(self.mirror.path, version=version)
+        delta = DeltaTable(path_of(self.mirror.path), version=version)
         return pa.table(QueryBuilder().register("t", delta).execute(f"SELECT {names} FROM t").read_all())
 
     def _keys(self, version: int | None) -> set[Any]:
@@ -142,6 +145,6 @@ def make(mirror: Mirror, schema: MirrorSchema, properties: dict[str, str]) -> No
         "createdTime": 0,
     }  # fmt: skip
     log = mirror.path / "_delta_log"
-    log.mkdir(parents=True)
+    path_of(log).mkdir(parents=True)
     actions = [{"protocol": protocol}, {"metaData": metadata}]
-    (log / f"{0:020}.json").write_text("\n".join(json.dumps(action) for action in actions))
+    path_of(log / f"{0:020}.json").write_text("\n".join(json.dumps(action) for action in actions))

@@ -20,6 +20,7 @@ from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import Event
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
+from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
 
 PUBLICATION = "p"
@@ -70,7 +71,7 @@ class Source:
         """The empty log of a slot that is there."""
         query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
         ((start,),) = self.conn.execute(query, [slot]).fetchall()
-        log = ChangeLog(Layout(self.folder / name))
+        log = ChangeLog(Layout.of(self.folder / name))
         log.create(identity(self.conn, slot), Lsn.parse(start), 1)
         return log
 
@@ -80,7 +81,7 @@ class Source:
     ) -> ReceiverProcess:  # fmt: skip
         """Started; killed at the end of the test if it still runs."""
         receiver = ReceiverProcess(
-            conninfo or self.database.conninfo, Layout(log.path.parent.parent), (PUBLICATION,),
+            conninfo or self.database.conninfo, Layout.of(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
             replication_connections=self.replication, highest=highest, published=published,
         )  # fmt: skip
@@ -146,7 +147,7 @@ def rows(log: ChangeLog, where: str = "kind IN ('I','U','D','T','M','C')") -> li
         "SELECT commit_lsn, tx_ordinal, xid, commit_ts, origin, lsn, kind, relation_id, schema_id, payload "
         f"FROM log WHERE {where} ORDER BY commit_lsn, tx_ordinal, relation_id, lsn"
     )
-    table = QueryBuilder().register("log", DeltaTable(log.path)).execute(query).read_all()
+    table = QueryBuilder().register("log", DeltaTable(path_of(log.path))).execute(query).read_all()
     return list(pa.table(table).to_pylist())
 
 

@@ -78,7 +78,7 @@ def test_the_machine_crashes_between_write_and_confirmation(
     assert len(left) > 4
     assert max(left) == log.position()
     for flush, copy in left.items():
-        found = ChangeLog(Layout(copy)).open()
+        found = ChangeLog(Layout.of(copy)).open()
         assert found.position() >= flush
         found.verify(LsnRange(found.start, found.position()))
         below = f"commit_lsn < {int(flush)}"

@@ -18,6 +18,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import MachineError, ReceiverDied, SourceUnavailable
 from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.log.spill import SPILL
+from pgcdc_assets.store.local import path_of
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
 from tests.log.writers import writing
 
@@ -50,7 +51,7 @@ def test_killed_while_a_transaction_spills(source: Source) -> None:
     end = source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 10) FROM generate_series(1, 150000) g")
     receiver = source.receiver(log)
     spill = log.path / SPILL
-    eventually(lambda: spill.is_dir() and any(spill.iterdir()))
+    eventually(lambda: path_of(spill).is_dir() and any(path_of(spill).iterdir()))
     receiver.kill()
     assert log.position() == log.start
     assert rows(log) == []
@@ -58,7 +59,7 @@ def test_killed_while_a_transaction_spills(source: Source) -> None:
     source.receive(twin, end)
     assert content(log) == content(twin)
     assert len(content(log)) == 150_001
-    assert not any(spill.iterdir())
+    assert not any(path_of(spill).iterdir())
 
 
 def test_a_dead_parent_ends_it_at_a_boundary(source: Source) -> None:

@@ -150,7 +150,7 @@ def test_a_stop_leaves_the_rest(source: Source, monkeypatch: pytest.MonkeyPatch)
     end = source.lsn()
 
     def stop(receiver: Receiver) -> None:
-        if len(ChangeLog(Layout(source.folder / "drained")).open().batches(log.start)) >= 3:
+        if len(ChangeLog(Layout.of(source.folder / "drained")).open().batches(log.start)) >= 3:
             receiver.stop()
 
     receive_inside(source, log, end, lambda lsn: None, drain_bytes=1, orders=stop)
@@ -170,7 +170,7 @@ def test_the_slot_follows_what_is_durable(source: Source, monkeypatch: pytest.Mo
 
     def confirming(lsn: Lsn) -> None:
         confirmed.append(lsn)
-        assert lsn <= ChangeLog(Layout(source.folder / "drained")).open().position()
+        assert lsn <= ChangeLog(Layout.of(source.folder / "drained")).open().position()
 
     end = source.lsn()
     receive_inside(source, log, end, confirming, drain_bytes=1)

@@ -17,6 +17,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import LOG_SCHEMA, read_rows
 from pgcdc_assets.log.upkeep import compact, forget
+from pgcdc_assets.store.local import path_of
 from tests.log.test_reader import START, WHO, _transaction, _writer
 
 SAVED = Path(__file__).parent / "change_log_format1.tar.gz"
@@ -25,10 +26,10 @@ ENDS = [250, 350, 450, 550, 650, 750]
 
 @pytest.fixture
 def log(tmp_path: Path) -> ChangeLog:
-    layout = Layout(tmp_path / "lake")
-    layout.own.mkdir(parents=True)
+    layout = Layout.of(tmp_path / "lake")
+    path_of(layout.own).mkdir(parents=True)
     with tarfile.open(SAVED) as saved:
-        saved.extractall(layout.own, filter="data")
+        saved.extractall(path_of(layout.own), filter="data")
     return ChangeLog(layout)
 
 
@@ -39,7 +40,7 @@ def test_it_is_read_as_it_is(log: ChangeLog) -> None:
     assert len(log.segments(LsnRange(Lsn(250), Lsn(450)), [1])) == 1
     for segment in log.all_segments():
         assert read_rows(segment.path).schema.equals(LOG_SCHEMA)
-    assert DeltaTable(log.path).metadata().configuration["pgcdc.format"] == "1"
+    assert DeltaTable(path_of(log.path)).metadata().configuration["pgcdc.format"] == "1"
 
 
 def test_the_first_writer_makes_it_one_of_today_s(log: ChangeLog) -> None:
@@ -47,7 +48,7 @@ def test_the_first_writer_makes_it_one_of_today_s(log: ChangeLog) -> None:
     before = {segment.path.name for segment in log.all_segments()}
     writer, _ = _writer(log)
     writer.commit(_transaction(800), [], Lsn(850))
-    table = DeltaTable(log.path)
+    table = DeltaTable(path_of(log.path))
     assert table.metadata().configuration["pgcdc.format"] == "2"
     assert [field.name for field in table.schema().fields] == LOG_SCHEMA.names
     assert table.version() == 10
@@ -56,14 +57,14 @@ def test_the_first_writer_makes_it_one_of_today_s(log: ChangeLog) -> None:
         assert before < {segment.path.name for segment in one.all_segments()}
     # A second one finds nothing to do.
     _writer(log)
-    assert DeltaTable(log.path).version() == 10
+    assert DeltaTable(path_of(log.path)).version() == 10
 
 
 def test_other_engines_read_what_has_both_kinds_of_files(log: ChangeLog) -> None:
     writer, _ = _writer(log)
     writer.commit(_transaction(800), [], Lsn(850))
     query = "SELECT commit_lsn, count(*) AS n FROM log WHERE kind = 'I' GROUP BY 1 ORDER BY 1"
-    found = QueryBuilder().register("log", DeltaTable(log.path)).execute(query).read_all()
+    found = QueryBuilder().register("log", DeltaTable(path_of(log.path))).execute(query).read_all()
     assert dict(zip(found["commit_lsn"].to_pylist(), found["n"].to_pylist(), strict=True)) == dict.fromkeys(
         range(200, 900, 100), 2
     )
@@ -83,9 +84,9 @@ def test_what_a_dead_writer_left_of_an_upgrade_is_made_again(log: ChangeLog) -> 
     """The commit is all of it: with it the table is upgraded, without it, or with a part of it, it is not."""
     _writer(log)
     log_folder = log.path / "_delta_log"
-    commit = max(log_folder.glob("*.json"))
+    commit = max(path_of(log_folder).glob("*.json"))
     commit.unlink()
     again = ChangeLog(log.layout)
     assert again.position() == 800
     _writer(again)
-    assert DeltaTable(log.path).metadata().configuration["pgcdc.format"] == "2"
+    assert DeltaTable(path_of(log.path)).metadata().configuration["pgcdc.format"] == "2"

@@ -7,16 +7,17 @@ from pathlib import Path
 from deltalake import DeltaTable
 
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import fresh_database
 from tests.log.conftest import Source, eventually, rows, until_event
 
 
 def _files(log: ChangeLog) -> list[Path]:
-    return sorted(log.path.glob("*.parquet"))
+    return sorted(path_of(log.path).glob("*.parquet"))
 
 
 def _version(log: ChangeLog) -> int:
-    return int(DeltaTable(log.path).version())
+    return int(DeltaTable(path_of(log.path)).version())
 
 
 def test_only_another_database_writes(source: Source) -> None:

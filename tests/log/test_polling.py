@@ -131,7 +131,7 @@ def test_the_slot_follows_what_is_durable(source: Source, monkeypatch: pytest.Mo
 
     def confirming(lsn: Lsn) -> None:
         confirmed.append(lsn)
-        assert lsn <= ChangeLog(Layout(source.folder / "polled")).open().position()
+        assert lsn <= ChangeLog(Layout.of(source.folder / "polled")).open().position()
 
     def write(receiver: Receiver) -> None:
         if len(set(confirmed)) < 5:
@@ -184,7 +184,7 @@ def test_a_transaction_open_for_long_lets_the_source_rest(source: Source, monkey
 def test_a_slot_ahead_of_the_log_is_refused(source: Source) -> None:
     log = source.log("polled")
     polled(source, log, source.run("INSERT INTO a VALUES (1, 'x')"))
-    old = ChangeLog(Layout(source.folder / "old"))
+    old = ChangeLog(Layout.of(source.folder / "old"))
     old.create(log.identity, log.start, 1)
     source.replication = False
     receiver = source.receiver(old)

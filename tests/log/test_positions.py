@@ -9,6 +9,7 @@ import psutil
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.log.receive.receiver import FOREIGN_WAL_BYTES
+from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
 from tests.log.conftest import Source, content, eventually, rows, until_event
 from tests.servers import new_server
@@ -62,10 +63,10 @@ def test_little_foreign_wal_makes_one_commit_at_the_end_of_the_run(source: Sourc
     for number in range(20):
         source.run(f"INSERT INTO foreign_table VALUES ({number}, 'x')")
     eventually(lambda: _written(source) >= source.lsn())
-    commits = len(list((log.path / "_delta_log").glob("*.json")))
+    commits = len(list(path_of(log.path / "_delta_log").glob("*.json")))
     assert log.position() == log.start
     receiver.stop()
-    assert len(list((log.path / "_delta_log").glob("*.json"))) == commits + 1
+    assert len(list(path_of(log.path / "_delta_log").glob("*.json"))) == commits + 1
     assert log.position() > log.start
     assert source.confirmed(log) == log.position()
 
@@ -109,7 +110,7 @@ def test_an_open_transaction_spills_and_lands_whole(source: Source) -> None:
     assert [sum(sum(kinds.values()) for kinds in batch.counts.values()) for batch in holders] == [len(large) - 1 + 1]
     assert [batch.others["C"] for batch in holders] == [2]
     assert len({row["xid"] for row in large}) == 1
-    assert not list((log.path / "_spill").iterdir())
+    assert not list(path_of(log.path / "_spill").iterdir())
 
 
 def test_large_relations_stand_alone_and_small_ones_are_skipped(source: Source) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.batch import PendingBatch, PendingFrames
 from pgcdc_assets.log.framerun import joined
@@ -21,6 +22,7 @@ from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import Rows, rows_of, tally_of
 from pgcdc_assets.log.segment import LOG_SCHEMA, check_content, clustered, table_of, write_segment
 from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
+from pgcdc_assets.store.scratch import DraftFile
 from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame, insert, origin, run_of, stream_abort
 
 
@@ -88,10 +90,10 @@ def test_a_segment_reads_back(transactions: list[Any]) -> None:
         folder = Path(name)
         half = np.arange(len(rows) // 2)
         groups = [table_of(rows.take(half)), table_of(rows.take(np.arange(len(half), len(rows))))]
-        file = write_segment(folder, groups)
+        file = write_segment(DraftFile(str(folder / "draft")), groups).put(Location.of(folder), 1, 1)
         table = pq.read_table(folder / file.path)
         assert file.size == (folder / file.path).stat().st_size
-        check_content(folder / file.path)
+        check_content(Location.of(folder / file.path))
     assert table.schema.equals(LOG_SCHEMA)
     assert table["payload"].to_pylist() == [row[7] for row in stream.expected]
     stats = json.loads(file.stats)

@@ -134,7 +134,7 @@ def test_a_restored_source_is_noticed_where_the_log_held_nothing_of_it(source: S
     source.replication = replication
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
-    other = ChangeLog(Layout(source.folder / "other"))
+    other = ChangeLog(Layout.of(source.folder / "other"))
     other.create(log.identity, end, 1)
     told = refused(source, other, LogAhead, event="batch")
     assert "other transactions" in told

@@ -37,7 +37,7 @@ def _refused(source: Source, log: ChangeLog, kind: type[PgcdcError], *, highest:
 
 
 def _log_at(source: Source, name: str, who: Identity, start: Lsn, timeline: int = 1) -> ChangeLog:
-    log = ChangeLog(Layout(source.folder / name))
+    log = ChangeLog(Layout.of(source.folder / name))
     log.create(who, start, timeline)
     return log
 
@@ -90,7 +90,7 @@ def test_missing_slot(source: Source) -> None:
 
 def test_missing_log(source: Source) -> None:
     source.log()
-    _refused(source, ChangeLog(Layout(source.folder / "nowhere")), SetupNeeded)
+    _refused(source, ChangeLog(Layout.of(source.folder / "nowhere")), SetupNeeded)
 
 
 def test_slot_held_by_another(source: Source) -> None:

@@ -13,9 +13,11 @@ from deltalake import DeltaTable
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta import commit as delta_commit
+from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import LakeError, LogConflict
 from pgcdc_assets.log import commit as log_commit
 from pgcdc_assets.log import upkeep
@@ -23,7 +25,8 @@ from pgcdc_assets.log.batch import BatchWriter, PendingFrames
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import OWN_FILE_BYTES
-from pgcdc_assets.log.upkeep import compact, forget, sweep
+from pgcdc_assets.log.upkeep import compact, forget
+from pgcdc_assets.store.local import path_of
 from tests.log.conftest import rows
 from tests.log.streams import begin, commit, describe, frame, insert, relation, run_of
 
@@ -33,18 +36,18 @@ BATCHES = 6
 
 @pytest.fixture
 def writer(tmp_path: Path) -> BatchWriter:
-    ChangeLog(Layout(tmp_path / "lake")).create(WHO, Lsn(100), 1)
+    ChangeLog(Layout.of(tmp_path / "lake")).create(WHO, Lsn(100), 1)
     relations = Relations()
     for relation_id in (1, 2, 3):
         describe(relations, relation(relation_id, f"t{relation_id}"), 0)
-    return BatchWriter(tmp_path / "lake" / "_pgcdc" / "change_log", WHO, 1, relations)
+    return BatchWriter(Location.of(tmp_path / "lake" / "_pgcdc" / "change_log"), WHO, 1, relations)
 
 
 @pytest.fixture
 def log(tmp_path: Path, writer: BatchWriter) -> ChangeLog:
     for number in range(BATCHES):
         _batch(writer, 1000 * (number + 1), [1, 2, 1, 3][number % 3 :])
-    return ChangeLog(Layout(tmp_path / "lake"))
+    return ChangeLog(Layout.of(tmp_path / "lake"))
 
 
 def _batch(writer: BatchWriter, at: int, relation_ids: list[int], size: int = 10) -> None:
@@ -60,11 +63,11 @@ def _state(log: ChangeLog) -> tuple[Any, ...]:
 
 
 def _files(log: ChangeLog) -> int:
-    return len(DeltaTable(log.path).file_uris())
+    return len(DeltaTable(path_of(log.path)).file_uris())
 
 
 def _fresh(log: ChangeLog) -> ChangeLog:
-    return ChangeLog(Layout(log.path.parent.parent))
+    return ChangeLog(Layout.of(log.path.parent.parent))
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -189,21 +192,21 @@ def test_the_log_is_not_cut_within_a_file(log: ChangeLog) -> None:
 
 
 def test_a_sweep_takes_what_is_removed_or_orphaned_and_nothing_young(log: ChangeLog, writer: BatchWriter) -> None:
-    before = set(log.path.glob("*.parquet"))
+    before = set(path_of(log.path).glob("*.parquet"))
     compact(log, LsnRange(Lsn(100), Lsn(3050)))
     spilled = log.path / "_spill" / "x.parquet"
-    spilled.parent.mkdir(exist_ok=True)
+    path_of(spilled.parent).mkdir(exist_ok=True)
     for orphan in (log.path / "orphan.parquet", spilled):
-        orphan.write_bytes(b"x")
-        os.utime(orphan, (1, 1))
+        path_of(orphan).write_bytes(b"x")
+        os.utime(path_of(orphan), (1, 1))
     assert sweep(log.path, timedelta(hours=1)) == 0
-    version = DeltaTable(log.path).version()
+    version = DeltaTable(path_of(log.path)).version()
     assert sweep(log.path, timedelta(0)) == 4
     assert sweep(log.path, timedelta(0)) == 0
-    left = set(log.path.glob("*.parquet"))
+    left = set(path_of(log.path).glob("*.parquet"))
     assert len(left) == 4
     assert len(left & before) == 3
-    assert spilled.exists()
-    assert DeltaTable(log.path).version() == version
+    assert path_of(spilled).exists()
+    assert DeltaTable(path_of(log.path)).version() == version
     assert len(_state(_fresh(log))[1]) == BATCHES
     assert sweep(log.path.parent / "nowhere", timedelta(0)) == 0

@@ -30,6 +30,7 @@ from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, cre
 from pgcdc_assets.mirror.delta.tablework import Applied
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
 from tests.fix_postgres import Database
 
@@ -138,7 +139,7 @@ class Pipeline:
         return sorted(zip(*texts, strict=True), key=repr)
 
     def content(self, name: str) -> pa.Table:
-        query = QueryBuilder().register("m", DeltaTable(self.mirror(name).path))
+        query = QueryBuilder().register("m", DeltaTable(path_of(self.mirror(name).path)))
         return pa.table(query.execute("SELECT * FROM m").read_all())
 
     def same(self, name: str) -> None:
@@ -147,7 +148,7 @@ class Pipeline:
     def feed(self, name: str) -> list[dict[str, Any]]:
         path = self.layout.changes(TableName("public", name))
         order = "_pgcdc_commit_lsn, _pgcdc_ordinal"
-        query = QueryBuilder().register("f", DeltaTable(path)).execute(f"SELECT * FROM f ORDER BY {order}")
+        query = QueryBuilder().register("f", DeltaTable(path_of(path))).execute(f"SELECT * FROM f ORDER BY {order}")
         return list(pa.table(query.read_all()).to_pylist())
 
     def _columns(self, name: str, columns: str) -> list[str]:

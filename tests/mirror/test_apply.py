@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.mirror.delta import apply, compaction
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import live_files
 from tests.fix_postgres import Database
 from tests.mirror.pipeline import Pipeline
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def pipe(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Pipeline]:
     with database.connect() as conn:
-        yield Pipeline(database, conn, spark, Layout(tmp_path / "lake"))
+        yield Pipeline(database, conn, spark, Layout.of(tmp_path / "lake"))
 
 
 def test_inserts_are_appended_without_a_merge(pipe: Pipeline) -> None:
@@ -32,7 +33,7 @@ def test_inserts_are_appended_without_a_merge(pipe: Pipeline) -> None:
     assert done["t"].inserted == 1000
     assert pipe.content("t").num_rows == 1000
     assert pipe.mirrored("t", ["id", "v", "n"]) == [row[:3] for row in pipe.source("t")]
-    history = DeltaTable(pipe.mirror("t").path).history(1)[0]
+    history = DeltaTable(path_of(pipe.mirror("t").path)).history(1)[0]
     assert history["operation"] == "WRITE"
     assert pipe.turn() == {}, "nothing new"
 

@@ -94,7 +94,7 @@ class Changes:
 def test_mirrors_equal_their_sources(database: Database, spark: SparkSession, tmp_path: Path, seed: int) -> None:
     changes = Changes(seed)
     with database.connect() as conn:
-        pipe = Pipeline(database, conn, spark, Layout(tmp_path / "lake"))
+        pipe = Pipeline(database, conn, spark, Layout.of(tmp_path / "lake"))
         pipe.run(*TABLES)
         pipe.follow("keyed, wide_key, bag, parts")
         for _ in range(3):

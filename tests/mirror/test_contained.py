@@ -10,9 +10,11 @@ from deltalake.exceptions import DeltaError
 from pyspark.errors import AnalysisException
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.failures import ATTEMPTS, machine_told, of_one_table, of_the_machine
 from pgcdc_assets.errors import LakeError, LogCorrupt, MachineError, ProtocolError, SourceUnavailable, SparkDied
 from pgcdc_assets.mirror.delta import apply, compaction, tablework
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files
 from tests.mirror.pipeline import Pipeline
 from tests.mirror.test_apply import pipe
@@ -54,7 +56,7 @@ def test_what_the_machine_refuses_is_told_in_words() -> None:
     AnalysisException("Job aborted: java.io.IOException: No space left on device"),
 ])  # fmt: skip
 def test_a_full_disk_is_told_with_its_folder(error: Exception) -> None:
-    with pytest.raises(MachineError) as told, machine_told(Path("/srv/lake")):
+    with pytest.raises(MachineError) as told, machine_told(Location.of(Path("/srv/lake"))):
         raise error
     assert "No space left on device" in told.value.what
     assert "/srv/lake" in str(told.value.thing)
@@ -62,7 +64,7 @@ def test_a_full_disk_is_told_with_its_folder(error: Exception) -> None:
 
 
 def _files(pipe: Pipeline, name: str) -> list[Path]:
-    folder = pipe.mirror(name).path
+    folder = path_of(pipe.mirror(name).path)
     return [folder / added.path for added in live_files(folder)]
 
 
@@ -92,7 +94,7 @@ def test_broken_mirrors_keep_no_other_from_its_turn(pipe: Pipeline) -> None:
         path.unlink()
     for path in _files(pipe, "garbled"):
         _garble(path)
-    for path in pipe.mirror("vector").path.glob("deletion_vector_*.bin"):
+    for path in path_of(pipe.mirror("vector").path).glob("deletion_vector_*.bin"):
         path.write_bytes(path.read_bytes()[:-1])
     at = {name: f"delta.`{pipe.mirror(name).path}`" for name in names}
     columns = "id, CAST(id AS string) AS v, _pgcdc_commit_lsn, _pgcdc_commit_ts, _pgcdc_raw"
@@ -108,7 +110,7 @@ def test_broken_mirrors_keep_no_other_from_its_turn(pipe: Pipeline) -> None:
     upto = pipe.receive()
     parts = pipe.derive(upto)
     for file in pipe.parts["feed"].files:
-        _garble(pipe.layout.changes(pipe.mirror("feed").name) / file.name)
+        _garble(path_of(pipe.layout.changes(pipe.mirror("feed").name) / file.name))
     known = {pipe.tables[name].name: pipe.tables[name] for name in names}
     done = apply.apply_tables(pipe.spark, pipe.layout, pipe.identity, list(parts.values()), upto, known)
     found = {result.table.name.name: result.set_aside for result in done}

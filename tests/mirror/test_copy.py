@@ -26,6 +26,8 @@ from pgcdc_assets.mirror.delta.copyblock import BlockReader
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.snapshot.export import exported_snapshot
+from pgcdc_assets.store import storage
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
 from tests.fix_postgres import Database
 
@@ -69,7 +71,7 @@ class Copying:
 
     def rows(self, name: TableName) -> pa.Table:
         """The mirror as delta-rs reads it."""
-        table = DeltaTable(self.layout.mirror(name))
+        table = DeltaTable(path_of(self.layout.mirror(name)))
         return pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
 
     def source(self, query: str) -> list[tuple[Any, ...]]:
@@ -84,7 +86,7 @@ def tuples(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def copying(spark: SparkSession, database: Database, tmp_path: Path) -> Iterator[Copying]:
-    return Copying(spark, database, Layout(tmp_path / "lake"))  # type: ignore[return-value]
+    return Copying(spark, database, Layout.of(tmp_path / "lake"))  # type: ignore[return-value]
 
 
 pytestmark = pytest.mark.spark
@@ -228,7 +230,7 @@ def test_many_pieces_hold_every_row_once(copying: Copying, monkeypatch: pytest.M
     assert sorted(tuples(found, ["id", "t"])) == sorted(copying.source("SELECT id, t FROM big"))
     assert copying.rows(names[8])["id"].to_pylist() == [7]
     # The statistics tell files apart without reading them.
-    table = DeltaTable(copying.layout.mirror(names[0]))
+    table = DeltaTable(path_of(copying.layout.mirror(names[0])))
     told = pa.table(table.get_add_actions(flatten=True))
     assert sum(told["num_records"].to_pylist()) == found.num_rows
     assert min(told["min.id"].to_pylist()) == 1
@@ -287,7 +289,7 @@ def test_other_columns_come_in_one_commit(copying: Copying, change: str, names: 
     assert found.column_names == [*names, "_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw"]
     columns = ", ".join(f'"{column}"' for column in names)
     assert sorted(tuples(found, names)) == sorted(copying.source(f"SELECT {columns} FROM t"))
-    assert not list((copying.layout.own / "copy").iterdir())
+    assert not list(storage.walk(copying.layout.staging))
     # And once more, now that the columns agree.
     (third,) = copying.copy(name)
     assert third.rows == again.rows

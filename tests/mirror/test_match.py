@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.delta.log import Added
 from pgcdc_assets.delta.vectors import write_vectors
@@ -45,7 +46,7 @@ class Held:
         return pa.schema([*VALUES, *OWN, *self.more])
 
     def file(self, *rows: dict[str, Any], gone: Sequence[int] = (), group: int = 2) -> None:
-        with DataFile(self.folder, self.schema) as file:
+        with DataFile(Location.of(self.folder), self.schema) as file:
             for start in range(0, len(rows), group):
                 part = pa.Table.from_pylist(list(rows[start : start + group]), self.schema)
                 file.write(part.columns)
@@ -53,12 +54,12 @@ class Held:
         assert report is not None
         action: dict[str, Any] = {"path": report.path, "stats": report.stats}
         if gone:
-            (action["deletionVector"],) = write_vectors(self.folder, [BitMap64(gone)])
+            (action["deletionVector"],) = write_vectors(Location.of(self.folder), [BitMap64(gone)])
         self.files.append(Added(report.path, report.size, report.rows, None, len(gone), action))
 
     @property
     def target(self) -> MergeTarget:
-        return MergeTarget(self.folder, self.schema, tuple(self.schema.names), tuple(self.files))
+        return MergeTarget(Location.of(self.folder), self.schema, tuple(self.schema.names), tuple(self.files))
 
     def gone(self, merged: Merged) -> list[list[int]]:
         """Positions, file by file."""
@@ -181,7 +182,7 @@ def test_truncated_leaves_are_emptied(held: Held) -> None:
 
 def test_a_column_that_the_file_lacks_is_null(held: Held) -> None:
     narrow = pa.schema([field for field in held.schema if field.name != "c"])
-    with DataFile(held.folder, narrow) as file:
+    with DataFile(Location.of(held.folder), narrow) as file:
         file.write(pa.Table.from_pylist([{"id": 1, "b": "b"}], narrow).columns)
         report = file.finish()
     assert report is not None

@@ -14,6 +14,7 @@ from pyspark.errors import AnalysisException
 
 from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.errors import IdentityMismatch, LakeError
@@ -26,6 +27,7 @@ from pgcdc_assets.mirror.delta.mirror import (
     refusal,
     sql_path,
 )
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def table_of(*names: str, **kwargs: object) -> Table:
 
 
 def made(spark: SparkSession, root: Path, table: Table) -> Mirror:
-    layout = Layout(root)
+    layout = Layout.of(root)
     create_mirror(spark, layout.mirror(table.name), MirrorSchema.of(table), {IDENTITY: IDENTITY_1.app_id()})
     return Mirror(layout, IDENTITY_1, table.name)
 
@@ -82,7 +84,7 @@ def test_tables_that_delta_cannot_hold_are_refused(names: tuple[str, ...], word:
 
 
 def test_absent_mirror(tmp_path: Path) -> None:
-    mirror = Mirror(Layout(tmp_path), IDENTITY_1, TableName("public", "t"))
+    mirror = Mirror(Layout.of(tmp_path), IDENTITY_1, TableName("public", "t"))
     assert not mirror.exists
     assert (mirror.version, mirror.snapshot_lsn, mirror.replay_lsn, mirror.generation_app_id) == (-1, None, None, None)
 
@@ -100,11 +102,13 @@ def test_values_come_back_under_their_names(spark: SparkSession, tmp_path: Path,
     version = commit(mirror.path, [report], "append", {mirror.snapshot_app_id: 9})
     by_spark = spark.read.format("delta").load(str(mirror.path)).toArrow().sort_by("id")
     assert by_spark[name].to_pylist() == ["x", None, "z"]
-    found = QueryBuilder().register("t", DeltaTable(mirror.path)).execute("SELECT * FROM t ORDER BY id").read_all()
+    found = (
+        QueryBuilder().register("t", DeltaTable(path_of(mirror.path))).execute("SELECT * FROM t ORDER BY id").read_all()
+    )
     by_rust = pa.table(found)
     assert by_rust[name].to_pylist() == ["x", None, "z"]
     assert by_rust.column_names == schema.arrow.names
-    again = Mirror(Layout(tmp_path), IDENTITY_1, table.name)
+    again = Mirror(Layout.of(tmp_path), IDENTITY_1, table.name)
     assert (again.version, again.snapshot_lsn, again.replay_lsn) == (version, 9, 9)
 
 
@@ -120,14 +124,14 @@ def test_properties_and_positions(spark: SparkSession, tmp_path: Path) -> None:
     assert mirror.exists
     assert mirror.snapshot_lsn is None
     commit(mirror.path, [], "append", {mirror.snapshot_app_id: 100})
-    copied = Mirror(Layout(tmp_path), IDENTITY_1, table.name)
+    copied = Mirror(Layout.of(tmp_path), IDENTITY_1, table.name)
     assert copied.generation_app_id == IDENTITY_1.app_id("64")
     commit(mirror.path, [], "append", {copied.generation_app_id: 150})
-    applied = Mirror(Layout(tmp_path), IDENTITY_1, table.name)
+    applied = Mirror(Layout.of(tmp_path), IDENTITY_1, table.name)
     assert (applied.snapshot_lsn, applied.replay_lsn) == (100, 150)
     # A new copy is a new generation: what was applied to the old one counts no more.
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 120})
-    anew = Mirror(Layout(tmp_path), IDENTITY_1, table.name)
+    anew = Mirror(Layout.of(tmp_path), IDENTITY_1, table.name)
     assert (anew.snapshot_lsn, anew.replay_lsn) == (120, 120)
 
 
@@ -137,7 +141,7 @@ def test_a_table_of_somebody_else_is_refused(spark: SparkSession, tmp_path: Path
     made(spark, tmp_path, table)
     other = Identity(IDENTITY_1.system_identifier, "other", "pgcdc")
     with pytest.raises(IdentityMismatch, match="other"):
-        _ = Mirror(Layout(tmp_path), other, table.name).exists
+        _ = Mirror(Layout.of(tmp_path), other, table.name).exists
 
 
 @pytest.mark.spark
@@ -155,10 +159,10 @@ def test_commits_by_delta_rs_keep_deletion_vectors_and_survive_checkpoints(spark
     spark.sql(f"DELETE FROM {sql_path(mirror.path)} WHERE id < 5").collect()
     for number in range(2, 4):
         commit(mirror.path, [rows(number * 10)], "append", {"a": number})
-    DeltaTable(mirror.path).create_checkpoint()
+    DeltaTable(path_of(mirror.path)).create_checkpoint()
     ids = sorted(row.id for row in spark.read.format("delta").load(str(mirror.path)).collect())
     assert ids == [*range(5, 10), *range(20, 40)]
-    assert DeltaTable(mirror.path).transaction_version("a") == 3
+    assert DeltaTable(path_of(mirror.path)).transaction_version("a") == 3
     # An overwrite takes files with deletion vectors away too.
     commit(mirror.path, [rows(70)], "overwrite", {"a": 4})
     assert sorted(row.id for row in spark.read.format("delta").load(str(mirror.path)).collect()) == [*range(70, 80)]
@@ -170,7 +174,7 @@ def test_a_mirror_that_a_dead_run_began_is_made(spark: SparkSession, tmp_path: P
     log = tmp_path / "t" / "_delta_log"
     log.mkdir(parents=True)
     (log / ".00000000000000000000.json.0a1b.tmp").write_text("{}")
-    create_mirror(spark, log.parent, MirrorSchema.of(table_of("id", key=(1,))), {})
+    create_mirror(spark, Location.of(log.parent), MirrorSchema.of(table_of("id", key=(1,))), {})
     assert DeltaTable(log.parent).version() == 0
 
 
@@ -180,12 +184,12 @@ def test_a_copy_whose_log_a_power_cut_took_begins_anew(spark: SparkSession, tmp_
     left = tmp_path / "t" / f"part-{uuid4().hex}.parquet"
     left.parent.mkdir()
     pq.write_table(pa.table({"id": [1]}), left)
-    create_mirror(spark, left.parent, MirrorSchema.of(table_of("id", key=(1,))), {})
+    create_mirror(spark, Location.of(left.parent), MirrorSchema.of(table_of("id", key=(1,))), {})
     assert DeltaTable(left.parent).version() == 0
     assert not left.exists()
     theirs = tmp_path / "u" / "rows.parquet"
     theirs.parent.mkdir()
     pq.write_table(pa.table({"id": [1]}), theirs)
     with pytest.raises(AnalysisException):
-        create_mirror(spark, theirs.parent, MirrorSchema.of(table_of("id", key=(1,))), {})
+        create_mirror(spark, Location.of(theirs.parent), MirrorSchema.of(table_of("id", key=(1,))), {})
     assert theirs.exists(), "what nobody here has written is nobody's here to delete"

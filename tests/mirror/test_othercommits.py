@@ -27,6 +27,7 @@ from pgcdc_assets.mirror.delta.othercommits import change_since, seen
 from pgcdc_assets.mirror.delta.settlement import Settlement
 from pgcdc_assets.mirror.delta.upkeep import without_int96
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.store.local import path_of
 from tests.delta.test_commit import OWNER
 from tests.deltatables import live_files, opened
 from tests.history.mirror import make
@@ -43,7 +44,7 @@ TIMES = [datetime.fromisoformat(f"{text}+00:00") for text in (
 @pytest.fixture
 def mirror(tmp_path: Path) -> Mirror:
     """Copied at 100, ids 0 to 4, one of which is deleted since."""
-    mirror = Mirror(Layout(tmp_path), OWNER, NAME)
+    mirror = Mirror(Layout.of(tmp_path), OWNER, NAME)
     make(mirror, SCHEMA, {IDENTITY: OWNER.app_id()})
     with DataFile(mirror.path, mirror.again().physical(SCHEMA)) as file:
         file.write(_rows().columns)
@@ -61,16 +62,16 @@ def _rows() -> pa.Table:
 def as_spark_writes_it(mirror: Mirror) -> int:
     """What a user's OPTIMIZE makes of the mirror: the same rows, timestamps as INT96."""
     path = mirror.path / "part-00000-c000.snappy.parquet"
-    pq.write_table(_rows(), path, use_deprecated_int96_timestamps=True, store_schema=False)
+    pq.write_table(_rows(), path_of(path), use_deprecated_int96_timestamps=True, store_schema=False)
     table = opened(mirror.path)
     actions: list[dict[str, Any]] = [{"commitInfo": {"operation": "OPTIMIZE", "engineInfo": "Apache-Spark/4.2.0"}}]
     actions += [{"remove": {"path": file.path, "dataChange": False, "deletionTimestamp": 1}} for file in table.files]
     actions.append({"add": {
-        "path": path.name, "partitionValues": {}, "size": path.stat().st_size, "modificationTime": 1,
+        "path": path.name, "partitionValues": {}, "size": path_of(path).stat().st_size, "modificationTime": 1,
         "dataChange": False, "stats": f'{{"numRecords":{len(TIMES)}}}',
     }})  # fmt: skip
     log = mirror.path / "_delta_log" / f"{table.number + 1:020}.json"
-    log.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    path_of(log).write_text("".join(f"{json.dumps(action)}\n" for action in actions))
     return table.number + 1
 
 
@@ -88,7 +89,7 @@ HANDS: dict[str, tuple[Callable[[DeltaTable], Any], str | None]] = {
 def test_what_a_commit_of_another_hand_did(mirror: Mirror, name: str) -> None:
     hand, what = HANDS[name]
     before = opened(mirror.path).number
-    hand(DeltaTable(mirror.path))
+    hand(DeltaTable(path_of(mirror.path)))
     told = change_since(mirror.path, OWNER.app_id(), before)
     assert told == (what and f"{name} by delta-rs:py-1.6.6 {what} (version {before + 1})")
     # Ours on top does not hide it, and a new copy ends it.
@@ -111,7 +112,7 @@ def test_a_commit_that_says_it_changes_no_rows_is_counted(mirror: Mirror) -> Non
 def test_timestamps_as_spark_writes_them_are_read_right(mirror: Mirror, tmp_path: Path) -> None:
     """By readers of points, and by what looks into files; maintenance writes them anew, and delta-rs must not."""
     version = as_spark_writes_it(mirror)
-    points, settlement = ConsistentPoints(Layout(tmp_path)), Settlement(Layout(tmp_path), OWNER.app_id())
+    points, settlement = ConsistentPoints(Layout.of(tmp_path)), Settlement(Layout.of(tmp_path), OWNER.app_id())
     points.publish(Lsn(100), {NAME: version}, settlement.settle({NAME: version}))
     read = Lake(tmp_path).at().arrow(NAME)
     assert sorted(read["at"].to_pylist()) == TIMES
@@ -119,7 +120,7 @@ def test_timestamps_as_spark_writes_them_are_read_right(mirror: Mirror, tmp_path
     groups = now.target(TABLE, live_files(mirror.path)).groups({})
     assert [group.read(["at"])["at"].to_pylist() for group in groups] == [TIMES]
 
-    DeltaTable(mirror.path).optimize.z_order(["id"])
+    DeltaTable(path_of(mirror.path)).optimize.z_order(["id"])
     told = change_since(mirror.path, OWNER.app_id(), version)
     assert told is not None
     assert "wrote timestamps anew that it reads wrong before 1678 and after 2261" in told
@@ -129,18 +130,18 @@ def test_timestamps_as_spark_writes_them_are_read_right(mirror: Mirror, tmp_path
     assert without_int96(now, TABLE) == 1
     assert change_since(mirror.path, OWNER.app_id(), version) is None
     assert not any(in_int96(read_footer(mirror.path / file.path)) for file in live_files(mirror.path))
-    assert sorted(pa.table(QueryBuilder().register("t", DeltaTable(mirror.path)).execute("SELECT at FROM t").read_all())
-                  ["at"].to_pylist()) == TIMES  # fmt: skip
+    by_rust = QueryBuilder().register("t", DeltaTable(path_of(mirror.path)))
+    assert sorted(pa.table(by_rust.execute("SELECT at FROM t").read_all())["at"].to_pylist()) == TIMES
     assert without_int96(now, TABLE) == 0
 
 
 def test_a_point_says_whose_rows_another_hand_changed(mirror: Mirror, tmp_path: Path) -> None:
-    points, settlement = ConsistentPoints(Layout(tmp_path)), Settlement(Layout(tmp_path), OWNER.app_id())
+    points, settlement = ConsistentPoints(Layout.of(tmp_path)), Settlement(Layout.of(tmp_path), OWNER.app_id())
     for lsn in (100, 200):
         version = opened(mirror.path).number
         positions = settlement.settle({NAME: version})
         points.publish(Lsn(lsn), {NAME: version}, positions, settlement.changed)
-        DeltaTable(mirror.path).delete("id = 3")
+        DeltaTable(path_of(mirror.path)).delete("id = 3")
     lake = Lake(tmp_path)
     assert (lake.at(100).tables, lake.at(200).tables, lake.tables) == ([NAME], [], [])
     assert len(lake.at(100).arrow(NAME)) == 5
@@ -148,7 +149,7 @@ def test_a_point_says_whose_rows_another_hand_changed(mirror: Mirror, tmp_path: 
         with pytest.raises(LakeError, match="is not what the source has: DELETE by delta-rs"):
             refused(NAME)
     # The next run, too, sees it from what is promised on; and a copy ends it.
-    again = Settlement(Layout(tmp_path), OWNER.app_id())
+    again = Settlement(Layout.of(tmp_path), OWNER.app_id())
     again.recover([NAME], points)
     assert again.changed.keys() == set()
     commit_files(opened(mirror.path), [], "overwrite", {mirror.snapshot_app_id: 300})

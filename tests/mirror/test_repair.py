@@ -23,7 +23,7 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def pipe(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Pipeline]:
     with database.connect() as conn:
-        yield Pipeline(database, conn, spark, Layout(tmp_path / "lake"))
+        yield Pipeline(database, conn, spark, Layout.of(tmp_path / "lake"))
 
 
 def repaired(pipe: Pipeline, start: Lsn, end: Lsn) -> Applied:

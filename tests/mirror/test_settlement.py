@@ -20,6 +20,7 @@ from pgcdc_assets.lake import Lake
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror
 from pgcdc_assets.mirror.delta.settlement import Settlement
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import opened
 from tests.log.durable import Disk
 
@@ -36,7 +37,7 @@ class Turns:
         self.points = ConsistentPoints(layout)
         self.settlement = Settlement(layout, OWNER.app_id())
         for name in NAMES:
-            DeltaTable.create(layout.mirror(name), SCHEMA, configuration={IDENTITY: OWNER.app_id()},
+            DeltaTable.create(path_of(layout.mirror(name)), SCHEMA, configuration={IDENTITY: OWNER.app_id()},
                               raise_if_key_not_exists=False)  # fmt: skip
             self.commit(name, Mirror(layout, OWNER, name).snapshot_app_id, 100)
 
@@ -56,12 +57,12 @@ class Turns:
 def test_after_a_power_cut_every_point_reads_as_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(tmp_path, os.fsync)
     monkeypatch.setattr(os, "fsync", disk.fsync)
-    turns = Turns(Layout(tmp_path / "lake"))
+    turns = Turns(Layout.of(tmp_path / "lake"))
     for turn in range(1, 8):
         turns.commit(NAMES[turn % 2], OWNER.app_id("64"), 100 + 10 * turn)
         turns.publish(100 + 10 * turn)
         turns.commit(NAMES[0], "another", turn)
-        left = Layout(disk.left(tmp_path.with_name(f"left{turn}")) / "lake")
+        left = Layout.of(disk.left(tmp_path.with_name(f"left{turn}")) / "lake")
         points = ConsistentPoints(left).all()
         assert [point.replay_lsn for point in points] == [100 + 10 * n for n in range(1, turn + 1)]
         for point in points:
@@ -73,11 +74,11 @@ def test_after_a_power_cut_every_point_reads_as_published(tmp_path: Path, monkey
 
 
 def test_what_a_point_names_is_where_recovery_begins(tmp_path: Path) -> None:
-    turns = Turns(Layout(tmp_path / "lake"))
+    turns = Turns(Layout.of(tmp_path / "lake"))
     turns.publish(100)
     log = turns.layout.mirror(NAMES[0]) / "_delta_log"
     last = turns.commit(NAMES[0], OWNER.app_id("64"), 200)
-    (log / f"{last:020}.json").write_bytes(b"")
+    path_of(log / f"{last:020}.json").write_bytes(b"")
     again = Settlement(turns.layout, OWNER.app_id())
     found = again.recover(NAMES, ConsistentPoints(turns.layout))
     assert found == {NAMES[0]: (f"{last:020}.json",)}
@@ -87,8 +88,8 @@ def test_what_a_point_names_is_where_recovery_begins(tmp_path: Path) -> None:
 
 def test_a_folder_that_two_tables_share_is_told(tmp_path: Path) -> None:
     """As on a file system that takes upper and lower case for one."""
-    layout, users = Layout(tmp_path), TableName("public", "users")
-    DeltaTable.create(layout.mirror(users), SCHEMA, raise_if_key_not_exists=False,
+    layout, users = Layout.of(tmp_path), TableName("public", "users")
+    DeltaTable.create(path_of(layout.mirror(users)), SCHEMA, raise_if_key_not_exists=False,
                       configuration={IDENTITY: OWNER.app_id(), SOURCE_TABLE: 'public."Users"'})  # fmt: skip
     with pytest.raises(IdentityMismatch, match=r'is the mirror of public\."Users": this file system'):
         Mirror(layout, OWNER, users).delta  # noqa: B018

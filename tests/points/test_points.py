@@ -25,6 +25,7 @@ from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
 from pgcdc_assets.points import ledger
 from pgcdc_assets.points.ledger import Ledger
 from pgcdc_assets.points.points import SCHEMA, ConsistentPoints, Listing
+from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
 
 A, B = TableName("public", "a"), TableName('Odd "Schema"', "b.c, d")
@@ -32,7 +33,7 @@ A, B = TableName("public", "a"), TableName('Odd "Schema"', "b.c, d")
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    return Layout(tmp_path)
+    return Layout.of(tmp_path)
 
 
 def listed(points: ConsistentPoints, table: TableName) -> int | None:
@@ -47,7 +48,7 @@ def test_a_lake_without_points(layout: Layout) -> None:
     assert not points.has(Lsn(5))
     assert points.all() == []
     assert listed(points, A) is None
-    assert not layout.consistent_points.exists()
+    assert not path_of(layout.consistent_points).exists()
 
 
 def test_points_are_found_by_lsn(layout: Layout) -> None:
@@ -101,8 +102,8 @@ def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.Monke
     for number in range(1, 260):
         points.publish(Lsn(number), {A: number}, {})
     log = layout.consistent_points / "_delta_log"
-    assert len(list(log.iterdir())) < 2 * 60
-    newest = max(log.glob("*.checkpoint.parquet"))
+    assert len(list(path_of(log).iterdir())) < 2 * 60
+    newest = max(path_of(log).glob("*.checkpoint.parquet"))
     assert pq.read_table(newest, columns=["remove"])["remove"].null_count == pq.read_metadata(newest).num_rows
     assert [point.replay_lsn for point in ConsistentPoints(layout).all()] == [Lsn(at) for at in range(1, 260)]
 
@@ -113,7 +114,7 @@ def test_many_points_stay_few_files(layout: Layout, monkeypatch: pytest.MonkeyPa
     points = ConsistentPoints(layout)
     for number in range(1, 41):
         points.publish(Lsn(number * 10), {A: number, B: number} if number % 3 else {B: number}, {})
-        assert len(DeltaTable(layout.consistent_points).file_uris()) <= 6 + number // 12
+        assert len(DeltaTable(path_of(layout.consistent_points)).file_uris()) <= 6 + number // 12
     reader = ConsistentPoints(layout)
     assert [point.replay_lsn for point in reader.all()] == [number * 10 for number in range(1, 41)]
     at = reader.at(Lsn(305))
@@ -128,7 +129,7 @@ def test_a_point_of_an_older_copy_says_nothing_of_this_one(layout: Layout) -> No
     """Copied at 100, listed at 300 while the copy of 250 was under way: what lies between is not applied."""
     identity = Identity("7", "shop", "pgcdc")
     path = layout.mirror(A)
-    DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
+    DeltaTable.create(path_of(path), pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
                       raise_if_key_not_exists=False)  # fmt: skip
     points = ConsistentPoints(layout)
 
@@ -152,7 +153,7 @@ def test_a_version_that_stands_elsewhere_is_not_the_one_that_was_published(layou
     """Its number was given out again, to what came after: neither believed as a position nor read as the point."""
     identity = Identity("7", "shop", "pgcdc")
     path = layout.mirror(A)
-    DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
+    DeltaTable.create(path_of(path), pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
                       raise_if_key_not_exists=False)  # fmt: skip
     applied = identity.app_id("64")
     commit(path, [], "append", {identity.app_id("snapshot", A.folder): 100})
@@ -160,8 +161,8 @@ def test_a_version_that_stands_elsewhere_is_not_the_one_that_was_published(layou
     points = ConsistentPoints(layout)
     points.publish(Lsn(300), {A: lost}, {A: Lsn(200)})
     assert Mirror(layout, identity, A).effective_replay_lsn(points) == 300
-    assert Lake(layout.root).at().path(A) == path
-    (path / "_delta_log" / f"{lost:020}.json").unlink()
+    assert Lake(layout.root).at().path(A) == str(path)
+    path_of(path / "_delta_log" / f"{lost:020}.json").unlink()
     assert Mirror(layout, identity, A).effective_replay_lsn(points) == 100
     with pytest.raises(LakeError, match="lacks a commit"):
         Lake(layout.root).at().arrow(A)
@@ -194,7 +195,7 @@ def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, n
     """The young, the newest, and the last word on every followed table; nothing else, and nothing changed."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger, "MOST_FILES", files)
-        points = ConsistentPoints(Layout(Path(folder)))
+        points = ConsistentPoints(Layout.of(Path(folder)))
         for number, tables in enumerate(lists):
             points.publish(Lsn(number), {TableName("public", name): version for name, version in tables.items()}, {})
         before, followed = points.all(), [TableName("public", name) for name in names]
@@ -206,7 +207,7 @@ def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, n
         assert len(after) == len(before) - gone
         last = [max((p.at for p in before if name in p.tables), default=None) for name in followed]
         assert after == [p for p in before if p.at >= oldest or p is before[-1] or p.at in last]
-        assert {name: ConsistentPoints(Layout(Path(folder))).listing(name) for name in followed} == said
+        assert {name: ConsistentPoints(Layout.of(Path(folder))).listing(name) for name in followed} == said
         assert points.prune(oldest, followed, now) == 0
         promised = {name for point in after for name in point.tables}
         named = {name: {p.tables[name] for p in after if name in p.tables} for name in promised}
@@ -223,7 +224,7 @@ def test_thinned_points_are_found_by_their_order(rounds: list[tuple[int, int]]) 
         patch.setattr(ledger, "SMALL_ROWS", 5)
         day = timedelta(days=1)
         patch.setattr(retention, "LADDER", ((day, timedelta(days=40_000)),))
-        points, lsns = ConsistentPoints(Layout(Path(folder))), count(10, 10)
+        points, lsns = ConsistentPoints(Layout.of(Path(folder))), count(10, 10)
         for added, young in rounds:
             for lsn in islice(lsns, added):
                 points.publish(Lsn(lsn), {A: lsn} if lsn > 30 else {A: lsn, B: lsn}, {})
@@ -231,7 +232,7 @@ def test_thinned_points_are_found_by_their_order(rounds: list[tuple[int, int]]) 
             points.prune(datetime(2000, 1, 1, tzinfo=UTC), [A, B], there[max(-young - 1, -len(there))].at + day)
             there = points.all()
             assert [point.replay_lsn for point in there] == sorted({point.replay_lsn for point in there})
-            reader = ConsistentPoints(Layout(Path(folder)))
+            reader = ConsistentPoints(Layout.of(Path(folder)))
             assert reader.oldest() == there[0].replay_lsn
             for point in there:
                 assert reader.at(Lsn(point.replay_lsn + 3)) == point

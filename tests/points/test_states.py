@@ -11,6 +11,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.store.local import path_of
 
 TABLE = Table(
     16384,
@@ -25,17 +26,17 @@ OTHER = replace(TABLE, oid=16385, name=TableName("public", "t"))
 
 
 def test_no_states(tmp_path: Path) -> None:
-    states = TableStates(Layout(tmp_path))
+    states = TableStates(Layout.of(tmp_path))
     assert states.all() == {}
     assert states.get(TABLE.name) is None
 
 
 def test_the_last_row_counts(tmp_path: Path) -> None:
-    states = TableStates(Layout(tmp_path))
+    states = TableStates(Layout.of(tmp_path))
     states.set_all([TABLE, OTHER], TableState.COPYING, Lsn(100))
     states.set(TABLE, TableState.CATCHING_UP, Lsn(100))
     states.set(TABLE, TableState.SET_ASIDE, Lsn(1 << 40), "column was dropped")
-    again = TableStates(Layout(tmp_path)).all()
+    again = TableStates(Layout.of(tmp_path)).all()
     assert set(again) == {TABLE.name, OTHER.name}
     row = again[TABLE.name]
     assert (row.state, row.lsn, row.reason) == (TableState.SET_ASIDE, 1 << 40, "column was dropped")
@@ -45,7 +46,7 @@ def test_the_last_row_counts(tmp_path: Path) -> None:
 
 
 def test_another_process_is_seen(tmp_path: Path) -> None:
-    reader, writer = TableStates(Layout(tmp_path)), TableStates(Layout(tmp_path))
+    reader, writer = TableStates(Layout.of(tmp_path)), TableStates(Layout.of(tmp_path))
     writer.set(TABLE, TableState.COPYING, Lsn(1))
     assert reader.get(TABLE.name) is not None
     writer.set(TABLE, TableState.CATCHING_UP, Lsn(1))
@@ -55,18 +56,18 @@ def test_another_process_is_seen(tmp_path: Path) -> None:
 
 
 def test_no_tables_make_no_commit(tmp_path: Path) -> None:
-    states = TableStates(Layout(tmp_path))
+    states = TableStates(Layout.of(tmp_path))
     states.set_all([], TableState.COPYING, Lsn(1))
-    assert not Layout(tmp_path).table_states.exists()
+    assert not path_of(Layout.of(tmp_path).table_states).exists()
 
 
 def test_pruning_keeps_the_last_row_of_each_table(tmp_path: Path) -> None:
-    states = TableStates(Layout(tmp_path))
+    states = TableStates(Layout.of(tmp_path))
     assert states.prune() == 0
     tables = [TABLE, OTHER]
     states.set_all(tables, TableState.COPYING, Lsn(1))
     states.set(tables[0], TableState.CATCHING_UP, Lsn(2))
     before = states.all()
     assert states.prune() == 1
-    assert TableStates(Layout(tmp_path)).all() == before
+    assert TableStates(Layout.of(tmp_path)).all() == before
     assert states.prune() == 0

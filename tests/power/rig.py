@@ -28,8 +28,10 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.recovery import recover
+from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup
+from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
 from tests.journal import Journal, published
 from tests.oracle import RAW, Rows, mirror_rows, written
@@ -83,7 +85,7 @@ class PowerRig:
             source=self.database.conninfo, slot=self.slot, tables=("public.*",), batch_seconds=0.1, range_seconds=2,
             retention="0 days",  # type: ignore[arg-type]
         )  # fmt: skip
-        setup(self.settings, self.database.conninfo).catalog.save(CATALOG_FILE)
+        save_catalog(setup(self.settings, self.database.conninfo).catalog, CATALOG_FILE)
         self.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [self.slot, self._origin])
 
     @property
@@ -182,7 +184,7 @@ class PowerRig:
 
     def after(self, points: list[tuple[int, dict[str, int]]], chance: random.Random) -> int:
         """Every point that was there, and each that came, reads right; how many were read."""
-        now = published(self.settings.layout.root)
+        now = published(path_of(self.settings.layout.root))
         assert now[: len(points)] == points, "points were lost, or are others"
         assert [lsn for lsn, _ in now] == sorted(lsn for lsn, _ in now), "points fell"
         assert set(now[-1][1]) == {f"public.{name}" for name in TABLES}
@@ -190,8 +192,8 @@ class PowerRig:
         for lsn, versions in chosen:
             for name, version in versions.items():
                 columns, _ = self._rows_at(name, lsn)
-                self._assert_rows(name, lsn, mirror_rows(self.settings.layout.root, name.replace(".", "/"), columns,
-                                                         version))  # fmt: skip
+                root = path_of(self.settings.layout.root)
+                self._assert_rows(name, lsn, mirror_rows(root, name.replace(".", "/"), columns, version))
         for name in TABLES:
             # By the way that users read, which compares what the point says.
             self._assert_rows(f"public.{name}", now[-1][0], _rows(Lake(self.settings.layout.root), f"public.{name}",

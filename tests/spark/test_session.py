@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import ProtocolError, SettingsError
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.session import TXN_APP_ID, run_tasks, spark_session, table_session
@@ -94,5 +95,5 @@ def test_a_local_lake_needs_a_local_master(tmp_path: Path, monkeypatch: pytest.M
     from pgcdc_assets.spark.session import refuse_remote_master
 
     with pytest.raises(SettingsError, match="spark://host:7077"):
-        refuse_remote_master(tmp_path, "spark://host:7077")
-    refuse_remote_master(tmp_path, "local[*,4]")
+        refuse_remote_master(Location.of(tmp_path), "spark://host:7077")
+    refuse_remote_master(Location.of(tmp_path), "local[*,4]")

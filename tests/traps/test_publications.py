@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.checks.status import status
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import EmptyPublication, PgcdcError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.end_to_end.command import wait_for
 from tests.flow.test_sync import Rig
@@ -126,7 +126,7 @@ def test_tables_come_and_go_while_a_run_follows(rig: Rig) -> None:
 
 
 def _saved() -> list[str]:
-    catalog = Catalog.load(CATALOG_FILE)
+    catalog = load_catalog(CATALOG_FILE)
     return [table.name.name for table in catalog.tables] if catalog else []
 
 

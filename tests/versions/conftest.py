@@ -53,7 +53,7 @@ class Received:
         assert row is not None
         turn = len(self.boundaries)
         receiver = ReceiverProcess(
-            self.database.conninfo, Layout(self.log.path.parent.parent), self.publications, batch_bytes=1 << 20,
+            self.database.conninfo, Layout.of(self.log.path.parent.parent), self.publications, batch_bytes=1 << 20,
             batch_seconds=0.2, drain_bytes=LEAST_BYTES if turn % 2 else 1, replication_connections=turn % 3 != 2,
         )  # fmt: skip
         receiver.start()
@@ -76,7 +76,7 @@ def received(version_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFa
         with ReplicationConnection.open(database.conninfo) as walsender:
             walsender.create_slot(raw)
             start = walsender.create_slot(slot).consistent_point
-        log = ChangeLog(Layout(tmp_path_factory.mktemp("lake")))
+        log = ChangeLog(Layout.of(tmp_path_factory.mktemp("lake")))
         log.create(identity(conn, slot), start, 1)
         told = Received(database, journal, log, publications, raw)
         work = Workload(database)

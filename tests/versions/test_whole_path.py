@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.checks.verify import VerifyReport, verify
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import SourceNotReady
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.fix_postgres import TEST_SETTINGS, fresh_database
 from tests.flow.test_sync import Rig
@@ -71,7 +71,7 @@ def _whole_path(server: EmbeddedServer, spark: SparkSession, **more: Any) -> Non
 
 def _verified(rig: Rig) -> VerifyReport:
     """The project's own proof, beside ours."""
-    catalog, points = Catalog.load(CATALOG_FILE), ConsistentPoints(rig.settings.layout)
+    catalog, points = load_catalog(CATALOG_FILE), ConsistentPoints(rig.settings.layout)
     assert catalog is not None
     with hold.placed(rig.settings.layout) as request:
 

@@ -17,12 +17,12 @@ from psycopg import errors
 
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.checks.verify import verify
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow import hold, lock
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.end_to_end.command import Project, wait_for
 from tests.fix_postgres import Database
@@ -102,7 +102,7 @@ class InProcess:
         return status(self.rig.settings).to_json()
 
     def unequal(self) -> list[str]:
-        catalog, points = Catalog.load(CATALOG_FILE), ConsistentPoints(self.rig.settings.layout)
+        catalog, points = load_catalog(CATALOG_FILE), ConsistentPoints(self.rig.settings.layout)
         assert catalog is not None
         with hold.placed(self.rig.settings.layout) as request:
 

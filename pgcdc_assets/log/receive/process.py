@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-from pathlib import Path
 from types import FrameType
 
 from pgcdc_assets.core.layout import Layout
@@ -88,7 +87,7 @@ class ReceiverRun:
 
     def run(self) -> None:
         settings = self._settings
-        log = ChangeLog(Layout(Path(settings.lake))).open()
+        log = ChangeLog(Layout.of(settings.lake)).open()
         identity, timeline, position = log.identity, log.timeline, log.position()
         with (
             connect(settings.conninfo, application_name=f"{APPLICATION}/catalog") as conn,
@@ -179,7 +178,7 @@ def main() -> int:
         return 1
     except OSError as error:
         # A full disk, as a rule. The system's words quote no row.
-        thing = error.filename or str(Layout(Path(settings.lake)).change_log)
+        thing = error.filename or str(Layout.of(settings.lake).change_log)
         what = os.strerror(error.errno) if error.errno else f"ended by {type(error).__name__}"
         _say(error_line(MachineError(what, thing=str(thing), do=ROOM)))
         return 1

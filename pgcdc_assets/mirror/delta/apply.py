@@ -19,12 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Identity, Table
-from pgcdc_assets.core.durable import AT_A_TIME
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
@@ -39,6 +38,9 @@ from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.delta.tablework import Applied, TableWork
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect, collapse_units
 from pgcdc_assets.spark.tasks import run_tasks
+
+_COMMITS: Final = 8
+"""Commits of one turn under way together."""
 
 Result = TypeVar("Result")
 
@@ -76,7 +78,7 @@ def _attempted(
     """Look at each mirror, and commit to it once; a few tables at a time, for a commit mostly waits for the disk."""
     done: list[Applied] = []
     rest: list[tuple[TableWork, list[Collapsing]]] = []
-    with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="commit") as pool:
+    with ThreadPoolExecutor(_COMMITS, thread_name_prefix="commit") as pool:
         for begun in pool.map(partial(_begun, spark, layout, identity, upto, known), parts):
             if isinstance(begun, Applied):
                 done.append(begun)
@@ -159,17 +161,13 @@ def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> lis
     workers = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     groups: list[list[tuple[int, Collapsing]]] = [[] for _ in range(min(2 * workers, len(units)))]
     sizes = [0] * len(groups)
-    for place, unit in sorted(units, key=lambda item: -_size(item[1])):
+    for place, unit in sorted(units, key=lambda item: -item[1].bytes):
         lightest = sizes.index(min(sizes))
         groups[lightest].append((place, unit))
-        sizes[lightest] += _size(unit)
+        sizes[lightest] += unit.bytes + 1
     results = run_tasks(spark, collapse_units, [[unit for _, unit in group] for group in groups])
     effects: list[list[Effect]] = [[] for _ in works]
     for group, found in zip(groups, results, strict=True):
         for (place, _), effect in zip(group, found, strict=True):
             effects[place].append(effect)
     return effects
-
-
-def _size(unit: Collapsing) -> int:
-    return sum(path.stat().st_size for path in unit.files) + 1

@@ -6,7 +6,6 @@ A copy again overwrites in one commit; where columns have changed, by Spark, whi
 
 from __future__ import annotations
 
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -23,6 +21,7 @@ import pyarrow as pa
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_files
@@ -45,6 +44,7 @@ from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, read_whole
 from pgcdc_assets.spark.tasks import run_tasks
+from pgcdc_assets.store import storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,7 +84,7 @@ class _Target:
     """The folder for the files of one table, and their columns."""
 
     table: Table
-    folder: Path
+    folder: Location
     schema: pa.Schema
     commit_lsn: int
     staged: bool
@@ -222,7 +222,7 @@ class _Copier:
                 continue
             finally:
                 if target.staged:
-                    shutil.rmtree(target.folder, ignore_errors=True)
+                    storage.delete_folder(target.folder)
             rows, size = sum(file.rows for file in files), sum(file.size for file in files)
             point, seconds = self._snapshot.consistent_point, time.monotonic() - started
             reports.append(CopyReport(name, point, rows, size, len(files), seconds, version))
@@ -247,7 +247,6 @@ class _Copier:
         point = int(self._snapshot.consistent_point)
         if mirror.exists and not mirror.holds(schema):
             folder = self._layout.staging / uuid.uuid4().hex
-            folder.mkdir(parents=True)
             return _Target(table, folder, schema.arrow, point, staged=True)
         if not mirror.exists:
             properties = {IDENTITY: self._identity.app_id(), SOURCE_TABLE: str(table.name), **keeping(self._retention)}
@@ -277,7 +276,12 @@ class _Copier:
 
 
 def replace_mirror(
-    session: SparkSession, mirror: Mirror, schema: MirrorSchema, folder: Path, files: Sequence[FileReport], point: Lsn
+    session: SparkSession,
+    mirror: Mirror,
+    schema: MirrorSchema,
+    folder: Location,
+    files: Sequence[FileReport],
+    point: Lsn,
 ) -> None:
     """Other columns and other rows in one commit. Only Spark changes the columns of such a table."""
     from pgcdc_assets.spark.session import table_session
@@ -379,6 +383,6 @@ def _file(task: _Task, target: _Target, cut: Sequence[Piece]) -> FileReport | No
                 for block in copy_blocks(task.conninfo, task.snapshot, piece, BLOCK_BYTES):
                     file.write(reader.columns(block, piece.leaf))
         except Interrupted:
-            file.path.unlink(missing_ok=True)
+            file.discard()
             raise
         return file.finish()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -15,6 +13,7 @@ from deltalake import Schema as DeltaSchema
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.layout import DELTA_LOG, Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import OWN_NAME
@@ -26,6 +25,7 @@ from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.protocol.text.typed import RAW_TYPE
 from pgcdc_assets.protocol.text.types import arrow_type
+from pgcdc_assets.store import storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,31 +148,29 @@ def sql_text(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def sql_path(path: Path) -> str:
+def sql_path(path: Location) -> str:
     """A Delta table by its folder."""
     return f"delta.{sql_name(str(path))}"
 
 
-def create_mirror(session: SparkSession, path: Path, schema: MirrorSchema, properties: dict[str, str]) -> None:
+def create_mirror(session: SparkSession, path: Location, schema: MirrorSchema, properties: dict[str, str]) -> None:
     """Make an empty mirror, by Spark: delta-rs would add features that narrow the set of readers."""
     told = {**PROPERTIES, **properties}
     if schema.mapped:
         told["delta.columnMapping.mode"] = "name"
     stated = ", ".join(f"{sql_text(key)} = {sql_text(value)}" for key, value in told.items())
-    if path.is_dir() and open_delta(path) is None:
+    if open_delta(path) is None:
         _clear_what_was_begun(path)
     session.sql(f"CREATE TABLE {sql_path(path)} ({schema.ddl}) USING delta TBLPROPERTIES ({stated})").collect()
 
 
-def _clear_what_was_begun(path: Path) -> None:
+def _clear_what_was_begun(path: Location) -> None:
     """A run died before the first commit, or a power cut took the log's folder and left rows of a copy: Spark would
     take the one for a table, and refuse to make a table beside the other. Files of other names stay, and are refused.
     """
-    if (path / DELTA_LOG).is_dir():
-        shutil.rmtree(path / DELTA_LOG)
-    for file in path.iterdir():
-        if OWN_NAME.fullmatch(file.name):
-            file.unlink()
+    storage.delete_folder(path / DELTA_LOG)
+    names = (entry.name for entry in storage.list_after(path))
+    storage.delete([path / name for name in names if OWN_NAME.fullmatch(name)])
 
 
 def own_position(positions: Mapping[str, int], owner: str, name: TableName) -> Lsn | None:
@@ -217,7 +215,7 @@ class Mirror:
         return table
 
     @property
-    def staging(self) -> Path:
+    def staging(self) -> Location:
         """For what is made before it has its name."""
         return self._layout.staging
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from pgcdc_assets.core.layout import DELTA_LOG, commit_name
-from pgcdc_assets.delta.datafile import in_int96
+from pgcdc_assets.core.layout import DELTA_LOG
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.datafile import in_int96, opened_parquet
 from pgcdc_assets.delta.log import open_delta
-from pgcdc_assets.delta.logfiles import Action, commit_actions
+from pgcdc_assets.delta.logfiles import Action, commit_if_there
 from pgcdc_assets.delta.recovery import is_own
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.store import storage
 
 _LONGEST: Final = 60
 """Characters of what another writer calls itself, and what it did."""
@@ -36,7 +36,7 @@ class Seen:
     change: str | None = None
 
 
-def seen(folder: Path, owner: str, commits: Mapping[int, Sequence[Action]]) -> Seen:
+def seen(folder: Location, owner: str, commits: Mapping[int, Sequence[Action]]) -> Seen:
     """Look at commits of a mirror; ``owner`` is :meth:`Identity.app_id`. The first change after a copy is told."""
     found = Seen()
     for number in sorted(commits):
@@ -50,17 +50,17 @@ def seen(folder: Path, owner: str, commits: Mapping[int, Sequence[Action]]) -> S
     return found
 
 
-def change_since(folder: Path, owner: str, version: int) -> str | None:
+def change_since(folder: Location, owner: str, version: int) -> str | None:
     """What others did to the mirror after a published version. LakeError if its log does not say."""
     commits: dict[int, Sequence[Action]] = {}
     number = version + 1
-    while (folder / DELTA_LOG / commit_name(number)).exists():
-        commits[number] = commit_actions(folder / DELTA_LOG, number)
+    while (actions := commit_if_there(folder / DELTA_LOG, number)) is not None:
+        commits[number] = actions
         number += 1
     return seen(folder, owner, commits).change
 
 
-def _did(folder: Path, actions: Sequence[Action]) -> str | None:
+def _did(folder: Location, actions: Sequence[Action]) -> str | None:
     """What a commit of another writer did to the rows; None if they are the same as before."""
     added = [action["add"] for action in actions if "add" in action]
     removed = [action["remove"] for action in actions if "remove" in action]
@@ -86,9 +86,10 @@ class _File:
     int96: bool = False
 
 
-def _file(folder: Path, action: dict[str, Any]) -> _File:
+def _file(folder: Location, action: dict[str, Any]) -> _File:
     try:
-        footer = pq.read_metadata(folder / unquote(action["path"]))
+        with opened_parquet(folder / unquote(action["path"])) as file:
+            footer = file.metadata
     except (OSError, pa.ArrowException):
         # Deleted since, or to be told by who needs it.
         return _File(None)
@@ -101,14 +102,14 @@ def _sum(files: Sequence[_File]) -> int | None:
     return None if None in rows else sum(number for number in rows if number is not None)
 
 
-def _gone(folder: Path) -> str | None:
+def _gone(folder: Location) -> str | None:
     """A file of the newest version that is missing. A log that cannot be read is reported by whoever needs it."""
     try:
         table = open_delta(folder)
     except LakeError:
         return None
     names = [name for file in (table.files if table else ()) for name in (file.path, file.vector) if name is not None]
-    return next((name for name in names if not (folder / name).exists()), None)
+    return next((name for name in names if not storage.exists(folder / name)), None)
 
 
 def _info(actions: Sequence[Action]) -> dict[str, Any]:

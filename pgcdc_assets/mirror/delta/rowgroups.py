@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Bools
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.delta.failures import unreadable
 from pgcdc_assets.delta.log import Added
 from pgcdc_assets.delta.vectors import kept, read_vector
@@ -30,7 +31,7 @@ WantedKeys = Mapping[str, NDArray[Any]]
 class MergeTarget:
     """The columns of a mirror's files, and the files whose rows are matched."""
 
-    folder: Path
+    folder: Location
     schema: pa.Schema
     """Names and types in the files."""
     names: tuple[str, ...]
@@ -101,11 +102,11 @@ class RowGroup:
         return (facts.min, facts.max) if facts is not None and facts.has_min_max else None
 
 
-def _opened(path: Path) -> pq.ParquetFile:
+def _opened(path: Location) -> pq.ParquetFile:
     try:
         # Spark writes INT96 by default, and a user's OPTIMIZE keeps that default: read as nanoseconds, these timestamps
         # would be wrong before 1678 and after 2261.
-        return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+        return opened_parquet(path, coerce_int96_timestamp_unit="us")
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from None
 

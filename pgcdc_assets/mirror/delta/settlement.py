@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from pgcdc_assets.core.durable import sync_files, sync_folders, up_to
 from pgcdc_assets.core.layout import DELTA_LOG, Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.logfiles import Action, commit_actions
@@ -21,6 +20,7 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.mirror import own_position
 from pgcdc_assets.mirror.delta.othercommits import seen
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.store import storage
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Settlement:
         """Make these versions durable; returns the position that each mirror itself states."""
         moved = {name: number for name, number in versions.items()
                  if name not in self._settled or self._settled[name].number != number}  # fmt: skip
-        contents: list[Path] = []
-        folders: list[Path] = []
+        contents: list[Location] = []
+        folders: list[Location] = []
         found: dict[TableName, _Settled] = {}
         for name, number in moved.items():
             folder, before = self._layout.mirror(name), self._settled.get(name, _Settled(-1, {}))
@@ -68,11 +68,11 @@ class Settlement:
                 before = _Settled(-1, {})
             commits = _commits(folder, before.number, number)
             contents += foreign_files(folder, commits)
-            folders += [folder / DELTA_LOG, *([folder] if before.number >= 0 else up_to(folder, self._layout.root))]
+            folders += [folder / DELTA_LOG, *([folder] if before.number >= 0 else folder.up_to(self._layout.root))]
             found[name] = _Settled(number, {**before.positions, **_positions(commits)})
             self._see(name, commits)
-        sync_files(contents)
-        sync_folders(folders)
+        storage.settle(contents)
+        storage.settle(folders)
         self._settled |= found
         return {name: self._position(name) for name in versions}
 
@@ -91,7 +91,7 @@ class Settlement:
         return position
 
 
-def _commits(folder: Path, after: int, upto: int) -> dict[int, list[Action]]:
+def _commits(folder: Location, after: int, upto: int) -> dict[int, list[Action]]:
     return {number: commit_actions(folder / DELTA_LOG, number) for number in range(after + 1, upto + 1)}
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from deltalake import Schema as DeltaSchema
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Identity, Table
-from pgcdc_assets.core.durable import sync_file
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
@@ -37,6 +34,7 @@ from pgcdc_assets.mirror.delta.mirror import (
 )
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.mirror.delta.units import PendingChanges
+from pgcdc_assets.store import storage
 
 
 @dataclass(frozen=True)
@@ -227,14 +225,10 @@ def total(effects: Sequence[Effect]) -> Counts:
     )
 
 
-def _linked(path: Path, folder: Path, file: FeedFile) -> FileReport:
-    """The feed's file under a name in the mirror's folder: the same bytes, where the file system can."""
+def _linked(path: Location, folder: Location, file: FeedFile) -> FileReport:
+    """The feed's file under a name in the mirror's folder: the same bytes, where the store can."""
     target = folder / f"part-{uuid.uuid4().hex}.parquet"
-    try:
-        os.link(path, target)
-    except OSError:
-        shutil.copyfile(path, target)
-        sync_file(target)
+    storage.copy(path, target)
     return replace(file.report, path=target.name)
 
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from pyroaring import BitMap64
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset
 from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import COMMIT_LSN, XID, feed_columns, feed_schema
@@ -36,18 +35,20 @@ class Collapsing:
     """One unit of work."""
 
     table: Table
-    files: tuple[Path, ...]
+    files: tuple[Location, ...]
     span: LsnRange
     target: MergeTarget
     """The folder that new files go to, and the mirror's files to read. It has no files if none of the mirror's rows is
     left, or none of them changes."""
     divided: bool = False
     """The unit has the events of some keys only; the other halves of key changes may be in other units."""
-    arrivals: tuple[Path, ...] = ()
+    arrivals: tuple[Location, ...] = ()
     """More feed files: those with the new halves of key changes."""
     masked: tuple[int, ...] = ()
     leaves: tuple[str, ...] = ()
     """Leaves that were truncated."""
+    bytes: int = 0
+    """Size of the feed files."""
     repair: bool = False
     """The mirror has applied the span already, so it is not known whether it holds a key."""
     touched: LsnRange | None = None
@@ -127,9 +128,9 @@ def _none(unit: Collapsing) -> pa.Table:
     return schema.empty_table().select([name for name in schema.names if name != XID])
 
 
-def read_events(table: Table, files: Sequence[Path], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
+def read_events(table: Table, files: Sequence[Location], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
     """The rows of feed files whose transactions lie in the span: columns ``names``, or all that an apply needs."""
-    data = ds.dataset([str(file) for file in files], feed_schema(table), format="parquet")
+    data = dataset(files, feed_schema(table))
     columns = list(names) or [name for name in data.schema.names if name != XID]
     at = pc.field(COMMIT_LSN)
     return data.to_table(columns=columns, filter=(at >= int(span.start)) & (at < int(span.end)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import pyarrow.compute as pc
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.schema import COMMIT_LSN, LEAF, OP, TRUNCATE, FeedFile, FeedPart
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
@@ -40,7 +40,7 @@ class PendingChanges:
         return self.part.files
 
     @property
-    def paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[Location, ...]:
         return tuple(self.layout.changes(self.table.name) / file.name for file in self.files)
 
     @property
@@ -77,7 +77,10 @@ class PendingChanges:
 
         ``together``: rows are followed from key to key, so one unit needs both halves of every key change.
         """
-        unit = Collapsing(self.table, self.paths, self.span, target, masked=self.part.masked, leaves=self.leaves)
+        size = sum(file.size for file in self.files)
+        unit = Collapsing(
+            self.table, self.paths, self.span, target, masked=self.part.masked, leaves=self.leaves, bytes=size
+        )
         if self.leaves:
             return [unit]
         buckets = {file.facts.buckets for file in self.files if file.facts.bucket is not None}
@@ -96,13 +99,14 @@ class PendingChanges:
         return sum(facts.rows for facts in arrivals) == self.part.key_changes and not any(f.masked for f in arrivals)
 
     def _bucket(self, unit: Collapsing, number: int) -> Collapsing:
-        chosen = [(file.facts, path) for file, path in zip(self.files, self.paths, strict=True)
+        chosen = [(file, path) for file, path in zip(self.files, self.paths, strict=True)
                   if file.facts.bucket in (None, number)]  # fmt: skip
+        size = sum(file.size for file, _ in chosen)
         if not self.part.key_changes:
-            return replace(unit, files=tuple(path for _, path in chosen))
-        plain = tuple(path for facts, path in chosen if not facts.arrivals)
-        arrivals = tuple(path for facts, path in chosen if facts.arrivals)
-        return replace(unit, files=plain, arrivals=arrivals, divided=True)
+            return replace(unit, files=tuple(path for _, path in chosen), bytes=size)
+        plain = tuple(path for file, path in chosen if not file.facts.arrivals)
+        arrivals = tuple(path for file, path in chosen if file.facts.arrivals)
+        return replace(unit, files=plain, arrivals=arrivals, divided=True, bytes=size)
 
 
 def _of_any_key(file: FeedFile) -> bool:

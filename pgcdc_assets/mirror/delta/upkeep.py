@@ -16,15 +16,18 @@ from pyspark.errors import PySparkException
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.layout import DELTA_LOG
-from pgcdc_assets.delta.commit import commit_rewritten, make_checkpoint
+from pgcdc_assets.delta.checkpoint import make_checkpoint
+from pgcdc_assets.delta.commit import commit_rewritten
 from pgcdc_assets.delta.datafile import in_int96, read_footer
 from pgcdc_assets.delta.definition import commit_properties
 from pgcdc_assets.delta.failures import again_after_lost_races
 from pgcdc_assets.delta.log import Added, DeltaVersion
+from pgcdc_assets.delta.logfiles import VERSIONED
 from pgcdc_assets.delta.tombstones import lacking
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.compaction import compact_file
 from pgcdc_assets.mirror.delta.mirror import Mirror, sql_path
+from pgcdc_assets.store import storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,10 +115,10 @@ def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
     A version that was the newest for longer would be deleted with the first changes after it, although the points of
     the last days name it. A recent checkpoint of it is not deleted.
     """
-    log = mirror.path / DELTA_LOG
     before = time.time() - quiet.total_seconds()
-    files = list(log.glob(f"{mirror.version:020}.*json")) + list(log.glob(f"{mirror.version:020}.checkpoint*.parquet"))
-    if any(file.stat().st_mtime > before for file in files):
+    of_version = (entry for entry in storage.list_after(mirror.path / DELTA_LOG)
+                  if (match := VERSIONED.match(entry.name)) and int(match[1]) == mirror.version)  # fmt: skip
+    if any(entry.written > before for entry in of_version):
         return False
     make_checkpoint(mirror.path, mirror.version)
     return True

@@ -28,6 +28,7 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.setup.setup import publication_names, setup
@@ -162,7 +163,7 @@ class Cohort:
         return [name for name, row in rows.items() if row.state is TableState.SET_ASIDE and name in published]
 
     def setup(self) -> None:
-        setup(self.settings, self.conninfo).catalog.save(CATALOG_FILE)
+        save_catalog(setup(self.settings, self.conninfo).catalog, CATALOG_FILE)
 
     def engine(self) -> Engine:
         settings = self.settings.model_copy(update=self.chance.choice(WAYS))

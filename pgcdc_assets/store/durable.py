@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ _UNABLE: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 """Some file systems, of networks or in user space, sync no folders: their names are durable by themselves, or never."""
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write a file durably, whole or not at all: readers may come, and the power go, at any time.
 
     A file that is there keeps its mode, and a link to it stays one.
@@ -29,7 +29,7 @@ def write_whole(path: Path, text: str) -> None:
     path = path.resolve()
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        draft.write_text(text)
+        draft.write_bytes(content)
         if path.exists():
             shutil.copymode(path, draft)
         sync_file(draft)
@@ -58,26 +58,16 @@ def sync_folder(path: Path) -> None:
             raise
 
 
-def sync_files(paths: Iterable[Path]) -> None:
-    """Sync several files, a few at a time."""
-    _together(sync_file, paths)
-
-
-def sync_folders(paths: Iterable[Path]) -> None:
-    """Sync several folders."""
-    _together(sync_folder, paths)
-
-
-def up_to(folder: Path, root: Path) -> list[Path]:
-    """The folder and those that it stands in, to the one that holds ``root``: what makes a new folder durable."""
-    return [folder, *(above for above in folder.parents if above == root.parent or root in (above, *above.parents))]
-
-
-def _together(sync: Callable[[Path], None], paths: Iterable[Path]) -> None:
+def sync_all(paths: Iterable[Path]) -> None:
+    """Sync several files and folders, a few at a time."""
     wanted = list(dict.fromkeys(paths))
     if len(wanted) < 2:
         for path in wanted:
-            sync(path)
+            _sync(path)
         return
     with ThreadPoolExecutor(min(AT_A_TIME, len(wanted)), thread_name_prefix="fsync") as pool:
-        list(pool.map(sync, wanted))
+        list(pool.map(_sync, wanted))
+
+
+def _sync(path: Path) -> None:
+    (sync_folder if path.is_dir() else sync_file)(path)

@@ -1,0 +1,75 @@
+"""Places as values: where a file or folder of the lake is, whatever holds it.
+
+A local place is an absolute path, any other one a URL whose scheme says which store holds it. Nothing here touches
+a disk: :mod:`pgcdc_assets.store` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike, path
+from pathlib import PurePosixPath
+from typing import Final, Self
+
+LOCAL: Final = ""
+"""The scheme of places on this machine's file system."""
+_MARK: Final = "://"
+
+
+@dataclass(frozen=True, order=True)
+class Location:
+    """One place. Two are equal if their texts are; they sort as their texts do."""
+
+    text: str
+    """``/lake/public/t``, or ``scheme://store/lake/public/t``; without a slash at its end."""
+
+    @classmethod
+    def of(cls, place: str | PathLike[str] | Self) -> Self:
+        """From a path, relative to the working directory if it is relative, or from a URL."""
+        if isinstance(place, cls):
+            return place
+        text = str(place)
+        return cls(text.rstrip("/") if _MARK in text else path.abspath(text))
+
+    @property
+    def scheme(self) -> str:
+        """``LOCAL`` for a path."""
+        return LOCAL if self.text.startswith("/") else self.text.partition(_MARK)[0]
+
+    @property
+    def name(self) -> str:
+        return self.text.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Location:
+        return Location(self.text.rpartition("/")[0] or "/")
+
+    @property
+    def uri(self) -> str:
+        """The place for other programs, as a URI."""
+        return PurePosixPath(self.text).as_uri() if self.scheme == LOCAL else self.text
+
+    def __truediv__(self, name: str) -> Location:
+        return Location(f"{self.text.rstrip('/')}/{name}")
+
+    def with_name(self, name: str) -> Location:
+        """The place beside this one."""
+        return self.parent / name
+
+    def within(self, folder: Location) -> str:
+        """The name relative to a folder that holds it. ValueError if that one does not."""
+        prefix = f"{folder.text.rstrip('/')}/"
+        if not self.text.startswith(prefix):
+            raise ValueError(f"{self} is not in {folder}")
+        return self.text.removeprefix(prefix)
+
+    def up_to(self, root: Location) -> list[Location]:
+        """This folder and those that it stands in, to the one that holds ``root``: to settle all of them makes a new
+        folder durable."""
+        found = [self]
+        while found[-1] != root.parent and found[-1] != found[-1].parent:
+            found.append(found[-1].parent)
+        return found
+
+    def __str__(self) -> str:
+        return self.text

@@ -1,0 +1,103 @@
+"""Checkpoints: what a version holds as one file, so that no reader begins at the first commit.
+
+delta-rs makes them, on this machine's own disk, from the part of the log that they take: in the table's folder it
+would list all of the log, and give the name before the content is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from deltalake import DeltaTable
+
+from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.datafile import read_footer
+from pgcdc_assets.delta.log import is_whole
+from pgcdc_assets.delta.logfiles import (
+    VERSIONED,
+    checkpoint_files,
+    checkpoints_among,
+    checksum_of,
+    put_aside,
+)
+from pgcdc_assets.delta.tombstones import forget_the_short_lived, log_retention
+from pgcdc_assets.store import storage
+from pgcdc_assets.store.base import Entry
+from pgcdc_assets.store.scratch import DraftFile, temporary
+
+_STALE_SECONDS: Final = 3600
+"""The age after which a commit that waits for its number is deleted: its writer is dead."""
+_STAGED: Final = ("_", ".tmp")
+"""How the name of such a commit begins and ends."""
+
+
+def make_checkpoint(folder: Location, version: int) -> None:
+    """Make the checkpoint of the newest version, from which readers begin then.
+
+    The names of the files that it holds are durable before it is made. What the properties let go of the log, and what
+    killed writers left there, goes once it is durable itself: a power cut would leave neither.
+    """
+    storage.settle([folder, folder / DELTA_LOG])
+    made = write_checkpoint(folder, version)
+    log = folder / DELTA_LOG
+    storage.settle([log])
+    storage.replace(log / LAST_CHECKPOINT, json.dumps({"version": version, "size": made.actions}).encode())
+    # Hadoop keeps a checksum of what Spark wrote there, and would find ours wrong.
+    storage.delete([checksum_of(log / LAST_CHECKPOINT)])
+    _clean_up(log, log_retention(made.configuration))
+
+
+@dataclass(frozen=True)
+class Made:
+    """A checkpoint: how many actions it holds, and the table's properties at its version."""
+
+    actions: int
+    configuration: Mapping[str, str]
+
+
+def write_checkpoint(folder: Location, version: int) -> Made:
+    """Make the checkpoint of a version, whole and durable before it has its name.
+
+    Its name is durable with the log's folder. Readers begin from it only if the hint names it, or if they look for it.
+    """
+    log = folder / DELTA_LOG
+    parts = checkpoint_files(log, version)
+    begin = next((number for number, found in parts.items() if is_whole(found)), -1)
+    with temporary() as scratch:
+        made = scratch / DELTA_LOG / checkpoint_name(version)
+        commits = [log / commit_name(number) for number in range(begin + 1, version + 1)]
+        for path in (*parts.get(begin, ()), *commits):
+            storage.fetch(path, made.with_name(path.name))
+        table = DeltaTable(str(scratch), version=version)
+        table.create_checkpoint()
+        forget_the_short_lived(folder, made)
+        told = Made(int(read_footer(made).num_rows), table.metadata().configuration)
+        put_aside(log, [path for path in parts.get(version, ()) if path.name != made.name])
+        storage.put(DraftFile(made.text), log / made.name)
+    # What Spark wrote there had one of its own.
+    storage.delete([checksum_of(log / made.name)])
+    return told
+
+
+def _clean_up(log: Location, retention: timedelta) -> None:
+    """Delete what is older than ``retention`` and comes before a checkpoint that is so as well: each version since
+    stays readable. And what writers left that were killed while they created a file."""
+    now = time.time()
+    entries = storage.list_after(log)
+    before = now - retention.total_seconds()
+    old = {entry.name: entry for entry in entries if entry.written < before}
+    newest = max(checkpoints_among(old, log), default=-1)
+    passed = [name for name in old if (match := VERSIONED.match(name)) and int(match[1]) < newest]
+    storage.delete([log / name for name in (*passed, *_left_by_killed_writers(entries, now))])
+
+
+def _left_by_killed_writers(entries: Sequence[Entry], now: float) -> list[str]:
+    begin, end = _STAGED
+    stale = (entry.name for entry in entries if entry.written < now - _STALE_SECONDS)
+    return [name for name in stale if name.startswith(begin) and name.endswith(end)]

@@ -1,0 +1,171 @@
+"""A lake in a folder of this machine: POSIX, with each sync that a power cut asks for (:mod:`.durable`)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.store.base import HIDDEN, Entry, Store
+from pgcdc_assets.store.durable import sync_all, sync_file, write_whole
+from pgcdc_assets.store.private import private_folder
+
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+"""Errors of a file system that has no hard links: exFAT, some network file systems, some in user space."""
+_STAGED: Final = "_{}.{}.tmp"
+"""The name of a file that is being created: no reader of Delta tables takes it for one of the table's."""
+
+
+def path_of(place: Location) -> Path:
+    """ValueError for a place that is in no folder of this machine."""
+    if not place.text.startswith("/"):
+        raise ValueError(f"{place} is not on this machine's file system")
+    return Path(place.text)
+
+
+class LocalStore(Store):
+    def read(self, at: Location, start: int = 0, size: int | None = None) -> bytes:
+        with open(at.text, "rb") as file:
+            if start:
+                file.seek(start)
+            return file.read(-1 if size is None else size)
+
+    def open(self, at: Location) -> pa.NativeFile:
+        return pa.OSFile(at.text, "rb")
+
+    def head(self, at: Location) -> Entry | None:
+        try:
+            return _entry(at.name, os.stat(at.text))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def list_after(self, folder: Location, name: str = "") -> list[Entry]:
+        try:
+            with os.scandir(folder.text) as found:
+                chosen = [one for one in found if one.name > name and not one.is_dir()]
+        except FileNotFoundError:
+            return []
+        entries: list[Entry] = []
+        for one in sorted(chosen, key=lambda one: one.name):
+            # It may go while the folder is listed.
+            with suppress(FileNotFoundError):
+                entries += _listed(one.name, one.stat())
+        return entries
+
+    def walk(self, folder: Location, *, hidden: bool = False) -> Iterator[Entry]:
+        for place, folders, names in os.walk(folder.text):
+            if not hidden:
+                folders[:] = [name for name in folders if not name.startswith(HIDDEN)]
+                names = [name for name in names if not name.startswith(HIDDEN)]
+            for name in names:
+                path = os.path.join(place, name)
+                with suppress(FileNotFoundError):
+                    yield from _listed(os.path.relpath(path, folder.text), os.stat(path))
+
+    def draft(self, to: Location) -> str:
+        """Its own place: a file is invisible there until a commit names it, and need not be moved."""
+        os.makedirs(to.parent.text, exist_ok=True)
+        return to.text
+
+    def scratch(self, folder: Location) -> str:
+        """The folder itself, so that a draft that has waited there is moved by a rename."""
+        os.makedirs(folder.text, exist_ok=True)
+        return folder.text
+
+    def put(self, draft: str, to: Location) -> None:
+        sync_file(Path(draft))
+        if draft == to.text:
+            return
+        try:
+            os.replace(draft, to.text)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            write_whole(Path(to.text), Path(draft).read_bytes())
+            os.unlink(draft)
+
+    def create(self, to: Location, content: bytes) -> None:
+        staged = to.with_name(_STAGED.format(to.name, uuid.uuid4().hex)).text
+        try:
+            _write(staged, content)
+            try:
+                os.link(staged, to.text)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                # Still nobody's file is taken, but a reader may see a part of this one, and a power cut leave a part.
+                _write(to.text, content)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(staged)
+
+    def replace(self, to: Location, content: bytes) -> None:
+        os.makedirs(to.parent.text, exist_ok=True)
+        write_whole(Path(to.text), content)
+
+    def copy(self, source: Location, to: Location) -> None:
+        os.makedirs(to.parent.text, exist_ok=True)
+        try:
+            os.link(source.text, to.text)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            with open(source.text, "rb") as content, open(to.text, "xb") as target:
+                shutil.copyfileobj(content, target)
+            sync_file(Path(to.text))
+
+    def delete(self, places: Iterable[Location]) -> None:
+        for place in places:
+            with suppress(FileNotFoundError):
+                os.unlink(place.text)
+
+    def settle(self, places: Iterable[Location]) -> None:
+        sync_all(Path(place.text) for place in places)
+
+    def make_private(self, root: Location) -> None:
+        private_folder(Path(root.text))
+
+    def delete_folder(self, folder: Location) -> None:
+        shutil.rmtree(folder.text, ignore_errors=True)
+
+    def move_folder(self, source: Location, to: Location) -> None:
+        os.makedirs(to.parent.text, exist_ok=True)
+        os.rename(source.text, to.text)
+
+
+def _entry(name: str, found: os.stat_result) -> Entry | None:
+    """None for a folder."""
+    if stat.S_ISDIR(found.st_mode):
+        return None
+    return Entry(name, found.st_size, found.st_mtime, max(found.st_mtime, found.st_ctime))
+
+
+def _listed(name: str, found: os.stat_result) -> list[Entry]:
+    entry = _entry(name, found)
+    return [] if entry is None else [entry]
+
+
+def _write(path: str, content: bytes) -> None:
+    """A new file, its content durable; FileExistsError where there is one."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        descriptor = os.open(path, flags, 0o666)
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,113 @@
+"""The files of the lake, wherever they are: each call goes to the store that holds the place.
+
+What each call promises stands in :mod:`pgcdc_assets.store.base`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Final
+
+import pyarrow as pa
+
+from pgcdc_assets.core.location import LOCAL, Location
+from pgcdc_assets.store.base import Entry, Store
+from pgcdc_assets.store.local import LocalStore
+from pgcdc_assets.store.memory import MemoryStore
+from pgcdc_assets.store.scratch import DraftFile, Scratch, write_scratch
+
+_STORES: Final[Mapping[str, Store]] = {LOCAL: LocalStore(), "memory": MemoryStore()}
+
+
+def store_of(place: Location) -> Store:
+    """ValueError for a scheme that no store serves."""
+    try:
+        return _STORES[place.scheme]
+    except KeyError:
+        raise ValueError(f"{place}: no store serves {place.scheme}://") from None
+
+
+def read(at: Location, start: int = 0, size: int | None = None) -> bytes:
+    return store_of(at).read(at, start, size)
+
+
+def open_file(at: Location) -> pa.NativeFile:
+    return store_of(at).open(at)
+
+
+def head(at: Location) -> Entry | None:
+    return store_of(at).head(at)
+
+
+def exists(at: Location) -> bool:
+    """Whether there is a file; folders are none."""
+    return head(at) is not None
+
+
+def list_after(folder: Location, name: str = "") -> list[Entry]:
+    return store_of(folder).list_after(folder, name)
+
+
+def walk(folder: Location, *, hidden: bool = False) -> Iterator[Entry]:
+    return store_of(folder).walk(folder, hidden=hidden)
+
+
+def draft(to: Location) -> DraftFile:
+    return DraftFile(store_of(to).draft(to))
+
+
+def scratch(folder: Location) -> Scratch:
+    return Scratch(store_of(folder).scratch(folder))
+
+
+def fetch(at: Location, to: Location) -> None:
+    """A copy of a file on this machine, for what reads from folders alone. It is not durable."""
+    write_scratch(to, read(at))
+
+
+def put(made: DraftFile, to: Location) -> None:
+    store_of(to).put(made.path, to)
+
+
+def create(to: Location, content: bytes) -> None:
+    store_of(to).create(to, content)
+
+
+def replace(to: Location, content: bytes) -> None:
+    store_of(to).replace(to, content)
+
+
+def copy(source: Location, to: Location) -> None:
+    """From one store to another, too."""
+    if source.scheme == to.scheme:
+        store_of(to).copy(source, to)
+    else:
+        create(to, read(source))
+
+
+def move(source: Location, to: Location) -> None:
+    copy(source, to)
+    delete([source])
+
+
+def delete(places: Iterable[Location]) -> None:
+    for scheme, some in groupby(places, key=lambda place: place.scheme):
+        _STORES[scheme].delete(list(some))
+
+
+def settle(places: Iterable[Location]) -> None:
+    for scheme, some in groupby(places, key=lambda place: place.scheme):
+        _STORES[scheme].settle(list(some))
+
+
+def make_private(root: Location) -> None:
+    store_of(root).make_private(root)
+
+
+def delete_folder(folder: Location) -> None:
+    store_of(folder).delete_folder(folder)
+
+
+def move_folder(source: Location, to: Location) -> None:
+    store_of(source).move_folder(source, to)

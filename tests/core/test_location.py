@@ -1,0 +1,47 @@
+"""Places as values."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.location import LOCAL, Location
+
+
+def test_a_path_is_absolute_and_a_url_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Location.of("lake").text == str(tmp_path / "lake")
+    assert Location.of(Path("lake/../lake/")).text == str(tmp_path / "lake")
+    assert Location.of("memory://store/lake/").text == "memory://store/lake"
+    assert Location.of(Location.of("lake")) == Location.of("lake")
+
+
+@pytest.mark.parametrize("root", ["/lake", "memory://store/lake"])
+def test_places_are_put_together_and_taken_apart(root: str) -> None:
+    lake = Location.of(root)
+    file = lake / "public/t" / "part"
+    assert str(file) == f"{root}/public/t/part"
+    assert (file.name, file.parent, file.with_name("other")) == ("part", lake / "public/t", lake / "public/t/other")
+    assert file.within(lake) == "public/t/part"
+    with pytest.raises(ValueError, match="is not in"):
+        lake.within(file)
+    assert pickle.loads(pickle.dumps(file)) == file
+    assert {file: 1}[lake / "public/t/part"] == 1
+
+
+def test_the_scheme_says_which_store() -> None:
+    assert Location.of("/lake").scheme == LOCAL
+    assert Location.of("s3://bucket/key").scheme == "s3"
+
+
+def test_the_folders_that_a_new_one_stands_in() -> None:
+    lake = Location.of("/srv/lake")
+    assert (lake / "public/t").up_to(lake) == [lake / "public/t", lake / "public", lake, Location("/srv")]
+    assert Location("/lake").up_to(Location("/lake")) == [Location("/lake"), Location("/")]
+
+
+def test_other_programs_get_a_uri() -> None:
+    assert Location("/srv/a lake").uri == "file:///srv/a%20lake"
+    assert Location("s3://bucket/key").uri == "s3://bucket/key"

@@ -1,0 +1,121 @@
+"""The Delta engine asks nothing of a lake's place but what a store promises: here it works in memory."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+from deltalake import Schema
+from pyroaring import BitMap64
+
+from pgcdc_assets.core.layout import DELTA_LOG, checkpoint_name, commit_name
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.commit import FileChange, commit_change, commit_files, replace_files
+from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset, opened_parquet
+from pgcdc_assets.delta.definition import commit_columns, create_table
+from pgcdc_assets.delta.log import DeltaLog, DeltaVersion, open_delta
+from pgcdc_assets.delta.recovery import recover
+from pgcdc_assets.delta.sweep import sweep
+from pgcdc_assets.delta.vectors import kept, read_vector
+from pgcdc_assets.errors import CommitLost
+from pgcdc_assets.store import storage
+
+ROWS = pa.schema([("id", pa.int64())])
+PROPERTIES = {"delta.checkpointInterval": "4", "delta.logRetentionDuration": "interval 0 seconds"}
+
+
+@pytest.fixture
+def table() -> Iterator[Location]:
+    """An empty table."""
+    root = Location.of(f"memory://{uuid.uuid4().hex}/lake")
+    create_table(root / "t", Schema.from_arrow(ROWS), PROPERTIES, {"app": 1}, root)
+    yield root / "t"
+    storage.delete_folder(root)
+
+
+def now(table: Location) -> DeltaVersion:
+    found = open_delta(table)
+    assert found is not None
+    return found
+
+
+def written(table: Location, *ids: int) -> FileReport:
+    with DataFile(table, ROWS) as file:
+        file.write([pa.array(ids, pa.int64())])
+        report = file.finish()
+    assert report is not None
+    return report
+
+
+def ids(table: Location, version: int | None = None) -> list[int]:
+    at = now(table) if version is None else DeltaLog(table).at(version)
+    found: list[int] = []
+    for file in at.files:
+        vector = file.action.get("deletionVector")
+        with opened_parquet(table / file.path) as data:
+            rows = data.read()
+        live = kept(len(rows), None if vector is None else read_vector(table, vector))
+        found += rows["id"].filter(pa.array(live)).to_pylist()
+    return sorted(found)
+
+
+def test_versions_checkpoints_and_clean_up(table: Location) -> None:
+    log = DeltaLog(table)
+    for number in range(9):
+        assert commit_files(now(table), [written(table, number)], "append", {"app": number + 2}) == number + 1
+    assert ids(table) == list(range(9))
+    assert now(table).positions == {"app": 10}
+    assert storage.exists(table / DELTA_LOG / checkpoint_name(8))
+    # Made within no time of each other, all but the newest checkpoint and what follows it has gone.
+    assert not storage.exists(table / DELTA_LOG / commit_name(3))
+    assert ids(table, 9) == list(range(9))
+    newest = log.newest()
+    assert newest is not None
+    assert newest.number == 9
+
+
+def test_a_number_is_taken_once(table: Location) -> None:
+    before = now(table)
+    commit_files(before, [written(table, 1)], "append", {})
+    with pytest.raises(CommitLost):
+        commit_files(before, [written(table, 2)], "append", {})
+    assert ids(table) == [1]
+
+
+def test_rows_go_by_deletion_vectors(table: Location) -> None:
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+    commit_files(now(table), [written(table, 1, 2, 3)], "append", {})
+    delta = now(table)
+    delta = DeltaVersion(table, delta.number, protocol, delta.metadata, delta.positions, delta.files)
+    gone = {delta.files[0].path: BitMap64([1])}
+    commit_change(delta, FileChange([written(table, 4)], gone), {}, {})
+    assert ids(table) == [1, 3, 4]
+    assert ids(table, 1) == [1, 2, 3]
+
+
+def test_columns_come_and_files_go(table: Location) -> None:
+    commit_files(now(table), [written(table, 1)], "append", {})
+    commit_columns(now(table), Schema.from_arrow(pa.schema([*ROWS, ("more", pa.string())])))
+    wide = pa.schema([*ROWS, ("more", pa.string())])
+    rows = dataset([table / file.path for file in now(table).files], wide).to_table()
+    assert rows.to_pylist() == [{"id": 1, "more": None}]
+    first = now(table).files[0]
+    replace_files(now(table), [first], [], {})
+    assert storage.exists(table / first.path)
+    assert sweep(table, timedelta(hours=1)) == 0
+    storage.create(table / "orphan.parquet", b"x")
+    assert sweep(table, timedelta(0)) == 2
+    assert not storage.exists(table / first.path)
+
+
+def test_a_torn_commit_is_put_aside(table: Location) -> None:
+    commit_files(now(table), [written(table, 1)], "append", {})
+    torn = table / DELTA_LOG / commit_name(2)
+    storage.create(torn, b'{"commitInfo": {"pgcdcActions": 3}}\n{"ad')
+    assert recover(table, 1).aside == (commit_name(2),)
+    assert not storage.exists(torn)
+    assert ids(table) == [1]

@@ -1,0 +1,168 @@
+"""The contract of a store, held by each implementation."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.store import storage
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
+    """A folder of a store in which nothing is."""
+    root = Location.of(tmp_path / "lake" if request.param == "local" else f"memory://{uuid.uuid4().hex}/lake")
+    yield root
+    storage.delete_folder(root)
+
+
+def _names(folder: Location, after: str = "") -> list[str]:
+    return [entry.name for entry in storage.list_after(folder, after)]
+
+
+def test_what_is_created_is_read_and_never_created_twice(folder: Location) -> None:
+    place = folder / "t/_delta_log/0.json"
+    storage.create(place, b"abcdef")
+    with pytest.raises(FileExistsError):
+        storage.create(place, b"other")
+    assert storage.read(place) == b"abcdef"
+    assert storage.read(place, 2, 3) == b"cde"
+    assert storage.read(place, 4) == b"ef"
+    assert storage.read(place, 4, 100) == b"ef"
+    assert _names(place.parent) == ["0.json"]
+
+
+def test_of_many_that_create_one_succeeds(folder: Location) -> None:
+    won: list[int] = []
+    start = threading.Barrier(8)
+
+    def create(number: int) -> None:
+        start.wait()
+        try:
+            storage.create(folder / "one", str(number).encode() * 1000)
+        except FileExistsError:
+            return
+        won.append(number)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert storage.read(folder / "one") == str(*won).encode() * 1000
+    assert _names(folder) == ["one"]
+
+
+def test_what_is_not_there_is_said(folder: Location) -> None:
+    with pytest.raises(FileNotFoundError):
+        storage.read(folder / "none")
+    with pytest.raises(FileNotFoundError):
+        storage.open_file(folder / "none")
+    with pytest.raises(FileNotFoundError):
+        storage.copy(folder / "none", folder / "other")
+    assert storage.head(folder / "none") is None
+    assert not storage.exists(folder / "none")
+    assert _names(folder / "none") == []
+    assert list(storage.walk(folder / "none")) == []
+    storage.delete([folder / "none"])
+    storage.delete_folder(folder / "none")
+
+
+def test_a_folder_is_no_file(folder: Location) -> None:
+    storage.create(folder / "within/file", b"x")
+    assert not storage.exists(folder / "within")
+    assert _names(folder) == []
+
+
+def test_listings_are_in_order_and_begin_after_a_name(folder: Location) -> None:
+    for name in ("b", "a", "c", "_hidden", ".dot", "within/d", "_log/e"):
+        storage.create(folder / name, name.encode())
+    assert _names(folder) == [".dot", "_hidden", "a", "b", "c"]
+    assert _names(folder, "a") == ["b", "c"]
+    assert _names(folder, "aa") == ["b", "c"]
+    assert sorted(entry.name for entry in storage.walk(folder)) == ["a", "b", "c", "within/d"]
+    everything = sorted(entry.name for entry in storage.walk(folder, hidden=True))
+    assert everything == [".dot", "_hidden", "_log/e", "a", "b", "c", "within/d"]
+    (entry,) = storage.list_after(folder / "within")
+    head = storage.head(folder / "within/d")
+    assert head == entry
+    assert (entry.name, entry.size) == ("d", 8)
+    assert 0 < entry.written <= entry.placed
+
+
+def test_a_file_is_replaced_whole(folder: Location) -> None:
+    storage.replace(folder / "hint", b"a longer one")
+    storage.replace(folder / "hint", b"short")
+    assert storage.read(folder / "hint") == b"short"
+    assert _names(folder) == ["hint"]
+
+
+def test_a_draft_becomes_a_file(folder: Location) -> None:
+    rows = pa.table({"a": list(range(1000))})
+    made = storage.draft(folder / "t/part.parquet")
+    pq.write_table(rows, made.path)
+    size = made.size
+    storage.put(made, folder / "t/part.parquet")
+    head = storage.head(folder / "t/part.parquet")
+    assert head is not None
+    assert head.size == size
+    with pq.ParquetFile(storage.open_file(folder / "t/part.parquet")) as file:
+        assert file.read() == rows
+
+
+def test_drafts_wait_in_scratch(folder: Location) -> None:
+    drafts = storage.scratch(folder / "_spill")
+    for name in ("a", "b"):
+        Path(drafts.draft(name).path).write_bytes(name.encode())
+    storage.put(drafts.draft("a"), folder / "moved")
+    assert storage.read(folder / "moved") == b"a"
+    assert list(drafts.draft("b").pieces()) == [b"b"]
+    storage.scratch(folder / "_spill").clear()
+    assert not Path(drafts.draft("b").path).exists()
+    drafts.draft("b").discard()
+    assert [entry.name for entry in storage.walk(folder)] == ["moved"]
+
+
+def test_files_are_copied_moved_and_deleted(folder: Location) -> None:
+    storage.create(folder / "a", b"x")
+    storage.copy(folder / "a", folder / "within/b")
+    with pytest.raises(FileExistsError):
+        storage.copy(folder / "a", folder / "within/b")
+    storage.delete([folder / "a"])
+    assert storage.read(folder / "within/b") == b"x"
+    storage.move(folder / "within/b", folder / "c")
+    assert sorted(entry.name for entry in storage.walk(folder)) == ["c"]
+
+
+def test_folders_are_moved_and_deleted_with_all_that_is_hidden(folder: Location) -> None:
+    for name in ("t/_delta_log/0.json", "t/part", "u/part"):
+        storage.create(folder / name, name.encode())
+    storage.move_folder(folder / "t", folder / "_own/copy/t")
+    assert list(storage.walk(folder / "t", hidden=True)) == []
+    assert storage.read(folder / "_own/copy/t/_delta_log/0.json") == b"t/_delta_log/0.json"
+    storage.delete_folder(folder / "_own")
+    assert [entry.name for entry in storage.walk(folder, hidden=True)] == ["u/part"]
+
+
+def test_names_and_contents_are_settled(folder: Location) -> None:
+    storage.create(folder / "t/a", b"x")
+    storage.settle([folder / "t", folder / "t/a", *(folder / "t").up_to(folder)])
+
+
+def test_a_file_goes_from_one_store_to_another(folder: Location, tmp_path: Path) -> None:
+    storage.create(folder / "a", b"x")
+    storage.copy(folder / "a", Location.of(tmp_path / "elsewhere"))
+    storage.fetch(folder / "a", Location.of(tmp_path / "scratch/a"))
+    assert (tmp_path / "elsewhere").read_bytes() == (tmp_path / "scratch/a").read_bytes() == b"x"
+
+
+def test_another_scheme_is_refused() -> None:
+    with pytest.raises(ValueError, match="no store serves odd://"):
+        storage.read(Location.of("odd://bucket/key"))
