@@ -57,7 +57,7 @@ def commit_if_there(log: Location, number: int) -> list[Action] | None:
     path = log / commit_name(number)
     try:
         content = storage.read(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     actions = [_action(line, path) for line in content.removesuffix(b"\n").split(b"\n")]
     info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None) or {}

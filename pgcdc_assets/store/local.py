@@ -52,7 +52,7 @@ class LocalStore(Store):
         try:
             with os.scandir(folder.text) as found:
                 chosen = [one for one in found if one.name > name and not one.is_dir()]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         entries: list[Entry] = []
         for one in sorted(chosen, key=lambda one: one.name):
@@ -73,12 +73,12 @@ class LocalStore(Store):
 
     def draft(self, to: Location) -> str:
         """Its own place: a file is invisible there until a commit names it, and need not be moved."""
-        os.makedirs(to.parent.text, exist_ok=True)
+        _make_folder(to.parent.text)
         return to.text
 
     def scratch(self, folder: Location) -> str:
         """The folder itself, so that a draft that has waited there is moved by a rename."""
-        os.makedirs(folder.text, exist_ok=True)
+        _make_folder(folder.text)
         return folder.text
 
     def put(self, draft: str, to: Location) -> None:
@@ -109,11 +109,11 @@ class LocalStore(Store):
                 os.unlink(staged)
 
     def replace(self, to: Location, content: bytes) -> None:
-        os.makedirs(to.parent.text, exist_ok=True)
+        _make_folder(to.parent.text)
         write_whole(Path(to.text), content)
 
     def copy(self, source: Location, to: Location) -> None:
-        os.makedirs(to.parent.text, exist_ok=True)
+        _make_folder(to.parent.text)
         try:
             os.link(source.text, to.text)
         except OSError as error:
@@ -138,8 +138,16 @@ class LocalStore(Store):
         shutil.rmtree(folder.text, ignore_errors=True)
 
     def move_folder(self, source: Location, to: Location) -> None:
-        os.makedirs(to.parent.text, exist_ok=True)
+        _make_folder(to.parent.text)
         os.rename(source.text, to.text)
+
+
+def _make_folder(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except FileExistsError:
+        # As it would be said of what lies in there; of a file it would mean something else.
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 
 def _entry(name: str, found: os.stat_result) -> Entry | None:
@@ -160,7 +168,7 @@ def _write(path: str, content: bytes) -> None:
     try:
         descriptor = os.open(path, flags, 0o666)
     except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _make_folder(os.path.dirname(path))
         descriptor = os.open(path, flags, 0o666)
     try:
         left = memoryview(content)

@@ -215,7 +215,9 @@ def test_an_idle_slot_outlives_a_drain(source: Source, monkeypatch: pytest.Monke
         receive_inside(source, log, source.lsn(), lambda lsn: None, drain_bytes=1, orders=slow)
     finally:
         source.run("ALTER SYSTEM RESET idle_replication_slot_timeout", "SELECT pg_reload_conf()")
-    assert rounds == ["reserved"] * 20
+    # How many rounds a drain has is the server's pace; these outlasted the slot's patience.
+    assert len(rounds) * 0.2 > 2
+    assert set(rounds) == {"reserved"}
     assert len(rows(log, "kind = 'I'")) == 30
 
 

@@ -81,6 +81,18 @@ def test_a_folder_is_no_file(folder: Location) -> None:
     assert _names(folder) == []
 
 
+def test_nothing_lies_in_a_file(folder: Location) -> None:
+    storage.create(folder / "file", b"x")
+    inside = folder / "file/within"
+    assert not storage.exists(inside)
+    assert _names(folder / "file") == []
+    assert list(storage.walk(folder / "file")) == []
+    for look in (storage.read, storage.open_file):
+        # On a file system, that it is no folder.
+        with pytest.raises((FileNotFoundError, NotADirectoryError)):
+            look(inside)
+
+
 def test_listings_are_in_order_and_begin_after_a_name(folder: Location) -> None:
     for name in ("b", "a", "c", "_hidden", ".dot", "within/d", "_log/e"):
         storage.create(folder / name, name.encode())
