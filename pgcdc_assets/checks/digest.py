@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Digests = npt.NDArray[np.uint64]
+from pgcdc_assets.core.arrays import Ints, Words, mixed
+
+Digests = Words
 
 ROWS_A_BUCKET = 1 << 20
 """A comparison sorts one bucket of each side: some 100 MB at this size."""
@@ -75,11 +77,8 @@ def _sums_of_words(content: npt.NDArray[np.uint8], starts: Digests, lengths: Dig
 
 
 def _mixed(values: Digests) -> Digests:
-    """The finaliser of splitmix64: every bit of the result depends on every bit of the value."""
-    x = values + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """One step of SplitMix64; its constant keeps 0 from being mixed to 0."""
+    return mixed(values + np.uint64(0x9E3779B97F4A7C15))
 
 
 class DigestStore:
@@ -149,9 +148,7 @@ def _buckets(source: DigestStore, mirror: DigestStore) -> Iterator[tuple[npt.NDA
         yield source.bucket(number), mirror.bucket(number)
 
 
-def _unmatched(
-    left: npt.NDArray[np.void], right: npt.NDArray[np.void]
-) -> tuple[Digests, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _unmatched(left: npt.NDArray[np.void], right: npt.NDArray[np.void]) -> tuple[Digests, Ints, Ints]:
     """Keys with rows that have no equal on the other side, and how many of those each side has."""
     keys = np.concatenate((left["key"], right["key"]))
     rows = np.concatenate((left["row"], right["row"]))

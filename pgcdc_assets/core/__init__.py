@@ -5,7 +5,7 @@ names, catalog      names of tables; what the source's catalog says, as plain fa
 endpos, retention   where a run must stop; what may be forgotten
 states, reported    the life of a table; the positions of a status update, which never fall
 layout              where everything lies in the lake
-arrays              names for numpy arrays
+arrays              names for numpy arrays, and what several packages do with arrays
 durable, private    what survives a power cut; folders for their owner alone
 ending, faultpoints how a process ends by a signal; where the crash tests stop one
 """

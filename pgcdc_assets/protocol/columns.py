@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.layouts import BINARY, CHANGE, NULL, TEXT, UNCHANGED, Image, RowKind
-from pgcdc_assets.protocol.text.slices import Flags, Positions, gathered
+from pgcdc_assets.protocol.text.slices import gathered
 
 PIECE_BYTES: Final = 1 << 30
 """Payload decoded at once: Arrow's string offsets have 31 bits. A message of PostgreSQL's is below 1 GiB."""
@@ -30,11 +30,11 @@ class Images:
 
     image: Image
     """New tuple, whole old tuple, or the key columns of the old tuple (in which the others are absent)."""
-    rows: npt.NDArray[np.int64]
+    rows: Ints
     """Where in the payload each image came from, ascending."""
     text: list[pa.StringArray]
     """By column: the text form; NULL for NULL, unchanged or absent."""
-    unchanged: list[Flags | None]
+    unchanged: list[Bools | None]
     """By column: which values were not sent because they are unchanged TOAST; None where all were sent."""
 
 
@@ -70,7 +70,7 @@ def _pieces(payload: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
             at = stop
 
 
-def _offsets(array: pa.Array) -> Positions:
+def _offsets(array: pa.Array) -> Ints:
     if len(array) == 0:
         return np.zeros(1, np.int64)
     width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
@@ -94,8 +94,8 @@ class _Walk:
             self.data[:-8] = np.frombuffer(payload.buffers()[2], np.uint8)[start:stop]
         # Letter and length of a value in one read: a big-endian word at every byte position.
         self.words = np.ndarray((len(self.data) - 7,), ">i8", self.data, strides=(1,))
-        self.at: Positions = offsets[:-1] - start
-        self.ends: Positions = offsets[1:] - start
+        self.at: Ints = offsets[:-1] - start
+        self.ends: Ints = offsets[1:] - start
 
     def images(self) -> list[Images]:
         head = self._read(None)
@@ -116,7 +116,7 @@ class _Walk:
         self._require(self.at == self.ends, None, "with bytes behind its end")
         return found
 
-    def _tuples(self, image: Image, rows: Positions | None) -> list[Images]:
+    def _tuples(self, image: Image, rows: Ints | None) -> list[Images]:
         """Walk the tuples that start at the cursors of these rows (None: of all)."""
         if rows is not None and len(rows) == 0:
             return []
@@ -125,7 +125,7 @@ class _Walk:
         self._require(head >> 56 == ord(image), rows, "with an unknown letter before its tuple")
         self._require(head >> 40 & 0xFFFF == self.columns, rows, f"with other than {self.columns} columns")
         text: list[pa.StringArray] = []
-        unchanged: list[Flags | None] = []
+        unchanged: list[Bools | None] = []
         for _ in range(self.columns):
             values, marks = self._column(rows)
             text.append(values)
@@ -133,7 +133,7 @@ class _Walk:
         where = np.arange(len(self.at)) if rows is None else rows
         return [Images(image, where + self.first, text, unchanged)]
 
-    def _column(self, rows: Positions | None) -> tuple[pa.StringArray, Flags | None]:
+    def _column(self, rows: Ints | None) -> tuple[pa.StringArray, Bools | None]:
         """Read one value of each row and move behind it: text, and which are marked unchanged."""
         at = self._cursor(rows)
         word = self._read(rows)
@@ -153,9 +153,7 @@ class _Walk:
         self._require(present | unchanged | (letter == NULL), rows, "with a value of unknown form")
         return self._strings(rows, starts, ends, present), unchanged if unchanged.any() else None
 
-    def _strings(
-        self, rows: Positions | None, starts: Positions, ends: Positions, present: Flags | None
-    ) -> pa.StringArray:
+    def _strings(self, rows: Ints | None, starts: Ints, ends: Ints, present: Bools | None) -> pa.StringArray:
         if present is not None and not present.any():
             return pa.nulls(len(starts), pa.string())
         found = gathered(self.data, starts, ends, present)
@@ -165,14 +163,14 @@ class _Walk:
             self._require(np.array([_is_utf8(value) for value in found.to_pylist()]), rows, "with a text not in UTF-8")
             raise
 
-    def _cursor(self, rows: Positions | None) -> Positions:
+    def _cursor(self, rows: Ints | None) -> Ints:
         return self.at if rows is None else self.at[rows]
 
-    def _read(self, rows: Positions | None) -> npt.NDArray[np.int64]:
+    def _read(self, rows: Ints | None) -> Ints:
         """The eight bytes at each cursor, big-endian; those behind the row's end are of no meaning."""
         return self.words[self._cursor(rows)].astype(np.int64)
 
-    def _move(self, rows: Positions | None, to: Positions, what: str) -> None:
+    def _move(self, rows: Ints | None, to: Ints, what: str) -> None:
         """Every cursor, once moved, stands inside its row or at its end: reads need no check of their own."""
         self._require(to <= (self.ends if rows is None else self.ends[rows]), rows, what)
         if rows is None:
@@ -180,7 +178,7 @@ class _Walk:
         else:
             self.at[rows] = to
 
-    def _require(self, sound: Flags, rows: Positions | None, what: str) -> None:
+    def _require(self, sound: Bools, rows: Ints | None, what: str) -> None:
         if sound.all():
             return
         bad = int(np.argmin(sound))

@@ -114,7 +114,6 @@ class Field(NamedTuple):
 
 U8 = Field("B", "u1")
 U32 = Field("I", ">u4")
-I32 = Field("i", ">i4")
 LSN = Field("Q", ">i8")
 TIME = Field("q", ">i8")
 

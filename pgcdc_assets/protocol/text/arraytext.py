@@ -16,8 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.core.arrays import Bools, Ints, Octets
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.text.slices import Bytes, Flags, Positions, gathered, laid_out
+from pgcdc_assets.protocol.text.slices import gathered, laid_out
 
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE = (ord(mark) for mark in '"\\{}')
 _NULL: Final = np.frombuffer(b"NULL", np.uint8)
@@ -32,7 +33,7 @@ class Elements:
     """Of the elements, without quotes and escapes; NULL for NULL."""
 
 
-def not_plain(text: pa.StringArray) -> Flags:
+def not_plain(text: pa.StringArray) -> Bools:
     """Which values are not lists: of two or more dimensions, or with other lower bounds (``[0:1]={...}``)."""
     odd = pc.or_(pc.starts_with(text, "["), pc.starts_with(text, "{{"))
     return np.asarray(odd.fill_null(False))
@@ -62,15 +63,15 @@ def elements(text: pa.StringArray, delimiter: str = ",") -> Elements:
 class _Marks:
     """Positions in the column's bytes, ascending."""
 
-    quotes: Positions
+    quotes: Ints
     """Quotes that open or close an element."""
-    escapes: Positions
+    escapes: Ints
     """Backslashes that make the next byte literal."""
-    structure: Positions
+    structure: Ints
     """Braces and delimiters outside of quotes."""
 
     @classmethod
-    def of(cls, octets: Bytes, offsets: Positions, delimiter: int) -> _Marks:
+    def of(cls, octets: Octets, offsets: Ints, delimiter: int) -> _Marks:
         quotes = np.flatnonzero(octets == _QUOTE)
         structure = np.flatnonzero((octets == _OPEN) | (octets == delimiter) | (octets == _CLOSE))
         escapes = _escapes(octets)
@@ -84,7 +85,7 @@ class _Marks:
             structure = structure[np.searchsorted(quotes, structure) & 1 == 0]
         return cls(quotes, escapes, structure)
 
-    def unquoted(self, octets: Bytes, starts: Positions, ends: Positions) -> tuple[Bytes, Positions, Positions]:
+    def unquoted(self, octets: Octets, starts: Ints, ends: Ints) -> tuple[Octets, Ints, Ints]:
         """The bytes without quotes and escapes, and where the elements stand in them."""
         if len(self.quotes) == 0 and len(self.escapes) == 0:
             return octets, starts, ends
@@ -94,7 +95,7 @@ class _Marks:
         kept[dropped] = False
         return octets[kept], starts - np.searchsorted(dropped, starts), ends - np.searchsorted(dropped, ends)
 
-    def _check_quoted(self, octets: Bytes, starts: Positions, ends: Positions) -> None:
+    def _check_quoted(self, octets: Octets, starts: Ints, ends: Ints) -> None:
         """Quotes stand at both ends of an element or nowhere in it, escapes only between quotes."""
         first = np.searchsorted(self.quotes, starts)
         count = np.searchsorted(self.quotes, ends) - first
@@ -104,20 +105,20 @@ class _Marks:
         _require(bool((np.searchsorted(self.quotes, self.escapes) & 1).all()))
 
 
-def _escapes(octets: Bytes) -> Positions:
+def _escapes(octets: Octets) -> Ints:
     """Backslashes that escape: the first, third, fifth ... of each run of them."""
-    found: Positions = np.flatnonzero(octets == _BACKSLASH)
+    found: Ints = np.flatnonzero(octets == _BACKSLASH)
     if len(found) == 0:
         return found
     number = np.arange(len(found))
     first_of_run = np.maximum.accumulate(np.where(np.diff(found, prepend=-2) == 1, 0, number))
-    escaping: Positions = found[(number - first_of_run) & 1 == 0]
+    escaping: Ints = found[(number - first_of_run) & 1 == 0]
     return escaping
 
 
-def _nulls(octets: Bytes, starts: Positions, ends: Positions) -> Flags:
+def _nulls(octets: Octets, starts: Ints, ends: Ints) -> Bools:
     """Elements that read NULL without quotes (with them they are six bytes long)."""
-    nulls: Flags = ends - starts == len(_NULL)
+    nulls: Bools = ends - starts == len(_NULL)
     where = np.flatnonzero(nulls)
     nulls[where] = (octets[starts[where, None] + np.arange(len(_NULL))] == _NULL).all(axis=1)
     return nulls

@@ -5,17 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-Positions = npt.NDArray[np.int64]
-"""Byte positions in a buffer."""
-Bytes = npt.NDArray[np.uint8]
-Flags = npt.NDArray[np.bool_]
-"""One truth value per row."""
+from pgcdc_assets.core.arrays import Bools, Ints, Octets
 
 
-def gathered(data: Any, starts: Positions, ends: Positions, valid: Flags | None = None) -> pa.BinaryArray:
+def gathered(data: Any, starts: Ints, ends: Ints, valid: Bools | None = None) -> pa.BinaryArray:
     """``data[starts[i]:ends[i]]`` for every i, copied together into one binary array; NULL where not ``valid``.
 
     The slices must stand in order and not overlap, and ``data`` (an Arrow buffer or numpy bytes) must
@@ -33,7 +28,7 @@ def gathered(data: Any, starts: Positions, ends: Positions, valid: Flags | None 
     return over.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32), mask=None if valid is None else ~valid))
 
 
-def laid_out(array: pa.Array) -> tuple[Bytes, Positions]:
+def laid_out(array: pa.Array) -> tuple[Octets, Ints]:
     """The bytes of a string or binary array, and its n + 1 offsets into them.
 
     Values lie one behind the other and NULLs are empty, so nothing in the bytes is outside of a value.

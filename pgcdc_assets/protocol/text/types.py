@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.core.arrays import Bools, whole
 from pgcdc_assets.core.catalog import PgType
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.text.arraytext import elements, not_plain
-from pgcdc_assets.protocol.text.slices import Flags, gathered, laid_out
+from pgcdc_assets.protocol.text.slices import gathered, laid_out
 
 _BOOL, _BYTEA, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 16, 17, 1700, 1082, 1114, 1184
 _VECTORS: Final = (22, 30)
@@ -59,7 +60,7 @@ _SPAN: Final = {"day": (-719_162, 2_932_896), "us": (-62_135_596_800_000_000, 25
 @dataclass(frozen=True)
 class Cast:
     values: pa.Array
-    unfit: Flags | None
+    unfit: Bools | None
     """Rows whose text is not NULL but does not fit: NULL in ``values``. None where there are none."""
 
 
@@ -78,7 +79,7 @@ def cast(text: pa.Array | pa.ChunkedArray, of: PgType) -> Cast:
 
     Raises ProtocolError for text that PostgreSQL does not write for this type; the value is not told.
     """
-    column = text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
+    column = whole(text)
     column = column if pa.types.is_string(column.type) else column.cast(pa.string())
     stored = _stored(of)
     try:
@@ -187,7 +188,7 @@ def _cast_timestamp(text: pa.StringArray, of: PgType) -> Cast:
     return _within_years(*_cast_or_outside(text, of), pa.int64(), "us")
 
 
-def _cast_or_outside(text: pa.StringArray, of: PgType) -> tuple[pa.Array, Flags | None]:
+def _cast_or_outside(text: pa.StringArray, of: PgType) -> tuple[pa.Array, Bools | None]:
     target = arrow_type(of)
     try:
         return text.cast(target), None
@@ -212,7 +213,7 @@ def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
     return pc.subtract(values, pa.array(shift))
 
 
-def _within_years(values: pa.Array, unfit: Flags | None, number: pa.DataType, unit: str) -> Cast:
+def _within_years(values: pa.Array, unfit: Bools | None, number: pa.DataType, unit: str) -> Cast:
     """Also text of a year from 0001 to 9999 may be outside of them in UTC."""
     first, last = _SPAN[unit]
     numbers = values.view(number)
@@ -252,11 +253,11 @@ def _cast_array(text: pa.StringArray, of: PgType) -> Cast:
     return Cast(lists, unfit if unfit.any() else None)
 
 
-def _matching(text: pa.StringArray, pattern: str) -> Flags:
+def _matching(text: pa.StringArray, pattern: str) -> Bools:
     return np.asarray(pc.match_substring_regex(text, pattern).fill_null(False))
 
 
-def _without(values: pa.Array, rows: Flags) -> pa.Array:
+def _without(values: pa.Array, rows: Bools) -> pa.Array:
     return pc.if_else(pa.array(~rows), values, pa.scalar(None, values.type)) if rows.any() else values
 
 
