@@ -14,8 +14,9 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.mirror.delta.mirror import way_back
 from pgcdc_assets.source.connect.connection import APPLICATION
+from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
 from pgcdc_assets.source.setup.findings import matches_standby_names
-from pgcdc_assets.source.slot.slotstatus import COPY_ANEW, NEW_LAKE, PLUGIN, SlotStatus
+from pgcdc_assets.source.slot.slotstatus import PLUGIN, SlotStatus
 
 Severity = Literal["error", "warning"]
 

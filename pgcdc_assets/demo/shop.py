@@ -6,15 +6,8 @@ from importlib.resources import files
 
 import psycopg
 
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.settings import STATE_FOLDER
-
-TABLES = tuple(
-    TableName("public", name)
-    for name in ("carts", "customers", "events", "order_lines", "orders", "payments", "products")
-)
-"""Seven mirrors; ``payments`` is partitioned, ``events`` has no key."""
 
 DATABASE = "shop"
 

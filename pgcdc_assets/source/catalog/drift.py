@@ -5,16 +5,12 @@ Pure comparisons of a table as it was (when it was copied, or last seen) with th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-import psycopg
-
-from pgcdc_assets.core.catalog import Catalog, Column, Leaf, PgType, Table
+from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.source.catalog.tables import read_catalog
 
 
 class Remedy(StrEnum):
@@ -27,11 +23,10 @@ class Remedy(StrEnum):
     FOLLOW = "follow"
     """Nothing: the stream carries it."""
     NONE = "none"
-    """A table that came or went: the settings and ``pgcdc setup`` decide."""
+    """The table is gone: the settings and ``pgcdc setup`` decide."""
 
 
 class DriftKind(StrEnum):
-    NEW = "new"
     UNPUBLISHED = "unpublished"
     RECREATED = "recreated"
     REPUBLISHED = "republished"
@@ -54,27 +49,11 @@ class Drift:
         return f"table {self.table}: {self.what}"
 
 
-def watch(conn: psycopg.Connection[Any], saved: Catalog, patterns: Sequence[str] = ()) -> tuple[Catalog, list[Drift]]:
-    """The live catalog, and what differs from the saved one, by table."""
-    live = read_catalog(conn, saved.identity, saved.publications, patterns)
-    return live, changes(saved.tables, live.tables)
-
-
-def changes(saved: Sequence[Table], live: Sequence[Table]) -> list[Drift]:
-    """All differences. A table may have several; COPY outweighs SET_ASIDE, which outweighs FOLLOW."""
-    before = {table.name: table for table in saved}
-    now = {table.name: table for table in live}
-    found: list[Drift] = []
-    for name in sorted(before.keys() | now.keys()):
-        if name not in before:
-            found.append(Drift(name, DriftKind.NEW, Remedy.NONE, "is published now"))
-        else:
-            found += table_changes(before[name], now.get(name))
-    return found
-
-
 def table_changes(before: Table, now: Table | None) -> list[Drift]:
-    """One table as it was against as it is; None: not published any more, or dropped."""
+    """All differences between a table as it was and as it is; ``now`` is None if it is no longer published, or dropped.
+
+    Of several remedies, COPY outweighs SET_ASIDE, which outweighs FOLLOW.
+    """
     name = before.name
     if now is None:
         return [Drift(name, DriftKind.UNPUBLISHED, Remedy.NONE, "is not published any more, or was dropped")]

@@ -22,7 +22,6 @@ from pgcdc_assets.source.connect.connection import (
     APPLICATION,
     UNCHECKED,
     SourceConnection,
-    log_waiting,
     opened,
     session_settings,
     source_conninfo,
@@ -80,7 +79,6 @@ class LibpqConnection(ABC):
         # What we send is short, and its sending is not looked after.
         self.pgconn.nonblocking = 0
         self.endpoint = connection.endpoint
-        self._session: Session | None = None
         self._socket: SocketReader | None = None
 
     @classmethod
@@ -98,7 +96,7 @@ class LibpqConnection(ABC):
         connection = cls(source)
         try:
             ((pid, *_),) = connection.execute(session_settings(connection.pgconn.server_version, settings))
-            connection._session = Session(full, int(pid or 0), application_name)
+            source.session = Session(full, int(pid or 0), application_name)
             if connection.pgconn.parameter_status(b"server_encoding") == UNCHECKED.encode():
                 connection.execute(f"SET client_encoding = '{UNCHECKED}'")
         except BaseException:
@@ -146,10 +144,8 @@ class LibpqConnection(ABC):
 
     def at_work(self) -> bool:
         """Whether another connection finds this one's session at work."""
-        return self._work() is not None
-
-    def _work(self) -> str | None:
-        return self._session.work() if self._session else None
+        session = self._connection.session
+        return session is not None and session.work() is not None
 
     # Data ---------------------------------------------------------------------------------------
 
@@ -220,7 +216,8 @@ class LibpqConnection(ABC):
         return last
 
     def _until_ready(self, waiting: Callable[[], None] | None) -> None:
-        silence = Silence(SourceConnection.patience, self.endpoint, self.at_work if waiting else self._at_work_told)
+        connection = self._connection
+        silence = Silence(connection.patience, self.endpoint, self.at_work) if waiting else connection.silence()
         while self.pgconn.is_busy():
             if self.wait(POLL_SECONDS):
                 self.pgconn.consume_input()
@@ -229,12 +226,6 @@ class LibpqConnection(ABC):
             silence.listened()
             if waiting is not None:
                 waiting()
-
-    def _at_work_told(self) -> bool:
-        work = self._work()
-        if work is not None:
-            log_waiting(f"for a session {work}")
-        return work is not None
 
 
 def _text(value: bytes | None) -> str | None:

@@ -15,8 +15,6 @@ from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotAhead, SlotLost,
 from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
 from pgcdc_assets.source.positions import INSERT_LSN
 
-__all__ = ["COPY_ANEW", "NEW_LAKE", "PLUGIN", "SlotStatus", "check_slot", "identity", "require_slot", "slot_status"]
-
 PLUGIN = "pgoutput"
 
 # As JSON, so that one query serves every version: columns that a version lacks are absent.

@@ -50,10 +50,6 @@ class Snapshot:
     exact_for: frozenset[int] | None = None
     """Oids; None: all tables of the database."""
 
-    def check(self) -> None:
-        """SourceUnavailable when the holding transaction is gone, and the snapshot with it."""
-        self.holder.execute("SELECT 1")
-
     @contextmanager
     def reading(self) -> Iterator[SourceConnection]:
         """A transaction of its own under the snapshot, for the catalog: brief, for it locks what it reads of it."""
