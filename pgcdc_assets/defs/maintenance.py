@@ -10,12 +10,12 @@ import dagster as dg
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import keys, metadata
-from pgcdc_assets.defs.observer import DagsterObserver, Watcher
+from pgcdc_assets.defs.observer import Watcher
 from pgcdc_assets.defs.resources import Engines
 from pgcdc_assets.defs.retention import forget_runs
 from pgcdc_assets.defs.runs import MAINTAIN_JOB, stop_for_waiting_runs
 from pgcdc_assets.defs.sensors import SENSOR_ON
-from pgcdc_assets.defs.sync import writing_run
+from pgcdc_assets.defs.sync import engine_at_rest, writing_run
 from pgcdc_assets.errors import LakeError, LockHeld
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 
@@ -51,9 +51,7 @@ def maintain_op(
 
     stop = watcher.stop
     with writing_run(context, stop):
-        settings = Settings.load()
-        observer = DagsterObserver(context, settings.layout, watcher)
-        engine = engines.engine_at_rest(settings, observer, config.command)
+        engine = engine_at_rest(context, engines, watcher, config.command)
         allowance = Allowance(config.max_seconds, stop)
         if not config.give_way:
             report = engine.maintain(allowance)
@@ -64,7 +62,7 @@ def maintain_op(
             except LockHeld as held:
                 context.log.info(f"nothing was done: {held}")
                 return
-        report.runs = _forget_runs(context.instance, settings, allowance)
+        report.runs = _forget_runs(context.instance, Settings.load(), allowance)
         context.add_output_metadata(of_maintenance(report))
         watcher.maintained(report)
         if report.failed:

@@ -26,6 +26,7 @@ from pgcdc_assets.errors import UsageError
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
+    from pgcdc_assets.flow.engine import Engine
     from pgcdc_assets.flow.reports import SyncReport
 
 
@@ -78,10 +79,8 @@ def repair_op(
     context: dg.OpExecutionContext, config: RepairConfig, engines: Engines, watcher: dg.ResourceParam[Watcher]
 ) -> None:
     with writing_run(context):
-        settings = Settings.load()
         table, span = TableName.parse(config.table), LsnRange.parse(config.span)
-        observer = DagsterObserver(context, settings.layout, watcher)
-        report = engines.engine_at_rest(settings, observer, f"repair {table}").repair(table, span)
+        report = engine_at_rest(context, engines, watcher, f"repair {table}").repair(table, span)
     found = metadata.of_mirror(report, report.tables.get(table), None) | {"repaired": dg.MetadataValue.bool(True)}
     context.add_output_metadata(found)
     for known in RangeRegister(context.instance).known():
@@ -106,6 +105,12 @@ def run_sync(context: dg.OpExecutionContext, config: SyncConfig, engines: Engine
             return engine.sync(bounds, copy_anew=copy_anew)
         with stop_for_waiting_runs(context, bounds.give_way):
             return engine.sync(bounds, copy_anew=copy_anew)
+
+
+def engine_at_rest(context: dg.OpExecutionContext, engines: Engines, watcher: Watcher, command: str) -> "Engine":
+    """The engine of a run that works on the lake alone: the source is neither asked nor started."""
+    settings = Settings.load()
+    return engines.engine_at_rest(settings, DagsterObserver(context, settings.layout, watcher), command)
 
 
 @contextmanager
