@@ -1,4 +1,5 @@
-"""A connection at libpq's level, for what psycopg has no calls for: replication commands, and data read by ourselves.
+"""A connection at libpq's level, because psycopg has no calls for replication commands and for data that we read
+ourselves.
 
 It is a walsender (:mod:`pgcdc_assets.source.connect.walsender`), or an ordinary session where the source
 takes no replication connections (:mod:`pgcdc_assets.source.connect.plainsession`).
@@ -66,7 +67,7 @@ class CreatedSlot:
 
 
 class LibpqConnection(ABC):
-    """Commands one by one, and data that is read off the connection itself."""
+    """Runs commands one by one, and reads data off the connection itself."""
 
     _settings: ClassVar[Mapping[str, str]] = {}
     """Session settings of this kind of connection."""
@@ -76,7 +77,7 @@ class LibpqConnection(ABC):
     def __init__(self, connection: SourceConnection) -> None:
         self._connection = connection
         self.pgconn = connection.pgconn
-        # What we send is short, and its sending is not looked after.
+        # Blocking, because what we send is short and nothing polls for its being sent.
         self.pgconn.nonblocking = 0
         self.endpoint = connection.endpoint
         self._socket: SocketReader | None = None
@@ -89,7 +90,7 @@ class LibpqConnection(ABC):
         application_name: str = f"{APPLICATION}/receive",
         options: Mapping[str, str] | None = None,
     ) -> Self:
-        """Connect to the conninfo's database; ``options`` are more session settings."""
+        """Connect to the conninfo's database; ``options`` are additional session settings."""
         settings = {**cls._settings, **(options or {})}
         full = source_conninfo(conninfo, application_name=application_name, options=settings, **cls._parameters)
         source = opened(conninfo, full)
@@ -130,9 +131,9 @@ class LibpqConnection(ABC):
     # Commands -----------------------------------------------------------------------------------
 
     def execute(self, command: str, *, waiting: Callable[[], None] | None = None) -> list[tuple[str | None, ...]]:
-        """Run a replication command or simple SQL; the last result's rows as text.
+        """Run a replication command or simple SQL; returns the last result's rows as text.
 
-        ``waiting`` is called every half second until the server answers; without it, the log hears of long waits.
+        ``waiting`` is called every half second until the server answers; without it, long waits are logged.
         """
         result = self._result(command, waiting)
         columns = range(result.nfields)
@@ -150,7 +151,7 @@ class LibpqConnection(ABC):
     # Data ---------------------------------------------------------------------------------------
 
     def wait(self, timeout: float) -> bool:
-        """Wait for input; whether there is some."""
+        """Wait for input; returns whether there is some."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         return bool(poll.poll(max(timeout, 0) * 1000))
@@ -188,7 +189,7 @@ class LibpqConnection(ABC):
     # Within -------------------------------------------------------------------------------------
 
     def _result(self, command: str, waiting: Callable[[], None] | None) -> pq.abc.PGresult:
-        """Send one command and wait for its result; a server's error comes as the class it means."""
+        """Send one command and wait for its result; raises a server's error as the class that it means."""
         last: pq.abc.PGresult | None = None
         failed: ServerError | None = None
         try:
@@ -206,7 +207,7 @@ class LibpqConnection(ABC):
         except OperationalError as error:
             raise SourceUnavailable(first_line(str(error)), thing=self.endpoint) from None
         except BaseException:
-            # Interrupted while the server waits, where it would not notice that we are gone.
+            # Interrupted: a server that is waiting would not notice that we are gone.
             self._connection.abandon()
             raise
         if failed is not None:

@@ -1,4 +1,4 @@
-"""A table's copy in pieces: ranges of its pages, each one COPY statement that any process can run."""
+"""Cuts a table's copy into pieces: ranges of its pages, each one COPY statement that any process can run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated
 
-# Only the heap can be read by ctid ranges.
+# Only a heap can be read by ranges of ctid.
 _STORAGE = """
 SELECT c.oid, coalesce(m.amname = 'heap', false), current_setting('block_size')::int8,
        greatest(c.relpages, 0)::int8
@@ -34,8 +34,8 @@ _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '100ms'"
 class Piece:
     """One COPY of CSV: NULL is empty and unquoted, every value quoted, one column per published column.
 
-    ``leaf``: the partition that it reads, None for a plain table. ``oid`` is that of the relation it reads, whose
-    name may be another one by the time it is read. The estimate is 0 where unknown.
+    ``leaf``: the partition that it reads, None for a plain table. ``oid`` is that of the relation it reads, whose name
+    may have changed by then. The estimate is 0 where unknown.
     """
 
     table: Table
@@ -68,8 +68,9 @@ class _Storage:
 def pieces(conn: psycopg.Connection[Any], table: Table, target_bytes: int) -> list[Piece]:
     """Cut a table into pieces of about ``target_bytes`` on the source's disk; at least one per leaf.
 
-    ``conn`` may stand anywhere: sizes are as they are now. The last piece of each leaf is open-ended, so they need
-    not be exact: pages that came since the snapshot hold nothing that it shows. CopyOutdated where a leaf is gone.
+    ``conn`` need not be under the snapshot: sizes are as they are now. The last piece of each leaf is open-ended, so
+    sizes need not be exact: pages that came since the snapshot hold nothing that it shows. Raises CopyOutdated if a
+    leaf is gone.
     """
     relations: dict[int, TableName | None] = {table.oid: None}
     if table.partitioned:
@@ -83,7 +84,8 @@ def pieces(conn: psycopg.Connection[Any], table: Table, target_bytes: int) -> li
 
 
 def _storages(conn: psycopg.Connection[Any], oids: list[int]) -> dict[int, _Storage]:
-    """By oid. Nobody is waited for: where a relation is locked, the planner's statistics have to do."""
+    """The storage of each relation, by oid. Waits for nobody: if a relation is locked, the planner's statistics must
+    do."""
     sizes: dict[int, tuple[int, int]] = {}
     with suppress(LockNotAvailable), conn.transaction():
         conn.execute(_LOCK_TIMEOUT)
