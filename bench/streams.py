@@ -1,4 +1,4 @@
-"""The same backlog by pg_recvlogical, our receiver, the whole path, and a native subscription."""
+"""Measures the same backlog by pg_recvlogical, our receiver, the whole path, and a native subscription."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from pgcdc_assets.source.slot.slotstatus import identity
 
 FLOOR = "pg_recvlogical to nothing"
 CROWDED = "pg_recvlogical, a core busy"
-"""The floor beside a process that does nothing but run: what is left of it for whoever works on what it receives."""
+"""The floor while another process keeps a core busy: what a receiver can reach if somebody works on what it
+receives."""
 SLOTS = ("floor", "crowded", "stream", "drain", "native")
 NEVER = 1 << 60
 SECONDS = 900
@@ -46,7 +47,7 @@ class Streams:
     record: Record
 
     def turn(self, workload: Workload, number: int) -> None:
-        """Everything once, in an order that turns with the number, so that none is always first."""
+        """Measure everything once, in an order that rotates with ``number``, so that none is always first."""
         name = f"{workload.name.lower()}_{number}"
         with (
             database(self.server, name, workload.tables) as conninfo,
@@ -85,7 +86,8 @@ class Streams:
         self.record.add(Run(workload.name, what, seconds, rows, 0, used.cpu, used.peak))
 
     def _receive(self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int, drain_bytes: int) -> None:
-        """Into a log of its own. Clocked from the ``started`` event (the stream is asked for) to the last commit."""
+        """Measure our receiver, into a log of its own, from the ``started`` event (the stream is asked for) to the last
+        commit."""
         what = "receive, SQL functions" if drain_bytes == 1 else "receive, stream"
         layout = Layout(Path.cwd() / slot)
         log = ChangeLog(layout)
@@ -109,7 +111,7 @@ class Streams:
                             {"start-up s": started - spawned}))  # fmt: skip
 
     def _end_to_end(self, workload: Workload, settings: Settings, end: Lsn, rows: int) -> None:
-        """From the call that starts to receive to the last consistent point; Spark is warm."""
+        """Measure the whole path, from the call that starts to receive to the last consistent point; Spark is warm."""
         clock = Clock()
         ours = engine(settings, self.spark, clock)
         with usage(self.server) as used:

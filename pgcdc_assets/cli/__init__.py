@@ -1,9 +1,6 @@
 """``pgcdc``.
 
-main        the commands, exit codes            arguments   LSNs, ranges, tables as arguments
-source      setup, teardown                     sync        sync, follow, snapshot, repair
-status_verify  status, verify                   maintenance maintain
-up          up                                  demo        demo
-jobs        commands as runs of Dagster's jobs  console     progress for a person
-lines       lines that show what they hold
+main the commands, exit codes arguments LSNs, ranges, tables as arguments source setup, teardown sync sync, follow,
+snapshot, repair status_verify status, verify maintenance maintain up up demo demo jobs commands as runs of Dagster's
+jobs console progress for a person lines lines of output, with odd characters made visible
 """

@@ -25,7 +25,7 @@ Outputs = Iterator[dg.Output[None]]
 
 
 def pipeline_assets(catalog: Catalog) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """All assets of the catalog's tables, but the slot."""
+    """All assets of the catalog's tables, except the slot."""
     tables = list(catalog.tables)
     return [
         change_log_asset(),
@@ -152,8 +152,8 @@ def mirror_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
         sources[keys.op_name("from_changes", table.name)] = dg.AssetIn(
             keys.changes_key(table.name), dagster_type=dg.Nothing
         )
-        # A mirror rests on its newest copy, whichever that is; by default Dagster would look for a copy of
-        # the range's own key.
+        # A mirror depends on its newest copy, whichever that is; by default Dagster would look for a copy with the
+        # range's own key.
         sources[keys.op_name("from_snapshot", table.name)] = dg.AssetIn(
             keys.snapshot_key(table.name), dagster_type=dg.Nothing, partition_mapping=dg.AllPartitionMapping()
         )
@@ -206,7 +206,8 @@ def _assets_of_tables(
 
 
 def consistent_points(tables: Sequence[Table]) -> dg.AssetSpec:
-    """Written by every turn; not an op of its own, so that no point is made of tables that stand apart."""
+    """The consistent points, which every turn writes. They have no op of their own, so that no point combines tables
+    that stand at different LSNs."""
     return dg.AssetSpec(
         keys.CONSISTENT_POINTS,
         deps=[keys.mirror_key(table.name) for table in tables],
@@ -227,8 +228,8 @@ def _selection(context: dg.AssetExecutionContext) -> Selection:
 
 
 def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Selection, found: metadata.Metadata) -> None:
-    """Each partition's own bounds. The counts, which the work has for all together, go with the last of them, so that
-    plots and sums count nothing twice."""
+    """Record each partition's own bounds. The counts exist only for all partitions together, and are recorded with the
+    last of them, so that plots and sums count nothing twice."""
     last = selection.ranges[-1]
     for span in selection.ranges:
         own = metadata.lsns(start_lsn=span.start, end_lsn=span.end)

@@ -35,7 +35,7 @@ REPAIR_OP = "repair_range"
 
 
 class SyncConfig(dg.Config):
-    """What one run is to do; the defaults catch up to now, then end."""
+    """What one run is to do; with the defaults it catches up to now and ends."""
 
     until: str | None = None
     """An LSN to reach; without it, the source's position at the start."""
@@ -46,9 +46,9 @@ class SyncConfig(dg.Config):
     copy_anew: list[str] = []  # noqa: RUF012  (pydantic copies it)
     """Tables to copy anew first."""
     command: str = SYNC_JOB
-    """What the lake's lock names."""
+    """The command that the lake's lock names."""
     give_way: bool = False
-    """End early, at a boundary, when another run is queued: the sensor starts the next."""
+    """End early, at a boundary, when another run is queued; the sensor starts the next sync."""
 
 
 class RepairConfig(dg.Config):
@@ -115,8 +115,8 @@ def engine_at_rest(context: dg.OpExecutionContext, engines: Engines, watcher: Wa
 
 @contextmanager
 def writing_run(context: dg.OpExecutionContext, stop: threading.Event | None = None) -> Iterator[None]:
-    """What every run that writes does around its work: name its process, clear away dead runs, listen to
-    signals where it can end at a boundary, and tell our errors in one line."""
+    """Do what every run that writes does around its work: name its process, mark dead runs as failed, listen to signals
+    if it can end at a boundary, and report our errors in one line."""
     mark_process(context)
     with as_failures():
         report_dead_runs(context.instance, Settings.load().layout)

@@ -2,7 +2,6 @@
 
 binaries -> server -> shop <- actions <- generator
 
-binaries    PostgreSQL's programs               server      a server in a folder
-shop        its tables and first rows           actions     what customers do
-generator   customers, for as long as one likes
+binaries PostgreSQL's programs server a server in a folder shop its tables and first rows actions what customers do
+generator customers that act until they are stopped
 """

@@ -21,7 +21,7 @@ def server() -> EmbeddedServer:
 
 
 def ensure(conninfo: str, *, scale: float = 1.0) -> bool:
-    """Make and fill the shop unless it is there, all in one transaction; whether it was made now.
+    """Make and fill the shop unless it exists, all in one transaction; returns whether it was made now.
 
     ``scale`` 1 gives some 35,000 rows.
     """
