@@ -1,11 +1,8 @@
 """Pure rules and facts: no I/O but what a power cut is about, no library but numpy and pyarrow.
 
-lsn, ranges         positions in the WAL; half-open spans of it
-names, catalog      names of tables; what the source's catalog says, as plain facts
-endpos, retention   where a run must stop; what may be forgotten
-states, reported    the life of a table; the positions of a status update, which never fall
-layout              where everything lies in the lake
-arrays              names for numpy arrays, and what several packages do with arrays
-durable, private    what survives a power cut; folders for their owner alone
-ending, faultpoints how a process ends by a signal; where the crash tests stop one
+lsn, ranges positions in the WAL; half-open spans of it names, catalog names of tables; what the source's catalog says,
+as plain facts endpos, retention where a run must stop; what may be forgotten states, reported the life of a table; the
+positions of a status update, which never fall layout where everything lies in the lake arrays names for numpy arrays,
+and the array functions that several packages share durable, private what survives a power cut; folders for their owner
+alone ending, faultpoints how a process ends by a signal; where the crash tests stop one
 """

@@ -1,4 +1,4 @@
-"""Names for numpy arrays, and what several packages do with numpy and Arrow arrays."""
+"""Names for numpy arrays, and the functions on numpy and Arrow arrays that several packages share."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Row messages by column: whole Arrow arrays of I, U or D at once, without a Python loop over rows.
+"""Decodes row messages by column: whole Arrow arrays of I, U or D at once, without a Python loop over rows.
 
-All rows keep a cursor of their own into the payload buffer. A step reads one thing of all rows (a
-letter, a count, one column) and moves every cursor, so tuples of any mixture of shapes walk together.
-Layouts and what is refused are those of :mod:`pgcdc_assets.protocol.decode`; a property test holds both equal.
+Each row has its own cursor into the payload buffer. A step reads the same thing of all rows (a letter, a count, one
+column) and moves every cursor, so tuples of different shapes are decoded together. Layouts and refusals are those of
+:mod:`pgcdc_assets.protocol.decode`; a property test ensures that both are equal.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from pgcdc_assets.protocol.layouts import BINARY, CHANGE, NULL, TEXT, UNCHANGED,
 from pgcdc_assets.protocol.text.slices import gathered
 
 PIECE_BYTES: Final = 1 << 30
-"""Payload decoded at once: Arrow's string offsets have 31 bits. A message of PostgreSQL's is below 1 GiB."""
+"""Bytes of payload decoded at once, because Arrow's string offsets have 31 bits. A message of PostgreSQL's is below 1
+GiB."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images of one sort, as columns."""
+    """Row images of one sort, as columns."""
 
     image: Image
     """New tuple, whole old tuple, or the key columns of the old tuple (in which the others are absent)."""
     rows: Ints
-    """Where in the payload each image came from, ascending."""
+    """The row of the payload that each image comes from, ascending."""
     text: list[pa.StringArray]
     """By column: the text form; NULL for NULL, unchanged or absent."""
     unchanged: list[Bools | None]
@@ -57,7 +58,7 @@ def images(
 
 
 def _pieces(payload: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
-    """The chunks, cut where they hold more than PIECE_BYTES."""
+    """The chunks, cut if they hold more than PIECE_BYTES."""
     for chunk in payload.chunks if isinstance(payload, pa.ChunkedArray) else [payload]:
         if chunk.null_count:
             raise ProtocolError("a row of the log has no payload")
@@ -88,7 +89,7 @@ class _Walk:
         if stop - start >= 1 << 31:
             raise ProtocolError("a message of 2 GiB or more, which no server sends")
         self.kind, self.columns, self.first, self.lsns = kind, columns, first, lsns
-        # Eight bytes behind the end, so that a word can be read at any cursor.
+        # Eight bytes follow the end, so that a word can be read at any cursor.
         self.data = np.zeros(stop - start + 8, np.uint8)
         if stop > start:
             self.data[:-8] = np.frombuffer(payload.buffers()[2], np.uint8)[start:stop]
@@ -103,7 +104,7 @@ class _Walk:
         self._require(head >> 56 == ord(self.kind), None, "of another kind")
         self._require(self.at < self.ends, None, "truncated")
         letters = self._read(None) >> 56
-        # Before an update's new tuple stands a letter in any case, which is looked at there.
+        # An update's new tuple always has a letter before it, which is checked there.
         known = (letters == ord("K")) | (letters == ord("O")) | (self.kind != "D")
         self._require(known, None, "with an unknown letter before its tuple")
         found: list[Images] = []
@@ -111,7 +112,7 @@ class _Walk:
             found += self._tuples("K", np.flatnonzero(letters == ord("K")))
             found += self._tuples("O", np.flatnonzero(letters == ord("O")))
         if self.kind != "D":
-            # Behind the old tuple, where there was one: the cursor decides, not the first letter.
+            # After the old tuple, if there was one: the cursor decides, not the first letter.
             found += self._tuples("N", None)
         self._require(self.at == self.ends, None, "with bytes behind its end")
         return found
@@ -134,7 +135,7 @@ class _Walk:
         return [Images(image, where + self.first, text, unchanged)]
 
     def _column(self, rows: Ints | None) -> tuple[pa.StringArray, Bools | None]:
-        """Read one value of each row and move behind it: text, and which are marked unchanged."""
+        """Read one value of each row and move past it: returns the texts, and which values are marked unchanged."""
         at = self._cursor(rows)
         word = self._read(rows)
         letter = word >> 56
@@ -167,11 +168,11 @@ class _Walk:
         return self.at if rows is None else self.at[rows]
 
     def _read(self, rows: Ints | None) -> Ints:
-        """The eight bytes at each cursor, big-endian; those behind the row's end are of no meaning."""
+        """The eight bytes at each cursor, big-endian; bytes past the row's end have no meaning."""
         return self.words[self._cursor(rows)].astype(np.int64)
 
     def _move(self, rows: Ints | None, to: Ints, what: str) -> None:
-        """Every cursor, once moved, stands inside its row or at its end: reads need no check of their own."""
+        """Move the cursors. Each is then inside its row or at its end, so reads need no check of their own."""
         self._require(to <= (self.ends if rows is None else self.ends[rows]), rows, what)
         if rows is None:
             self.at = to

@@ -1,9 +1,8 @@
-"""PostgreSQL's text form of arrays, taken apart for a whole column at once.
+"""Takes PostgreSQL's text form of arrays apart, for a whole column at once.
 
-Rules of "Array Input and Output Syntax": ``{1,NULL,"a \\"b\\" \\\\ c"}``. An element stands in quotes
-where it is empty, reads NULL, or holds a brace, the delimiter, a quote, a backslash or white space;
-inside of quotes a backslash takes the next byte as it is. All these marks are ASCII, so that bytes may
-be looked at one by one in UTF-8.
+Rules of "Array Input and Output Syntax": ``{1,NULL,"a \\"b\\" \\\\ c"}``. An element is in quotes if it is empty, reads
+NULL, or holds a brace, the delimiter, a quote, a backslash or white space; inside quotes a backslash makes the next
+byte literal. All these marks are ASCII, so that the bytes of UTF-8 can be looked at one by one.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _NULL: Final = np.frombuffer(b"NULL", np.uint8)
 
 @dataclass(frozen=True)
 class Elements:
-    """A column of arrays as Arrow has lists: row i holds ``text[offsets[i]:offsets[i + 1]]``."""
+    """A column of arrays in the form of Arrow's lists: row i holds ``text[offsets[i]:offsets[i + 1]]``."""
 
     offsets: npt.NDArray[np.int32]
     text: pa.StringArray
-    """Of the elements, without quotes and escapes; NULL for NULL."""
+    """The elements' texts, without quotes and escapes; NULL for NULL."""
 
 
 def not_plain(text: pa.StringArray) -> Bools:
@@ -40,7 +39,8 @@ def not_plain(text: pa.StringArray) -> Bools:
 
 
 def elements(text: pa.StringArray, delimiter: str = ",") -> Elements:
-    """Take plain values apart; NULL rows have no elements. ProtocolError for what is no such value."""
+    """Take plain values apart; NULL rows have no elements. Raises ProtocolError for a text that is not a plain
+    value."""
     octets, offsets = laid_out(text)
     present = np.asarray(text.is_valid())
     marks = _Marks.of(octets, offsets, ord(delimiter))
@@ -86,7 +86,7 @@ class _Marks:
         return cls(quotes, escapes, structure)
 
     def unquoted(self, octets: Octets, starts: Ints, ends: Ints) -> tuple[Octets, Ints, Ints]:
-        """The bytes without quotes and escapes, and where the elements stand in them."""
+        """The bytes without quotes and escapes, and where in them the elements start and end."""
         if len(self.quotes) == 0 and len(self.escapes) == 0:
             return octets, starts, ends
         self._check_quoted(octets, starts, ends)
@@ -96,7 +96,7 @@ class _Marks:
         return octets[kept], starts - np.searchsorted(dropped, starts), ends - np.searchsorted(dropped, ends)
 
     def _check_quoted(self, octets: Octets, starts: Ints, ends: Ints) -> None:
-        """Quotes stand at both ends of an element or nowhere in it, escapes only between quotes."""
+        """Check that quotes are at both ends of an element or nowhere in it, and escapes only between quotes."""
         first = np.searchsorted(self.quotes, starts)
         count = np.searchsorted(self.quotes, ends) - first
         quoted = octets[starts] == _QUOTE

@@ -1,6 +1,6 @@
-"""From columns of PostgreSQL's text form to typed columns: the same code for copies and for changes.
+"""Turns columns of PostgreSQL's text form into typed columns, by the same code for copies and for changes.
 
-What a type cannot hold stands as text in ``_pgcdc_raw``, a map of column name to text.
+A value that its type cannot hold is kept as text in ``_pgcdc_raw``, a map of column name to text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INVERSE: Final = pow(_FACTOR, -1, 1 << 64)
 
 
 class TextColumn(Protocol):
-    """A column as far as its cast goes: core's Column, protocol's ShapeColumn."""
+    """What a cast needs to know of a column: core's Column or protocol's ShapeColumn."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +46,7 @@ class Typed:
 
 
 def typed(text: Sequence[pa.Array | pa.ChunkedArray], columns: Sequence[TextColumn], rows: int) -> Typed:
-    """Cast ``rows`` values of each column. ProtocolError for text that PostgreSQL does not write."""
+    """Cast ``rows`` values of each column. Raises ProtocolError for text that PostgreSQL does not write."""
     values: list[pa.Array] = []
     misfits: list[tuple[str, Ints, pa.Array]] = []
     for array, column in zip(text, columns, strict=True):
@@ -73,10 +73,10 @@ def _raw(misfits: Sequence[tuple[str, Ints, pa.Array]], rows: int) -> pa.Array:
 
 
 def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], rows: int) -> pa.Array:
-    """An int64 per row, over its pairs of column name and text that are not NULL, in any order.
+    """An int64 per row: a hash of its pairs of column name and non-NULL text, whatever their order.
 
-    So it stays what it is when a column without values is added. It only narrows the search: rows with
-    equal hashes are still compared value by value. Stored in mirrors, so it must never change.
+    So it does not change when a column without values is added. It only narrows the search: rows with equal hashes are
+    still compared value by value. Stored in mirrors, so it must never change.
     """
     total = np.zeros(rows, _UNSIGNED)
     for array, name in zip(text, names, strict=True):
@@ -88,10 +88,10 @@ def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], r
 
 
 def _text_hash(text: pa.StringArray) -> Words:
-    """A polynomial in ``_FACTOR`` over each value's bytes, and its length.
+    """For each value, a polynomial in ``_FACTOR`` over its bytes, plus its length.
 
-    The powers run on over the whole buffer, so that one running sum serves all values; dividing by the
-    power at a value's start makes it the same wherever the value stands.
+    The powers go on over the whole buffer, so that one running sum serves all values; dividing by the power at a
+    value's start makes the result the same wherever the value lies.
     """
     octets, offsets = laid_out(text)
     sums = np.zeros(len(octets) + 1, _UNSIGNED)
@@ -108,6 +108,6 @@ def _powers(base: int, count: int) -> Words:
 
 
 def row_identities(rows: int) -> pa.Array:
-    """``_pgcdc_row`` of new rows of a multiset: unlike any other, ever."""
+    """``_pgcdc_row`` of new rows of a multiset: different from any other, ever."""
     numbers = pc.cast(pa.array(np.arange(rows, dtype=np.int64)), pa.string())
     return pc.binary_join_element_wise(pa.scalar(uuid.uuid4().hex), numbers, "-")
