@@ -1,4 +1,4 @@
-"""``python -m bench``: rates side by side in one run; saved with every single run, and drawn.
+"""``python -m bench``: measures rates side by side in one run, saves every single measurement, and draws them.
 
 python -m bench --scale 1 --repeat 5 --workloads W1,W2,W3,W4 --out build/bench
 """
@@ -21,7 +21,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.session import spark_session
 
 SERVER = {"synchronous_commit": "off", "max_wal_size": "8GB", "checkpoint_timeout": "1h", "autovacuum": "off"}
-"""A backlog is made fast, and nothing of the server's own runs beside what is measured."""
+"""Settings that make a backlog fast, and let nothing of the server's own run during a measurement."""
 
 
 def main() -> None:
@@ -71,7 +71,8 @@ def rates(
     record: Record, chosen: list[str], repeat: int, source: EmbeddedServer, target: EmbeddedServer,
     spark: SparkSession, folder: Path,
 ) -> None:  # fmt: skip
-    """One turn first that is not counted, a hundredth in size: Spark, the servers and the page cache are warm."""
+    """Measure the rates. A first turn, a hundredth in size, is not counted: after it Spark, the servers and the page
+    cache are warm."""
     warm = Record(record.scale / 100, record.floors)
     bench = streams.Streams(source, target, spark, folder, warm)
     for number, workload in enumerate(WORKLOADS.values()):

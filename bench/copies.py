@@ -1,4 +1,4 @@
-"""The first copy of a table: COPY by psql, ours, and Spark's own JDBC reader."""
+"""Measures the first copy of a table: COPY by psql, our copy, and Spark's own JDBC reader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLOOR = "COPY text by psql"
 JDBC = Artifact("org.postgresql", "postgresql", "42.7.8", title="PostgreSQL's JDBC driver", size="1 MB")
 PARTITIONS = 4
 _COLUMNS = "id, c_int, c_num::text, c_text, c_ts, c_date, c_bool, c_uuid::text, c_json::text, c_f8, c_arr::text, c_vc"
-"""Text where Spark's reader would take another type, or none at all."""
+"""Columns are read as text if Spark's reader would choose another type, or has none."""
 
 
 def jdbc_jar() -> Path:
@@ -43,7 +43,7 @@ class Copies:
     record: Record
 
     def turns(self, repeat: int, *, jdbc: bool = True) -> None:
-        """``jdbc``: needs a server that listens on TCP, and the driver among Spark's jars."""
+        """Measure ``repeat`` times. ``jdbc`` needs a server that listens on TCP, and the driver among Spark's jars."""
         rows = int(5_000_000 * self.record.scale)
         with database(self.server, "w4", ("wide", "snap")) as conninfo:
             run(conninfo, f"INSERT INTO snap SELECT * FROM widerow(1, {rows})", "DROP TABLE wide CASCADE",
@@ -59,7 +59,7 @@ class Copies:
         self.record.add(Run("W4", FLOOR, seconds, rows, 0, used.cpu, used.peak))
 
     def _ours(self, conninfo: str, rows: int, number: int) -> None:
-        """The table's copy (export of the snapshot to commit of the mirror), and the run around it."""
+        """Measure our copy of the table (export of the snapshot to commit of the mirror), and the run around it."""
         with project(self.folder / f"w4_{number}", conninfo, f"w4_{number}") as settings:
             with usage(self.server) as used:
                 report = engine(settings, self.spark).sync(Bounds())

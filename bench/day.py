@@ -1,8 +1,8 @@
-"""What hours of steady change leave of a mirror: a turn a second, ten rows changed by each, time pressed together.
+"""Measures what hours of steady change leave of a mirror: a turn per second that changes ten rows, in compressed time.
 
-Turns are made by what a turn writes (one file of the new rows, the deletion vectors of every file that lost one, a
-commit, a point) without the source and Spark; a second is half as long again as they take, for the retention's ladder
-and grace too.
+A turn is simulated by what it writes (one file of the new rows, the deletion vectors of every file that lost a row, a
+commit, a point), without the source and Spark. A second lasts half as long again as a turn takes, also for the
+retention's ladder and grace.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from pgcdc_assets.store.local import path_of
 
 ROWS, HOURS, HOUR_TURNS, CHANGES = 10_000_000, 3, 3_600, 10
 WORN = 64
-"""One row in so many is deleted at the start: half of what has a file written again."""
+"""One row in 64 is deleted at the start: half of the share at which a file is written again."""
 _NAME = TableName("public", "small")
 _CALIBRATED_BY = 200
 
@@ -58,7 +58,7 @@ class Day:
     record: Record
 
     def hours(self, rows: int = ROWS, hours: int = HOURS, turns: int = HOUR_TURNS) -> None:
-        """What is written, and what of it is left, an hour."""
+        """Measure per hour what is written, and what of it is left."""
         with database(self.server, "day", ("small",)) as conninfo:
             run(conninfo, f"INSERT INTO small SELECT g, g % 1000, md5(g::text) FROM generate_series(1, {rows}) g")
             with project(self.folder / "day", conninfo, "day_main") as settings:
@@ -91,7 +91,7 @@ class Day:
 
 
 class _Turns:
-    """Rows all over the mirror change, each once."""
+    """Changes rows all over the mirror, each once."""
 
     def __init__(self, mirror: Mirror, points: ConsistentPoints) -> None:
         self.mirror = mirror
@@ -147,14 +147,14 @@ class _Turns:
 
 @contextmanager
 def _pressed(second: float) -> Iterator[None]:
-    """Have a second last so long, wherever age decides."""
+    """Make a second last this long, wherever age decides."""
     ladder = tuple((age * second, step * second) for age, step in retention.LADDER)
     with patch.object(retention, "LADDER", ladder), patch.object(retention, "GRACE", retention.GRACE * second):
         yield
 
 
 def _written(folder: Path, version: int) -> int:
-    """Bytes of a commit, and of what it adds."""
+    """Bytes of a commit, and of the files that it adds."""
     log = folder / DELTA_LOG
     adds = [action["add"] for action in commit_actions(Location.of(log), version) if "add" in action]
     vectors = sum(add["deletionVector"]["sizeInBytes"] for add in adds if add.get("deletionVector"))

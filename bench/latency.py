@@ -1,4 +1,4 @@
-"""From commit to readable: marked rows at random times under a steady load, followed by one run."""
+"""Measures the time from commit to readable: marked rows at random times under a steady load, followed by one run."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from pgcdc_assets.store.local import path_of
 
 ROWS_PER_SECOND = 1000
 _EACH = 20
-"""Rows of a transaction: half updates, half inserts."""
+"""Rows per transaction: half updates, half inserts."""
 _BETWEEN = 0.5
 """Seconds between two marks, on average."""
 MARK = "INSERT INTO history (tid) VALUES (-1)"
 WARM_UP = 20.0
-"""The first turns compile their statements; marks are made after them."""
+"""Seconds before the first mark, because the first turns compile their statements."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A committed row: when, and an LSN above its commit."""
+    """A committed row: the time of its commit, and an LSN above it."""
 
     at: float
     lsn: Lsn
@@ -90,7 +90,7 @@ class Latency:
 
 
 def warm_marks(settings: Settings, conninfo: str, statement: str, seconds: float) -> list[Mark]:
-    """Marks made for so many seconds, after the first turns; all of them are published."""
+    """Make marks for this many seconds, after the first turns; returns when all of them are published."""
     time.sleep(WARM_UP)
     marks = list(random_marks(conninfo, statement, seconds))
     published(settings, marks[-1].lsn)
@@ -98,7 +98,7 @@ def warm_marks(settings: Settings, conninfo: str, statement: str, seconds: float
 
 
 def told(what: str, settings: Settings, marks: list[Mark], seconds: float, used: Usage) -> Run:
-    """How long each mark took to a durable log, and to a point that readers take."""
+    """How long each mark took until it was durable in the log, and until a point that readers use had it."""
     points = [(point.replay_lsn, point.at.timestamp()) for point in ConsistentPoints(settings.layout).all()]
     batches = _batches(settings)
     visible = sorted(_first(points, mark) - mark.at for mark in marks)
@@ -112,7 +112,7 @@ def told(what: str, settings: Settings, marks: list[Mark], seconds: float, used:
 
 
 def _batches(settings: Settings) -> list[tuple[Lsn, float]]:
-    """Position of each commit of the receiver, and when it was made."""
+    """The position of each commit of the receiver, and the time when it was made."""
     log = ChangeLog(settings.layout).open()
     app_id, found = log.identity.app_id(), []
     for path in (Path(path_of(log.path)) / "_delta_log").glob("*.json"):
@@ -147,7 +147,7 @@ def random_marks(conninfo: str, statement: str, seconds: float) -> Iterator[Mark
 
 def mark(conninfo: str, statement: str) -> Mark:
     (lsn,) = run(conninfo, statement, "SELECT pg_current_wal_insert_lsn()")[0]
-    # Taken after the commit has returned, which the position may be above by what others wrote since.
+    # The position is read after the commit has returned, so it may be above the commit by what others wrote since.
     return Mark(time.time(), Lsn.parse(str(lsn)))
 
 
@@ -163,7 +163,7 @@ def published(settings: Settings, lsn: Lsn) -> None:
 
 
 def waited(for_: Callable[[], bool], otherwise: str) -> None:
-    """TimeoutError, in these words, after two minutes."""
+    """Wait until ``for_`` returns True; after two minutes raise TimeoutError with ``otherwise``."""
     deadline = time.monotonic() + 120
     while not for_():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The rates of each workload beside its floor, every run a point."""
+"""Draws the rates of each workload beside its floor, with a point for every run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.record import Record
 
 
 def draw(record: Record, path: Path) -> None:
-    """Bars are medians; nothing where no workload with a floor was measured."""
+    """Draw the plot; bars are medians. Draws nothing if no workload with a floor was measured."""
     workloads = [name for name in record.floors if any(run.workload == name for run in record.runs)]
     if not workloads:
         return

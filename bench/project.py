@@ -1,4 +1,4 @@
-"""A project directory of its own, ready to run."""
+"""Makes a project directory that is ready to run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from pgcdc_assets.source.setup.setup import setup
 
 @contextmanager
 def project(folder: Path, conninfo: str, slot: str, **given: Any) -> Iterator[Settings]:
-    """Set up in ``folder``, which is the working directory meanwhile, and goes again. ``given``: more settings."""
+    """A project in ``folder``, which is the working directory while the block lasts; then it is removed. ``given``:
+    more settings."""
     before = Path.cwd()
     folder.mkdir()
     os.chdir(folder)

@@ -1,4 +1,4 @@
-"""What was measured: every run kept, medians of them, ratios to the floor of the same workload."""
+"""Keeps what was measured: every run, medians, and ratios to the floor of the same workload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement. ``cpu``: seconds, and ``peak``: bytes of resident memory, by kind of process."""
+    """One measurement. ``cpu`` has the seconds and ``peak`` the bytes of resident memory, by kind of process."""
 
     workload: str
     what: str
@@ -36,7 +36,7 @@ class Run:
 
 @dataclass
 class Record:
-    """``floors``: by workload, what the others are told as a ratio of."""
+    """``floors``: by workload, the measurement that the others are compared with."""
 
     scale: float
     floors: Mapping[str, str]
@@ -51,12 +51,12 @@ class Record:
         return [run.rows / run.seconds for run in self.runs if (run.workload, run.what) == (workload, what)]
 
     def ratio(self, workload: str, what: str) -> float | None:
-        """Median of the rates to the median of the floor's."""
+        """Median of the rates divided by the median of the floor's rates."""
         floor = self.rates(workload, self.floors.get(workload, ""))
         return statistics.median(self.rates(workload, what)) / statistics.median(floor) if floor else None
 
     def table(self) -> list[str]:
-        """Markdown: a row for each thing that was measured."""
+        """A table in Markdown: a row for each thing that was measured."""
         lines = ["| workload | what | runs | rows/s, median (least – most) | MB/s | ratio | CPU seconds | peak MB |",
                  "|---|---|---|---|---|---|---|---|"]  # fmt: skip
         for workload, what in dict.fromkeys((run.workload, run.what) for run in self.runs):

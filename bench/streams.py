@@ -1,4 +1,4 @@
-"""The same backlog by pg_recvlogical, our receiver, the whole path, and a native subscription."""
+"""Measures the same backlog by pg_recvlogical, our receiver, the whole path, and a native subscription."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from pgcdc_assets.store.local import path_of
 
 FLOOR = "pg_recvlogical to nothing"
 CROWDED = "pg_recvlogical, a core busy"
-"""The floor beside a process that does nothing but run: what is left of it for whoever works on what it receives."""
+"""The floor while another process keeps a core busy: what a receiver can reach if somebody works on what it
+receives."""
 SLOTS = ("floor", "crowded", "stream", "drain", "native")
 NEVER = 1 << 60
 SECONDS = 900
@@ -47,7 +48,7 @@ class Streams:
     record: Record
 
     def turn(self, workload: Workload, number: int) -> None:
-        """Everything once, in an order that turns with the number, so that none is always first."""
+        """Measure everything once, in an order that rotates with ``number``, so that none is always first."""
         name = f"{workload.name.lower()}_{number}"
         with (
             database(self.server, name, workload.tables) as conninfo,
@@ -86,7 +87,8 @@ class Streams:
         self.record.add(Run(workload.name, what, seconds, rows, 0, used.cpu, used.peak))
 
     def _receive(self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int, drain_bytes: int) -> None:
-        """Into a log of its own. Clocked from the ``started`` event (the stream is asked for) to the last commit."""
+        """Measure our receiver, into a log of its own, from the ``started`` event (the stream is asked for) to the last
+        commit."""
         what = "receive, SQL functions" if drain_bytes == 1 else "receive, stream"
         layout = Layout.of(Path.cwd() / slot)
         log = ChangeLog(layout)
@@ -110,7 +112,7 @@ class Streams:
                             {"start-up s": started - spawned}))  # fmt: skip
 
     def _end_to_end(self, workload: Workload, settings: Settings, end: Lsn, rows: int) -> None:
-        """From the call that starts to receive to the last consistent point; Spark is warm."""
+        """Measure the whole path, from the call that starts to receive to the last consistent point; Spark is warm."""
         clock = Clock()
         ours = engine(settings, self.spark, clock)
         with usage(self.server) as used:

@@ -1,4 +1,4 @@
-"""CPU seconds and peak memory by kind of process, over a stretch of a run."""
+"""Measures CPU seconds and peak memory by kind of process, over a part of a run."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import psutil
 from pgcdc_assets.demo.server import EmbeddedServer
 
 _SECONDS = 0.4
-"""Between two looks. Each takes some 20 ms of a core from what is measured."""
+"""Seconds between two looks. Each takes some 20 ms of a core away from what is measured."""
 
 
 @dataclass
 class Usage:
     cpu: dict[str, float] = field(default_factory=dict)
     peak: dict[str, int] = field(default_factory=dict)
-    """Of one process of the kind: resident memory that is its own or shared."""
+    """Peak of one process of the kind: resident memory, its own and shared."""
 
 
 @contextmanager
 def usage(*servers: EmbeddedServer) -> Iterator[Usage]:
-    """Filled when the block ends. What a process takes after the last look at it escapes."""
+    """Usage during the block, filled when it ends. What a process uses after the last look at it is not counted."""
     found = Usage()
     before, after, peaks = _cpu(servers), {}, defaultdict[str, int](int)
     done = threading.Event()

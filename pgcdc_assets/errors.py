@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 ROOM = "make room or mend it there, then run again: it goes on from what is durable"
-"""Where the system refuses to write."""
+"""The advice if the system refuses to write."""
 
 
 class PgcdcError(Exception):
@@ -18,7 +18,7 @@ class PgcdcError(Exception):
     retryable: ClassVar[bool] = False
     exit_code: ClassVar[int] = 1
     advice: ClassVar[str] = ""
-    """What to do, where the raiser says nothing more precise."""
+    """What to do, if the raiser says nothing more precise."""
 
     def __init__(self, what: str, *, thing: str | None = None, lsn: object = None, do: str | None = None) -> None:
         self.what = what
@@ -34,13 +34,13 @@ class PgcdcError(Exception):
         return f"{text}; {self.do}" if self.do else text
 
     def to_plain(self) -> dict[str, str | None]:
-        """For another process; :func:`of_plain` makes the error of it again."""
+        """The error as plain values for another process, from which :func:`of_plain` makes the error again."""
         lsn = None if self.lsn is None else str(self.lsn)
         return {"class": type(self).__name__, "what": self.what, "thing": self.thing, "lsn": lsn, "do": self.do}
 
     @property
     def told(self) -> list[str]:
-        """``str()`` by lines."""
+        """The lines of ``str()``."""
         return [str(self)]
 
 
@@ -58,7 +58,7 @@ class SettingsError(UsageError):
 
 
 class WrongSource(SettingsError):
-    """No source is named, or another one than the project was set up with; nothing was started or written."""
+    """No source is named, or one that the project was not set up with; nothing was started or written."""
 
 
 class BadRange(UsageError):
@@ -76,7 +76,7 @@ class UnknownTable(PgcdcError):
 
 
 class SetupNeeded(PgcdcError):
-    """Publication, slot or saved catalog is not there yet."""
+    """Publication, slot or saved catalog does not exist yet."""
 
     advice = "run `pgcdc setup`"
 
@@ -105,13 +105,13 @@ class SourceFailed(PgcdcError):
 
 
 class SourceNotReady(PgcdcError):
-    """A setting, right or free place is lacking on the source; says which and what to change."""
+    """The source lacks a setting, a right or a free slot or connection; says which, and what to change."""
 
 
 class SetupRefused(SourceNotReady):
-    """What ``setup`` found to be wrong on the source, all of it; nothing was made.
+    """Lists everything that ``setup`` found to be wrong on the source; nothing was made.
 
-    ``str()`` is one line where that is enough, else a line for each, and for each statement that mends it.
+    ``str()`` is one line if that is enough, else a line for each finding and for each statement that mends it.
     """
 
     def __init__(self, lines: Sequence[str], do: str | None = None) -> None:
@@ -160,7 +160,7 @@ class EmptyPublication(PgcdcError):
 
 
 class CopyBlocked(PgcdcError):
-    """A snapshot cannot be had: open or prepared transactions hold it up; names pid, gid, age."""
+    """Open or prepared transactions prevent a snapshot; names pid, gid, age."""
 
     retryable = True
 
@@ -183,7 +183,7 @@ class LogCorrupt(PgcdcError):
 
 
 class LogConflict(PgcdcError):
-    """Another writer moved the log's position while we held it."""
+    """Another writer moved the log's position while we were writing."""
 
 
 class ReceiverDied(PgcdcError):
@@ -213,7 +213,7 @@ class CommitLost(LakeError):
 
 
 class TornLog(LakeError):
-    """A commit or a checkpoint of a Delta log is not whole, as a power cut may leave it."""
+    """A commit or a checkpoint of a Delta log is incomplete, as a power cut may leave it."""
 
     advice = (
         "the next `pgcdc sync` puts it aside where nothing published rests on it; if it is still there then, "
@@ -222,7 +222,7 @@ class TornLog(LakeError):
 
 
 class MergeMismatch(LakeError):
-    """A commit reported other counts than were to change."""
+    """The rows of a mirror are not those that its changes require."""
 
 
 class NotRepairable(LakeError):
@@ -230,7 +230,8 @@ class NotRepairable(LakeError):
 
 
 def of_plain(plain: Mapping[str, str | None], *, otherwise: type[PgcdcError]) -> PgcdcError:
-    """The error that another process had. ``otherwise``: its class, where this process cannot make the same."""
+    """The error that another process had. ``otherwise``: its class, if this process cannot make one of the same
+    class."""
     kind = globals().get(plain["class"] or "")
     if not (isinstance(kind, type) and issubclass(kind, PgcdcError) and kind.__init__ is PgcdcError.__init__):
         kind = otherwise

@@ -1,4 +1,4 @@
-"""The project directory: where its source is, the embedded server, Dagster's home.
+"""The project directory: its source, the embedded server, Dagster's home.
 
 Imports no Dagster, so that ``pgcdc status`` starts fast.
 """
@@ -60,11 +60,11 @@ load_from:
 
 
 def started_source(settings: Settings, *, survive: bool = True) -> str:
-    """The source's conninfo, with the embedded server running and its shop filled where it is meant.
+    """The source's conninfo. If the embedded server is meant, this starts it and fills its shop.
 
-    WrongSource, before anything is started, where it is not the one that the project was set up with.
+    Raises WrongSource, before anything is started, if the project was set up with another source.
     """
-    # Imported here, for Dagster's code location loads without delta-rs.
+    # Imported here, so that Dagster's code location loads without delta-rs.
     from pgcdc_assets.checks.origin import is_embedded, require_same_source, source_of
 
     require_same_source(settings)
@@ -79,7 +79,7 @@ def started_source(settings: Settings, *, survive: bool = True) -> str:
 
 
 def dagster_home() -> Path:
-    """``DAGSTER_HOME``, else ``./.dagster``; made, or an empty one filled, with our instance settings."""
+    """``DAGSTER_HOME``, else ``./.dagster``. A new or empty folder gets our instance settings."""
     if given := os.environ.get("DAGSTER_HOME"):
         home = Path(given).expanduser().absolute()
         if not home.is_dir():
@@ -95,7 +95,7 @@ def dagster_home() -> Path:
 
 
 def workspace_file() -> Path:
-    """A workspace file for the installed package, beside the saved catalog."""
+    """Write a workspace file for the installed package, next to the saved catalog."""
     path = STATE_FOLDER.absolute() / "workspace.yaml"
     private_folder(path.parent)
     path.write_text(WORKSPACE_YAML)

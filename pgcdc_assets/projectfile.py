@@ -1,4 +1,5 @@
-"""``pgcdc.yaml``, the settings file of a project directory: read without secrets, one line of it written by setup."""
+"""Reads ``pgcdc.yaml``, the settings file of a project directory, which may hold no secrets, and writes its ``source``
+line for setup."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pgcdc_assets.store.durable import write_whole
 
 SETTINGS_FILE = Path("pgcdc.yaml")
 EMBEDDED = "embedded"
-"""As the setting ``source``: the embedded PostgreSQL with the sample shop."""
+"""The value of the setting ``source`` that means the embedded PostgreSQL with the sample shop."""
 NO_SOURCE = "is not a libpq conninfo or URL"
 """Our own words: libpq's complaint would quote the text, password and all."""
 SOURCE_FORM = "write it like `host=db.example.org dbname=shop user=replicator`, or `postgresql://replicator@db/shop`"
@@ -30,9 +31,9 @@ def is_secret(field: str) -> bool:
 
 
 def content() -> dict[str, Any]:
-    """The file's settings; empty where there is none. SettingsError for what is no YAML, or holds a secret.
+    """The file's settings; empty if there is no file. Raises SettingsError if it is not YAML, or holds a secret.
 
-    Names are in lower case, as settings are read.
+    Names are made lower case, as settings are read.
     """
     if not SETTINGS_FILE.is_file():
         return {}
@@ -49,7 +50,7 @@ def content() -> dict[str, Any]:
 
 
 def without_secrets(source: str) -> str:
-    """The same source for a file: in the user's own words where they hold no secret."""
+    """The same source without secrets, for a file; unchanged if it has no secret."""
     if source == EMBEDDED:
         return source
     given = conninfo_to_dict(source)
@@ -58,9 +59,10 @@ def without_secrets(source: str) -> str:
 
 
 def save_source(source: str) -> bool:
-    """Write the ``source`` line, without secrets; all else in the file stays as it is. Whether it was changed.
+    """Write the ``source`` line, without secrets; all else in the file stays as it is. Returns whether the line was
+    changed.
 
-    Raises SettingsError with the line where it could not be written into the text that is there.
+    Raises SettingsError, which quotes the line, if it cannot be written into the present text.
     """
     before = content()
     wanted = without_secrets(source)
@@ -73,7 +75,7 @@ def save_source(source: str) -> bool:
         written, count = _SOURCE_LINE.subn(lambda _: line, text, count=1)
         if not count:
             written = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
-        # A value that goes on over several lines, or a text in braces, is not ours to edit.
+        # We do not edit a value that extends over several lines, or a text in braces.
         if _parsed(written) != {**before, "source": wanted}:
             raise SettingsError("has a form that a line cannot be added to", thing=str(SETTINGS_FILE), do=by_hand)
         write_whole(SETTINGS_FILE, written.encode())
@@ -85,7 +87,7 @@ def save_source(source: str) -> bool:
 
 
 def _parsed(text: str) -> dict[str, Any] | None:
-    """None where it is YAML of another kind."""
+    """The names and values of the text; None if it is YAML of another form."""
     found = yaml.safe_load(text)
     found = {} if found is None else found
     named = isinstance(found, dict) and all(isinstance(name, str) for name in found)
@@ -108,7 +110,7 @@ def _refuse_secret(source: object) -> None:
 
 
 def _told(error: yaml.YAMLError) -> str:
-    """Where, and what the parser missed; never what stands there: it may be a password."""
+    """Where the parser failed, and what it expected; never the text there, which may be a password."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return "is not YAML"
     mark = error.problem_mark

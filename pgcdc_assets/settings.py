@@ -31,7 +31,7 @@ from pgcdc_assets.errors import SettingsError
 
 PREFIX = "PGCDC_"
 _NOT_SETTINGS = ("ASSETS_", "TEST_", "FAULTS")
-"""What else of this prefix is in the environment: of our own processes and tests."""
+"""Variables with this prefix that are not settings, but belong to our own processes and tests."""
 STATE_FOLDER = Path(".pgcdc")
 """Saved catalog and embedded server of a project directory."""
 CATALOG_FILE = STATE_FOLDER / "catalog.json"
@@ -68,7 +68,7 @@ Retention = Annotated[timedelta, BeforeValidator(_days)]
 
 
 class Settings(BaseSettings):
-    """One typed object for all parts; see docs/operations.md for what each field does."""
+    """The settings as one typed object; docs/operations.md says what each field does."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True,
                                       hide_input_in_errors=True)  # fmt: skip
@@ -88,7 +88,8 @@ class Settings(BaseSettings):
     batch_seconds: float = Field(default=1, gt=0)
     drain_bytes: Size = 32 << 20
     replication_connections: bool = True
-    """Where the source takes none (a pooler, a proxy, no walsender free): ordinary sessions do, by polling."""
+    """False if the source takes no replication connections (a pooler, a proxy, no free walsender): ordinary sessions
+    poll then."""
     idle_seconds: float = Field(default=30, ge=0)
     run_seconds: float = Field(default=1800, gt=0)
     sensor_seconds: int = Field(default=5, ge=1)
@@ -153,13 +154,14 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls) -> Self:
-        """Read them, or raise one SettingsError that names the field; never echoes a value that may be secret."""
+        """Read the settings, or raise one SettingsError that names the field and never quotes a value, which may be
+        secret."""
         try:
             return cls()
         except ValidationError as error:
             raise _wrong(dict(error.errors(include_input=False, include_url=False)[0])) from None
         except pydantic_settings.SettingsError as error:
-            # A list or map from the environment that is no JSON; the message names the field alone.
+            # A list or map from the environment is not JSON; the message names the field alone.
             named = re.search(r'field "(\w+)"', str(error))
             name = named[1] if named else "settings"
             example = _EXAMPLES.get(name, "...")
@@ -190,7 +192,7 @@ def _wrong(error: Mapping[str, Any]) -> SettingsError:
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A line for each variable that looks like a setting and is none: a typing error would go unseen."""
+    """A line for each variable that looks like a setting but is not one: otherwise a typing error would go unseen."""
     known = {name.upper() for name in Settings.model_fields}
     found = [name for name in sorted(environment) if name.upper().startswith(PREFIX)]
     lines = []

@@ -1,4 +1,4 @@
-"""How things stand, and whether mirrors equal the source. Plain SQL and delta-rs, no JVM.
+"""Reports how things stand, and whether the mirrors equal the source. Plain SQL and delta-rs, no JVM.
 
 source_facts, table_facts -> facts -> health -> status      facts in, problems in words out
 compared -> rendering -> digest -> verify                   every row and value, at one LSN

@@ -25,27 +25,27 @@ from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import copy_blocks
 
 _BLOCK_BYTES = 8 << 20
-"""Bytes of CSV read at a time: large enough for Arrow's reader, a small part of the process's memory."""
+"""Bytes of CSV read at a time: large enough for Arrow's reader, and a small part of the process's memory."""
 
 
 _BATCH_BYTES = 16 << 20
 _BATCH_ROWS = 8192
-"""Rows of a mirror read at a time; fewer where rows are wide."""
+"""Rows of a mirror read at a time; fewer if rows are wide."""
 _UNPACKED = 8
 """Rows may be this much larger in memory than in Parquet's files."""
 
 
 _PIECE_BYTES = 64 << 20
-"""Size of a piece on the source's disk: this much is read again where somebody wanted the table meanwhile."""
+"""Size of a piece on the source's disk: this much is read again if somebody wanted the table meanwhile."""
 _MOST_ENTRIES: Final = 1664
-"""Columns of one SELECT (MaxTupleAttributeNumber): a table may have 1,600 columns."""
+"""Columns that one SELECT may have (MaxTupleAttributeNumber); a table may have 1,600 columns."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows as one array of comparable text a column; columns of the key (where asked for) as people read them.
+    """Rows as one array of comparable text per column and, if asked for, the key's columns as people read them.
 
-    ``shown`` is by place, and lacks those whose text has to do.
+    ``shown`` is by the column's place, and lacks columns whose comparable text is shown instead.
     """
 
     rows: int
@@ -55,7 +55,7 @@ class Batch:
 
 @contextmanager
 def readable(name: TableName) -> Iterator[None]:
-    """A mirror that an engine cannot read, whatever its words, is a LakeError."""
+    """Raises LakeError for a mirror that an engine cannot read, whatever the engine's own error is."""
     try:
         yield
     except (DeltaError, pa.ArrowException, OSError) as error:
@@ -71,9 +71,9 @@ Part = Callable[[], Iterator[Batch]]
 
 class Side(Protocol):
     def parts(self, *, shown: bool) -> Iterator[Part]:
-        """Readings of some of the rows each, one after the other.
+        """Functions that read some of the rows each, to be called one after the other.
 
-        For :func:`pgcdc_assets.source.snapshot.reading.read_whole`.
+        Each is to be called by :func:`pgcdc_assets.source.snapshot.reading.read_whole`.
         """
 
 
@@ -84,9 +84,10 @@ class Comparison:
     table: Table
     renderings: tuple[Rendering, ...]
     leaves: bool
-    """False also where a publication sends rows via the root: the stream then does not name their leaves."""
+    """Whether the leaf is compared. False also if a publication sends rows via the root: the stream then does not name
+    their leaves."""
     called: Mapping[TableName, TableName] = field(default_factory=dict)
-    """The mirror's names of leaves that have other names now: those at its copy."""
+    """The names that the mirror has for leaves that were renamed since its copy."""
 
     @classmethod
     def of(
@@ -104,7 +105,7 @@ class Comparison:
 
     @property
     def key(self) -> list[int]:
-        """Places of the key's columns; of all columns where there is no key."""
+        """Places of the key's columns; of all columns if there is no key."""
         key = [place for place, column in enumerate(self.table.columns) if column.attnum in self.table.key]
         return key or list(range(len(self.names)))
 
@@ -118,7 +119,7 @@ class SourceSide:
     comparison: Comparison
 
     def parts(self, *, shown: bool) -> Iterator[Part]:
-        """CopyOutdated and CopyBlocked where the table cannot be read as the snapshot shows it."""
+        """Raises CopyOutdated or CopyBlocked if the table cannot be read as the snapshot shows it."""
         with connect(self.conninfo, application_name=f"{APPLICATION}/verify") as conn:
             cut = pieces(conn, self.comparison.table, _PIECE_BYTES)
         for piece in cut:
@@ -145,13 +146,13 @@ class SourceSide:
 
 @dataclass(frozen=True)
 class MirrorSide:
-    """A mirror at one version. DataFusion reads deletion vectors and mapped column names right."""
+    """A mirror at one version, read by DataFusion, which handles deletion vectors and mapped column names."""
 
     mirror: DeltaTable
     comparison: Comparison
 
     def parts(self, *, shown: bool) -> Iterator[Part]:
-        """LakeError where its files are gone or damaged."""
+        """Raises LakeError if its files are gone or damaged."""
         for batch in self._batches(shown):
             yield partial(iter, (batch,))
 
@@ -192,7 +193,7 @@ def _parsed(block: bytes, columns: int, table: TableName) -> list[pa.Array]:
         parsed = csv.read_csv(
             pa.BufferReader(block),
             read_options=csv.ReadOptions(column_names=names, block_size=len(block) + 1),
-            # A row of one NULL is an empty line.
+            # Keep empty lines: a row of one NULL is one.
             parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
             convert_options=csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.large_string()),

@@ -1,7 +1,7 @@
-"""Two 64-bit numbers for each row, of its key and of all its values, and the comparison of two sets of them.
+"""Makes two 64-bit numbers for each row, of its key and of all its values, and compares two sets of them.
 
-Rows are met by their key's digest and told apart by the other. A difference goes unseen with
-probability 2^-64 a row, whatever the data: the digests are seeded anew for each comparison.
+Rows are matched by their key's digest and compared by the other. A difference goes unseen with probability 2^-64 per
+row, whatever the data: each comparison has a new seed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Digests = npt.NDArray[np.uint64]
+from pgcdc_assets.core.arrays import Ints, Words, mixed
+
+Digests = Words
 
 ROWS_A_BUCKET = 1 << 20
 """A comparison sorts one bucket of each side: some 100 MB at this size."""
@@ -31,7 +33,7 @@ class Seed:
     value: int = field(default_factory=lambda: secrets.randbits(64))
 
     def of_texts(self, text: pa.Array) -> Digests:
-        """One number a value of a string array: NULL, the empty string and any other text are kept apart."""
+        """One number for each value of a string array; NULL, the empty string and any other text differ."""
         if not len(text):
             return np.empty(0, np.uint64)
         plain = text.cast(pa.large_string())
@@ -48,7 +50,7 @@ class Seed:
         return digests
 
     def of_rows(self, columns: Sequence[Digests], rows: int) -> Digests:
-        """One number a row, from its columns' numbers in their order."""
+        """One number for each row, from its columns' numbers in their order."""
         places = _mixed(np.arange(len(columns), dtype=np.uint64) + np.uint64(self.value ^ 0x5851F42D4C957F2D))
         total = np.zeros(rows, np.uint64)
         for place, column in zip(places, columns, strict=True):
@@ -75,11 +77,8 @@ def _sums_of_words(content: npt.NDArray[np.uint8], starts: Digests, lengths: Dig
 
 
 def _mixed(values: Digests) -> Digests:
-    """The finaliser of splitmix64: every bit of the result depends on every bit of the value."""
-    x = values + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """One step of SplitMix64; its constant keeps 0 from being mixed to 0."""
+    return mixed(values + np.uint64(0x9E3779B97F4A7C15))
 
 
 class DigestStore:
@@ -132,7 +131,8 @@ class Differences:
 
 
 def compare(source: DigestStore, mirror: DigestStore, examples: int) -> Differences:
-    """Both sides as multisets of rows: a key in both with other values is ``different``, else missing or extra."""
+    """Compare both sides as multisets of rows: a row whose key is on both sides with other values is ``different``,
+    others are missing or extra."""
     found = Differences()
     for left, right in _buckets(source, mirror):
         keys, surplus, lack = _unmatched(left, right)
@@ -149,10 +149,8 @@ def _buckets(source: DigestStore, mirror: DigestStore) -> Iterator[tuple[npt.NDA
         yield source.bucket(number), mirror.bucket(number)
 
 
-def _unmatched(
-    left: npt.NDArray[np.void], right: npt.NDArray[np.void]
-) -> tuple[Digests, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Keys with rows that have no equal on the other side, and how many of those each side has."""
+def _unmatched(left: npt.NDArray[np.void], right: npt.NDArray[np.void]) -> tuple[Digests, Ints, Ints]:
+    """Keys of rows that have no equal on the other side, and how many such rows each side has."""
     keys = np.concatenate((left["key"], right["key"]))
     rows = np.concatenate((left["row"], right["row"]))
     sign = np.repeat(np.array([1, -1], np.int64), (len(left), len(right)))

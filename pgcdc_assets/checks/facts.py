@@ -41,7 +41,7 @@ class SourceFacts:
 
     identity: Identity
     flush_lsn: Lsn
-    """Read after the log's position, so that a log ahead of it is ahead indeed."""
+    """Read after the log's position, so that a log that seems ahead of it is ahead."""
     wal_level: str = "logical"
     max_slot_wal_keep_bytes: int | None = None
     """None: no bound (-1)."""
@@ -52,7 +52,7 @@ class SourceFacts:
     oldest: Blocker | None = None
     """The oldest transaction of the whole cluster, open or prepared: it keeps ``restart_lsn`` back."""
     publications: Mapping[str, PublicationFacts | None] = field(default_factory=dict)
-    """By the names we read; None: it does not exist."""
+    """By the names of the publications that we read; None if one does not exist."""
     mirrored: frozenset[TableName] = frozenset()
     """Published tables, by the names that their mirrors have: roots, not leaves."""
     meant: frozenset[TableName] = frozenset()
@@ -60,7 +60,7 @@ class SourceFacts:
     ours: bool = False
     """Whether setup made the publication, and keeps its tables as the settings say."""
     followable: frozenset[TableName] = frozenset()
-    """Those tables, among the ones whose updates are not seen, that have a usable replica identity by now."""
+    """Tables whose updates are not seen although they have a usable replica identity by now."""
     without_identity: frozenset[TableName] = frozenset()
     """Published tables whose updates and deletes fail on the source, for want of a replica identity."""
 
@@ -73,7 +73,7 @@ class LogFacts:
     start: Lsn
     transform_lsn: Lsn
     published: Lsn | None = None
-    """The newest consistent point; read before the log's position, so that a point above it is above it indeed."""
+    """The newest consistent point; read before the log's position, so that a point that seems above it is above it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class TableFacts:
     """Where it was set aside."""
     updates_seen: bool = True
     refused: bool = False
-    """It cannot be mirrored at all."""
+    """Whether the table cannot be mirrored at all."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,10 @@ class UntakenFacts:
 
     rows: UntakenRows
     table: TableName | None = None
-    """The followed table that the relation belongs to by now."""
+    """The followed table that the relation belongs to now."""
     copied: Lsn | None = None
-    """Consistent point of the copy that its mirror holds; a later one than the rows holds what came of them."""
+    """Consistent point of the copy that its mirror holds. If it is later than the rows, the copy contains their
+    effect."""
 
     @property
     def held(self) -> bool:
@@ -108,7 +109,7 @@ class UntakenFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that the rules look at. ``source`` or ``slot`` None: not reached, or not there."""
+    """All facts that the rules look at. ``source`` or ``slot`` is None if it was not reached, or does not exist."""
 
     now: datetime
     slot_name: str

@@ -14,26 +14,28 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.mirror.delta.mirror import way_back
 from pgcdc_assets.source.connect.connection import APPLICATION
+from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
 from pgcdc_assets.source.setup.findings import matches_standby_names
-from pgcdc_assets.source.slot.slotstatus import COPY_ANEW, NEW_LAKE, PLUGIN, SlotStatus
+from pgcdc_assets.source.slot.slotstatus import PLUGIN, SlotStatus
 
 Severity = Literal["error", "warning"]
 
 MIB, GIB = 1 << 20, 1 << 30
 SAFE_WAL_BYTES = 256 * MIB
-"""Less room than this before the slot may be invalidated: some sixteen WAL segments, minutes on a busy source."""
+"""WAL that may still be written before the slot may be invalidated; less is reported. Sixteen WAL segments are minutes
+on a busy source."""
 IDLE_WAL_BYTES = 64 * MIB
-"""WAL held for a slot that nobody reads, above which it is a problem: four segments, so that a pause between two runs
-is not one."""
+"""WAL held for a slot that nobody reads; more is a problem. It is four segments, so that a pause between two runs is no
+problem."""
 HELD_WAL_BYTES = GIB
-"""Held without any bound, or by a long transaction: worth a look before a disk of usual size is full."""
+"""WAL held without any bound, or by a long transaction; more is reported, before a disk of usual size is full."""
 LAG_BYTES = GIB
 LONGEST_PAUSE = timedelta(days=1)
 """A source may be left alone for a night; its slot should outlive that."""
 _NEARLY = 0.75
 """The share of the idle timeout after which a slot is reported: with a day's timeout, six hours are left then."""
 CATALOG_XMIN_AGE = 200_000_000
-"""autovacuum_freeze_max_age's default: from here on the source vacuums in vain to keep its ids apart."""
+"""autovacuum_freeze_max_age's default: beyond it the source starts vacuums against id wraparound, in vain."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def _setup(facts: Facts) -> Iterator[Problem]:
 
 
 def _slot(facts: Facts) -> Iterator[Problem]:
-    """The slot itself: usable at all?"""
+    """Whether the slot itself is usable."""
     slot = facts.slot
     if slot is None:
         return
@@ -122,7 +124,7 @@ def _slot_use(facts: Facts) -> Iterator[Problem]:
 
 
 def _idle_timeout(now: datetime, slot: SlotStatus, source: SourceFacts) -> Iterator[Problem]:
-    """PostgreSQL 18 gives up a slot that nobody reads."""
+    """PostgreSQL 18 invalidates a slot that nobody reads."""
     limit = source.idle_slot_timeout
     if not limit:
         return
@@ -226,7 +228,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
         names = ", ".join(publication.name for publication in present)
         yield _error(f"publication {names}", "lists no table: changes are lost meanwhile", "run `pgcdc setup`")
     elif present:
-        # Those that are not published at all are told of by _unpublished, if the settings mean them.
+        # _unpublished reports tables that are not published at all, if the settings mean them.
         told = source.meant - source.mirrored
         yield from _missing([table for table in catalog.tables if table.name not in told], published, present)
 
@@ -255,7 +257,7 @@ def _unpublished(facts: Facts) -> Iterator[Problem]:
 
 
 def _left(facts: Facts) -> Iterator[Problem]:
-    """Mirrors that stand still, which a reader cannot see by looking at them."""
+    """Mirrors that are no longer followed, which a reader cannot see from the mirrors."""
     source = facts.source
     if source is None:
         return
@@ -319,7 +321,8 @@ def _operations(thing: str, carriers: Sequence[PublicationFacts], *, updates: bo
 
 def _identities(facts: Facts) -> Iterator[Problem]:
     if facts.source is not None:
-        # Somebody else's publication may have been so when it was set up: that is known, and no alarm for ever.
+        # Somebody else's publication may have been like that at setup: that is known, and must not be an alarm for
+        # ever.
         known = frozenset() if facts.source.ours else frozenset(t.name for t in facts.tables if not t.updates_seen)
         for name in sorted(facts.source.without_identity):
             say = _warning if name in known else _error

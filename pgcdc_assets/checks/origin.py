@@ -1,6 +1,6 @@
-"""Which source a command means, and that it is the one that this project was set up with.
+"""Finds which source a command means, and checks that the project was set up with it.
 
-Asked before anything is started or written: a shell that lacks ``PGCDC_SOURCE`` would otherwise work on another
+This is checked before anything is started or written: otherwise a shell without ``PGCDC_SOURCE`` would work on another
 database, or make one. What counts is the system identifier and the database, not the host's name: a server that moved
 and a standby that was promoted are the same source.
 """
@@ -48,7 +48,7 @@ class Saved:
 
 
 def source_of(settings: Settings) -> str:
-    """The source's conninfo. Starts nothing, asks nothing; WrongSource where none is named."""
+    """The source's conninfo. Starts nothing and asks nobody; raises WrongSource if no source is named."""
     if is_embedded(settings):
         return shop.server().conninfo
     assert settings.source is not None
@@ -56,9 +56,9 @@ def source_of(settings: Settings) -> str:
 
 
 def is_embedded(settings: Settings) -> bool:
-    """Whether the embedded server is meant: by explicit wish, or because the project was set up with it.
+    """Whether the embedded server is meant: because the settings name it, or because the project was set up with it.
 
-    WrongSource where no source is named and the project was set up with another one, or not at all.
+    Raises WrongSource if no source is named and the project was set up with another one, or not at all.
     """
     if settings.source is not None:
         return settings.embedded
@@ -75,20 +75,21 @@ def is_embedded(settings: Settings) -> bool:
 
 
 def refuse_other_source(settings: Settings) -> None:
-    """WrongSource where another source answers than the one saved."""
+    """Raise WrongSource if another source answers than the saved one."""
     try:
         require_same_source(settings)
     except WrongSource:
         raise
     except (PgcdcError, psycopg.Error):
-        # One that does not answer is not judged: the command that needs it goes on, and tells.
+        # A source that does not answer is not judged: the command that needs it will report that.
         return
 
 
 def require_same_source(settings: Settings) -> None:
-    """WrongSource where it is another than the one saved; what :func:`connect` raises where it cannot be asked.
+    """Raise WrongSource if the source is another than the saved one, or what :func:`connect` raises if it cannot be
+    asked.
 
-    Of the embedded server its files are asked, so that nothing is started.
+    The embedded server is identified by its files, so that nothing is started.
     """
     conninfo, saved = source_of(settings), _saved(settings)
     if not saved:
@@ -102,18 +103,18 @@ def require_same_source(settings: Settings) -> None:
 
 
 def refuse_other_identity(settings: Settings, found: Identity) -> None:
-    """WrongSource where ``found``, which the source has told, is not what is saved."""
+    """Raise WrongSource if ``found``, which the source reported, is not the saved identity."""
     _compare(settings, _saved(settings), found)
 
 
 def remember(settings: Settings, conninfo: str, found: Identity) -> None:
-    """Note where setup found the source, for messages."""
+    """Save where setup found the source, for messages."""
     where = EMBEDDED if is_embedded(settings) else redacted(conninfo)
     ORIGIN_FILE.write_text(json.dumps({"source": where, "system_identifier": found.system_identifier}) + "\n")
 
 
 def _saved(settings: Settings) -> list[Saved]:
-    """The identity according to catalog and log. One that cannot be read is reported by those who need it."""
+    """The identities in the catalog and the log. If one cannot be read, those who need it will report that."""
     found: list[Saved] = []
     with suppress(OSError, ValueError, KeyError, TypeError):
         if catalog := load_catalog(CATALOG_FILE):
@@ -126,7 +127,7 @@ def _saved(settings: Settings) -> list[Saved]:
 
 
 def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None) -> None:
-    """``found`` None: the embedded server is meant, and there is none."""
+    """``found`` is None if the embedded server is meant and does not exist."""
     for one in saved:
         if found is not None and _stream(found) == _stream(one.identity):
             continue

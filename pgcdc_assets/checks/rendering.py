@@ -1,6 +1,6 @@
-"""One text for one value, made twice: by PostgreSQL in SQL, and from the mirror by DataFusion and Arrow.
+"""Makes the same text for a value twice: by PostgreSQL in SQL, and from the mirror by DataFusion and Arrow.
 
-Nothing here is shared with the codec that fills the mirrors, or a fault of it would be its own witness.
+Nothing here is shared with the codec that fills the mirrors: otherwise a fault of the codec would confirm itself.
 
 | in the mirror | on the source | the text |
 |---|---|---|
@@ -15,7 +15,7 @@ Nothing here is shared with the codec that fills the mirrors, or a fault of it w
 | array | array | its elements' texts, escaped, a comma after each |
 | text in ``_pgcdc_raw`` | a value that the mirror's type cannot hold | ``as written: `` and PostgreSQL's text |
 
-Any other pair of types is a mirror of the wrong shape: its text says so, so every row of it differs.
+With any other pair of types the mirror has the wrong shape: the text says so, and every row differs.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ class Rendering:
     mirror: str
     """SQL expression for DataFusion."""
     text: Callable[[pa.Array], pa.Array]
-    """From what the mirror's expression gives to large_string."""
+    """Turns what the mirror's expression gives into large_string."""
 
 
 @dataclass(frozen=True)
 class _Form:
-    """The text of a pair of types. ``value`` and ``fits`` make SQL of SQL; without ``fits`` every value does."""
+    """How a pair of types becomes text. ``value`` and ``fits`` make SQL from SQL; without ``fits`` every value fits."""
 
     value: Callable[[str], str]
     text: Callable[[pa.Array], pa.Array]
     fits: Callable[[str], str] | None = None
     cast: str | None = None
-    """DataFusion's type to cast to first."""
+    """The type of DataFusion's to cast to first."""
 
 
 def quoted(name: str) -> str:
-    """An identifier, in PostgreSQL and in DataFusion alike."""
+    """The name as a quoted identifier, the same for PostgreSQL and DataFusion."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -89,7 +89,7 @@ def rendering(column: Column, kind: pa.DataType | None) -> Rendering:
 
 
 def with_raw(text: pa.Array, values: pa.Array, raw: pa.Array | None, name: str) -> pa.Array:
-    """``text`` with the texts that stand in ``_pgcdc_raw`` under ``name``, where the value must be NULL."""
+    """``text``, with the texts that ``_pgcdc_raw`` holds under ``name`` put in; there the value must be NULL."""
     if raw is None or raw.null_count == len(raw):
         return text
     written = pc.map_lookup(raw, pa.scalar(name), "first").cast(pa.large_string())
@@ -100,7 +100,7 @@ def with_raw(text: pa.Array, values: pa.Array, raw: pa.Array | None, name: str) 
 
 
 def _form_of(declared: PgType, kind: pa.DataType) -> _Form | None:
-    """None where the mirror's type cannot stand for the source's."""
+    """The form for a pair of types; None if the mirror's type cannot represent the source's."""
     base = declared.base or declared
     oid = base.oid
     if _is_list(kind) and base.element is not None:
@@ -142,7 +142,7 @@ def _moment(oid: int, kind: pa.DataType) -> _Form | None:
 
 def _list_of(element: PgType, form: _Form) -> _Form:
     """An array of one dimension, counted from 1, whose elements all fit."""
-    # unnest() would spread a composite over columns; subscripts are slow on long arrays.
+    # A composite needs subscripts, because unnest() would spread it over columns; on long arrays subscripts are slow.
     composite = (element.base or element).family == "c"
 
     def rows(array: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The source's side of the facts, by plain SQL on one short connection."""
+"""Reads the source's side of the facts, by plain SQL on one short connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgcdc_assets.source.setup.selection import meant_tables, wanted_tables
 from pgcdc_assets.source.slot.blockers import transactions
 from pgcdc_assets.source.slot.slotstatus import SlotStatus, identity
 
-# In the units that pg_settings names: they differ between versions.
+# Values are in the units that pg_settings names, which differ between versions.
 _SETTINGS = "SELECT name::text, setting, coalesce(unit, '') FROM pg_catalog.pg_settings WHERE name = ANY(%s)"
 _NAMES = ["wal_level", "max_slot_wal_keep_size", "synchronous_standby_names", "idle_replication_slot_timeout"]
 _BYTES = {"": 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
@@ -29,7 +29,8 @@ _PUBLICATIONS = """
 SELECT pubname::text, pubinsert, pubupdate, pubdelete, pubtruncate
 FROM pg_catalog.pg_publication WHERE pubname = ANY(%s)
 """
-# A partition goes into its root's mirror; one that has partitions and is published via itself has a mirror.
+# A partition goes into its root's mirror. A partition that has partitions and is published as itself has its own
+# mirror.
 _MIRRORED = """
 SELECT DISTINCT n.nspname::text, c.relname::text
 FROM pg_catalog.pg_class p JOIN pg_catalog.pg_class c ON c.oid = CASE WHEN p.relispartition AND p.relkind <> 'p'
@@ -51,7 +52,7 @@ class _Settings:
         return self.rows[name][0] if name in self.rows else ""
 
     def bytes(self, name: str) -> int | None:
-        """None: no bound."""
+        """The setting in bytes; None if it is unbounded."""
         value, unit = self.rows[name]
         return None if value == "-1" else int(value) * _BYTES[unit]
 
@@ -61,7 +62,7 @@ class _Settings:
 
 
 def read_source(conn: SourceConnection, slot: str, status: SlotStatus | None, names: Sequence[str]) -> SourceFacts:
-    """``names``: the publications that we read. To be called after the log's position was read."""
+    """The facts of the source. ``names``: the publications that we read. Call it after the log's position was read."""
     settings = _Settings({name: (value, unit) for name, value, unit in conn.execute(_SETTINGS, [_NAMES])})
     entries = read_published(conn, names)
     published = _published_tables(conn, names, entries)
@@ -80,7 +81,8 @@ def read_source(conn: SourceConnection, slot: str, status: SlotStatus | None, na
 
 
 def with_settings(conn: SourceConnection, facts: SourceFacts, settings: Settings, *, limited: bool) -> SourceFacts:
-    """What the settings mean, beside what is published. ``limited``: of some table only inserts are."""
+    """The facts with what the settings mean added to what is published. ``limited``: some table is published for
+    inserts only."""
     publication = read_publication(conn, settings.publication)
     ours = publication is not None and made_by_us(publication, settings.slot)
     wanted = wanted_tables(conn, settings.tables) if limited and ours else []
@@ -95,7 +97,8 @@ def with_settings(conn: SourceConnection, facts: SourceFacts, settings: Settings
 
 
 def _holder(conn: SourceConnection, status: SlotStatus | None) -> Backend | None:
-    """Without pg_read_all_stats the name of another role's session is NULL: then we do not know, and say nothing."""
+    """The session that holds the slot. Without pg_read_all_stats the name of another role's session is NULL: then we do
+    not know it, and return None."""
     if status is None or status.active_pid is None:
         return None
     row = conn.execute(_HOLDER, [status.active_pid]).fetchone()
@@ -113,7 +116,7 @@ def _published_tables(
 
 
 def _without_identity(conn: SourceConnection, entries: Mapping[int, Published]) -> frozenset[TableName]:
-    """Relations whose updates or deletes PostgreSQL refuses: it asks the leaf, whatever is said of the root."""
+    """Relations whose updates or deletes PostgreSQL refuses. It checks the leaf, whatever the root's identity is."""
     published = {oid: entry for oid, entry in entries.items() if entry.updates or entry.deletes}
     relations = read_relations(conn, published)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])

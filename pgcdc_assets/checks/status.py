@@ -1,7 +1,7 @@
-"""How things stand: slot, positions, tables, and what is wrong. Plain SQL and delta-rs, no JVM.
+"""Reports how things stand: slot, positions, tables, and what is wrong. Plain SQL and delta-rs, no JVM.
 
-It works before setup, without a lake, without the source, and beside a running sync: what cannot be
-read is a problem in words, not an error.
+It works before setup, without a lake, without the source, and during a sync: what cannot be read is reported as a
+problem, not raised.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.slot.slotstatus import SlotStatus, slot_status
 
 _CONNECT_SECONDS = 3
-"""The whole answer is promised within five."""
+"""connect_timeout, because the whole answer is promised within five seconds."""
 
 _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 """Fields of the slot that are not columns of pg_replication_slots, or are always the same."""
@@ -53,11 +53,11 @@ class Status:
     tables: tuple[TableFacts, ...]
     problems: tuple[Problem, ...]
     last: Mapping[str, Outcome] = field(default_factory=dict)
-    """The ends of the last operations of each kind."""
+    """The outcome of the last operation of each kind."""
 
     @property
     def ok(self) -> bool:
-        """Warnings leave it true."""
+        """Whether there is no error; warnings do not count."""
         return not any(problem.severity == "error" for problem in self.problems)
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Status:
 
 
 def status(settings: Settings, conninfo: str | None = None) -> Status:
-    """Look at source, log and lake; nothing is started. WrongSource where another source is meant than the saved one.
+    """Look at source, log and lake; starts nothing. Raises WrongSource if another source is meant than the saved one.
 
     ``conninfo`` None: the settings' source, or the embedded server's.
     """
@@ -110,7 +110,7 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
 
 
 def refused(error: WrongSource) -> Status:
-    """A status of nothing but that the source is not the project's."""
+    """A status that says only that the source is not the project's."""
     return Status(None, None, None, None, (), (_problem(error, "source"),))
 
 
@@ -122,7 +122,8 @@ def _reachable(settings: Settings) -> str:
 
 
 def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
-    """In this order: the slot's position, the log's, the WAL's. Each moves up, so none seems ahead that is not."""
+    """Positions are read in this order: the slot's, the log's, the WAL's. Each moves up, so none seems ahead that is
+    not."""
     names = facts.catalog.publications if facts.catalog else (settings.publication,)
     application = f"{APPLICATION}/status"
     with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
@@ -150,7 +151,7 @@ def _with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
 
 
 def _published(layout: Layout) -> Lsn | None:
-    """None too where the points cannot be read: what reads the tables says so."""
+    """The newest consistent point's LSN. None also if the points cannot be read, which reading the tables reports."""
     with suppress(PgcdcError, DeltaError, OSError):
         newest = ConsistentPoints(layout).newest()
         return newest.replay_lsn if newest else None

@@ -1,4 +1,4 @@
-"""The tables' side of the facts: state and effective ``replay_lsn`` of each, from the lake alone.
+"""Reads the tables' side of the facts: state and effective ``replay_lsn`` of each, from the lake alone.
 
 A table that the newest consistent point lists needs no look at its mirror, so that hundreds of
 streaming tables cost one small read.
@@ -36,7 +36,7 @@ def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
                 table.name, TableState.SET_ASIDE, reason=reason, updates_seen=table.updates_seen, refused=True
             )
         elif row is None or row.table is None or row.table.oid != table.oid:
-            # Never copied, or dropped and made anew since.
+            # The table was never copied, or was dropped and made anew since.
             yield TableFacts(table.name, TableState.WAITING, updates_seen=table.updates_seen)
         elif newest and table.name in newest.tables and _readable(row, newest):
             reason = row.reason or _changed(layout, catalog, table, newest)
@@ -54,7 +54,7 @@ def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
 
 
 def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, Lsn]:
-    """Mirrors that nothing follows any more: their tables were dropped, renamed or taken out of the publication."""
+    """Mirrors that are no longer followed: their tables were dropped, renamed or taken out of the publication."""
     known = {table.name for table in catalog.tables}
     left = {name: Mirror(layout, catalog.identity, name) for name in TableStates(layout).all() if name not in known}
     stand = {name: mirror.replay_lsn or mirror.snapshot_lsn for name, mirror in left.items()}
@@ -78,17 +78,17 @@ def _readable(row: StateRow, newest: Point) -> bool:
 
 
 def _changed(layout: Layout, catalog: Catalog, table: Table, newest: Point) -> str | None:
-    """What another writer did to the rows since the point, before any run has seen it."""
-    with suppress(LakeError):  # What cannot be read is told by who needs it.
+    """What another writer has done to the rows since the point, if no run has seen it yet."""
+    with suppress(LakeError):  # Whoever needs what cannot be read here reports it.
         return change_since(layout.mirror(table.name), catalog.identity.app_id(), newest.tables[table.name])
     return None
 
 
 def _behind(mirror: Mirror, table: Table, row: StateRow, points: ConsistentPoints) -> TableFacts:
-    """A table that stands by itself: its own Delta commits say where."""
+    """A table that no point lists: its own Delta commits say where it stands."""
     copied = mirror.snapshot_lsn
     if row.state is TableState.COPYING and (copied is None or copied < row.lsn):
-        # With a reason: the last copy could not read it, and it waits for the next.
+        # A reason means that the last copy could not read the table, and that it waits for the next copy.
         state = TableState.WAITING if row.reason else TableState.COPYING
         return TableFacts(table.name, state, reason=row.reason, updates_seen=table.updates_seen)
     replay_lsn = mirror.effective_replay_lsn(points)

@@ -1,8 +1,8 @@
-"""Are the mirrors equal to the source? Every row's values compared, at one LSN.
+"""Checks that the mirrors equal the source: compares every row's values, at one LSN.
 
-The source is read under a snapshot whose LSN is exact (a temporary slot's consistent point), the
-mirrors are brought to exactly that LSN, and both sides are rendered as text independently of the
-codec that filled the mirrors. Memory is bounded: 16 bytes a row, on disk, sorted bucket by bucket.
+The source is read under a snapshot whose LSN is exact (a temporary slot's consistent point), the mirrors are brought to
+exactly that LSN, and both sides are rendered as text independently of the codec that filled the mirrors. Memory is
+bounded: 16 bytes per row are kept on disk, and sorted bucket by bucket.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pgcdc_assets.source.snapshot.reading import read_whole
 from pgcdc_assets.source.snapshot.shown import shown_tables
 
 EXAMPLES = 10
-"""Shown of each table: enough to see a pattern, few enough to read."""
+"""Rows shown of each table: enough to see a pattern, few enough to read."""
 
 _SHOWN_LENGTH = 80
 
@@ -52,18 +52,18 @@ class ComparisonPoint(Protocol):
 
 @dataclass(frozen=True)
 class Example:
-    """One row that differs, named by its key (by all its values where the table has none)."""
+    """One row that differs, named by its key (by all its values if the table has no key)."""
 
     kind: str
     """``different``, ``missing`` (in the mirror) or ``extra`` (in the mirror)."""
     key: dict[str, str | None]
     columns: tuple[str, ...] = ()
-    """The columns that differ, for a row that differs."""
+    """The columns that differ, if it is ``different``."""
 
 
 @dataclass(frozen=True)
 class TableReport:
-    """One table compared; with a ``reason`` where it could not be, or where a difference is expected."""
+    """The comparison of one table. It has a ``reason`` if it could not be made, or if a difference is expected."""
 
     table: TableName
     source_rows: int = 0
@@ -82,7 +82,7 @@ class TableReport:
 
     @property
     def explained(self) -> bool:
-        """Whether updates and deletes that are not published can be all of the difference. Not that they are.
+        """Whether unpublished updates and deletes can be all of the difference, not whether they are.
 
         A delete leaves one row too many in the mirror, and an update one too many and one too few. So a mirror
         with fewer rows than the source has lost some.
@@ -99,14 +99,14 @@ class TableReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """All tables at one LSN."""
+    """The comparison of all tables at one LSN."""
 
     lsn: Lsn
     tables: tuple[TableReport, ...]
 
     @property
     def ok(self) -> bool:
-        """Every table is equal, or differs no more than one does whose updates and deletes are not published."""
+        """Whether every table is equal, or differs only as its unpublished updates and deletes can explain."""
         return all(table.equal or table.explained for table in self.tables)
 
     def to_json(self) -> dict[str, Any]:
@@ -120,17 +120,17 @@ def verify(
 ) -> VerifyReport:  # fmt: skip
     """Compare source and mirrors at a fresh consistent point C of the source.
 
-    ``tables`` None means all of the catalog; UnknownTable for one it lacks. ``reach(C)`` returns the
-    consistent point whose ``replay_lsn`` is exactly C, or raises. ``conninfo`` is the source's where
-    the settings leave it to the embedded server; ``on_wait`` hears who holds the snapshot up. Runs
-    beside a sync and other writers; the snapshot is held on the source for as long as this takes.
+    ``tables`` None means all of the catalog; UnknownTable for one it lacks. ``reach(C)`` returns the consistent point
+    whose ``replay_lsn`` is exactly C, or raises. ``conninfo`` is the source's, if the settings leave it to the embedded
+    server; ``on_wait`` is called with who delays the snapshot. A sync and other writers may run meanwhile; the snapshot
+    is held on the source for as long as this takes.
     """
     chosen = [_known(catalog, name) for name in tables] if tables is not None else [t.name for t in catalog.tables]
     source = conninfo or settings.source or ""
     reports = []
     by_replication = settings.replication_connections
     with exported_snapshot(source, chosen, on_wait=on_wait, replication_connections=by_replication) as snapshot:
-        # As they are published at C: the saved catalog may be older.
+        # The tables as they are published at C; the saved catalog may be older.
         shown, outdated = shown_tables(snapshot, chosen, catalog.publications)
         with snapshot.reading() as conn:
             via_root = read_published(conn, catalog.publications).keys()
@@ -151,7 +151,8 @@ def _reported(
     name: TableName, table: Table | CopyOutdated, copied: Table | None, version: int | None, settings: Settings,
     source: str, snapshot: Snapshot, via_root: Container[int],
 ) -> TableReport:  # fmt: skip
-    """The comparison, or why there can be none: no table's trouble keeps the others from their report."""
+    """The comparison of one table, or why it cannot be made: trouble with one table must not prevent the others'
+    reports."""
     try:
         if isinstance(table, CopyOutdated):
             raise table
@@ -177,7 +178,7 @@ def _known(catalog: Catalog, name: TableName) -> TableName:
 
 
 def compare_sides(source: SourceSide, mirror: MirrorSide) -> TableReport:
-    """Both sides read at once, compared, and the examples fetched by a second reading if there are any."""
+    """Read both sides at the same time and compare them; if they differ, fetch examples by a second reading."""
     seed = Seed()
     comparison = source.comparison
     rows_expected = max(mirror.mirror.count(), comparison.table.rows)
@@ -216,7 +217,7 @@ def _digest(side: Side, key: list[int], seed: Seed, store: DigestStore) -> None:
 
 
 def _digests(part: Part, key: list[int], seed: Seed) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Digests of the keys and of the rows: 16 bytes a row, so that they can be kept until the part ends."""
+    """Digests of the keys and of the rows: 16 bytes per row, few enough to be kept until the part ends."""
     found = []
     for batch in part():
         digests = [seed.of_texts(text) for text in batch.texts]
@@ -276,6 +277,6 @@ def _samples(part: Part, key: list[int], seed: Seed, wanted: np.ndarray) -> list
 
 
 def _readable(value: object, text: str | None) -> str | None:
-    """``text`` stands for a value that did not fit the mirror's column, or that was not asked for."""
+    """The value as people read it; ``text`` replaces one that did not fit the mirror's column, or was not read."""
     shown = text if value is None else "\\x" + value.hex() if isinstance(value, bytes) else str(value)
     return shown if shown is None or len(shown) <= _SHOWN_LENGTH else shown[: _SHOWN_LENGTH - 1] + "…"

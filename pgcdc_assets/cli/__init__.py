@@ -5,5 +5,5 @@ source      setup, teardown                     sync        sync, follow, snapsh
 status_verify  status, verify                   maintenance maintain
 up          up                                  demo        demo
 jobs        commands as runs of Dagster's jobs  console     progress for a person
-lines       lines that show what they hold
+lines       lines of output, with odd characters made visible
 """

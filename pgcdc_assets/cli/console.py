@@ -1,4 +1,4 @@
-"""Progress on stderr: one living line and short notes on a terminal, plain lines elsewhere."""
+"""Shows progress on stderr: on a terminal one line that changes and short notes, elsewhere plain lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ConsoleProgress:
-    """What a command shows while its run works; the watcher of Dagster's observer.
+    """Shows a run's progress to the user of a command; the watcher of Dagster's observer.
 
     Writes to its own copy of stderr, because a run redirects the process's streams.
     """
@@ -55,7 +55,7 @@ class ConsoleProgress:
         self._status = None
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Write a line that stays."""
         text = visible(text)
         if self._terminal:
             self._console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/]  {escape(text)}")
@@ -63,7 +63,7 @@ class ConsoleProgress:
             self._console.print(f"{time.monotonic() - self._started:.1f}s {escape(text)}")
 
     def waiting(self, holders: Sequence[Blocker]) -> None:
-        """Whom a snapshot or slot waits for."""
+        """Show whom a snapshot or slot waits for."""
         self.note(f"PostgreSQL waits for {'; '.join(str(holder) for holder in holders)}")
 
     # The watcher's side -----------------------------------------------------------------------

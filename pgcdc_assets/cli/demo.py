@@ -1,4 +1,4 @@
-"""``pgcdc demo``: the main job in one go, in a fresh folder, with proof at the end."""
+"""``pgcdc demo``: copies and follows a shop in a fresh folder, and verifies it at the end."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ RATE = 50.0
 """Transactions per second: a shop on a good day, and light enough for two cores beside Spark."""
 LONGEST_SECONDS = 60
 _FOLLOW_SECONDS = 165
-"""Start of the JVM, copy, live changes and proof: with what comes before, the demo stays under three minutes."""
+"""Seconds for the start of the JVM, copy, live changes and proof: with what comes before, the demo stays under three
+minutes."""
 _PROOF_SECONDS = 60
-"""Kept for the proof: where the copy took long, live changes are followed for less."""
+"""Seconds kept for the proof: if the copy takes long, live changes are followed for less."""
 
 
 @click.command()
@@ -65,11 +66,11 @@ def demo(seconds: int, rate: float, ui: bool) -> int:
 
 
 def fresh_folder() -> Path:
-    """A project directory of its own, whatever settings the caller has."""
+    """Make and enter a project directory that is independent of the caller's settings."""
     for name in [name for name in os.environ if name.startswith("PGCDC_") or name == "DAGSTER_HOME"]:
         del os.environ[name]
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-demo-"))
-    # The embedded server may run as a user of its own, who must reach its folder.
+    # The embedded server may run as another user, who must reach its folder.
     folder.chmod(0o755)
     os.chdir(folder)
     save_source(EMBEDDED)
@@ -77,7 +78,7 @@ def fresh_folder() -> Path:
 
 
 class Show:
-    """Writers, a sync in this thread, and beside it a verify that ends it."""
+    """Runs writers and a sync in this thread, and meanwhile a verify, which ends the sync."""
 
     def __init__(self, settings: Settings, conninfo: str, progress: ConsoleProgress, tables: int, seconds: int) -> None:
         self._settings = settings
@@ -88,7 +89,7 @@ class Show:
         self._started = time.monotonic()
         self._proof: VerifyReport | BaseException | None = None
         self.transactions = 0
-        """Committed by the generator."""
+        """Transactions that the generator has committed."""
 
     @property
     def report(self) -> SyncReport | None:
@@ -128,7 +129,7 @@ class Show:
             self._progress.note(f"the generator ended: {of_exception(error).message}")
 
     def _prove(self) -> None:
-        """Once all is copied and followed for a while: compare, while the writers and the sync go on."""
+        """Once all is copied and followed for a while, compare while the writers and the sync go on."""
         from pgcdc_assets.cli.status_verify import verified
 
         stop = self._progress.stop

@@ -1,4 +1,4 @@
-"""Run the project's own Dagster jobs in this process, on its own instance, so that they stand in the UI."""
+"""Runs the project's own Dagster jobs in this process, on its own instance, so that the UI shows them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.cli.console import ConsoleProgress
 
 QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
-"""Dagster's event log goes to the instance; what a person should see, our own progress shows."""
+"""Dagster's event log goes to the instance; our own progress shows what a person should see."""
 _NO_COMPUTE_LOGS = {
     "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
 }
@@ -29,7 +29,7 @@ _NO_COMPUTE_LOGS = {
 
 
 def project_settings() -> Settings:
-    """The settings; wrong ones, and another source than the project's, are wrong usage: no run is started for them."""
+    """The settings. Wrong settings, or another source than the project's, raise an error before a run is started."""
     from pgcdc_assets.checks.origin import refuse_other_source
 
     settings = Settings.load()
@@ -39,7 +39,7 @@ def project_settings() -> Settings:
 
 
 def refuse_unknown(tables: Sequence[TableName]) -> None:
-    """UnknownTable for one that the project does not have, before a run is started for it."""
+    """Raise UnknownTable for a table that the project does not have, before a run is started for it."""
     catalog = load_catalog(CATALOG_FILE)
     for table in tables:
         if catalog and catalog.table(table) is None:
@@ -49,7 +49,7 @@ def refuse_unknown(tables: Sequence[TableName]) -> None:
 
 
 def environment() -> dict[str, str]:
-    """What Dagster's processes of this project are to have."""
+    """The environment variables for this project's Dagster processes."""
     return {"DAGSTER_HOME": str(dagster_home()), "DAGSTER_EVENT_BATCH_SIZE": "1000"}
 
 
@@ -63,7 +63,7 @@ def instance() -> dg.DagsterInstance:
 
 @contextmanager
 def noise_in_file() -> Iterator[None]:
-    """What Java and libraries print on stderr goes into a file: the terminal is the command's own."""
+    """Send what Java and libraries print on stderr into a file, so that the command alone writes to the terminal."""
     private_folder(RUN_LOG.parent)
     sys.stderr.flush()
     with RUN_LOG.open("ab") as file, os.fdopen(os.dup(2), "wb") as kept:
@@ -94,7 +94,7 @@ def run_maintenance(progress: ConsoleProgress, **config: Any) -> None:
 
 
 def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: ConsoleProgress) -> None:
-    """Raises the run's own error, as if it had been called directly."""
+    """Run the job. Raises the run's own error, as if the work had been called directly."""
     import dagster as dg
 
     from pgcdc_assets.defs.resources import Engines, LakeSpark, Source
@@ -113,5 +113,5 @@ def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: Co
                 raise failure.__cause__ from None
             raise
         except dg.DagsterExecutionInterruptedError:
-            # Where the work listens to no signal itself, Dagster does.
+            # If the work does not listen to signals itself, Dagster does.
             raise KeyboardInterrupt from None

@@ -1,4 +1,4 @@
-"""What commands say, line by line: names come from the source, and may hold any character."""
+"""Writes the output of commands, line by line: names come from the source, and may hold any character."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 
 def visible(text: str) -> str:
-    r"""On one line: control characters, and those that turn a line's direction, as ``\n``, ``\u202e``."""
+    r"""The text on one line: control characters, and those that turn a line's direction, become ``\n``, ``\u202e``."""
     if text.isprintable():
         return text
     return "".join(
@@ -15,5 +15,5 @@ def visible(text: str) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """One line of a command's result, or with ``err`` of its remarks."""
+    """Write one line of a command's result or, with ``err``, of its remarks."""
     click.echo(visible(text), err=err)

@@ -1,7 +1,7 @@
 """``pgcdc``: what a user types. Results on stdout, progress and errors on stderr.
 
 Exit codes: 0 well; 1 a difference, failure or fault found; 2 wrong usage or settings; 3 the run did its work, but
-tables are set aside. Commands import what they need when they run, so that help and ``status`` come at once.
+tables are set aside. Commands import what they need when they run, so that help and ``status`` are fast.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _INTERRUPTED = "interrupted; nothing is half done, and the next run goes on from
 def pgcdc() -> None:
     """Delta Lake tables kept exactly equal to a PostgreSQL database.
 
-    The project directory is the working directory: settings come from PGCDC_... in the environment, then
-    from pgcdc.yaml; the lake stands in ./lake. The source `embedded` is a PostgreSQL with a sample shop.
+    The project directory is the working directory: settings come from PGCDC_... in the environment, then from
+    pgcdc.yaml; the lake is in ./lake. The source `embedded` is a PostgreSQL with a sample shop.
     """
 
 
@@ -46,12 +46,12 @@ for command in (demo, up, setup, teardown, sync, follow, status, verify, snapsho
 
 
 def main() -> None:
-    """The entry point of the installed command. Whoever asks it to end by a signal has it end."""
+    """The entry point of the installed command. A signal that asks it to end always ends it."""
     ENDING.own()
     with ENDING.at_once():
         code = run(sys.argv[1:])
     if ENDING.asked:
-        # No thread is waited for any more, and no library says good-bye.
+        # Exit without waiting for threads and without exit handlers of libraries.
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -81,19 +81,20 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(f"pgcdc: {_INTERRUPTED}", err=True)
         return 1
     except BrokenPipeError:
-        # Who read us has gone: Python would complain once more when it closes stdout.
+        # The reader of our output has gone: without this, Python would complain once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # noqa: BLE001  (the last resort: one line, and where the rest stands)
         if ENDING.asked:
-            # Whatever a library made of being interrupted.
+            # A library may have turned the interruption into any error.
             click.echo(f"pgcdc: {_INTERRUPTED}", err=True)
             return 1
         return _unexpected(error)
 
 
 def _unexpected(error: Exception) -> int:
-    """A fault of ours. The message may quote anything, so it stays in the file with its traceback."""
+    """Report an error that we did not expect. Its message may quote anything, so it is written only to the file, with
+    its traceback."""
     where = ""
     try:
         private_folder(STATE_FOLDER)

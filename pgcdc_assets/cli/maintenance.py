@@ -28,7 +28,7 @@ def maintain(as_json: bool) -> int:
         try:
             run_maintenance(progress)
         except PgcdcError:
-            # One mirror's failure is told with all that was done.
+            # If one mirror failed, the report of everything that was done is printed all the same.
             if progress.maintenance is None:
                 raise
     report = progress.maintenance

@@ -1,4 +1,4 @@
-"""The commands that make ready, and clear away: setup, teardown."""
+"""The commands that prepare the source and clear it again: setup, teardown."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def _print_script(settings: Settings, role: str | None) -> int:
 
 
 def make_ready(settings: Settings, conninfo: str) -> SetupReport:
-    """Publication, slot and saved catalog, made where they are missing."""
+    """Make publication, slot and saved catalog if they are missing."""
     from pgcdc_assets.checks.origin import remember
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.source.setup.setup import setup
     from pgcdc_assets.spark.maven import java_command
 
-    # A slot that nothing can read for want of Java would hold the source's WAL.
+    # Check Java first: without it nothing could read the slot, which would hold the source's WAL.
     java_command()
     report = setup(settings, conninfo, on_wait=_tell_waiting)
     save_catalog(report.catalog, CATALOG_FILE)
@@ -115,7 +115,7 @@ def _saved_source(settings: Settings) -> list[Finding]:
 
 
 def _refused(catalog: Catalog) -> list[Finding]:
-    """Tables that are published and cannot be mirrored: also said by sync, status and verify."""
+    """Tables that are published and cannot be mirrored; sync, status and verify report them too."""
     from pgcdc_assets.mirror.delta.mirror import refusal, way_back
     from pgcdc_assets.source.setup.findings import Finding
 
@@ -138,7 +138,7 @@ def _removed(settings: Settings, lake_too: bool, *, forget: bool) -> list[str]:
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.store import storage
 
-    # Without a lake there is no writer, and no folder should come of looking for one.
+    # Without a lake there is no writer, and taking the lock would make the folder.
     with lake_lock(settings.layout, "teardown") if storage.exists(settings.layout.lock) else nullcontext():
         gone = _retired_log(settings) if forget else _removed_from_source(settings)
         CATALOG_FILE.unlink(missing_ok=True)
@@ -170,7 +170,7 @@ def _removed_from_source(settings: Settings) -> list[str]:
 
 
 def _retired_log(settings: Settings) -> list[str]:
-    """A log whose slot is gone can never go on: it makes way for the log of the next slot, and is kept."""
+    """Move the log aside, and keep it: without its slot it can never go on, and the next slot needs a new log."""
     from pgcdc_assets.log.reader import ChangeLog
     from pgcdc_assets.store import storage
 

@@ -1,4 +1,4 @@
-"""The commands that look: status, verify. They work beside a running sync."""
+"""The commands that only look: status, verify. They work while a sync runs."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def verified(
     progress: ConsoleProgress,
     sync_to: Callable[[Lsn], None],
 ) -> VerifyReport:
-    """Verify, with a boundary at the snapshot's LSN from whoever writes to the lake; ``sync_to`` is called
-    where nobody does."""
+    """Verify. Whoever writes to the lake makes a boundary at the snapshot's LSN; if nobody writes, ``sync_to`` is
+    called."""
     from pgcdc_assets.checks.verify import verify
     from pgcdc_assets.errors import SetupNeeded
     from pgcdc_assets.flow import hold

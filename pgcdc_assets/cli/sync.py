@@ -120,6 +120,6 @@ def sync_json(report: SyncReport) -> dict[str, Any]:
 
 
 def _code(report: SyncReport) -> int:
-    """The run did all that it could; a table that is set aside, or whose mirror another hand changed, needs a person.
-    Told from a run that failed, which somebody should repeat."""
+    """The exit code. A run that did all it could, but left a table that needs a person (set aside, or its mirror
+    changed by another writer), differs from a run that failed and should be repeated."""
     return 3 if report.set_aside or report.changed else 0

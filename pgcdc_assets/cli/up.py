@@ -1,4 +1,4 @@
-"""``pgcdc up``: Dagster's UI and daemon with the sensor on, ended with all their children."""
+"""``pgcdc up``: runs Dagster's UI and daemon with the sensor on, and ends them with all their children."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ SENSOR_ON = "PGCDC_ASSETS_SENSOR"
 
 _READY_SECONDS = 120
 _END_SECONDS = 6.5
-"""For Dagster and the run at work, which ends at its next boundary or gives up what it does in that time."""
+"""Seconds for Dagster and the run at work to end. In that time the run reaches its next boundary or gives up its
+work."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -61,7 +62,7 @@ def up(port: int | None, host: str) -> int:
 
 
 def serve(layout: Layout, stop: threading.Event, host: str = HOST, port: int | None = None) -> None:
-    """Dagster's webserver and daemon until ``stop`` is set; MachineError if they end before."""
+    """Run Dagster's webserver and daemon until ``stop`` is set. Raises MachineError if they end before."""
     log = STATE_FOLDER.absolute() / "up.log"
     url = f"http://{host}:{port or free_port(host)}"
     process = _start(log, url)
@@ -96,7 +97,7 @@ def _start(log: Path, url: str) -> subprocess.Popen[bytes]:
 
 
 def _end_with_parent() -> None:
-    """In the child: be interrupted when we are killed, and so end as by Ctrl-C (prctl(2))."""
+    """Runs in the child: have it interrupted when we are killed, so that it ends as by Ctrl-C (prctl(2))."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
@@ -141,7 +142,7 @@ def free_port(host: str) -> int:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Else another's UI would be announced as ours."""
+    """Whether the port is free. Otherwise another program's UI would be announced as ours."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):

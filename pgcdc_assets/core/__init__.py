@@ -5,6 +5,6 @@ names, catalog      names of tables; what the source's catalog says, as plain fa
 endpos, retention   where a run must stop; what may be forgotten
 states, reported    the life of a table; the positions of a status update, which never fall
 location, layout    places as values; where everything lies in the lake
-arrays              names for numpy arrays
+arrays              names for numpy arrays, and the array functions that several packages share
 ending, faultpoints how a process ends by a signal; where the crash tests stop one
 """

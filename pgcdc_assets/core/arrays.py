@@ -1,10 +1,46 @@
-"""Names for the arrays that a run of messages is worked on with."""
+"""Names for numpy arrays, and the functions on numpy and Arrow arrays that several packages share."""
 
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Octets = NDArray[np.uint8]
+Words = NDArray[np.uint64]
+
+
+def whole(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The values as one array."""
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
+def first_of_groups(group: Ints, counts: Ints) -> Ints:
+    """The places of the first ``counts[g]`` entries of every group g, one group after the other."""
+    order = np.argsort(group, kind="stable")
+    sorted_group = group[order]
+    starts = np.flatnonzero(np.diff(sorted_group, prepend=-1))
+    place = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    return order[place < counts[sorted_group]]
+
+
+def list_texts(lists: pa.ListArray, elements: pa.StringArray) -> pa.StringArray:
+    """One text per list: the texts of its elements, joined by commas; NULL for NULL.
+
+    Arrow neither compares nor dictionary-encodes lists. ``elements`` has a text for each element of
+    ``lists.flatten()``, without a comma.
+    """
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    texts = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), elements), ",")
+    return pc.if_else(lists.is_valid(), texts, None)
+
+
+def mixed(values: Words) -> Words:
+    """The finaliser of SplitMix64: every bit of the input affects every bit of the output."""
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return values ^ values >> np.uint64(31)

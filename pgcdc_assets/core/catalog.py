@@ -1,7 +1,7 @@
 """Facts of the source's catalog about its tables, with a JSON form.
 
-Read by :mod:`pgcdc_assets.source.catalog.tables`, saved beside the project for Dagster, and carried in the change log
-beside the Relation messages, which lack attribute numbers, keys and type families.
+:mod:`pgcdc_assets.source.catalog.tables` reads them. They are saved in the project directory for Dagster, and carried
+in the change log with the Relation messages, which lack attribute numbers, keys and type families.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Column:
     generated: str = ""
     """pg_attribute.attgenerated: '' none, 's' stored, 'v' virtual."""
     missing: str | None = None
-    """pg_attribute.attmissingval as text: the value rows older than an ADD COLUMN ... DEFAULT have."""
+    """pg_attribute.attmissingval as text: the value that rows older than an ADD COLUMN ... DEFAULT have."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,17 @@ class Composite:
     oid: int
     name: str
     attributes: str
-    """``attnum:type`` of each attribute. PostgreSQL keeps those that were dropped, with type 0: rows may have come with
-    them meanwhile."""
+    """``attnum:type`` of each attribute. PostgreSQL keeps dropped attributes, with type 0: rows may have been written
+    with them meanwhile."""
 
 
 @dataclass(frozen=True)
 class Table:
     """A published table. For a partitioned root ``leaves`` is not empty and holds the storage.
 
-    ``columns`` are the columns that the stream carries (published, generated ones as the server's
-    version has them), in attnum order. ``key`` holds the attnums of the mirror's key: the primary
-    key where all its columns are published, else the identity index; empty where there is none
-    that is immediate, valid, whole and not partial.
+    ``columns`` are the columns that the stream carries (published, generated ones as the server's version has them), in
+    attnum order. ``key`` holds the attnums of the mirror's key: the primary key if all its columns are published, else
+    the identity index; empty if neither is immediate, valid, whole and not partial.
     """
 
     oid: int
@@ -98,37 +97,39 @@ class Table:
     root: TableName | None = None
     """For a leaf: the root whose mirror it is written to."""
     root_oid: int | None = None
-    """For a leaf: its root's OID. None in facts of older logs, too, which knew the name alone."""
+    """For a leaf: its root's OID. None also in facts of older logs, which have the name alone."""
     row_filter: str | None = None
     """SQL of the publication's row filter, as pg_publication_tables.rowfilter gives it."""
     updates_seen: bool = True
-    """False: published for inserts (and truncate) only, for want of a usable replica identity."""
+    """False if it is published for inserts (and truncate) only, for want of a usable replica identity."""
     pages: int = 0
     rows: int = 0
     """Estimates (relpages, reltuples), to size the pieces of a copy."""
     toast: int = 0
-    """pg_class.reltoastrelid, 0 where there is none. With another relfilenode: ALTER TABLE that rewrites (SET
-    UNLOGGED and SET LOGGED do) makes a new one; TRUNCATE, VACUUM FULL and CLUSTER keep it."""
+    """pg_class.reltoastrelid, 0 if there is none. It tells what made a new relfilenode: an ALTER TABLE that rewrites
+    (SET UNLOGGED and SET LOGGED do) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER keep it."""
     traceless: bool = False
-    """Another relfilenode alone may stand for rows that came or went behind the stream. Without a TOAST table for SET
-    UNLOGGED, writes and SET LOGGED, which PostgreSQL refuses only where a publication lists the relation by itself;
-    for a leaf that is published via its root for TRUNCATE, too."""
+    """A new relfilenode alone may mean that rows came or went which the stream does not carry: for a relation without a
+    TOAST table by SET UNLOGGED, writes and SET LOGGED, which PostgreSQL refuses only if a publication lists the
+    relation itself; for a leaf that is published via its root also by TRUNCATE."""
     publication_rows: str = ""
-    """``oid:xmin`` of the publications' own catalog rows that publish it: another text means that it was
-    taken out, or changed, meanwhile."""
+    """``oid:xmin`` of the publications' catalog rows that publish it: another text means that it was taken out, or
+    changed, meanwhile."""
     schema_rows: str = ""
-    """``oid:xmin`` of the pg_depend rows that tie it and its leaves to their schemas, where a publication of a schema
+    """``oid:xmin`` of the pg_depend rows that tie it and its leaves to their schemas, if a publication of a schema
     publishes it: SET SCHEMA writes a new one, GRANT and OWNER TO do not."""
     column_rows: str = ""
-    """``attnum:xmin`` of pg_attribute, of columns that are not published too: with another relfilenode, another text
-    means a rewrite by ALTER TABLE."""
+    """``attnum:xmin`` of pg_attribute, also of columns that are not published: if the relfilenode is another too,
+    another text means a rewrite by ALTER TABLE."""
     enum_labels: tuple[tuple[int, str], ...] = ()
-    """oid and label of each value of its columns' enums: ALTER TYPE ... RENAME VALUE changes rows without a word."""
+    """oid and label of each value of its columns' enums: ALTER TYPE ... RENAME VALUE changes rows, and the stream does
+    not carry it."""
     enum_rows: str = ""
-    """``oid:xmin`` of these values' rows in pg_enum: another text, where the label is the same, means that it was
-    another one meanwhile."""
+    """``oid:xmin`` of these values' rows in pg_enum: another text with the same label means that the label was another
+    one meanwhile."""
     composites: tuple[Composite, ...] = ()
-    """What its columns' values are made of, in any depth: ADD ATTRIBUTE and DROP ATTRIBUTE change rows likewise."""
+    """The composite types that its columns' values are made of, at any depth: ADD ATTRIBUTE and DROP ATTRIBUTE change
+    rows in the same way."""
 
     @property
     def mirror(self) -> TableName:
@@ -136,7 +137,7 @@ class Table:
 
     @property
     def multiset(self) -> bool:
-        """No key and FULL identity: mirrored as a multiset of rows."""
+        """Whether it has no key and FULL identity: it is then mirrored as a multiset of rows."""
         return not self.key and self.replica_identity == "f"
 
     @property
@@ -146,7 +147,8 @@ class Table:
 
     @property
     def highest_attnum(self) -> int:
-        """No column up to this one is new, published or not: PostgreSQL never gives an attnum out twice."""
+        """The highest attnum. No column up to it is new, published or not, because PostgreSQL never reuses an
+        attnum."""
         marked = (int(mark.split(":")[0]) for mark in self.column_rows.split())
         return max((*marked, *(column.attnum for column in self.columns)), default=0)
 

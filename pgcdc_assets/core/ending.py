@@ -1,8 +1,8 @@
-"""How a process ends that a signal asks to end: within ten seconds, wherever it stands.
+"""Ends a process within ten seconds of a signal, whatever it is doing.
 
-It is asked to end at a boundary. If it has not got there in time, its main thread is interrupted, and if that cannot
-end either (a call of a library that hears nothing, a thread that waits for a dead server), the process ends as it is.
-That does no harm: whatever is written here stands a kill at any place.
+The process is first asked to end at a boundary. If it has not reached one in time, its main thread is interrupted. If
+that does not end it either (a library call that ignores signals, a thread that waits for a dead server), the process
+exits at once. That does no harm: everything that we write survives a kill at any point.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 BOUNDARY_SECONDS = 6.0
-"""For a turn under way to come to its end. Then it is interrupted."""
+"""Seconds for a turn under way to come to its end; then it is interrupted."""
 END_SECONDS = 9.0
-"""From the first signal to the end of the process."""
+"""Seconds from the first signal to the end of the process."""
 SECOND_SECONDS = 1.5
-"""From the second one, or from the interruption: to stop what has been started."""
+"""Seconds from the second signal to the end of the process, and after an interruption, to stop what has been
+started."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CODE = 1
 _CURSOR = b"\x1b[?25h"
-"""A living line of progress hides it."""
+"""Shows the cursor, which a changing line of progress hides."""
 _WORD = b"pgcdc: ended before all had stopped; nothing is half done, and the next run goes on from what is durable\n"
 
 
 class Ending:
-    """The state of what signals ask of this process. There is one for each process: :data:`ENDING`."""
+    """What signals have asked this process to do. There is one for each process: :data:`ENDING`."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -40,13 +41,14 @@ class Ending:
         self._generation = 0
 
     def own(self) -> None:
-        """The process is ours: once it is asked to end it ends, whatever goes on in it. Called in the main thread."""
+        """Say that the process is ours: once it is asked to end, it ends whatever goes on in it. Call this in the main
+        thread."""
         self._owned = True
-        # A run sends what libraries print into a file.
+        # A copy, because a run redirects what libraries print into a file.
         self._terminal = os.dup(2)
         heard, told = os.pipe()
         os.set_blocking(told, False)
-        # Python's handlers run in the main thread alone, and not before the library that it is in returns.
+        # Python's handlers run only in the main thread, and not before the library that it is in returns.
         signal.set_wakeup_fd(told, warn_on_full_buffer=False)
         threading.Thread(target=self._hear, args=(heard,), name="signals", daemon=True).start()
 
@@ -54,7 +56,7 @@ class Ending:
     def at_boundary(self, stop: threading.Event, *, boundary: float | None = BOUNDARY_SECONDS) -> Iterator[None]:
         """SIGINT and SIGTERM set ``stop``, to end at a boundary; the second one, or ``boundary`` seconds, interrupt.
 
-        In the main thread alone; elsewhere signals stay what they are.
+        Works in the main thread only; in another thread it changes nothing.
         """
 
         def handle(number: int, frame: FrameType | None) -> None:
@@ -63,7 +65,7 @@ class Ending:
             self.asked = True
             stop.set()
             if boundary is not None:
-                # By nothing that takes a lock, which the interrupted thread may hold.
+                # Nothing here may take a lock, because the interrupted thread may hold it.
                 _thread.start_new_thread(self._interrupt, (self._generation, boundary))
 
         with self._handled(handle):
@@ -91,19 +93,19 @@ class Ending:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            # Nothing is interrupted any more that comes after the boundary.
+            # What comes after the boundary must not be interrupted any more.
             self._generation += 1
-            # Somebody else's process, a test's or Dagster's own, goes on.
+            # A process that is not ours, a test's or Dagster's own, goes on.
             self.asked &= self._owned
 
     def _interrupt(self, generation: int, seconds: float) -> None:
         time.sleep(seconds)
         if generation == self._generation:
-            # A real signal, that ends what the main thread waits for.
+            # A real signal, because only that ends what the main thread waits for.
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _hear(self, heard: int) -> None:
-        """The end comes some seconds after the first signal, and soon after the second one."""
+        """End the process some seconds after the first signal, and soon after the second one."""
         seconds = END_SECONDS
         while True:
             for number in os.read(heard, 64):

@@ -5,9 +5,9 @@ transaction boundary at or below it.
 
 | where endpos falls | decided by |
 |---|---|
-| on a commit boundary | ``takes`` that transaction, and nothing later |
+| on a commit boundary | ``allows`` the end of that transaction, and nothing later |
 | between transactions, or in WAL that carries nothing published | ``arrived_at_begin``, ``arrived_at_wal_end`` |
-| inside a transaction (``end_lsn`` > endpos) | not ``takes``: it is sent again to the next range |
+| inside a transaction (``end_lsn`` > endpos) | ``allows`` rejects its end: it is sent again to the next range |
 | inside a record, past a page header, or unflushed | ``arrived_at_wal_end`` with a late flush position |
 """
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 from pgcdc_assets.core.lsn import Lsn
 
 DELAYS_UNTIL_FLUSHED = 3
-"""An asynchronous commit is on disk after at most three ``wal_writer_delay`` (PostgreSQL's documentation
-of ``synchronous_commit``): what is not flushed by then holds no transaction."""
+"""An asynchronous commit is on disk after at most three ``wal_writer_delay`` (PostgreSQL's documentation of
+``synchronous_commit``): WAL that is not flushed by then contains no commit."""
 
 
 class Endpos:
@@ -42,14 +42,14 @@ class Endpos:
         return wal_end >= self.lsn or (self._late_flush is not None and wal_end >= self._late_flush)
 
     def allows(self, boundary: int) -> bool:
-        """Whether a boundary may end the run: never one past endpos."""
+        """Whether a boundary may end the run: one past endpos may not."""
         return boundary <= self.lsn
 
     # The source's own positions, read by SQL while the stream is quiet -------------------------------
 
     @property
     def flush_wanted(self) -> bool:
-        """Whether :meth:`saw_source` has still something to learn."""
+        """Whether :meth:`saw_source` still needs to be called."""
         return self._late_flush is None
 
     def saw_source(self, inserted: Lsn, flushed: Lsn, now: float) -> None:

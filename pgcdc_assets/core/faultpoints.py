@@ -1,10 +1,9 @@
 """Named places right before and after each durable step, where the crash tests stop a process to kill it.
 
-They do nothing unless the environment variable ``PGCDC_FAULTS`` names a folder, and only the crash tests
-set it; it is no setting and belongs on no production machine. A file in that folder with the name of a
-point arms it, and its content says how many passes are let by first. Of all processes and threads that
-pass, one takes the file: it writes its pid into ``<point>.reached`` and stays there until that file is
-removed, or until it is killed.
+They do nothing unless the environment variable ``PGCDC_FAULTS`` names a folder. Only the crash tests set it; it is not
+a setting, and belongs on no production machine. A file in that folder with the name of a point arms it, and its content
+says how many passes are let through first. Of all processes and threads that pass, one takes the file: it writes its
+pid into ``<point>.reached`` and stays there until that file is removed, or until it is killed.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def passed(point: FaultPoint) -> None:
 def _stop(folder: Path, point: FaultPoint) -> None:
     armed, reached = folder / point, folder / f"{point}{REACHED}"
     with (folder / LOCK).open("a") as lock:
-        # So that no pass is missed while another one is counted.
+        # The lock ensures that no pass is missed while another one is counted.
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             passes = int(armed.read_text())

@@ -1,4 +1,4 @@
-"""Names of tables: as SQL writes them, and as folders of the lake."""
+"""Names of tables, as SQL writes them and as folders of the lake."""
 
 from __future__ import annotations
 

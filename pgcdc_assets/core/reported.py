@@ -8,9 +8,9 @@ from pgcdc_assets.core.lsn import Lsn
 class ReportedPositions:
     """``write``, ``flush`` and ``apply``, floored at the slot's ``confirmed_flush_lsn`` at connect.
 
-    ``flush`` is ``transform_lsn``: up to there every transaction is durable in the log. ``write`` has
-    been received, ``apply`` stands in every mirror; neither decides what the server may forget.
-    Each setter returns what stands afterwards.
+    ``flush`` is ``transform_lsn``: up to there every transaction is durable in the log. Up to ``write`` all has been
+    received, up to ``apply`` all is in every mirror; neither decides what the server may forget. Each setter returns
+    the position that is valid afterwards.
     """
 
     def __init__(self, floor: Lsn) -> None:
@@ -38,6 +38,6 @@ class ReportedPositions:
         return self._flush
 
     def applied(self, lsn: Lsn) -> Lsn:
-        """Only what is at or below ``flush`` is reported, whatever is given here."""
+        """Whatever is given here, only a position at or below ``flush`` is reported."""
         self._apply = max(self._apply, lsn)
         return self.apply

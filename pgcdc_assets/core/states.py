@@ -2,7 +2,7 @@
 
 | state | set by | stored | meaning |
 |---|---|---|---|
-| waiting | the first sight of the table in the catalog | no | nothing copied, nothing asked |
+| waiting | the first look at the catalog that shows the table | no | nothing copied, nothing asked |
 | copying | the copy, when its snapshot is taken | yes | rows under one snapshot; left out of consistent points |
 | catching_up | the copy, when its commit is made | yes | has a replay_lsn of its own, behind or ahead of the others |
 | streaming | the publisher, with the first consistent point that lists it | no | replay_lsn moves with the others |

@@ -4,28 +4,28 @@ All tables of a kind share one op that takes any subset of them, because the wor
 job decodes for all, one turn applies to all.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import dagster as dg
 
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.defs import keys, metadata
-from pgcdc_assets.defs.observer import DagsterObserver, Watcher
+from pgcdc_assets.defs.metadata import Metadata
+from pgcdc_assets.defs.observer import Watcher
 from pgcdc_assets.defs.partitions import DELETE, LSN_RANGES, SNAPSHOT_RANGES, RangeRegister, Selection
 from pgcdc_assets.defs.resources import Engines
-from pgcdc_assets.defs.sync import SyncConfig, run_sync, writing_run
-from pgcdc_assets.settings import Settings
-
-if TYPE_CHECKING:
-    from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.defs.sync import SyncConfig, engine_at_rest, run_sync, writing_run
 
 IN_ONE_RUN = dg.BackfillPolicy.single_run()
 """A contiguous selection is one range to the engine, and one start of Spark."""
 
+Chosen = Mapping[str, Table]
+"""The tables that a run selects, by the names of their outputs."""
+Outputs = Iterator[dg.Output[None]]
+
 
 def pipeline_assets(catalog: Catalog) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """All assets of the catalog's tables, but the slot."""
+    """All assets of the catalog's tables, except the slot."""
     tables = list(catalog.tables)
     return [
         change_log_asset(),
@@ -55,7 +55,8 @@ def change_log_asset() -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult[None]:
         with writing_run(context.op_execution_context):
             selection = _selection(context)
-            report = _engine(context, engines, watcher, "check of the change log").check_range(selection.span)
+            engine = engine_at_rest(context.op_execution_context, engines, watcher, "check of the change log")
+            report = engine.check_range(selection.span)
         _tell(context, keys.CHANGE_LOG, selection, metadata.of_log(report))
         return dg.MaterializeResult()
 
@@ -63,33 +64,16 @@ def change_log_asset() -> dg.AssetsDefinition:
 
 
 def snapshot_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
-    by_out = _by_out("snapshot", tables)
+    def out(table: Table) -> dg.AssetOut:
+        return _out(
+            keys.snapshot_key(table.name),
+            kinds={"spark", "postgres"},
+            description=f"Copies of {table.name} under an exported snapshot, each exact at its consistent point. "
+            'Materialising any partition asks for a new copy: so does "Materialize all", for every table that is '
+            "selected.",
+        )
 
-    @dg.multi_asset(
-        name="snapshot",
-        outs={
-            out: dg.AssetOut(
-                key=keys.snapshot_key(table.name),
-                dagster_type=dg.Nothing,
-                is_required=False,
-                kinds={"spark", "postgres"},
-                description=f"Copies of {table.name} under an exported snapshot, each exact at its consistent point. "
-                'Materialising any partition asks for a new copy: so does "Materialize all", for every table that is '
-                "selected.",
-            )
-            for out, table in by_out.items()
-        },
-        ins={"slot": dg.AssetIn(keys.SLOT, dagster_type=dg.Nothing)},
-        internal_asset_deps={out: {keys.SLOT} for out in by_out},
-        partitions_def=SNAPSHOT_RANGES,
-        backfill_policy=IN_ONE_RUN,
-        can_subset=True,
-        group_name="snapshot",
-    )
-    def snapshot(
-        context: dg.AssetExecutionContext, engines: Engines, watcher: dg.ResourceParam[Watcher]
-    ) -> Iterator[dg.Output[None]]:
-        chosen = _selected(context, by_out)
+    def copy(context: dg.AssetExecutionContext, chosen: Chosen, engines: Engines, watcher: Watcher) -> Outputs:
         names = [str(table.name) for table in chosen.values()]
         config = SyncConfig(copy_anew=names, command="snapshot")
         report = run_sync(context.op_execution_context, config, engines, watcher)
@@ -101,104 +85,129 @@ def snapshot_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
         if missing:
             raise dg.Failure(f"the run ended before the copy of {', '.join(missing)}", allow_retries=False)
 
-    return snapshot
+    return _assets_of_tables(
+        "snapshot",
+        tables,
+        out,
+        partitions=SNAPSHOT_RANGES,
+        ins={"slot": dg.AssetIn(keys.SLOT, dagster_type=dg.Nothing)},
+        upstream=lambda table: {keys.SLOT},
+        materialise=copy,
+    )
 
 
 def changes_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
-    by_out = _by_out("changes", tables)
+    def out(table: Table) -> dg.AssetOut:
+        return _out(
+            keys.changes_key(table.name),
+            kinds={"spark", "deltalake"},
+            description=f"Typed change feed of {table.name}, in commit order. Materialising a range derives it "
+            "again from the log.",
+        )
 
-    @dg.multi_asset(
-        name="changes",
-        outs={
-            out: dg.AssetOut(
-                key=keys.changes_key(table.name),
-                dagster_type=dg.Nothing,
-                is_required=False,
-                kinds={"spark", "deltalake"},
-                description=f"Typed change feed of {table.name}, in commit order. Materialising a range derives it "
-                "again from the log.",
-            )
-            for out, table in by_out.items()
-        },
-        ins={"change_log": dg.AssetIn(keys.CHANGE_LOG, dagster_type=dg.Nothing)},
-        internal_asset_deps={out: {keys.CHANGE_LOG} for out in by_out},
-        partitions_def=LSN_RANGES,
-        backfill_policy=IN_ONE_RUN,
-        can_subset=True,
-        group_name="changes",
-    )
-    def changes(
-        context: dg.AssetExecutionContext, engines: Engines, watcher: dg.ResourceParam[Watcher]
-    ) -> Iterator[dg.Output[None]]:
-        chosen = _selected(context, by_out)
+    def transform(context: dg.AssetExecutionContext, chosen: Chosen, engines: Engines, watcher: Watcher) -> Outputs:
         with writing_run(context.op_execution_context):
             selection = _selection(context)
-            engine = _engine(context, engines, watcher, "changes")
+            engine = engine_at_rest(context.op_execution_context, engines, watcher, "changes")
             report = engine.transform_range([table.name for table in chosen.values()], selection.span)
         for out, table in chosen.items():
             found = metadata.of_changes(report, report.tables.get(table.name))
             _tell(context, keys.changes_key(table.name), selection, found)
             yield dg.Output(None, out)
 
-    return changes
+    return _assets_of_tables(
+        "changes",
+        tables,
+        out,
+        partitions=LSN_RANGES,
+        ins={"change_log": dg.AssetIn(keys.CHANGE_LOG, dagster_type=dg.Nothing)},
+        upstream=lambda table: {keys.CHANGE_LOG},
+        materialise=transform,
+    )
 
 
 def mirror_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
-    by_out = _by_out("mirror", tables)
-    sources = {}
-    for table in tables:
-        sources[keys.op_name("from_changes", table.name)] = dg.AssetIn(
-            keys.changes_key(table.name), dagster_type=dg.Nothing
-        )
-        # A mirror rests on its newest copy, whichever that is; by default Dagster would look for a copy of
-        # the range's own key.
-        sources[keys.op_name("from_snapshot", table.name)] = dg.AssetIn(
-            keys.snapshot_key(table.name), dagster_type=dg.Nothing, partition_mapping=dg.AllPartitionMapping()
+    def out(table: Table) -> dg.AssetOut:
+        follows = "" if table.updates_seen else " Published for inserts only: updates and deletes are not seen."
+        return _out(
+            keys.mirror_key(table.name),
+            kinds={"deltalake", "spark"},
+            metadata=metadata.of_table(table),
+            description=f"{table.name}, equal to the source at its replay_lsn.{follows} Materialising a range above "
+            "replay_lsn applies it; at or below, it repairs the keys that the range touched.",
         )
 
-    @dg.multi_asset(
-        name="mirror",
-        outs={out: _mirror_out(table) for out, table in by_out.items()},
-        ins=sources,
-        internal_asset_deps={
-            out: {keys.changes_key(table.name), keys.snapshot_key(table.name)} for out, table in by_out.items()
-        },
-        partitions_def=LSN_RANGES,
-        backfill_policy=IN_ONE_RUN,
-        can_subset=True,
-        group_name="mirror",
-    )
-    def mirror(
-        context: dg.AssetExecutionContext, engines: Engines, watcher: dg.ResourceParam[Watcher]
-    ) -> Iterator[dg.Output[None]]:
-        chosen = _selected(context, by_out)
+    def apply(context: dg.AssetExecutionContext, chosen: Chosen, engines: Engines, watcher: Watcher) -> Outputs:
         with writing_run(context.op_execution_context):
             selection = _selection(context)
-            engine = _engine(context, engines, watcher, "apply")
+            engine = engine_at_rest(context.op_execution_context, engines, watcher, "apply")
             report = engine.apply_range([table.name for table in chosen.values()], selection.span)
         for out, table in chosen.items():
             found = metadata.of_mirror(report, report.tables.get(table.name), table)
             _tell(context, keys.mirror_key(table.name), selection, found)
             yield dg.Output(None, out)
 
-    return mirror
-
-
-def _mirror_out(table: Table) -> dg.AssetOut:
-    follows = "" if table.updates_seen else " Published for inserts only: updates and deletes are not seen."
-    return dg.AssetOut(
-        key=keys.mirror_key(table.name),
-        dagster_type=dg.Nothing,
-        is_required=False,
-        kinds={"deltalake", "spark"},
-        metadata=metadata.of_table(table),
-        description=f"{table.name}, equal to the source at its replay_lsn.{follows} Materialising a range above "
-        "replay_lsn applies it; at or below, it repairs the keys that the range touched.",
+    sources = {}
+    for table in tables:
+        sources[keys.op_name("from_changes", table.name)] = dg.AssetIn(
+            keys.changes_key(table.name), dagster_type=dg.Nothing
+        )
+        # A mirror depends on its newest copy, whichever that is; by default Dagster would look for a copy with the
+        # range's own key.
+        sources[keys.op_name("from_snapshot", table.name)] = dg.AssetIn(
+            keys.snapshot_key(table.name), dagster_type=dg.Nothing, partition_mapping=dg.AllPartitionMapping()
+        )
+    return _assets_of_tables(
+        "mirror",
+        tables,
+        out,
+        partitions=LSN_RANGES,
+        ins=sources,
+        upstream=lambda table: {keys.changes_key(table.name), keys.snapshot_key(table.name)},
+        materialise=apply,
     )
 
 
+def _out(key: dg.AssetKey, *, kinds: set[str], description: str, metadata: Metadata | None = None) -> dg.AssetOut:
+    return dg.AssetOut(
+        key=key, dagster_type=dg.Nothing, is_required=False, kinds=kinds, description=description, metadata=metadata
+    )
+
+
+def _assets_of_tables(
+    name: str,
+    tables: Iterable[Table],
+    out: Callable[[Table], dg.AssetOut],
+    *,
+    partitions: dg.PartitionsDefinition[str],
+    ins: Mapping[str, dg.AssetIn],
+    upstream: Callable[[Table], set[dg.AssetKey]],
+    materialise: Callable[[dg.AssetExecutionContext, Chosen, Engines, Watcher], Outputs],
+) -> dg.AssetsDefinition:
+    """One op for all assets of a kind, one asset per table; ``materialise`` gets the tables that a run selects."""
+    by_out = {keys.op_name(name, table.name): table for table in tables}
+
+    @dg.multi_asset(
+        name=name,
+        outs={key: out(table) for key, table in by_out.items()},
+        ins=ins,
+        internal_asset_deps={key: upstream(table) for key, table in by_out.items()},
+        partitions_def=partitions,
+        backfill_policy=IN_ONE_RUN,
+        can_subset=True,
+        group_name=name,
+    )
+    def assets(context: dg.AssetExecutionContext, engines: Engines, watcher: dg.ResourceParam[Watcher]) -> Outputs:
+        selected = context.op_execution_context.selected_output_names
+        chosen = {key: table for key, table in by_out.items() if key in selected}
+        yield from materialise(context, chosen, engines, watcher)
+
+    return assets
+
+
 def consistent_points(tables: Sequence[Table]) -> dg.AssetSpec:
-    """Written by every turn; not an op of its own, so that no point is made of tables that stand apart."""
+    """The consistent points, which every turn writes. They have no op of their own, so that no point combines tables
+    that stand at different LSNs."""
     return dg.AssetSpec(
         keys.CONSISTENT_POINTS,
         deps=[keys.mirror_key(table.name) for table in tables],
@@ -210,15 +219,6 @@ def consistent_points(tables: Sequence[Table]) -> dg.AssetSpec:
     )
 
 
-def _by_out(kind: str, tables: Iterable[Table]) -> dict[str, Table]:
-    return {keys.op_name(kind, table.name): table for table in tables}
-
-
-def _selected(context: dg.AssetExecutionContext, by_out: Mapping[str, Table]) -> dict[str, Table]:
-    selected = context.op_execution_context.selected_output_names
-    return {out: table for out, table in by_out.items() if out in selected}
-
-
 def _selection(context: dg.AssetExecutionContext) -> Selection:
     """The selected partitions as one range."""
     selection = Selection(context.partition_keys, RangeRegister(context.instance))
@@ -228,8 +228,8 @@ def _selection(context: dg.AssetExecutionContext) -> Selection:
 
 
 def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Selection, found: metadata.Metadata) -> None:
-    """Each partition's own bounds. The counts, which the work has for all together, go with the last of them, so that
-    plots and sums count nothing twice."""
+    """Record each partition's own bounds. The counts exist only for all partitions together, and are recorded with the
+    last of them, so that plots and sums count nothing twice."""
     last = selection.ranges[-1]
     for span in selection.ranges:
         own = metadata.lsns(start_lsn=span.start, end_lsn=span.end)
@@ -240,9 +240,3 @@ def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Select
     for odd in selection.odd:
         passed_over = {"passed_over": dg.MetadataValue.text(f"no range of the log: {DELETE}")}
         context.add_asset_metadata(passed_over, asset_key=key, partition_key=odd)
-
-
-def _engine(context: dg.AssetExecutionContext, engines: Engines, watcher: Watcher, command: str) -> "Engine":
-    settings = Settings.load()
-    observer = DagsterObserver(context.op_execution_context, settings.layout, watcher)
-    return engines.engine_at_rest(settings, observer, command)

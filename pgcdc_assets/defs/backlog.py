@@ -1,4 +1,4 @@
-"""One cheap look at how far the source is ahead of the lake: plain SQL, and reads of small tables.
+"""Looks at how far the source is ahead of the lake, cheaply: plain SQL, and reads of small tables.
 
 Opens no replication connection, starts no Spark, and moves no position.
 """
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pgcdc_assets.source.connect.connection import SourceConnection
 
 _PEEK_WAL_BYTES = 4 * FOREIGN_WAL_BYTES
-"""Decoding begins at restart_lsn each time; behind a long transaction a look would cost too much."""
+"""Bytes of WAL that a look decodes at most. Decoding begins at restart_lsn each time: with a long transaction open, a
+look would cost too much."""
 _PEEK_MILLISECONDS = 10_000
 
 _POSITIONS = f"""
@@ -33,7 +34,7 @@ SELECT active, coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(restart_lsn,
 FROM pg_replication_slots WHERE slot_name = %s
 """  # noqa: S608  (put together of our own constants)
 
-# Whole transactions of the slot, unconsumed, that change published tables.
+# Whole transactions of the slot that change published tables; they are not consumed.
 _PEEK = f"""
 SELECT EXISTS (
   SELECT FROM pg_logical_slot_peek_binary_changes(%s, %s::text::pg_lsn, NULL,
@@ -43,7 +44,7 @@ SELECT EXISTS (
 
 
 def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Cursor) -> SourceLook:
-    """Positions of source and lake now. SlotMissing, or SourceUnavailable, as the connection has it."""
+    """Positions of source and lake now. Raises SlotMissing, or SourceUnavailable if the connection is lost."""
     from pgcdc_assets.log.reader import ChangeLog
 
     slot = catalog.identity.slot
@@ -88,7 +89,8 @@ def _unapplied(log: ChangeLog, layout: Layout) -> int:
 
 
 def _published(conn: SourceConnection, catalog: Catalog, upto: Lsn) -> bool | None:
-    """Whether the slot holds a published change; None where PostgreSQL would not say (a reader came, time ran out)."""
+    """Whether the slot holds a published change; None if PostgreSQL did not say (a reader took the slot, or time ran
+    out)."""
     conn.execute("SELECT set_config('statement_timeout', %s, false)", [str(_PEEK_MILLISECONDS)])
     try:
         names = ",".join('"' + name.replace('"', '""') + '"' for name in catalog.publications)

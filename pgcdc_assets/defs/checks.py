@@ -1,4 +1,4 @@
-"""Health in words, as asset checks on the slot and on every mirror, and the slot as an observable asset."""
+"""Health as asset checks on the slot and on every mirror, and the slot as an observable asset."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -35,10 +35,10 @@ def slot_asset() -> dg.SourceAsset:
 
 
 def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
-    """One op for all checks: one look at source and lake serves them.
+    """One op for all checks, because one look at source and lake serves them all.
 
-    Put together by hand, because Dagster's decorator makes names for inputs and outputs out of asset keys,
-    where odd ones are refused and different ones collide.
+    It is made without Dagster's decorator, which makes names of inputs and outputs from asset keys: it refuses odd
+    keys, and different keys collide.
     """
     specs = {"slot": dg.AssetCheckSpec(SLOT_CHECK, asset=keys.SLOT, description="Slot, publication, source settings")}
     for table in catalog.tables:
@@ -106,7 +106,7 @@ def evaluations(health: "Status") -> list[dg.AssetCheckEvaluation]:
 
 
 def health_digest(health: "Status") -> str:
-    """Changes when another problem, or another way out, is there; not with every number."""
+    """A digest that changes when a problem or its advice changes, but not with every number."""
     found = sorted(f"{problem.severity}|{problem.thing}|{problem.do}" for problem in health.problems)
     return sha256("\n".join(found).encode()).hexdigest()[:16]
 

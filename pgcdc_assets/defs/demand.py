@@ -1,4 +1,4 @@
-"""Whether a sync run is wanted now: a pure decision over what one look at slot, log and runs shows."""
+"""Decides whether a sync run is wanted now: a pure rule over what one look at slot, log and runs shows."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Self
 from pgcdc_assets.core.lsn import ZERO, Lsn
 
 FOREIGN_WAL_BYTES = 16 << 20
-"""One WAL segment: so much may be held back on the source by tables that we do not follow."""
+"""One WAL segment: tables that we do not follow may hold this much back on the source."""
 
 _FIRST_PAUSE_SECONDS = 15.0
 _LONGEST_PAUSE_SECONDS = 600.0
-"""Between runs that fail one after another: the pause doubles from the one to the other."""
+"""The bounds of the pause between runs that fail one after another: it doubles from the first to the second."""
 
 
 @dataclass(frozen=True)
 class SourceLook:
-    """What one tick sees. Nothing here was received, decoded by us, or changed."""
+    """What one tick sees, without receiving, decoding or changing anything."""
 
     now: float
     flush_lsn: Lsn
     """WAL flushed on the source."""
     position: Lsn
-    """Ours: the log's transform_lsn, or the slot's confirmed_flush_lsn where there is no log yet."""
+    """Our position: the log's transform_lsn, or the slot's confirmed_flush_lsn if there is no log yet."""
     to_copy: int = 0
     """Published tables without a finished copy."""
     unapplied: int = 0
     """Batches in the log that the mirrors lack."""
     published: bool | None = None
-    """Whether the slot has a published change waiting; None when that was not looked at, or cannot be."""
+    """Whether the slot has a published change waiting; None if that was not checked, or cannot be."""
 
     def with_published(self, published: bool | None) -> Self:
         return replace(self, published=published)
@@ -39,7 +39,7 @@ class SourceLook:
 
 @dataclass(frozen=True)
 class Runs:
-    """Dagster's side: who is at work, and how the last runs ended."""
+    """What Dagster knows: who is at work, and how the last runs ended."""
 
     holder: str | None = None
     """Who holds the lake's lock."""
@@ -48,7 +48,7 @@ class Runs:
     failures: int = 0
     """Sync runs that failed in a row."""
     why: str = "see the newest"
-    """How the last of them failed, as the lake has it."""
+    """How the last of them failed, according to the lake."""
     last_ended: float = 0.0
 
 
@@ -58,13 +58,13 @@ class Cursor:
 
     position: Lsn = ZERO
     since: float = 0.0
-    """When our position was first seen where it is."""
+    """When our present position was first seen."""
     empty_to: Lsn = ZERO
-    """Up to here the slot was seen to hold nothing published."""
+    """Up to this LSN the slot was seen to hold nothing published."""
     told: float = 0.0
     """When the slot's observation was last recorded."""
     health: str = ""
-    """What the checks said then, in short: they are recorded when it changes."""
+    """A digest of what the checks said then: they are recorded when it changes."""
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
@@ -92,7 +92,7 @@ class Decision:
 
 
 def busy(runs: Runs, now: float) -> str | None:
-    """Why no run may be requested, whatever there is to do; None when one may."""
+    """Why no run may be requested, whatever there is to do; None if one may."""
     if runs.holder is not None:
         return f"`pgcdc {runs.holder}` is at work"
     if runs.under_way:

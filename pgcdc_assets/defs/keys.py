@@ -19,7 +19,7 @@ _KEPT_ASCII = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 
 
 def mirror_key(table: TableName) -> dg.AssetKey:
-    """``<schema>/<table>``: two parts, so no mirror meets a key of another kind."""
+    """``<schema>/<table>``: two parts, so that it never equals a key of another kind."""
     return dg.AssetKey([readable(table.schema), readable(table.name)])
 
 
@@ -32,10 +32,10 @@ def snapshot_key(table: TableName) -> dg.AssetKey:
 
 
 def readable(part: str) -> str:
-    """One part of an asset key, one to one.
+    """A name as one part of an asset key; different names give different parts.
 
-    The UI puts keys into paths, selections and patterns: what would be read as syntax there (``/``, ``*``,
-    quotes, ...) is written ``~<hex>~``, letters of any script stay.
+    The UI puts keys into paths, selections and patterns: characters that are syntax there (``/``, ``*``, quotes, ...)
+    are written ``~<hex>~``; letters of any script stay.
     """
     if part in (".", ".."):
         return "".join(f"~{ord(letter):x}~" for letter in part)
@@ -47,9 +47,9 @@ def _kept(letter: str) -> bool:
 
 
 def op_name(kind: str, table: TableName) -> str:
-    """A name of letters, digits and ``_`` for an op's output or input, one to one.
+    """A name of letters, digits and ``_`` for an op's output or input; different tables give different names.
 
-    Plain names are spelled out. Others get a digest after an upper-case ``X``, which no plain name has.
+    Plain names are spelled out. Others get a digest after an upper-case ``X``, which no plain name contains.
     """
     if _PLAIN.fullmatch(table.schema) and _PLAIN.fullmatch(table.name):
         return f"{kind}__{table.schema}__{table.name}"

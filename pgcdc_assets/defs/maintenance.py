@@ -9,12 +9,12 @@ import dagster as dg
 
 from pgcdc_assets.core import retention
 from pgcdc_assets.defs import keys, metadata
-from pgcdc_assets.defs.observer import DagsterObserver, Watcher
+from pgcdc_assets.defs.observer import Watcher
 from pgcdc_assets.defs.resources import Engines
 from pgcdc_assets.defs.retention import forget_runs
 from pgcdc_assets.defs.runs import MAINTAIN_JOB, stop_for_waiting_runs
 from pgcdc_assets.defs.sensors import SENSOR_ON
-from pgcdc_assets.defs.sync import writing_run
+from pgcdc_assets.defs.sync import engine_at_rest, writing_run
 from pgcdc_assets.errors import LakeError, LockHeld
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 MAINTAIN_OP = "maintain_lake"
 QUIET_HOUR = "40 3 * * *"
-"""Every night, off the full hour, at which everybody's jobs begin."""
+"""Every night, but not at the full hour, when everybody's jobs begin."""
 SCHEDULED_SECONDS = 600.0
-"""No table is begun after that: the sync waits meanwhile. What is left is the next night's."""
+"""No table is begun after that, because the sync waits meanwhile. The next night does the rest."""
 
 
 class MaintainConfig(dg.Config):
     command: str = MAINTAIN_JOB
-    """What the lake's lock names."""
+    """The command that the lake's lock names."""
     max_seconds: float | None = None
     """Begin no table after that."""
     give_way: bool = False
-    """Where another process writes and cannot be asked, end well and leave it to the next run; end early for a queued
+    """If another process writes and cannot be asked, succeed and leave the work to the next run; end early for a queued
     run."""
 
 
@@ -51,9 +51,7 @@ def maintain_op(
 
     stop = watcher.stop
     with writing_run(context, stop):
-        settings = Settings.load()
-        observer = DagsterObserver(context, settings.layout, watcher)
-        engine = engines.engine_at_rest(settings, observer, config.command)
+        engine = engine_at_rest(context, engines, watcher, config.command)
         allowance = Allowance(config.max_seconds, stop)
         if not config.give_way:
             report = engine.maintain(allowance)
@@ -64,7 +62,7 @@ def maintain_op(
             except LockHeld as held:
                 context.log.info(f"nothing was done: {held}")
                 return
-        report.runs = _forget_runs(context.instance, settings, allowance)
+        report.runs = _forget_runs(context.instance, Settings.load(), allowance)
         context.add_output_metadata(of_maintenance(report))
         watcher.maintained(report)
         if report.failed:
@@ -72,7 +70,7 @@ def maintain_op(
 
 
 def _forget_runs(instance: dg.DagsterInstance, settings: Settings, allowance: "Allowance") -> int:
-    """After the keys of ranges that are gone: what was recorded of these goes."""
+    """Delete what was recorded of ranges whose keys are gone; call it after these were dropped."""
     catalog = load_catalog(CATALOG_FILE)
     names = [table.name for table in catalog.tables] if catalog else []
     kinds = (keys.snapshot_key, keys.changes_key, keys.mirror_key)
@@ -107,7 +105,7 @@ def maintain_job() -> None:
 
 
 def maintenance_schedule() -> dg.ScheduleDefinition:
-    """On under ``pgcdc up``, as the sensor is. A running sync gives way to the queued run."""
+    """The schedule, which is on under ``pgcdc up``, like the sensor. A running sync gives way to the queued run."""
     running = os.environ.get(SENSOR_ON) == "on"
     config = {"max_seconds": SCHEDULED_SECONDS, "give_way": True}
     return dg.ScheduleDefinition(

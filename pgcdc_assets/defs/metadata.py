@@ -1,4 +1,4 @@
-"""Reports as metadata: every LSN as text for people and as an integer for plots."""
+"""Turns reports into metadata: every LSN as text for people and as an integer for plots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = {"I": "inserts", "U": "updates", "D": "deletes", "T": "truncates"}
 
 
 def lsns(**positions: Lsn | None) -> Metadata:
-    """``name`` as ``X/Y`` and ``name_int`` as a number, which alone can be plotted."""
+    """``name`` as ``X/Y``, and ``name_int`` as a number, because only numbers can be plotted."""
     found: Metadata = {}
     for name, lsn in positions.items():
         if lsn is not None:
@@ -39,7 +39,7 @@ def numbers(values: Mapping[str, float | int | None], prefix: str = "") -> Metad
 
 
 def _rounded(value: float) -> dg.MetadataValue:
-    """Seconds to the millisecond: more says nothing and is hard to read."""
+    """Seconds rounded to milliseconds: more digits say nothing and are hard to read."""
     return dg.MetadataValue.float(round(value, 3))
 
 
@@ -102,7 +102,7 @@ def of_copy(report: CopyReport, table: Table | None) -> Metadata:
 
 
 def of_table(table: Table) -> Metadata:
-    """What the definitions say of a mirror before anything ran."""
+    """What the definitions say of a mirror before anything has run."""
     identity = {"d": "default", "n": "nothing", "f": "full", "i": "index"}[table.replica_identity]
     key = ", ".join(column.name for column in table.key_columns)
     return {
@@ -124,7 +124,7 @@ def _column(column: Column, table: Table) -> dg.TableColumn:
 
 
 def _type_name(type_: PgType) -> str:
-    """The source's type; what it becomes in the mirror stands in docs/types.md."""
+    """The source's type; docs/types.md says what it becomes in the mirror."""
     if type_.element is not None:
         return f"{_type_name(type_.element)}[]"
     return type_.name

@@ -1,4 +1,4 @@
-"""A run's reports as Dagster events: partitions registered and materialisations recorded as ranges close."""
+"""Turns a run's reports into Dagster events: registers partitions and records materialisations as ranges close."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Watcher(Protocol):
-    """Who looks on beside Dagster: a command's terminal."""
+    """Hears of a run's progress in addition to Dagster: a command's terminal."""
 
     stop: threading.Event
     """Set to end the run at a boundary."""
@@ -63,8 +63,8 @@ class Nobody:
 class DagsterObserver:
     """The engine's observer inside a run.
 
-    Events are recorded by asset key, never by looking the asset up: the catalog may have gained tables
-    since the code location was loaded.
+    Events are recorded by asset key, and assets are never looked up: the catalog may have gained tables since the code
+    location was loaded.
     """
 
     def __init__(self, context: dg.OpExecutionContext, layout: Layout, watcher: Watcher) -> None:
@@ -75,7 +75,8 @@ class DagsterObserver:
         self._health = ""
 
     def known_ranges(self) -> list[LsnRange]:
-        """Asked by the engine under the lake's lock. Keys go with the log that they stand for."""
+        """The engine calls this under the lake's lock. Keys are dropped with the part of the log that they stand
+        for."""
         from pgcdc_assets.log.reader import ChangeLog
 
         log = ChangeLog(self._layout)
@@ -104,9 +105,10 @@ class DagsterObserver:
         self._watcher.copied(report)
 
     def _mirror_copied(self, report: CopyReport, found: metadata.Metadata) -> dg.AssetMaterialization:
-        """The mirror, too: nothing may ever change on the source.
+        """The mirror's event for a copy. Without it the mirror would have none if nothing ever changes on the source.
 
-        It holds every range up to its copy, and the newest of these is told of; before the first change there is none.
+        The mirror holds every range up to its copy, so the event is for the newest of these; before the first change
+        there is none.
         """
         held = [span for span in self._ranges.known() if span.end <= report.consistent_point]
         newest = held[-1] if held else None
@@ -127,7 +129,7 @@ class DagsterObserver:
         self._watcher.range_closed(report)
 
     def _tell_health(self) -> None:
-        """The checks, once a run and when they say something else.
+        """Record the checks, once per run and whenever they say something else.
 
         Dagster shows a check as not evaluated when the asset has been materialised since, unless both are
         of the same run.
@@ -145,7 +147,7 @@ class DagsterObserver:
     def _events(
         self, report: RangeReport, key: str
     ) -> tuple[list[dg.AssetMaterialization], list[dg.AssetMaterialization]]:
-        """Events of what changed, and of followed tables without changes."""
+        """Events for what changed, and events for followed tables without changes."""
         from pgcdc_assets.points.points import ConsistentPoints
 
         point = ConsistentPoints(self._layout).newest()
@@ -180,7 +182,7 @@ class DagsterObserver:
 
 
 def _record_together(context: dg.OpExecutionContext, events: Sequence[dg.AssetMaterialization]) -> None:
-    """One write for all, where the storage can (``DAGSTER_EVENT_BATCH_SIZE`` is set by the commands)."""
+    """Record all events with one write, if the storage can do that (the commands set ``DAGSTER_EVENT_BATCH_SIZE``)."""
     step = context.get_step_execution_context()
     batch = uuid.uuid4().hex
     for number, event in enumerate(events, start=1):

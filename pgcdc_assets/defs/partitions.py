@@ -20,32 +20,33 @@ DELETE: Final = 'delete it in the UI, by "Delete partitions" of the asset `chang
 
 
 class RangeRegister:
-    """The keys of ``lsn_ranges``: in LSN order and without gaps. Only the holder of the lake's lock writes.
+    """The keys of ``lsn_ranges``: in LSN order and without gaps. Only the holder of the lake's lock writes them.
 
-    Anybody may add and delete keys in the UI. What is no range there, or lies over another, is passed over and told.
+    Anybody may add and delete keys in the UI. A key that is not a range, or that overlaps another, is passed over and
+    reported.
     """
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
 
     def known(self) -> list[LsnRange]:
-        """In LSN order; with holes where somebody deleted keys, until they are mended."""
+        """The ranges in LSN order; there are holes if somebody deleted keys, until they are mended."""
         return sorted(self._read()[0])
 
     def odd(self) -> list[str]:
-        """Keys that stand for no range of ours."""
+        """Keys that do not stand for a range of ours."""
         return self._read()[1]
 
     def add(self, span: LsnRange) -> LsnRange:
         """Register a closed range; returns the range whose key stands for it.
 
-        Where the last key ends below its start (ranges were closed on another instance), the hole becomes
-        a range of its own, not yet materialised; where it ends above, only the rest is new.
+        If the last key ends below the start of ``span`` (ranges were closed on another instance), the hole becomes a
+        range of its own, not yet materialised; if it ends above, only the rest is new.
         """
         known = self.known()
         if span in known:
             return span
-        # Added by hand while the run went on: nothing is closed there yet.
+        # Somebody added these keys by hand while the run went on: no range is closed there yet.
         ahead = [old for old in known if old.start >= span.end]
         self._delete(ahead)
         known = known[: len(known) - len(ahead)]
@@ -59,17 +60,18 @@ class RangeRegister:
         return next((old for old in reversed(known) if old.start < span.end), known[0])
 
     def prune(self, log_start: Lsn, log_end: Lsn) -> list[LsnRange]:
-        """Drop the keys that the log does not hold: gone by retention, or of another lake's life."""
+        """Drop the keys whose ranges the log does not hold: retention deleted these, or they belong to an earlier
+        lake."""
         all_ = (_range(key) for key in self._instance.get_dynamic_partitions(str(LSN_RANGES.name)))
         gone = [span for span in all_ if span is not None and (span.start < log_start or span.end > log_end)]
         self._delete(gone)
         return gone
 
     def mend(self) -> list[LsnRange]:
-        """Register what keys deleted in the middle stood for, a hole by one key; returns these.
+        """Register one key for each hole that deleted keys have left; returns these.
 
-        Dagster has keys in the order of their adding, so those behind are added again. What was recorded of any
-        key stays.
+        Dagster keeps keys in the order in which they were added, so later keys are added again. What was recorded of
+        any key stays.
         """
         registered, _ = self._read()
         ordered = sorted(registered)
@@ -82,7 +84,8 @@ class RangeRegister:
         return holes
 
     def _read(self) -> tuple[list[LsnRange], list[str]]:
-        """Ranges in the order of their adding, and what is none: of two that overlap, the later."""
+        """The ranges in the order in which they were added, and the keys that are not ranges or overlap an earlier
+        one."""
         ranges: list[LsnRange] = []
         ordered: list[LsnRange] = []
         odd = []
@@ -109,16 +112,16 @@ class RangeRegister:
 
 
 class Selection:
-    """The partition keys of a run, as the one range that they make up.
+    """The partition keys of a run, as the one range that they form.
 
-    Dagster checks neither: a selection against the keys' order gives an empty list and would succeed.
-    BadRange for an empty list; RangeGap for one that leaves a registered range out, or has one that is not registered.
+    Raises BadRange for an empty list, and RangeGap for one that leaves a registered range out, or has one that is not
+    registered. Dagster checks neither: a selection against the keys' order gives an empty list, and would succeed.
     """
 
     def __init__(self, keys: Sequence[str], register: RangeRegister) -> None:
         odd, known = set(register.odd()), register.known()
         self.odd = [key for key in keys if key in odd]
-        """Passed over: somebody added them, and all partitions are easily chosen."""
+        """Keys that are passed over: somebody added them, and all partitions are easily selected."""
         self.ranges = sorted(LsnRange.from_key(key) for key in keys if key not in odd)
         if keys and not self.ranges:
             raise BadRange(f"partition {keys[0]!r} of lsn_ranges is no range of the log", do=DELETE)
@@ -127,12 +130,12 @@ class Selection:
                 raise RangeGap(f"no range {span.key} is registered", do="choose among the partitions that the UI lists")
         gaps = [LsnRange(left.end, right.start) for left, right in pairwise(self.ranges) if left.end < right.start]
         self.holes = [gap for gap in gaps if not any(gap.start <= old.start < gap.end for old in known)]
-        """Covered all the same: their keys were deleted, so nobody could choose them."""
+        """Ranges that are covered all the same: their keys were deleted, so nobody could select them."""
         self.span = merged([*self.ranges, *self.holes])
 
     @property
     def told(self) -> list[str]:
-        """What is to be said of it, in words."""
+        """What to report of the selection, in words."""
         return [
             *(f"partition {key!r} of lsn_ranges is no range of the log: passed over; {DELETE}" for key in self.odd),
             *(f"range {hole} has no partition key any more: it is done with its neighbours" for hole in self.holes),
@@ -140,7 +143,7 @@ class Selection:
 
 
 def _range(key: str) -> LsnRange | None:
-    """What a key stands for; None where we would not write it so."""
+    """The range that a key stands for; None if we would not write it like that."""
     try:
         span = LsnRange.from_key(key)
     except BadRange:
@@ -149,7 +152,7 @@ def _range(key: str) -> LsnRange | None:
 
 
 def register_snapshot(instance: dg.DagsterInstance, consistent_point: Lsn) -> str:
-    """The key of a copy: everything up to its consistent point."""
+    """Register the key of a copy, which stands for everything up to its consistent point; returns the key."""
     key = LsnRange(ZERO, consistent_point).key
     instance.add_dynamic_partitions(str(SNAPSHOT_RANGES.name), [key])
     return key

@@ -20,7 +20,7 @@ from pgcdc_assets.settings import Settings
 def pipeline(settings: Settings, catalog: Catalog | None) -> dg.Definitions:
     """The whole code location. Without a catalog the graph is empty, and the jobs say what to do."""
     followed = catalog if catalog is not None and catalog.tables else None
-    # Backfill policies and observable assets are what the contract needs; the versions are pinned.
+    # We need backfill policies and observable assets although they are beta; the versions are pinned.
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
     source = Source()
     return dg.Definitions(

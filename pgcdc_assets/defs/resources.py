@@ -1,4 +1,4 @@
-"""What runs need: the engine, Spark's session, a connection to the source. All made on first use only."""
+"""Resources of runs: the engine, Spark's session, a connection to the source. Each is made on first use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LakeSpark(dg.ConfigurableResource[Any]):
-    """The run's Spark session: started by the first who asks, stopped at the end also of a failed run."""
+    """The run's Spark session: started on first use, stopped at the end of the run, also of a failed one."""
 
     _session: Any = PrivateAttr(default=None)
 
@@ -43,16 +43,16 @@ class LakeSpark(dg.ConfigurableResource[Any]):
 
 
 class Source(dg.ConfigurableResource[Any]):
-    """The source, by plain SQL: runs of the pipeline open their replication connection themselves."""
+    """The source, for plain SQL: runs of the pipeline open their replication connections themselves."""
 
     def conninfo(self, settings: Settings) -> str:
-        """The embedded server is not started by this."""
+        """The source's conninfo. This does not start the embedded server."""
         from pgcdc_assets.checks.origin import source_of
 
         return source_of(settings)
 
     def started(self, settings: Settings) -> str:
-        """The conninfo of a source that runs and is the project's own: the embedded server is started where needed."""
+        """The conninfo of the project's own source, which runs: this starts the embedded server if needed."""
         return started_source(settings)
 
     @contextmanager
@@ -76,7 +76,7 @@ class Engines(dg.ConfigurableResource[Any]):
         return Engine(settings, conninfo, observer, lambda: self.spark.session(settings), command)
 
     def engine_at_rest(self, settings: Settings, observer: Observer, command: str) -> Engine:
-        """For what works on the lake alone: the source is neither asked nor started."""
+        """An engine for work on the lake alone: the source is neither asked nor started."""
         from pgcdc_assets.flow.engine import Engine
 
         conninfo = self.source.conninfo(settings)

@@ -1,6 +1,6 @@
-"""What Dagster keeps of our runs goes with the ranges that they wrote.
+"""Deletes what Dagster keeps of our runs, together with the ranges that they wrote.
 
-A run of half an hour leaves some ten thousand events where a hundred tables follow; Dagster itself forgets none.
+A run of half an hour leaves some ten thousand events if a hundred tables are followed; Dagster itself deletes none.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PAGE: Final = 500
 def forget_runs(
     instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey], oldest: datetime, runs_out: Callable[[], bool]
 ) -> int:
-    """Delete runs of ours that ended before ``oldest``, with their events and logs; how many.
+    """Delete runs of ours that ended before ``oldest``, with their events and logs; returns how many.
 
-    Never one that is under way, that closed a range whose key is still there, or that recorded an asset's newest
-    materialisation. Those left when ``runs_out`` says so are the next maintenance's.
+    Never deletes a run that is under way, that closed a range whose key still exists, or that recorded an asset's
+    newest materialisation. Once ``runs_out`` returns True, the rest is left to the next maintenance.
     """
     needed = {*_closing(instance, oldest), *_newest(instance, assets)}
     gone = 0
@@ -47,7 +47,7 @@ def forget_runs(
 
 
 def _ended(instance: dg.DagsterInstance, oldest: datetime) -> Iterator[dg.RunRecord]:
-    """Oldest first."""
+    """Our runs that ended before ``oldest``, oldest first."""
     found = dg.RunsFilter(tags=OURS, statuses=ENDED, created_before=oldest)
     cursor = None
     while page := instance.get_run_records(found, limit=_PAGE, cursor=cursor, ascending=True):
@@ -67,7 +67,8 @@ def _closing(instance: dg.DagsterInstance, oldest: datetime) -> Iterator[str]:
 
 
 def _newest(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey]) -> Iterator[str]:
-    """A table that nothing changes is materialised by its copy alone."""
+    """Runs that recorded the newest materialisation of an asset: a table that never changes is materialised by its copy
+    alone."""
     for record in instance.get_asset_records(assets):
         entry = record.asset_entry.last_materialization_record
         if entry is not None:
@@ -79,7 +80,7 @@ def _delete(instance: dg.DagsterInstance, run_id: str) -> None:
     instance.compute_log_manager.delete_logs(prefix=[run_id])
     storage = instance.event_log_storage
     if isinstance(storage, SqliteEventLogStorage):
-        # A database a run, which Dagster empties and leaves.
+        # Each run has a database, which Dagster empties but does not delete.
         shard = Path(storage.path_for_shard(run_id))
         for path in (shard, *(shard.with_name(f"{shard.name}{end}") for end in ("-wal", "-shm"))):
             with suppress(FileNotFoundError):
@@ -87,7 +88,7 @@ def _delete(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def _forget_observations(instance: dg.DagsterInstance, oldest: datetime) -> None:
-    """The sensor's, of the slot, each minute: they belong to no run."""
+    """Delete old observations of the slot, which the sensor records each minute: they belong to no run."""
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
         return

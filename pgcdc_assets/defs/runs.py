@@ -1,7 +1,7 @@
-"""Runs and the processes behind them: which died, which wait, and how one is asked to end.
+"""Finds which runs' processes have died and which runs wait, and asks a run to end.
 
-Dagster's run status is not the truth about who writes: a run whose processes were all killed stays
-STARTED for ever and holds the queue. So every run of ours names its process in a tag.
+Dagster's run status does not tell who writes: a run whose processes were all killed stays STARTED for ever and holds
+the queue. So every run of ours names its process in a tag.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ WAITING = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, dg.Dagst
 RUNNING = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 _START_GRACE_SECONDS = 120
-"""A run without a tag may still be importing; run monitoring gives up on it later than this."""
+"""A run without a tag may still be importing; after this time it is not. Run monitoring waits longer."""
 _LOOK_SECONDS = 2.0
-"""How often a sync looks whether another run waits for its place."""
+"""Seconds between two looks of a sync whether another run waits."""
 
 
 def mark_process(context: dg.OpExecutionContext) -> None:
@@ -49,7 +49,7 @@ def process_mark() -> str:
 
 
 def process_lives(mark: str) -> bool:
-    """Whether the process of a tag is there; True for another host's, which cannot be seen from here."""
+    """Whether the process that a tag names is alive; True for a process of another host, which cannot be checked."""
     host, pid, created = mark.rsplit(".", 2)
     if host != socket.gethostname():
         return True
@@ -60,8 +60,8 @@ def process_lives(mark: str) -> bool:
 
 
 def report_dead_runs(instance: dg.DagsterInstance, layout: Layout, now: float | None = None) -> list[str]:
-    """Report runs of ours as failed that stand as running while nobody holds the lake's lock and whose
-    process is gone. Returns their ids."""
+    """Mark those of our runs as failed that Dagster shows as running although their process is gone and nobody holds
+    the lake's lock. Returns their ids."""
     if lock.holder(layout) is not None:
         return []
     records = instance.get_run_records(dg.RunsFilter(statuses=RUNNING), limit=50)
@@ -83,7 +83,7 @@ def _died(record: dg.RunRecord, now: float) -> bool:
 def stop_on_signals(stop: threading.Event) -> Iterator[None]:
     """SIGINT and SIGTERM set ``stop``, so that the run ends at a boundary; a second one, or some seconds, interrupt it.
 
-    Dagster cancels a run by such a signal to its process, too.
+    Dagster too cancels a run by such a signal to its process.
     """
     with ENDING.at_boundary(stop):
         yield
@@ -91,7 +91,8 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def stop_for_waiting_runs(context: dg.OpExecutionContext, stop: threading.Event) -> Iterator[None]:
-    """While inside, set ``stop`` when another run is queued: a backfill gets its turn within seconds."""
+    """While the block lasts, set ``stop`` when another run is queued, so that a backfill gets its turn within
+    seconds."""
     done = threading.Event()
     thread = threading.Thread(
         target=_watch_queue, args=(context.instance, stop, done, context.log.info), name="queue", daemon=True
@@ -116,7 +117,7 @@ def _watch_queue(
 
 @contextmanager
 def as_failures() -> Iterator[None]:
-    """Our own errors as Dagster's failures: one line that names the thing and the way out."""
+    """Raise our own errors as Dagster's failures: one line that names the thing and what to do."""
     try:
         yield
     except PgcdcError as error:

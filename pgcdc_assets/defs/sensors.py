@@ -24,7 +24,7 @@ SENSOR_ON = "PGCDC_ASSETS_SENSOR"
 """Set to ``on`` by ``pgcdc up``; elsewhere the sensor waits to be switched on in the UI."""
 
 _TELL_SECONDS = 60.0
-"""How often the slot's observation is recorded: a day's events stay few."""
+"""Seconds between two recorded observations of the slot, so that a day's events stay few."""
 
 
 def sync_sensor(settings: Settings) -> dg.SensorDefinition:
@@ -44,7 +44,7 @@ def sync_sensor(settings: Settings) -> dg.SensorDefinition:
 
 
 def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source) -> dg.SensorResult | dg.SkipReason:
-    """One evaluation: cursor in, at most one request out."""
+    """One evaluation of the sensor: cursor in, at most one request out."""
     catalog = load_catalog(CATALOG_FILE)
     if catalog is None:
         return dg.SkipReason("nothing is set up yet: run `pgcdc setup`")
@@ -53,7 +53,7 @@ def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source
         context.log.warning(f"run {run_id[:8]} died: reported as failed")
     reason = busy(_runs(context.instance, settings), time.time())
     if reason:
-        # A run may last half an hour, a first copy longer: health is told meanwhile, too.
+        # A run may last half an hour, a first copy longer: health is recorded meanwhile, too.
         events, cursor = _told(cursor, context.instance)
         return dg.SensorResult(skip_reason=dg.SkipReason(reason), cursor=str(cursor), asset_events=events)
     try:
@@ -73,7 +73,7 @@ def _result(decision: Decision, cursor: Cursor, settings: Settings, instance: dg
 
 
 def run_config(settings: Settings) -> dict[str, Any]:
-    """A run that follows until idle or out of time, and ends early for whoever waits."""
+    """The configuration of a run that follows until idle or out of time, and ends early if another run waits."""
     config = {
         "follow": True,
         "max_seconds": settings.run_seconds,
@@ -84,7 +84,7 @@ def run_config(settings: Settings) -> dict[str, Any]:
 
 
 def _told(cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Cursor]:
-    """What there is to record now: the slot's observation once a minute, the checks when they say something else."""
+    """The events to record now: the slot's observation once a minute, the checks when they say something else."""
     now = time.time()
     if now - cursor.told < _TELL_SECONDS:
         return [], cursor
@@ -97,7 +97,7 @@ def _told(cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Curs
 
 
 def _why(settings: Settings) -> dict[str, str]:
-    """Of the last failure, where the lake knows it: a run may have failed before it came to the lake."""
+    """The reason of the last failure, if the lake has it: a run may have failed before it came to the lake."""
     with suppress(LakeError):
         failed = outcomes.read(settings.layout).get(outcomes.OperationKind.SYNC, outcomes.Outcome()).failed
         if failed is not None:

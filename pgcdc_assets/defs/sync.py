@@ -26,6 +26,7 @@ from pgcdc_assets.errors import UsageError
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
+    from pgcdc_assets.flow.engine import Engine
     from pgcdc_assets.flow.reports import SyncReport
 
 
@@ -34,7 +35,7 @@ REPAIR_OP = "repair_range"
 
 
 class SyncConfig(dg.Config):
-    """What one run is to do; the defaults catch up to now, then end."""
+    """What one run is to do; with the defaults it catches up to now and ends."""
 
     until: str | None = None
     """An LSN to reach; without it, the source's position at the start."""
@@ -45,9 +46,9 @@ class SyncConfig(dg.Config):
     copy_anew: list[str] = []  # noqa: RUF012  (pydantic copies it)
     """Tables to copy anew first."""
     command: str = SYNC_JOB
-    """What the lake's lock names."""
+    """The command that the lake's lock names."""
     give_way: bool = False
-    """End early, at a boundary, when another run is queued: the sensor starts the next."""
+    """End early, at a boundary, when another run is queued; the sensor starts the next sync."""
 
 
 class RepairConfig(dg.Config):
@@ -78,10 +79,8 @@ def repair_op(
     context: dg.OpExecutionContext, config: RepairConfig, engines: Engines, watcher: dg.ResourceParam[Watcher]
 ) -> None:
     with writing_run(context):
-        settings = Settings.load()
         table, span = TableName.parse(config.table), LsnRange.parse(config.span)
-        observer = DagsterObserver(context, settings.layout, watcher)
-        report = engines.engine_at_rest(settings, observer, f"repair {table}").repair(table, span)
+        report = engine_at_rest(context, engines, watcher, f"repair {table}").repair(table, span)
     found = metadata.of_mirror(report, report.tables.get(table), None) | {"repaired": dg.MetadataValue.bool(True)}
     context.add_output_metadata(found)
     for known in RangeRegister(context.instance).known():
@@ -108,10 +107,16 @@ def run_sync(context: dg.OpExecutionContext, config: SyncConfig, engines: Engine
             return engine.sync(bounds, copy_anew=copy_anew)
 
 
+def engine_at_rest(context: dg.OpExecutionContext, engines: Engines, watcher: Watcher, command: str) -> "Engine":
+    """The engine of a run that works on the lake alone: the source is neither asked nor started."""
+    settings = Settings.load()
+    return engines.engine_at_rest(settings, DagsterObserver(context, settings.layout, watcher), command)
+
+
 @contextmanager
 def writing_run(context: dg.OpExecutionContext, stop: threading.Event | None = None) -> Iterator[None]:
-    """What every run that writes does around its work: name its process, clear away dead runs, listen to
-    signals where it can end at a boundary, and tell our errors in one line."""
+    """Do what every run that writes does around its work: name its process, mark dead runs as failed, listen to signals
+    if it can end at a boundary, and report our errors in one line."""
     mark_process(context)
     with as_failures():
         report_dead_runs(context.instance, Settings.load().layout)

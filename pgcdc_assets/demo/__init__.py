@@ -4,5 +4,5 @@ binaries -> server -> shop <- actions <- generator
 
 binaries    PostgreSQL's programs               server      a server in a folder
 shop        its tables and first rows           actions     what customers do
-generator   customers, for as long as one likes
+generator   customers that act until they are stopped
 """

@@ -1,4 +1,4 @@
-"""What the shop's people and programs do: one method, one transaction's worth of statements."""
+"""What the shop's customers and programs do: each method runs the statements of one transaction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORDS = ("blue", "green", "ümlaut", "naïve", "日本語", "🐘", "tab\there"
 
 @dataclass(frozen=True)
 class Shop:
-    """Chooses with its own random numbers, so that a seed gives the same choices again."""
+    """Makes its choices with its own random numbers, so that a seed gives the same choices again."""
 
     random: random.Random
 
@@ -90,7 +90,7 @@ class Shop:
         conn.execute("UPDATE products SET description = %s WHERE sku = %s", [text, self._sku(conn)])
 
     def view(self, conn: Conn) -> None:
-        """Events come in bunches, and twice."""
+        """Events are inserted in bunches, and some twice."""
         session = uuid.UUID(int=self.random.getrandbits(9))
         for _ in range(self.random.randint(1, 6)):
             conn.execute(
@@ -156,7 +156,7 @@ class Shop:
         )
 
     def savepoint(self, conn: Conn) -> None:
-        """A subtransaction that goes, in a transaction that stays."""
+        """A subtransaction is rolled back, in a transaction that commits."""
         conn.execute("INSERT INTO events (kind) VALUES ('before')")
         with conn.transaction() as inner:
             conn.execute("INSERT INTO events (kind) VALUES ('never seen')")
@@ -180,7 +180,7 @@ class Shop:
     # Choices ----------------------------------------------------------------------------------------
 
     def _pick(self, conn: Conn, table: str) -> Any:
-        """The id of some row, by way of the index; None when there is none."""
+        """The id of some row, found by the index; None if the table is empty."""
         query = sql.SQL("SELECT id FROM {t} WHERE id >= %s * (SELECT max(id) FROM {t}) ORDER BY id LIMIT 1")
         row = conn.execute(query.format(t=sql.Identifier(table)), [self.random.random()]).fetchone()
         return row[0] if row else None

@@ -42,8 +42,8 @@ def programs(version: int) -> Path:
 class Runner:
     """How the server's programs are started: as ourselves, or as an unprivileged user when we are root.
 
-    ``capability``: where that user cannot reach the folders (a project below ``/root``), the programs
-    keep the one capability to look past permissions; opening up the folders would be a worse trade.
+    ``capability``: if that user cannot reach the folders (a project below ``/root``), the programs keep the one
+    capability that bypasses permissions; opening up the folders would be worse.
     """
 
     uid: int | None = None
@@ -87,20 +87,20 @@ class Runner:
             return [*switch, *text]
         kept = f"-all,+{self.capability}"
         return [
-            # Without the fix-up, access(2) too counts the capability: initdb asks it for postgres beside itself.
+            # Without the fix-up, access(2) respects the capability too: initdb uses it to find postgres next to itself.
             "setpriv", "--securebits=+no_setuid_fixup", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups",
             f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}", *text,
         ]  # fmt: skip
 
     def run(self, words: Sequence[str | Path], *, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run to the end, output captured, never through a shell of the user's settings."""
+        """Run to the end and capture the output, never through a shell with the user's settings."""
         return subprocess.run(
             self.command(words), env=environment(), cwd="/", stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
         )  # fmt: skip
 
     def own(self, folder: Path) -> None:
-        """Make the folder if need be, private to the user who runs the server."""
+        """Make the folder if it is missing, and make it private to the user who runs the server."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.uid is not None and self.gid is not None:
             os.chown(folder, self.uid, self.gid)
@@ -115,6 +115,7 @@ class Runner:
 
 
 def environment() -> dict[str, str]:
-    """Ours, less what would change the meaning of a server's command (PGDATA, locales, other libraries)."""
+    """Our environment, without what would change the meaning of a server's command (PGDATA, locales, other
+    libraries)."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_ENVIRONMENT_PREFIXES)}
     return {**kept, "LC_ALL": "C"}

@@ -1,4 +1,4 @@
-"""Live traffic on the sample shop: concurrent transactions at a settable rate."""
+"""Makes live traffic on the sample shop: concurrent transactions at a settable rate."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ import psycopg
 from pgcdc_assets.demo.actions import WEIGHTS, Conn, Shop
 
 _ROLLED_BACK = 0.05
-"""Share of transactions whose writer changes its mind."""
+"""Share of transactions that their writer rolls back."""
 _LARGE_AFTER, _LARGE_EVERY = 3.0, 60.0
 _TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
-"""Seconds. Both happen in the first half minute, so that a short demonstration shows them."""
+"""Seconds until the first truncate and between truncates: the first two happen in the first half minute, so that a
+short demonstration shows them."""
 
 _LOSSES = (
     psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation,
     psycopg.errors.ForeignKeyViolation, psycopg.errors.SerializationFailure,
 )  # fmt: skip
-"""What happens between concurrent writers: rolled back, and on to the next."""
+"""Errors that concurrent writers cause each other: the transaction is rolled back, and the next one begins."""
 
 
 class Generator:
     """``rate`` transactions a second over ``connections`` sessions, until stopped.
 
-    Each session draws from a generator of its own, seeded by ``seed`` and its number. How sessions
-    interleave is the server's affair, so two runs of one seed do alike things in another order.
+    Each session draws from a generator of its own, seeded by ``seed`` and its number. The server decides how sessions
+    interleave, so two runs of one seed do similar things in another order.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Generator:
         """Rolled back so far: on purpose, or lost to another session."""
 
     def stop(self) -> None:
-        """End :meth:`run` after the transactions under way. From any thread."""
+        """End :meth:`run` after the transactions under way. May be called from any thread."""
         self._stop.set()
 
     def run(self, seconds: float | None = None) -> None:
@@ -73,7 +74,7 @@ class Generator:
         try:
             with psycopg.connect(
                 self._conninfo, application_name=f"shop-{number}", autocommit=True,
-                # A truncate must not wait long: everybody would stand in line behind it.
+                # A truncate must not wait long, because everybody would queue behind it.
                 options="-c lock_timeout=500ms -c search_path=public",
             ) as conn:  # fmt: skip
                 self._work(conn, random.Random(f"{self._seed}:{number}"), number)

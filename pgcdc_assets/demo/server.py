@@ -1,7 +1,7 @@
 """A PostgreSQL server of our own in a folder: the default source, and the tests' server.
 
-Reached by a Unix socket alone, so it needs no free port and stands beside any other server. The
-folder holds ``data``, ``server.log`` and the socket, and belongs to the user who runs the server.
+It is reached by a Unix socket alone, so it needs no free port and can run beside any other server. The folder holds
+``data``, ``server.log`` and the socket, and belongs to the user who runs the server.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from pgcdc_assets.errors import MachineError
 
 USER = "postgres"
 PORT = 5432
-"""Names the socket's file; nothing listens on TCP."""
+"""Part of the name of the socket's file; nothing listens on TCP."""
 
 _SOCKET = f".s.PGSQL.{PORT}"
 _SOCKET_PATH_LIMIT = 100
-"""sun_path holds 107 bytes and a NUL; some room for the lock file's suffix."""
+"""sun_path holds 107 bytes and a NUL; this leaves some room for the lock file's suffix."""
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_/.\-]+")
 """libpq and unix_socket_directories read a comma as a list; quoting rules differ for the rest."""
 
 _START_SECONDS = 60
 _STOP_SECONDS = 20
-"""A fast shutdown waits for walsenders whose client does not confirm; then it is immediate."""
+"""Seconds for a fast shutdown, which waits for walsenders whose client does not confirm; after that it is immediate."""
 
 SETTINGS: Mapping[str, str] = {
     "wal_level": "logical",
@@ -64,9 +64,9 @@ SETTINGS: Mapping[str, str] = {
 class EmbeddedServer:
     """``start()`` makes the cluster if the folder is empty; a running server is joined, not started twice.
 
-    ``version`` counts for a new folder; an old one keeps its own. ``database`` is the one that
-    ``conninfo`` names. ``fsync=False`` is for tests. ``programs``: the folder of another installation's
-    initdb and postgres, of that version. All trust is local: whoever may use the folder.
+    ``version`` counts for a new folder; an old one keeps its own. ``database`` is the one that ``conninfo`` names.
+    ``fsync=False`` is for tests. ``programs``: the folder of another installation's initdb and postgres, of that
+    version. Everybody who may use the folder is trusted.
     """
 
     folder: Path
@@ -101,7 +101,7 @@ class EmbeddedServer:
 
     @property
     def socket_folder(self) -> Path:
-        """The folder itself; a short one elsewhere when the socket's path would be too long or odd."""
+        """The folder itself, or a short one elsewhere if the socket's path would be too long or odd."""
         path = str(self.folder)
         if len(os.fsencode(path)) + len(_SOCKET) < _SOCKET_PATH_LIMIT and _PLAIN_PATH.fullmatch(path):
             return self.folder
@@ -117,7 +117,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int | None:
-        """The running postmaster's, None where none runs (whatever postmaster.pid says)."""
+        """The pid of the running postmaster; None if none runs (whatever postmaster.pid says)."""
         try:
             pid = int((self.data / "postmaster.pid").read_text().split("\n", 1)[0])
             process = psutil.Process(pid)
@@ -128,12 +128,13 @@ class EmbeddedServer:
 
     @property
     def psql(self) -> str:
-        """A shell's line that opens it."""
+        """A command line that opens the database in psql."""
         return shlex.join([str(self.bin / "psql"), self.conninfo])
 
     @property
     def system_identifier(self) -> str | None:
-        """The cluster's, running or not; None where there is none yet. The first field of pg_control."""
+        """The cluster's system identifier (the first field of pg_control), running or not; None if there is no cluster
+        yet."""
         try:
             with (self.data / "global" / "pg_control").open("rb") as file:
                 return str(int.from_bytes(file.read(8), sys.byteorder))
@@ -145,7 +146,7 @@ class EmbeddedServer:
         return self.pid is not None
 
     def start(self, *, survive: bool = True) -> Self:
-        """Start it, or find it running.
+        """Start the server, or find it running.
 
         With ``survive=False`` a server that this call started ends with this process, however that ends.
         """
@@ -160,7 +161,8 @@ class EmbeddedServer:
         return self
 
     def stop(self, *, mode: str = "fast") -> None:
-        """Stop it: ``fast``, or ``immediate`` (as a crash; the next start recovers). Not running is fine."""
+        """Stop the server: ``fast``, or ``immediate`` (like a crash; the next start recovers). It need not be
+        running."""
         if self.running:
             self._control("stop", "-w", "-m", mode, "-t", str(_STOP_SECONDS))
         if self.running:
@@ -191,7 +193,7 @@ class EmbeddedServer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Two commands may start at once: the second one waits, and finds the server running."""
+        """Let one command at a time start the server: a second one waits, and finds it running."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with (self.folder.parent / f".{self.folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -213,12 +215,13 @@ class EmbeddedServer:
                 )
         self._write_settings()
         for stale in (self.data / "postmaster.pid", self.socket_folder / f"{_SOCKET}.lock"):
-            # Its pid may by now belong to another program (a restarted container), which PostgreSQL
+            # The pid in the file may by now belong to another program (in a restarted container), which PostgreSQL
             # would take for a running server.
             stale.unlink(missing_ok=True)
 
     def _refuse_planted(self, runner: Runner) -> None:
-        """In a folder open to all, somebody else may have made ours before us, or a link in its place."""
+        """Refuse a folder that somebody else made: in a parent open to all, they may have made ours before us, or a
+        link in its place."""
         with suppress(FileNotFoundError):
             found = self.socket_folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), runner.uid):

@@ -6,15 +6,8 @@ from importlib.resources import files
 
 import psycopg
 
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.settings import STATE_FOLDER
-
-TABLES = tuple(
-    TableName("public", name)
-    for name in ("carts", "customers", "events", "order_lines", "orders", "payments", "products")
-)
-"""Seven mirrors; ``payments`` is partitioned, ``events`` has no key."""
 
 DATABASE = "shop"
 
@@ -28,7 +21,7 @@ def server() -> EmbeddedServer:
 
 
 def ensure(conninfo: str, *, scale: float = 1.0) -> bool:
-    """Make and fill the shop unless it is there, all in one transaction; whether it was made now.
+    """Make and fill the shop unless it exists, all in one transaction; returns whether it was made now.
 
     ``scale`` 1 gives some 35,000 rows.
     """

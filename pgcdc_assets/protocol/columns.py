@@ -1,8 +1,8 @@
-"""Row messages by column: whole Arrow arrays of I, U or D at once, without a Python loop over rows.
+"""Decodes row messages by column: whole Arrow arrays of I, U or D at once, without a Python loop over rows.
 
-All rows keep a cursor of their own into the payload buffer. A step reads one thing of all rows (a
-letter, a count, one column) and moves every cursor, so tuples of any mixture of shapes walk together.
-Layouts and what is refused are those of :mod:`pgcdc_assets.protocol.decode`; a property test holds both equal.
+Each row has its own cursor into the payload buffer. A step reads the same thing of all rows (a letter, a count, one
+column) and moves every cursor, so tuples of different shapes are decoded together. Layouts and refusals are those of
+:mod:`pgcdc_assets.protocol.decode`; a property test ensures that both are equal.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.layouts import BINARY, CHANGE, NULL, TEXT, UNCHANGED, Image, RowKind
-from pgcdc_assets.protocol.text.slices import Flags, Positions, gathered
+from pgcdc_assets.protocol.text.slices import gathered
 
 PIECE_BYTES: Final = 1 << 30
-"""Payload decoded at once: Arrow's string offsets have 31 bits. A message of PostgreSQL's is below 1 GiB."""
+"""Bytes of payload decoded at once, because Arrow's string offsets have 31 bits. A message of PostgreSQL's is below 1
+GiB."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images of one sort, as columns."""
+    """Row images of one sort, as columns."""
 
     image: Image
     """New tuple, whole old tuple, or the key columns of the old tuple (in which the others are absent)."""
-    rows: npt.NDArray[np.int64]
-    """Where in the payload each image came from, ascending."""
+    rows: Ints
+    """The row of the payload that each image comes from, ascending."""
     text: list[pa.StringArray]
     """By column: the text form; NULL for NULL, unchanged or absent."""
-    unchanged: list[Flags | None]
+    unchanged: list[Bools | None]
     """By column: which values were not sent because they are unchanged TOAST; None where all were sent."""
 
 
@@ -57,7 +58,7 @@ def images(
 
 
 def _pieces(payload: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
-    """The chunks, cut where they hold more than PIECE_BYTES."""
+    """The chunks, cut if they hold more than PIECE_BYTES."""
     for chunk in payload.chunks if isinstance(payload, pa.ChunkedArray) else [payload]:
         if chunk.null_count:
             raise ProtocolError("a row of the log has no payload")
@@ -70,7 +71,7 @@ def _pieces(payload: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
             at = stop
 
 
-def _offsets(array: pa.Array) -> Positions:
+def _offsets(array: pa.Array) -> Ints:
     if len(array) == 0:
         return np.zeros(1, np.int64)
     width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
@@ -88,14 +89,14 @@ class _Walk:
         if stop - start >= 1 << 31:
             raise ProtocolError("a message of 2 GiB or more, which no server sends")
         self.kind, self.columns, self.first, self.lsns = kind, columns, first, lsns
-        # Eight bytes behind the end, so that a word can be read at any cursor.
+        # Eight bytes follow the end, so that a word can be read at any cursor.
         self.data = np.zeros(stop - start + 8, np.uint8)
         if stop > start:
             self.data[:-8] = np.frombuffer(payload.buffers()[2], np.uint8)[start:stop]
         # Letter and length of a value in one read: a big-endian word at every byte position.
         self.words = np.ndarray((len(self.data) - 7,), ">i8", self.data, strides=(1,))
-        self.at: Positions = offsets[:-1] - start
-        self.ends: Positions = offsets[1:] - start
+        self.at: Ints = offsets[:-1] - start
+        self.ends: Ints = offsets[1:] - start
 
     def images(self) -> list[Images]:
         head = self._read(None)
@@ -103,7 +104,7 @@ class _Walk:
         self._require(head >> 56 == ord(self.kind), None, "of another kind")
         self._require(self.at < self.ends, None, "truncated")
         letters = self._read(None) >> 56
-        # Before an update's new tuple stands a letter in any case, which is looked at there.
+        # An update's new tuple always has a letter before it, which is checked there.
         known = (letters == ord("K")) | (letters == ord("O")) | (self.kind != "D")
         self._require(known, None, "with an unknown letter before its tuple")
         found: list[Images] = []
@@ -111,12 +112,12 @@ class _Walk:
             found += self._tuples("K", np.flatnonzero(letters == ord("K")))
             found += self._tuples("O", np.flatnonzero(letters == ord("O")))
         if self.kind != "D":
-            # Behind the old tuple, where there was one: the cursor decides, not the first letter.
+            # After the old tuple, if there was one: the cursor decides, not the first letter.
             found += self._tuples("N", None)
         self._require(self.at == self.ends, None, "with bytes behind its end")
         return found
 
-    def _tuples(self, image: Image, rows: Positions | None) -> list[Images]:
+    def _tuples(self, image: Image, rows: Ints | None) -> list[Images]:
         """Walk the tuples that start at the cursors of these rows (None: of all)."""
         if rows is not None and len(rows) == 0:
             return []
@@ -125,7 +126,7 @@ class _Walk:
         self._require(head >> 56 == ord(image), rows, "with an unknown letter before its tuple")
         self._require(head >> 40 & 0xFFFF == self.columns, rows, f"with other than {self.columns} columns")
         text: list[pa.StringArray] = []
-        unchanged: list[Flags | None] = []
+        unchanged: list[Bools | None] = []
         for _ in range(self.columns):
             values, marks = self._column(rows)
             text.append(values)
@@ -133,8 +134,8 @@ class _Walk:
         where = np.arange(len(self.at)) if rows is None else rows
         return [Images(image, where + self.first, text, unchanged)]
 
-    def _column(self, rows: Positions | None) -> tuple[pa.StringArray, Flags | None]:
-        """Read one value of each row and move behind it: text, and which are marked unchanged."""
+    def _column(self, rows: Ints | None) -> tuple[pa.StringArray, Bools | None]:
+        """Read one value of each row and move past it: returns the texts, and which values are marked unchanged."""
         at = self._cursor(rows)
         word = self._read(rows)
         letter = word >> 56
@@ -153,9 +154,7 @@ class _Walk:
         self._require(present | unchanged | (letter == NULL), rows, "with a value of unknown form")
         return self._strings(rows, starts, ends, present), unchanged if unchanged.any() else None
 
-    def _strings(
-        self, rows: Positions | None, starts: Positions, ends: Positions, present: Flags | None
-    ) -> pa.StringArray:
+    def _strings(self, rows: Ints | None, starts: Ints, ends: Ints, present: Bools | None) -> pa.StringArray:
         if present is not None and not present.any():
             return pa.nulls(len(starts), pa.string())
         found = gathered(self.data, starts, ends, present)
@@ -165,22 +164,22 @@ class _Walk:
             self._require(np.array([_is_utf8(value) for value in found.to_pylist()]), rows, "with a text not in UTF-8")
             raise
 
-    def _cursor(self, rows: Positions | None) -> Positions:
+    def _cursor(self, rows: Ints | None) -> Ints:
         return self.at if rows is None else self.at[rows]
 
-    def _read(self, rows: Positions | None) -> npt.NDArray[np.int64]:
-        """The eight bytes at each cursor, big-endian; those behind the row's end are of no meaning."""
+    def _read(self, rows: Ints | None) -> Ints:
+        """The eight bytes at each cursor, big-endian; bytes past the row's end have no meaning."""
         return self.words[self._cursor(rows)].astype(np.int64)
 
-    def _move(self, rows: Positions | None, to: Positions, what: str) -> None:
-        """Every cursor, once moved, stands inside its row or at its end: reads need no check of their own."""
+    def _move(self, rows: Ints | None, to: Ints, what: str) -> None:
+        """Move the cursors. Each is then inside its row or at its end, so reads need no check of their own."""
         self._require(to <= (self.ends if rows is None else self.ends[rows]), rows, what)
         if rows is None:
             self.at = to
         else:
             self.at[rows] = to
 
-    def _require(self, sound: Flags, rows: Positions | None, what: str) -> None:
+    def _require(self, sound: Bools, rows: Ints | None, what: str) -> None:
         if sound.all():
             return
         bad = int(np.argmin(sound))

@@ -1,9 +1,9 @@
-"""Where the data messages of a connection lie, in bytes as they came.
+"""Finds the data messages of a connection in bytes as they arrived.
 
-"Message Formats": a message is a byte of kind and a big-endian length that counts itself, so each tells where
-the next one begins. Followed one by one that is a step of the interpreter for each. Here all places that look
-like the beginning of one are found at once, and those are kept that follow one another from the first byte on:
-what a value holds can look like a beginning, but no message ends in front of it.
+"Message Formats": a message is a byte of kind and a big-endian length that counts itself, so each tells where the next
+one begins. Following them one by one costs a step of the interpreter for each. Here all places that look like the
+beginning of a message are found at once, and those are kept that follow one another from the first byte on: the bytes
+of a value can look like a beginning, but no message ends right before them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _DATA: Final = ord("d")
 _ALONE: Final = 1 << 20
 """A message of this many bytes is handed on by itself."""
 _PAIR: Final = _DATA
-"""The kind, and the zero byte behind it, as a little-endian number."""
+"""The kind and the zero byte after it, as a little-endian number."""
 
 
 def data_messages(octets: Octets) -> tuple[Ints, Ints]:
     """Starts and ends of whole data messages at the front: up to one of another kind, or a very large one alone."""
     end = _end(octets, 0)
     if end is None:
-        # Nothing is looked up behind it: it may be large, and come in thousands of pieces.
+        # Nothing after it is looked at: the message may be large, and come in thousands of pieces.
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     if end >= _ALONE:
         return np.array([0]), np.array([end])
@@ -35,7 +35,7 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
     ends = _ends(octets, places)
     known = (ends - places >= HEADER) & (ends <= len(octets))
     places, ends = places[known], ends[known]
-    # Where a message ends and the next place is not its end: the place means nothing, or the message is the last.
+    # Messages whose end is not the next place: either that place is not a message, or the message is the last one.
     breaks = np.append(np.flatnonzero(ends[:-1] != places[1:]), len(places) - 1)
     starts: list[Ints] = []
     at = 0
@@ -55,9 +55,11 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
 
 
 def _look_alikes(octets: Octets) -> Ints:
-    """Where the kind is followed by two zero bytes, for a message is seldom a giant: little else looks so."""
+    """Places where the kind is followed by two zero bytes, because few messages are larger than 64 KiB and little else
+    looks like that."""
     last = len(octets) - HEADER
-    # By pairs of bytes, from the first and from the second on: one byte alone is found in every text.
+    # Searched in pairs of bytes, from the first and from the second byte on, because one byte alone occurs in every
+    # text.
     even, odd = octets[: 2 * (last // 2 + 1)].view("<u2"), octets[1 : 1 + 2 * ((last + 1) // 2)].view("<u2")
     places = np.concatenate((2 * np.flatnonzero(even == _PAIR), 2 * np.flatnonzero(odd == _PAIR) + 1))
     places.sort(kind="stable")
@@ -66,7 +68,7 @@ def _look_alikes(octets: Octets) -> Ints:
 
 
 def _end(octets: Octets, at: int) -> int | None:
-    """The end of the data message that begins there; None where none is whole."""
+    """The end of the data message that begins at ``at``; None if there is no whole one."""
     if at + HEADER > len(octets) or octets[at] != _DATA:
         return None
     end = int(_ends(octets, np.array([at]))[0])

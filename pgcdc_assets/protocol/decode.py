@@ -1,4 +1,4 @@
-"""One message at a time: the reference decoder, and the one for control messages.
+"""Decodes one message at a time: the reference decoder, and the one for control messages.
 
 Their layouts stand in :mod:`pgcdc_assets.protocol.layouts`.
 """
@@ -41,7 +41,7 @@ _TYPE_OF_COLUMN = Struct("!Ii")
 
 
 def decode(payload: bytes, lsn: Lsn = ZERO) -> Message:
-    """The message in ``payload``; ``lsn`` is where it stands in the WAL, for the error alone.
+    """The message in ``payload``; ``lsn`` is its position in the WAL, and only used in errors.
 
     Raises ProtocolError, with kind and LSN, for whatever is truncated, malformed, unknown or followed
     by bytes that do not belong to it.

@@ -20,7 +20,7 @@ from pgcdc_assets.protocol.layouts import KEEPALIVE, STATUS, FrameKind
 
 @dataclass(frozen=True)
 class FrameBlock:
-    """Consecutive frames in one piece of memory, and where in it each one lies."""
+    """Consecutive frames in one piece of memory, with the place of each."""
 
     raw: bytes
     offsets: NDArray[np.int64]

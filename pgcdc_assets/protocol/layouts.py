@@ -1,4 +1,4 @@
-"""The wire, each thing once: letters, fixed-width fields and the clock of the replication protocol and of pgoutput.
+"""Defines the wire format once: letters, fixed-width fields and the clock of the replication protocol and of pgoutput.
 
 After "Streaming Replication Protocol" and "Logical Replication Message Formats" of PostgreSQL's documentation.
 Integers are big-endian, strings end in NUL, times are microseconds since 2000-01-01 UTC. Frames, inside CopyData:
@@ -57,7 +57,8 @@ class FrameKind(IntEnum):
     KEEPALIVE = ord("k")
     STATUS = ord("r")
     ROW = 8
-    """Not of the protocol: a row of the SQL functions that is read as XLogData. The length of its LSN stands there."""
+    """Not part of the protocol: a row of the SQL functions that is read as XLogData. This byte is the length of its
+    LSN."""
 
 
 class MessageKind(IntEnum):
@@ -89,10 +90,10 @@ class MessageKind(IntEnum):
 
 
 ROWS: Final = (MessageKind.INSERT, MessageKind.UPDATE, MessageKind.DELETE)
-"""One row each."""
+"""Messages of one row each."""
 TABLE_CHANGES: Final = (*ROWS, MessageKind.TRUNCATE)
 CHANGES: Final = (*TABLE_CHANGES, MessageKind.MESSAGE)
-"""What ``tx_ordinal`` counts."""
+"""The messages that ``tx_ordinal`` counts."""
 
 RowKind = Literal["I", "U", "D"]
 Image = Literal["N", "O", "K"]
@@ -100,21 +101,21 @@ Image = Literal["N", "O", "K"]
 IDENTITIES: Final = "dnfi"
 """Replica identity of a relation: default, nothing, full, index."""
 NULL, UNCHANGED, TEXT, BINARY = (ord(letter) for letter in "nutb")
-"""What a tuple says of a value."""
+"""The letters that say how a tuple holds a value."""
 
 
 class Field(NamedTuple):
     """A fixed-width integer, for one message at a time and for many at once."""
 
     code: str
-    """Of :mod:`struct`."""
+    """The code of :mod:`struct`."""
     dtype: str
-    """Of numpy. LSNs are signed there: sums with other arrays stay integers, and no LSN has 64 bits."""
+    """The dtype of numpy. LSNs are signed there, so that sums with other arrays stay integers; no real LSN needs 64
+    bits."""
 
 
 U8 = Field("B", "u1")
 U32 = Field("I", ">u4")
-I32 = Field("i", ">i4")
 LSN = Field("Q", ">i8")
 TIME = Field("q", ">i8")
 
@@ -129,11 +130,11 @@ class WireLayout:
 
     @property
     def size(self) -> int:
-        """Bytes, the kind's among them."""
+        """Number of bytes, including the kind's."""
         return self.dtype.itemsize
 
     def at(self, name: str) -> int:
-        """Bytes from the kind to a field."""
+        """Offset of a field from the kind."""
         assert self.dtype.fields is not None
         return int(self.dtype.fields[name][1])
 
@@ -147,7 +148,7 @@ BEGIN: Final = WireLayout(final_lsn=LSN, commit_ts=TIME, xid=U32)
 COMMIT: Final = WireLayout(flags=U8, commit_lsn=LSN, end_lsn=LSN, commit_ts=TIME)
 ORIGIN: Final = WireLayout(commit_lsn=LSN)
 CHANGE: Final = WireLayout(relation_id=U32)
-"""Of a relation, an insert, an update and a delete."""
+"""The layout of a relation, an insert, an update and a delete."""
 TRUNCATE: Final = WireLayout(count=U32, flags=U8)
 MESSAGE: Final = WireLayout(flags=U8, lsn=LSN)
 STREAM_ABORT: Final = WireLayout(xid=U32, subxid=U32)

@@ -52,7 +52,7 @@ class Commit:
 @dataclass(frozen=True, slots=True)
 class Origin:
     commit_lsn: Lsn
-    """Of the commit on the origin server."""
+    """Start of the commit record on the origin server."""
     name: str
 
 
@@ -114,7 +114,8 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """``pg_logical_emit_message``: kind ``M``. Where not transactional it may stand between transactions."""
+    """A message of ``pg_logical_emit_message``: kind ``M``. If it is not transactional, it may come between
+    transactions."""
 
     transactional: bool
     lsn: Lsn

@@ -1,7 +1,8 @@
-"""The decodable form of a relation: what its Relation message says, and what only the catalog knows.
+"""The shape of a relation, by which its rows are decoded: what its Relation message says, and what only the catalog
+knows.
 
-The stream lacks attribute numbers, keys, what a domain stands on and what an array holds. The
-log carries these facts beside the Relation messages, so a shape can be had from the log alone.
+The stream lacks attribute numbers, keys, the base types of domains and the element types of arrays. The log carries
+these facts with the Relation messages, so a shape can be made from the log alone.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Relation, RelationColumn
 
 TEXT = PgType(oid=25, name="text")
-"""What a column of a type that nothing is known of is read as: the text that PostgreSQL wrote."""
+"""The type as which a column of an unknown type is read: the text that PostgreSQL wrote."""
 
 
 @dataclass(frozen=True)
 class RelationFacts:
-    """What the catalog said when the Relation message came. ``table`` is None where it knew it no more."""
+    """What the catalog said when the Relation message came. ``table`` is None if the catalog no longer had the
+    relation."""
 
     table: Table | None
     types: dict[int, PgType] = field(default_factory=dict)
-    """By OID: the types of the message's columns, resolved (domains, arrays), typmod -1."""
+    """The types of the message's columns by OID, resolved (domains, arrays), with typmod -1."""
 
     def to_json(self) -> dict[str, Any]:
         """The form stored in the log; the OIDs are texts there."""
@@ -43,7 +45,7 @@ class RelationFacts:
         return cls(table, {int(oid): PgType.from_json(item) for oid, item in data["types"].items()})
 
     def without_volatile(self) -> Self:
-        """Without storage numbers and estimates, which change while the decoding does not."""
+        """The facts without storage numbers and estimates, which change while the decoding does not."""
         return replace(self, table=self.table.without_volatile()) if self.table else self
 
 
@@ -51,7 +53,7 @@ class RelationFacts:
 class ShapeColumn:
     name: str
     attnum: int | None
-    """None where the catalog had no column of this name and type any more."""
+    """None if the catalog no longer had a column of this name and type."""
     type: PgType
     key: bool
     """The Relation message's flag: part of the replica identity; under FULL every column is."""
@@ -59,23 +61,24 @@ class ShapeColumn:
 
 @dataclass(frozen=True)
 class Shape:
-    """A relation in force: columns in the order of its tuples."""
+    """A relation as it is valid for some rows: columns in the order of its tuples."""
 
     schema_id: int
     relation_id: int
     table: TableName
-    """What the Relation message calls the relation: its name at that place of the stream."""
+    """The relation's name in the Relation message: its name at that place of the stream."""
     columns: tuple[ShapeColumn, ...]
     replica_identity: ReplicaIdentity
     key: tuple[str, ...]
     """Names of the mirror's key columns."""
     catalog_name: TableName | None = None
-    """What the catalog called it when it was asked, after the message; None where it knew it no more."""
+    """The relation's name in the catalog when that was asked, after the message; None if the catalog no longer had
+    it."""
     root: TableName | None = None
-    """Of a leaf partition: its root then. Like all of the catalog it may be newer than the message."""
+    """For a leaf partition: its root then. Like all facts of the catalog, it may be newer than the message."""
     root_oid: int | None = None
     attnums: frozenset[int] = frozenset()
-    """Of the columns that the relation had then, whatever they were called."""
+    """attnums of the columns that the relation had then, whatever their names were."""
 
     @classmethod
     def resolve(cls, relation_payload: bytes, facts: RelationFacts, lsn: Lsn = ZERO) -> Self:
@@ -105,7 +108,7 @@ class Shape:
 
 
 def fingerprint(relation_payload: bytes, facts: RelationFacts) -> int:
-    """The ``schema_id`` of the log: equal exactly where decoding is. A signed 64-bit integer out of SHA-256."""
+    """The ``schema_id`` of the log: equal exactly if the decoding is equal. A signed 64-bit integer from SHA-256."""
     known = json.dumps(facts.without_volatile().to_json(), sort_keys=True, separators=(",", ":"))
     # The length keeps message and facts apart, whatever bytes the message ends with.
     digest = sha256(len(relation_payload).to_bytes(8, "big") + relation_payload + known.encode()).digest()
@@ -118,7 +121,7 @@ def _columns(relation: Relation, facts: RelationFacts) -> tuple[ShapeColumn, ...
 
 
 def _column(column: RelationColumn, known: Column | None, types: dict[int, PgType]) -> ShapeColumn:
-    """A catalog column of this name but another type is not taken for the same: the catalog is newer."""
+    """A catalog column of this name but another type is not the same column: the catalog is newer."""
     if known is not None and known.type.oid == column.type_oid:
         return ShapeColumn(column.name, known.attnum, replace(known.type, typmod=column.typmod), column.key)
     type_ = types.get(column.type_oid)
@@ -128,6 +131,6 @@ def _column(column: RelationColumn, known: Column | None, types: dict[int, PgTyp
 def _key(relation: Relation, table: Table | None) -> tuple[str, ...]:
     if table is not None:
         return tuple(column.name for column in table.key_columns)
-    # The catalog has forgotten the table: its identity is all that is known, and under FULL that is no key.
+    # The catalog no longer has the table: only its identity is known, and under FULL that is not a key.
     keyed = relation.replica_identity in ("d", "i")
     return tuple(column.name for column in relation.columns if column.key) if keyed else ()

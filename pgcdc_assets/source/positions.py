@@ -1,6 +1,6 @@
 """Positions of the source's WAL, as SQL.
 
-A standby replays only what is flushed: there all positions are one.
+A standby replays only what is flushed, so there all positions are the same.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ INSERT_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn(
 """SQL: the end of what has been written, flushed or not. It may lie after a page header that no record follows."""
 
 FLUSH_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)"
-"""SQL: the end of what is durable. May stand inside a record, but then at the end of a page (:data:`WITHIN`)."""
+"""SQL: the end of what is durable. It may lie inside a record, but then at the end of a page (:data:`WITHIN`)."""
 
 WITHIN: Final = f"({FLUSH_LSN} < {INSERT_LSN} AND ({FLUSH_LSN} - '0/0') % current_setting('wal_block_size')::int8 = 0)"
-"""SQL: whether the flush position may stand inside a record. A commit flushes to a record's end; only what is written
-ahead of any commit is flushed by whole pages (XLogBackgroundFlush), and may stay so until somebody commits."""
+"""SQL: whether the flush position may lie inside a record. A commit flushes up to a record's end. Only WAL that is
+written before any commit is flushed by whole pages (XLogBackgroundFlush); the flush position may then stay there until
+somebody commits."""
 
 _SHORT_HEADER: Final = 24
 _LONG_HEADER: Final = 40
@@ -30,7 +31,8 @@ SELECT (lsn - CASE WHEN (lsn - '0/0') % segment = {_LONG_HEADER} THEN {_LONG_HEA
 FROM (SELECT {INSERT_LSN} AS lsn, current_setting('wal_block_size')::int AS page,
              (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size') AS segment) AS w
 """  # noqa: S608  (put together of our own constants)
-"""SQL: a query for the end of the last record, where, unlike at the insert position, a flush position can stand."""
+"""SQL: a query for the end of the last record, which a flush position can reach; it need not reach the insert
+position."""
 _FLUSHED: Final = f"SELECT {FLUSH_LSN}::text"
 _BOUNDARY: Final = f"SELECT CASE WHEN {WITHIN} THEN ({RECORD_END}) ELSE {FLUSH_LSN}::text END"
 
@@ -50,8 +52,8 @@ def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:
 
 
 def boundary(conn: psycopg.Connection[Any]) -> Lsn:
-    """A record's end, where the log can be recorded: the flush position; or the end of what is written, where somebody
-    writes so much that the flush position may stand inside a record."""
+    """A record's end, where the log can be recorded: the flush position or, if so much is written that the flush
+    position may lie inside a record, the end of what is written."""
     row = conn.execute(_BOUNDARY).fetchone()
     assert row is not None
     return Lsn.parse(row[0])

@@ -1,7 +1,6 @@
-"""Artifacts of Maven Central, fetched once into a private cache by the resolver that pyspark ships (Ivy).
+"""Fetches artifacts of Maven Central once, into a private cache, by the resolver that pyspark ships (Ivy).
 
-Ivy runs with settings and a cache of its own: a ``~/.m2`` that holds a pom without its jar breaks the
-usual chain.
+Ivy runs with its own settings and cache, because a ``~/.m2`` that holds a pom without its jar breaks the usual chain.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 @dataclass(frozen=True)
 class Artifact:
-    """Maven's coordinates. ``title`` and ``size`` are for people, in case it cannot be fetched."""
+    """Maven's coordinates. ``title`` and ``size`` are for the message if the artifact cannot be fetched."""
 
     organisation: str
     name: str
@@ -43,7 +42,7 @@ class Artifact:
 
 
 def java_command() -> str:
-    """The ``java`` that Spark will start, known to be new enough."""
+    """The ``java`` that Spark will start, checked to be new enough."""
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     install = f"install Java {OLDEST_JAVA} (a JRE is enough) and set JAVA_HOME to it"
@@ -61,7 +60,7 @@ def java_command() -> str:
 
 
 def cached(name: str, fill: Callable[[Path], None]) -> Path:
-    """The folder ``name`` of the cache; where it is missing, ``fill`` makes it at the path that it is given.
+    """The folder ``name`` of the cache; if it is missing, ``fill`` makes it at the path that it is given.
 
     One process fills, the others wait for it; a half-filled folder is never seen. Raises MachineError
     for a cache that cannot be written, and what ``fill`` raises.
@@ -76,9 +75,9 @@ def cached(name: str, fill: Callable[[Path], None]) -> Path:
 
 
 def retrieve(artifact: Artifact, folder: Path, *, without: Collection[str] = ()) -> None:
-    """The artifact's jar and those of its dependencies into ``folder``, less the modules of ``without``.
+    """Put the artifact's jar and those of its dependencies into ``folder``, except the modules of ``without``.
 
-    Raises MachineError for a missing or old Java, and when the network does not give it.
+    Raises MachineError for a missing or old Java, and if the network does not deliver it.
     """
     own = Path(pyspark.__file__).parent / "jars"
     ivy = next(own.glob("ivy-*.jar"))
@@ -147,7 +146,7 @@ def _wanted(artifact: Artifact, without: Collection[str]) -> str:
 
 
 def _first_warning(told: str) -> str:
-    """The first line of substance that Ivy tells under its heading."""
+    """The first line of Ivy's warnings that says something."""
     lines = (line.strip() for line in told.splitlines())
     return next((line for line in lines if line and not line.startswith("::")), "the resolver told nothing")
 

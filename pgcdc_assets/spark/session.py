@@ -29,7 +29,6 @@ from pgcdc_assets.errors import LakeError, MachineError, SettingsError, SparkDie
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.jars import delta_jars
 from pgcdc_assets.spark.maven import java_command
-from pgcdc_assets.spark.tasks import run_tasks
 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DRIVER_MEMORY = "2g"
@@ -198,6 +197,3 @@ def _configuration(settings: Settings, master: str) -> dict[str, str]:
     }
     user = {key: value for key, value in settings.spark.items() if key != "master"}
     return {**base, **user, **needed}
-
-
-__all__ = ["cores", "refuse_remote_master", "run_tasks", "spark_session", "stop_session", "table_session"]

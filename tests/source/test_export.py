@@ -69,7 +69,7 @@ def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database, replica
             lines = copied(database, snapshot, T)
             assert len(lines) == 1000
             assert b'"1","old"' in lines
-            snapshot.check()
+            snapshot.holder.execute("SELECT 1")
         held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_xmin IS NOT NULL"
         wait_for(lambda: scalar(conn, held + " AND pid <> pg_backend_pid()") == 0)
 
@@ -253,7 +253,7 @@ def test_the_exporter_outlives_the_timeouts_of_idle_sessions(database: Database,
         wait_for(lambda: _ended(careless))
     with exported_snapshot(database.conninfo, [T], replication_connections=replication) as snapshot:
         time.sleep(1.2)
-        snapshot.check()
+        snapshot.holder.execute("SELECT 1")
         assert len(copied(database, snapshot, T)) == 1
 
 
@@ -289,7 +289,7 @@ def test_a_lost_holder_is_noticed(database: Database) -> None:
         with pytest.raises(SourceUnavailable, match="held"), exported_snapshot(database.conninfo, [T]) as snapshot:  # noqa: PT012
             conn.execute("SELECT pg_terminate_backend(%s, 5000)", [snapshot.holder.info.backend_pid])
             with pytest.raises(SourceUnavailable):
-                snapshot.check()
+                snapshot.holder.execute("SELECT 1")
 
 
 def test_the_gate_compares_snapshots() -> None:

@@ -55,7 +55,6 @@ def test_pieces_cover_every_row_once_also_with_holes_and_toast(database: Databas
     assert len(set(ids)) == len(ids)
     assert parts[0][0].condition.count("ctid <") == 1
     assert "ctid <" not in parts[-1][0].condition, "the last piece is open-ended"
-    assert abs(sum(piece.rows_estimate for piece, _ in parts) - 7999) < 20
     assert sum(piece.bytes_estimate for piece, _ in parts) > 6 * MIB
 
 

@@ -13,7 +13,8 @@ from pyspark.errors import PySparkException
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import ProtocolError, SettingsError
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.spark.session import TXN_APP_ID, run_tasks, spark_session, table_session
+from pgcdc_assets.spark.session import TXN_APP_ID, spark_session, table_session
+from pgcdc_assets.spark.tasks import run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.core.arrays import Ints, list_texts, whole
 from pgcdc_assets.feed.schema import RAW, FeedColumn
 from pgcdc_assets.mirror.net.keyed import raw_texts
 
@@ -82,8 +82,8 @@ class _Step:
 
     def _values(self, rows: pa.Table) -> pa.Array:
         if self.text:
-            return raw_texts(_whole(rows[RAW]), self.column.source)
-        return _one_zero(_whole(rows[self.column.name]))
+            return raw_texts(whole(rows[RAW]), self.column.source)
+        return _one_zero(whole(rows[self.column.name]))
 
     def _comparable(self, values: pa.Array) -> pa.Array:
         return values if self._spelling is None else self._spelling.of(values)
@@ -104,10 +104,7 @@ class _Spelling:
     def of(self, lists: pa.ListArray) -> pa.StringArray:
         places = pc.index_in(self._comparable(lists.flatten()), value_set=self._letters)
         letters = pc.fill_null(pc.cast(places, pa.string()), "?")
-        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-        words = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), letters), ",")
-        return pc.if_else(lists.is_valid(), words, None)
+        return list_texts(lists, letters)
 
     def _comparable(self, items: pa.Array) -> pa.Array:
         return _one_zero(items) if self._inner is None else self._inner.of(items)
@@ -115,7 +112,3 @@ class _Spelling:
 
 def _one_zero(values: pa.Array) -> pa.Array:
     return pc.add(values, 0.0) if pa.types.is_floating(values.type) else values
-
-
-def _whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values

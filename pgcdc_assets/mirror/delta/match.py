@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from pgcdc_assets.core.arrays import Bools, Ints
+from pgcdc_assets.core.arrays import Bools, Ints, first_of_groups, whole
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import HASH, LEAF, OP, RAW, FeedColumn
 from pgcdc_assets.mirror.delta.keyindex import KeyIndex
@@ -225,7 +225,7 @@ def _raw_filled(
     names = pc.unique(pa.concat_arrays([map_keys(own), map_keys(given)])).to_pylist()
     texts = {name: raw_texts(own, name) for name in names}
     for name in masks.keys() & texts.keys():
-        texts[name] = _whole(pc.if_else(masks[name], raw_texts(given, name), texts[name]))
+        texts[name] = whole(pc.if_else(masks[name], raw_texts(given, name), texts[name]))
     return raw_maps(texts, len(own), own.type)
 
 
@@ -256,7 +256,7 @@ class _Copies:
         own, theirs = number[: len(asked)], number[len(asked) :]
         counts = np.zeros(int(number.max()) + 1, dtype=np.int64)
         counts[own] = self._left[asked]
-        taken = _first(theirs, counts)
+        taken = np.sort(first_of_groups(theirs, counts))
         self._left[asked] -= np.bincount(theirs[taken], minlength=len(counts))[own]
         return at[taken]
 
@@ -265,22 +265,9 @@ class _Copies:
             raise MergeMismatch(LACKS)
 
 
-def _first(group: Ints, counts: Ints) -> Ints:
-    """The places of the first ``counts[g]`` entries of every group g."""
-    order = np.argsort(group, kind="stable")
-    sorted_group = group[order]
-    starts = np.flatnonzero(np.diff(sorted_group, prepend=-1))
-    place = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
-    return np.sort(order[place < counts[sorted_group]])
-
-
 def _alive(group: RowGroup, at: Ints, rows: Ints) -> tuple[Ints, Ints]:
     there = group.alive[at]
     return at[there], rows[there]
-
-
-def _whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
 
 def _bools(values: pa.ChunkedArray | pa.Array) -> Bools:

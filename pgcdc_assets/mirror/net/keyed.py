@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pgcdc_assets.core.arrays import Bools, Ints
+from pgcdc_assets.core.arrays import Bools, Ints, list_texts, whole
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.schema import (
     COMMIT_LSN,
@@ -169,8 +169,7 @@ def key_numbers(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:
 
 
 def _codes(values: pa.Array | pa.ChunkedArray) -> Ints:
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
+    values = whole(values)
     if pa.types.is_floating(values.type):
         values = pc.add(values, 0.0)  # -0 and 0 are one key to Spark and to Delta's readers
     elif pa.types.is_list(values.type):
@@ -181,11 +180,7 @@ def _codes(values: pa.Array | pa.ChunkedArray) -> Ints:
 
 def _spelled(lists: pa.ListArray) -> pa.StringArray:
     """A text per list, equal for equal lists, because Arrow does not dictionary-encode lists."""
-    letters = pc.cast(pa.array(_codes(lists.flatten())), pa.string())
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    words = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), letters), ",")
-    return pc.if_else(lists.is_valid(), words, None)
+    return list_texts(lists, pc.cast(pa.array(_codes(lists.flatten())), pa.string()))
 
 
 def _combined(left: Ints, right: Ints) -> Ints:
@@ -211,8 +206,7 @@ def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]
 
 def raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:
     """The text of one column in a column of ``_pgcdc_raw`` maps; NULL where the map lacks it."""
-    texts = pc.map_lookup(raw, pa.scalar(name), "first")
-    return texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    return whole(pc.map_lookup(raw, pa.scalar(name), "first"))
 
 
 def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: Net) -> pa.Array:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.core.arrays import Ints, first_of_groups
 from pgcdc_assets.feed.schema import (
     COMMIT_LSN,
     COMMIT_TS,
@@ -71,11 +71,7 @@ def net_rows(events: pa.Table, columns: Sequence[FeedColumn]) -> NetRows:
 def _latest(group: Ints, candidates: Ints, wanted: Ints) -> Ints:
     """The last ``wanted[g]`` candidates (row numbers in order) of every group g."""
     backwards = candidates[::-1]
-    by_group = backwards[np.argsort(group[backwards], kind="stable")]
-    sorted_group = group[by_group]
-    starts = np.flatnonzero(np.diff(sorted_group, prepend=-1))
-    place = np.arange(len(by_group)) - np.repeat(starts, np.diff(np.append(starts, len(by_group))))
-    return by_group[place < wanted[sorted_group]]
+    return backwards[first_of_groups(group[backwards], wanted)]
 
 
 def _groups(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:

@@ -1,4 +1,4 @@
-"""PostgreSQL's text form into typed Arrow columns, the same for copies and changes.
+"""Turns PostgreSQL's text form into typed Arrow columns, in the same way for copies and changes.
 
 slices -> arraytext -> types -> typed
 

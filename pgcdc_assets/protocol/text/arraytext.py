@@ -1,9 +1,8 @@
-"""PostgreSQL's text form of arrays, taken apart for a whole column at once.
+"""Takes PostgreSQL's text form of arrays apart, for a whole column at once.
 
-Rules of "Array Input and Output Syntax": ``{1,NULL,"a \\"b\\" \\\\ c"}``. An element stands in quotes
-where it is empty, reads NULL, or holds a brace, the delimiter, a quote, a backslash or white space;
-inside of quotes a backslash takes the next byte as it is. All these marks are ASCII, so that bytes may
-be looked at one by one in UTF-8.
+Rules of "Array Input and Output Syntax": ``{1,NULL,"a \\"b\\" \\\\ c"}``. An element is in quotes if it is empty, reads
+NULL, or holds a brace, the delimiter, a quote, a backslash or white space; inside quotes a backslash makes the next
+byte literal. All these marks are ASCII, so that the bytes of UTF-8 can be looked at one by one.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.core.arrays import Bools, Ints, Octets
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.text.slices import Bytes, Flags, Positions, gathered, laid_out
+from pgcdc_assets.protocol.text.slices import gathered, laid_out
 
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE = (ord(mark) for mark in '"\\{}')
 _NULL: Final = np.frombuffer(b"NULL", np.uint8)
@@ -25,21 +25,22 @@ _NULL: Final = np.frombuffer(b"NULL", np.uint8)
 
 @dataclass(frozen=True)
 class Elements:
-    """A column of arrays as Arrow has lists: row i holds ``text[offsets[i]:offsets[i + 1]]``."""
+    """A column of arrays in the form of Arrow's lists: row i holds ``text[offsets[i]:offsets[i + 1]]``."""
 
     offsets: npt.NDArray[np.int32]
     text: pa.StringArray
-    """Of the elements, without quotes and escapes; NULL for NULL."""
+    """The elements' texts, without quotes and escapes; NULL for NULL."""
 
 
-def not_plain(text: pa.StringArray) -> Flags:
+def not_plain(text: pa.StringArray) -> Bools:
     """Which values are not lists: of two or more dimensions, or with other lower bounds (``[0:1]={...}``)."""
     odd = pc.or_(pc.starts_with(text, "["), pc.starts_with(text, "{{"))
     return np.asarray(odd.fill_null(False))
 
 
 def elements(text: pa.StringArray, delimiter: str = ",") -> Elements:
-    """Take plain values apart; NULL rows have no elements. ProtocolError for what is no such value."""
+    """Take plain values apart; NULL rows have no elements. Raises ProtocolError for a text that is not a plain
+    value."""
     octets, offsets = laid_out(text)
     present = np.asarray(text.is_valid())
     marks = _Marks.of(octets, offsets, ord(delimiter))
@@ -62,15 +63,15 @@ def elements(text: pa.StringArray, delimiter: str = ",") -> Elements:
 class _Marks:
     """Positions in the column's bytes, ascending."""
 
-    quotes: Positions
+    quotes: Ints
     """Quotes that open or close an element."""
-    escapes: Positions
+    escapes: Ints
     """Backslashes that make the next byte literal."""
-    structure: Positions
+    structure: Ints
     """Braces and delimiters outside of quotes."""
 
     @classmethod
-    def of(cls, octets: Bytes, offsets: Positions, delimiter: int) -> _Marks:
+    def of(cls, octets: Octets, offsets: Ints, delimiter: int) -> _Marks:
         quotes = np.flatnonzero(octets == _QUOTE)
         structure = np.flatnonzero((octets == _OPEN) | (octets == delimiter) | (octets == _CLOSE))
         escapes = _escapes(octets)
@@ -84,8 +85,8 @@ class _Marks:
             structure = structure[np.searchsorted(quotes, structure) & 1 == 0]
         return cls(quotes, escapes, structure)
 
-    def unquoted(self, octets: Bytes, starts: Positions, ends: Positions) -> tuple[Bytes, Positions, Positions]:
-        """The bytes without quotes and escapes, and where the elements stand in them."""
+    def unquoted(self, octets: Octets, starts: Ints, ends: Ints) -> tuple[Octets, Ints, Ints]:
+        """The bytes without quotes and escapes, and where in them the elements start and end."""
         if len(self.quotes) == 0 and len(self.escapes) == 0:
             return octets, starts, ends
         self._check_quoted(octets, starts, ends)
@@ -94,8 +95,8 @@ class _Marks:
         kept[dropped] = False
         return octets[kept], starts - np.searchsorted(dropped, starts), ends - np.searchsorted(dropped, ends)
 
-    def _check_quoted(self, octets: Bytes, starts: Positions, ends: Positions) -> None:
-        """Quotes stand at both ends of an element or nowhere in it, escapes only between quotes."""
+    def _check_quoted(self, octets: Octets, starts: Ints, ends: Ints) -> None:
+        """Check that quotes are at both ends of an element or nowhere in it, and escapes only between quotes."""
         first = np.searchsorted(self.quotes, starts)
         count = np.searchsorted(self.quotes, ends) - first
         quoted = octets[starts] == _QUOTE
@@ -104,20 +105,20 @@ class _Marks:
         _require(bool((np.searchsorted(self.quotes, self.escapes) & 1).all()))
 
 
-def _escapes(octets: Bytes) -> Positions:
+def _escapes(octets: Octets) -> Ints:
     """Backslashes that escape: the first, third, fifth ... of each run of them."""
-    found: Positions = np.flatnonzero(octets == _BACKSLASH)
+    found: Ints = np.flatnonzero(octets == _BACKSLASH)
     if len(found) == 0:
         return found
     number = np.arange(len(found))
     first_of_run = np.maximum.accumulate(np.where(np.diff(found, prepend=-2) == 1, 0, number))
-    escaping: Positions = found[(number - first_of_run) & 1 == 0]
+    escaping: Ints = found[(number - first_of_run) & 1 == 0]
     return escaping
 
 
-def _nulls(octets: Bytes, starts: Positions, ends: Positions) -> Flags:
+def _nulls(octets: Octets, starts: Ints, ends: Ints) -> Bools:
     """Elements that read NULL without quotes (with them they are six bytes long)."""
-    nulls: Flags = ends - starts == len(_NULL)
+    nulls: Bools = ends - starts == len(_NULL)
     where = np.flatnonzero(nulls)
     nulls[where] = (octets[starts[where, None] + np.arange(len(_NULL))] == _NULL).all(axis=1)
     return nulls

@@ -1,25 +1,20 @@
-"""Many slices of one buffer as one Arrow array: the step that column decoding and casts share."""
+"""Makes one Arrow array of many slices of a buffer, and the reverse: column decoding and casts share these steps."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-Positions = npt.NDArray[np.int64]
-"""Byte positions in a buffer."""
-Bytes = npt.NDArray[np.uint8]
-Flags = npt.NDArray[np.bool_]
-"""One truth value per row."""
+from pgcdc_assets.core.arrays import Bools, Ints, Octets
 
 
-def gathered(data: Any, starts: Positions, ends: Positions, valid: Flags | None = None) -> pa.BinaryArray:
+def gathered(data: Any, starts: Ints, ends: Ints, valid: Bools | None = None) -> pa.BinaryArray:
     """``data[starts[i]:ends[i]]`` for every i, copied together into one binary array; NULL where not ``valid``.
 
-    The slices must stand in order and not overlap, and ``data`` (an Arrow buffer or numpy bytes) must
-    be shorter than 2 GiB.
+    The slices must be in order and not overlap, and ``data`` (an Arrow buffer or numpy bytes) must be shorter than 2
+    GiB.
     """
     # Slice, gap, slice, gap ...: an array over the buffer as it is, of which Arrow then takes every second value.
     count = len(starts)
@@ -33,10 +28,10 @@ def gathered(data: Any, starts: Positions, ends: Positions, valid: Flags | None 
     return over.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32), mask=None if valid is None else ~valid))
 
 
-def laid_out(array: pa.Array) -> tuple[Bytes, Positions]:
+def laid_out(array: pa.Array) -> tuple[Octets, Ints]:
     """The bytes of a string or binary array, and its n + 1 offsets into them.
 
-    Values lie one behind the other and NULLs are empty, so nothing in the bytes is outside of a value.
+    Values follow one another without gaps and NULLs are empty, so all the bytes belong to values.
     """
     if array.null_count:
         array = array.fill_null("" if pa.types.is_string(array.type) else b"")

@@ -1,6 +1,6 @@
-"""From columns of PostgreSQL's text form to typed columns: the same code for copies and for changes.
+"""Turns columns of PostgreSQL's text form into typed columns, by the same code for copies and for changes.
 
-What a type cannot hold stands as text in ``_pgcdc_raw``, a map of column name to text.
+A value that its type cannot hold is kept as text in ``_pgcdc_raw``, a map of column name to text.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.core.arrays import Ints, Words, mixed, whole
 from pgcdc_assets.core.catalog import PgType
 from pgcdc_assets.protocol.text.slices import laid_out
 from pgcdc_assets.protocol.text.types import cast
@@ -29,7 +29,7 @@ _INVERSE: Final = pow(_FACTOR, -1, 1 << 64)
 
 
 class TextColumn(Protocol):
-    """A column as far as its cast goes: core's Column, protocol's ShapeColumn."""
+    """What a cast needs to know of a column: core's Column or protocol's ShapeColumn."""
 
     @property
     def name(self) -> str: ...
@@ -46,9 +46,9 @@ class Typed:
 
 
 def typed(text: Sequence[pa.Array | pa.ChunkedArray], columns: Sequence[TextColumn], rows: int) -> Typed:
-    """Cast ``rows`` values of each column. ProtocolError for text that PostgreSQL does not write."""
+    """Cast ``rows`` values of each column. Raises ProtocolError for text that PostgreSQL does not write."""
     values: list[pa.Array] = []
-    misfits: list[tuple[str, npt.NDArray[np.int64], pa.Array]] = []
+    misfits: list[tuple[str, Ints, pa.Array]] = []
     for array, column in zip(text, columns, strict=True):
         done = cast(array, column.type)
         values.append(done.values)
@@ -58,13 +58,13 @@ def typed(text: Sequence[pa.Array | pa.ChunkedArray], columns: Sequence[TextColu
     return Typed(values, _raw(misfits, rows))
 
 
-def _raw(misfits: Sequence[tuple[str, npt.NDArray[np.int64], pa.Array]], rows: int) -> pa.Array:
+def _raw(misfits: Sequence[tuple[str, Ints, pa.Array]], rows: int) -> pa.Array:
     if not misfits:
         return pa.nulls(rows, RAW_TYPE)
     at = np.concatenate([places for _, places, _ in misfits])
     order = np.argsort(at, kind="stable")
     names = pa.concat_arrays([pa.repeat(name, len(places)) for name, places, _ in misfits])
-    texts = pa.chunked_array([_whole(text) for _, _, text in misfits], pa.string()).combine_chunks()
+    texts = pa.chunked_array([whole(text) for _, _, text in misfits], pa.string()).combine_chunks()
     counts = np.bincount(at, minlength=rows)
     offsets = np.zeros(rows + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
@@ -72,30 +72,26 @@ def _raw(misfits: Sequence[tuple[str, npt.NDArray[np.int64], pa.Array]], rows: i
     return pa.MapArray.from_arrays(pa.array(offsets), keys, items, RAW_TYPE, mask=pa.array(counts == 0))
 
 
-def _whole(text: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
-
-
 def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], rows: int) -> pa.Array:
-    """An int64 per row, over its pairs of column name and text that are not NULL, in any order.
+    """An int64 per row: a hash of its pairs of column name and non-NULL text, whatever their order.
 
-    So it stays what it is when a column without values is added. It only narrows the search: rows with
-    equal hashes are still compared value by value. Stored in mirrors, so it must never change.
+    So it does not change when a column without values is added. It only narrows the search: rows with equal hashes are
+    still compared value by value. Stored in mirrors, so it must never change.
     """
     total = np.zeros(rows, _UNSIGNED)
     for array, name in zip(text, names, strict=True):
-        column = _whole(array).cast(pa.string())
+        column = whole(array).cast(pa.string())
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-        hashed = _mixed(_text_hash(column) ^ _UNSIGNED(seed))
+        hashed = mixed(_text_hash(column) ^ _UNSIGNED(seed))
         total += np.where(np.asarray(column.is_valid()), hashed, _UNSIGNED(0))
     return pa.array(total.view(np.int64))
 
 
-def _text_hash(text: pa.StringArray) -> npt.NDArray[np.uint64]:
-    """A polynomial in ``_FACTOR`` over each value's bytes, and its length.
+def _text_hash(text: pa.StringArray) -> Words:
+    """For each value, a polynomial in ``_FACTOR`` over its bytes, plus its length.
 
-    The powers run on over the whole buffer, so that one running sum serves all values; dividing by the
-    power at a value's start makes it the same wherever the value stands.
+    The powers go on over the whole buffer, so that one running sum serves all values; dividing by the power at a
+    value's start makes the result the same wherever the value lies.
     """
     octets, offsets = laid_out(text)
     sums = np.zeros(len(octets) + 1, _UNSIGNED)
@@ -105,20 +101,13 @@ def _text_hash(text: pa.StringArray) -> npt.NDArray[np.uint64]:
     return spans * _powers(_INVERSE, len(octets) + 1)[offsets[:-1]] + lengths
 
 
-def _powers(base: int, count: int) -> npt.NDArray[np.uint64]:
+def _powers(base: int, count: int) -> Words:
     powers = np.full(count, base, _UNSIGNED)
     powers[:1] = 1
     return np.cumprod(powers, out=powers)
 
 
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of SplitMix64: every bit of the input reaches every bit of the output."""
-    values = (values ^ values >> _UNSIGNED(30)) * _UNSIGNED(0xBF58476D1CE4E5B9)
-    values = (values ^ values >> _UNSIGNED(27)) * _UNSIGNED(0x94D049BB133111EB)
-    return values ^ values >> _UNSIGNED(31)
-
-
 def row_identities(rows: int) -> pa.Array:
-    """``_pgcdc_row`` of new rows of a multiset: unlike any other, ever."""
+    """``_pgcdc_row`` of new rows of a multiset: different from any other, ever."""
     numbers = pc.cast(pa.array(np.arange(rows, dtype=np.int64)), pa.string())
     return pc.binary_join_element_wise(pa.scalar(uuid.uuid4().hex), numbers, "-")

@@ -1,9 +1,9 @@
-"""Columns of PostgreSQL's text form as columns of Arrow types: the table of types, and the casts.
+"""Casts columns of PostgreSQL's text form to columns of Arrow types; holds the table of types.
 
-Text is as sessions with ``DateStyle=ISO, bytea_output=hex, extra_float_digits=1`` write it. What does
-not fit the Arrow type (NaN in a decimal, infinity, BC and years past 9999 in dates, arrays of two
-dimensions) is marked and left NULL, never clipped or guessed; what PostgreSQL cannot have written is a
-ProtocolError. Casts are Arrow's, under rules that each value meets or not on its own, whatever its neighbours.
+Text is as sessions with ``DateStyle=ISO, bytea_output=hex, extra_float_digits=1`` write it. A value that does not fit
+the Arrow type (NaN in a decimal, infinity, BC and years past 9999 in dates, arrays of two dimensions) is marked and
+left NULL, never clipped or guessed. Text that PostgreSQL cannot have written is a ProtocolError. The casts are Arrow's;
+whether a value fits depends on that value alone, not on its neighbours.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.core.arrays import Bools, whole
 from pgcdc_assets.core.catalog import PgType
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.text.arraytext import elements, not_plain
-from pgcdc_assets.protocol.text.slices import Flags, gathered, laid_out
+from pgcdc_assets.protocol.text.slices import gathered, laid_out
 
 _BOOL, _BYTEA, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 16, 17, 1700, 1082, 1114, 1184
 _VECTORS: Final = (22, 30)
@@ -36,10 +37,10 @@ _SCALARS: Final[dict[int, pa.DataType]] = {
     _TIMESTAMP: pa.timestamp("us"),
     _TIMESTAMPTZ: pa.timestamp("us", "UTC"),
 }
-"""By OID, which is fixed for built-in types. Types that are not listed stay text."""
+"""Arrow types by OID, which is fixed for built-in types. Types that are not listed stay text."""
 
 MAX_PRECISION: Final = 38
-"""Digits of Delta's (and Arrow's 128-bit) decimals."""
+"""Most digits of Delta's (and Arrow's 128-bit) decimals."""
 
 _CLOCK = r"\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?"
 _ZONE = r"[+-]\d\d(?::\d\d){0,2}"
@@ -47,11 +48,11 @@ _OUTSIDE: Final = {
     oid: rf"^(?:-?infinity|\d{{5,}}-{rest}(?: BC)?|\d{{4}}-{rest} BC)$"
     for oid, rest in ((_DATE, r"\d\d-\d\d"), (_TIMESTAMP, _CLOCK), (_TIMESTAMPTZ, _CLOCK + _ZONE))
 }
-"""What dates and timestamps outside of 0001 to 9999 look like. Arrow parses none of it."""
+"""Patterns of dates and timestamps outside 0001 to 9999. Arrow parses none of them."""
 _NUMBER: Final = r"^(?:NaN|-?Infinity|-?(?:0|[1-9]\d*)(?:\.\d+)?)$"
-"""How numeric is written: never with an exponent, nor with leading zeros."""
+"""The pattern of numeric: never with an exponent, nor with leading zeros."""
 _ZONE_SECONDS = r"(?P<sign>[+-])\d\d:\d\d:(?P<seconds>[0-5]\d)$"
-"""Local mean times of before the zones have offsets with seconds, which Arrow does not parse."""
+"""Local mean times, from before time zones, have offsets with seconds, which Arrow does not parse."""
 _SPAN: Final = {"day": (-719_162, 2_932_896), "us": (-62_135_596_800_000_000, 253_402_300_799_999_999)}
 """First and last day, and microsecond, of years 0001 to 9999, since 1970."""
 
@@ -59,8 +60,8 @@ _SPAN: Final = {"day": (-719_162, 2_932_896), "us": (-62_135_596_800_000_000, 25
 @dataclass(frozen=True)
 class Cast:
     values: pa.Array
-    unfit: Flags | None
-    """Rows whose text is not NULL but does not fit: NULL in ``values``. None where there are none."""
+    unfit: Bools | None
+    """Rows whose text is not NULL but does not fit; they are NULL in ``values``. None if there are no such rows."""
 
 
 def arrow_type(of: PgType) -> pa.DataType:
@@ -76,9 +77,9 @@ def arrow_type(of: PgType) -> pa.DataType:
 def cast(text: pa.Array | pa.ChunkedArray, of: PgType) -> Cast:
     """Cast a column of text (any string type, NULL for NULL) to ``arrow_type(of)``.
 
-    Raises ProtocolError for text that PostgreSQL does not write for this type; the value is not told.
+    Raises ProtocolError, which does not quote the value, for text that PostgreSQL does not write for this type.
     """
-    column = text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
+    column = whole(text)
     column = column if pa.types.is_string(column.type) else column.cast(pa.string())
     stored = _stored(of)
     try:
@@ -100,15 +101,15 @@ def _is_array(of: PgType) -> bool:
 
 
 def _element(of: PgType) -> PgType:
-    """The typmod of ``numeric(10,2)[]`` stands with the array; that of a domain with the domain."""
+    """The element type: the typmod of ``numeric(10,2)[]`` belongs to the array; that of a domain to the domain."""
     assert of.element is not None
     return of.element if of.typmod == -1 else replace(of.element, typmod=of.typmod)
 
 
 def _decimal(typmod: int) -> pa.Decimal128Type | None:
-    """The decimal that holds all of numeric(precision, scale); None where none does.
+    """The decimal type that holds every numeric(precision, scale); None if there is none.
 
-    Since PostgreSQL 15 the scale may be negative, numeric(2,-3) for 99000, or above the precision.
+    Since PostgreSQL 15 the scale may be negative (numeric(2,-3) holds 99000), or above the precision.
     """
     if typmod < 4:
         return None
@@ -160,15 +161,15 @@ def _cast_numeric(text: pa.StringArray, of: PgType) -> Cast:
     target = _decimal(of.typmod)
     assert target is not None
     _, offsets = laid_out(text)
-    # Arrow (26) lets a number of 39 digits wrap around: it gets those alone that cannot be so long.
+    # Arrow (26) lets a number of 39 digits wrap around, so it gets only numbers that cannot be so long.
     if int(np.diff(offsets).max(initial=0)) + target.scale <= MAX_PRECISION:
         try:
             return Cast(text.cast(target), None)
         except pa.ArrowInvalid:
-            pass  # Something does not fit, or is no number: to be told apart one by one.
+            pass  # Something does not fit, or is not a number: each value is checked by itself.
     unfit = _matching(text, _NUMBER) & ~_matching(text, _fitting(target))
     kept = _without(text, unfit)
-    # Zeros behind the scale change nothing, but would count as digits.
+    # Zeros beyond the scale change nothing, but would count as digits.
     short = pc.replace_substring_regex(kept, rf"^([^.]*\.\d{{{target.scale}}})0+$", r"\1")
     return Cast(short.cast(target), unfit)
 
@@ -187,7 +188,7 @@ def _cast_timestamp(text: pa.StringArray, of: PgType) -> Cast:
     return _within_years(*_cast_or_outside(text, of), pa.int64(), "us")
 
 
-def _cast_or_outside(text: pa.StringArray, of: PgType) -> tuple[pa.Array, Flags | None]:
+def _cast_or_outside(text: pa.StringArray, of: PgType) -> tuple[pa.Array, Bools | None]:
     target = arrow_type(of)
     try:
         return text.cast(target), None
@@ -200,7 +201,7 @@ def _cast_or_outside(text: pa.StringArray, of: PgType) -> tuple[pa.Array, Flags 
 
 
 def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
-    """timestamptz with offsets of which some have seconds: these are cut off and subtracted afterwards."""
+    """Cast timestamptz if some offsets have seconds: these are cut off and subtracted afterwards."""
     odd = _matching(text, _ZONE_SECONDS)
     to_minutes = pc.replace_substring_regex(text, r"^(.*[+-]\d\d:\d\d):[0-5]\d$", r"\1")
     values = to_minutes.cast(_SCALARS[_TIMESTAMPTZ])
@@ -212,8 +213,8 @@ def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
     return pc.subtract(values, pa.array(shift))
 
 
-def _within_years(values: pa.Array, unfit: Flags | None, number: pa.DataType, unit: str) -> Cast:
-    """Also text of a year from 0001 to 9999 may be outside of them in UTC."""
+def _within_years(values: pa.Array, unfit: Bools | None, number: pa.DataType, unit: str) -> Cast:
+    """Mark what lies outside years 0001 to 9999 in UTC, which is possible even if its text has a year within them."""
     first, last = _SPAN[unit]
     numbers = values.view(number)
     seen = pc.min_max(numbers).as_py()
@@ -229,7 +230,7 @@ def _cast_bytea(text: pa.StringArray, of: PgType) -> Cast:
     _require(not (offsets & 1).any())
     pairs = octets.reshape(-1, 2)
     high, low = _NIBBLES[pairs[:, 0]], _NIBBLES[pairs[:, 1]]
-    # The marks \x are two bytes too, and of all pairs those that are not hexadecimal.
+    # The marks \x are pairs of bytes too, and must be the only pairs that are not hexadecimal.
     starts, ends = offsets[:-1] >> 1, offsets[1:] >> 1
     marks = starts[valid]
     _require(np.array_equal(np.flatnonzero((high | low) > 15), marks))
@@ -243,7 +244,8 @@ def _cast_array(text: pa.StringArray, of: PgType) -> Cast:
     found = elements(plain, of.delimiter)
     inner = cast(found.text, _element(of))
     if inner.unfit is not None and inner.unfit.any():
-        # One element that does not fit makes the array not fit. Again without these: a NULL list has no elements.
+        # If one element does not fit, its array does not fit. Cast again without such arrays, because a NULL list has
+        # no elements.
         rows = np.searchsorted(found.offsets, np.flatnonzero(inner.unfit), side="right") - 1
         unfit[rows] = True
         return Cast(_cast_array(_without(text, unfit), of).values, unfit)
@@ -252,11 +254,11 @@ def _cast_array(text: pa.StringArray, of: PgType) -> Cast:
     return Cast(lists, unfit if unfit.any() else None)
 
 
-def _matching(text: pa.StringArray, pattern: str) -> Flags:
+def _matching(text: pa.StringArray, pattern: str) -> Bools:
     return np.asarray(pc.match_substring_regex(text, pattern).fill_null(False))
 
 
-def _without(values: pa.Array, rows: Flags) -> pa.Array:
+def _without(values: pa.Array, rows: Bools) -> pa.Array:
     return pc.if_else(pa.array(~rows), values, pa.scalar(None, values.type)) if rows.any() else values
 
 

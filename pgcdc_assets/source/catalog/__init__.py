@@ -1,4 +1,4 @@
-"""The source's catalog as plain facts, and what changes in it without a word in the stream.
+"""The source's catalog as plain facts, and the changes in it that the stream does not carry.
 
 tables      tables, columns, keys, leaves    mirrorkey   the choice of a mirror's key: pure
 pgtypes     types down to their base         typeparts   what values of a type are made of

@@ -1,7 +1,7 @@
-"""What publications publish, from the bare catalog: without waiting for anybody's lock.
+"""Reads what publications publish from the bare catalog, without waiting for anybody's lock.
 
-The rules are those of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c), except that a row filter's
-text cannot be had this way: to write it out PostgreSQL opens the table.
+The rules are those of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c), except that a row filter's text
+cannot be read this way: PostgreSQL opens the table to write it out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCHEMA_MEMBERS: Final = """
   JOIN pg_catalog.pg_class c ON c.relnamespace = s.pnnspid
   WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
 """
-# A table that is published for its schema, or with all tables, has neither list nor filter.
+# A table that is published with its schema, or with all tables, has neither a column list nor a filter.
 _OWN_ROW: Final = """
 LEFT JOIN pg_catalog.pg_publication_rel own ON own.prpubid = p.oid AND own.prrelid = c.oid AND NOT p.puballtables
   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s
@@ -68,8 +68,8 @@ WHERE %(oids)s::oid[] IS NULL OR c.oid = ANY(%(oids)s) ORDER BY c.oid, p.pubname
 def read_beside_locks(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
 ) -> list[tuple[Any, ...]]:
-    """Rows as of pg_publication_tables: oid, publication, its four operations, via_root, columns (None before 15: all),
-    row filter (always None). CopyBlocked for a table that has one."""
+    """Rows like those of pg_publication_tables: oid, publication, its four operations, via_root, columns (None before
+    15: all), row filter (always None). Raises CopyBlocked for a table that has a row filter."""
     lists = conn.info.server_version >= LISTS_SINCE
     query = _QUERY.format(
         members=_MEMBERS + (_SCHEMA_MEMBERS if lists else ""),

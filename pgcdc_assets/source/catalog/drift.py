@@ -1,37 +1,32 @@
-"""What no LSN shows: tables, columns, partitions and publications that changed behind the stream.
+"""Finds what no LSN shows: changes of tables, columns, partitions and publications that the stream does not carry.
 
 Pure comparisons of a table as it was (when it was copied, or last seen) with the live catalog.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-import psycopg
-
-from pgcdc_assets.core.catalog import Catalog, Column, Leaf, PgType, Table
+from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.source.catalog.tables import read_catalog
 
 
 class Remedy(StrEnum):
-    """The way back from a drift."""
+    """What a drift requires."""
 
     COPY = "copy"
-    """Rows were there, or went, that the stream never carried: the table must be copied again."""
+    """Rows came or went that the stream never carried: the table must be copied again."""
     SET_ASIDE = "set_aside"
-    """Cannot be followed exactly: wait for the user's word."""
+    """The table cannot be followed exactly: wait for the user's decision."""
     FOLLOW = "follow"
-    """Nothing: the stream carries it."""
+    """Nothing to do: the stream carries it."""
     NONE = "none"
-    """A table that came or went: the settings and ``pgcdc setup`` decide."""
+    """The table is gone: the settings and ``pgcdc setup`` decide."""
 
 
 class DriftKind(StrEnum):
-    NEW = "new"
     UNPUBLISHED = "unpublished"
     RECREATED = "recreated"
     REPUBLISHED = "republished"
@@ -54,27 +49,11 @@ class Drift:
         return f"table {self.table}: {self.what}"
 
 
-def watch(conn: psycopg.Connection[Any], saved: Catalog, patterns: Sequence[str] = ()) -> tuple[Catalog, list[Drift]]:
-    """The live catalog, and what differs from the saved one, by table."""
-    live = read_catalog(conn, saved.identity, saved.publications, patterns)
-    return live, changes(saved.tables, live.tables)
-
-
-def changes(saved: Sequence[Table], live: Sequence[Table]) -> list[Drift]:
-    """All differences. A table may have several; COPY outweighs SET_ASIDE, which outweighs FOLLOW."""
-    before = {table.name: table for table in saved}
-    now = {table.name: table for table in live}
-    found: list[Drift] = []
-    for name in sorted(before.keys() | now.keys()):
-        if name not in before:
-            found.append(Drift(name, DriftKind.NEW, Remedy.NONE, "is published now"))
-        else:
-            found += table_changes(before[name], now.get(name))
-    return found
-
-
 def table_changes(before: Table, now: Table | None) -> list[Drift]:
-    """One table as it was against as it is; None: not published any more, or dropped."""
+    """All differences between a table as it was and as it is; ``now`` is None if it is no longer published, or dropped.
+
+    Of several remedies, COPY outweighs SET_ASIDE, which outweighs FOLLOW.
+    """
     name = before.name
     if now is None:
         return [Drift(name, DriftKind.UNPUBLISHED, Remedy.NONE, "is not published any more, or was dropped")]
@@ -96,7 +75,7 @@ def _publication(before: Table, now: Table) -> Iterator[Drift]:
 
 
 def _partitions(before: Table, now: Table) -> Iterator[Drift]:
-    """ATTACH brings rows and DETACH takes some, without a word in the stream."""
+    """ATTACH adds rows and DETACH removes some, and the stream carries neither."""
     old, new = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
     for oid in sorted(old.keys() ^ new.keys()):
         what = f"lost partition {old[oid].name}" if oid in old else f"has a new partition {new[oid].name}"
@@ -109,9 +88,10 @@ def _partitions(before: Table, now: Table) -> Iterator[Drift]:
 
 
 def _storage(before: Table, now: Table) -> Iterator[Drift]:
-    """TRUNCATE, VACUUM FULL and CLUSTER give new files too, but leave pg_attribute alone, and follow the stream.
+    """TRUNCATE, VACUUM FULL and CLUSTER make new files too, but leave pg_attribute alone, and the stream stays exact.
 
-    Where nothing else tells these from what does not follow it, new files are enough.
+    Where nothing else distinguishes these from a rewrite that the stream does not carry, new files are enough for a
+    drift.
     """
     if _new_files(before, now) and _altered_columns(before, now):
         yield Drift(before.name, DriftKind.REWRITTEN, Remedy.SET_ASIDE, "its rows were rewritten by ALTER TABLE")
@@ -143,7 +123,7 @@ def _stores(table: Table) -> dict[int, Table | Leaf]:
 
 
 def _altered_columns(before: Table, now: Table) -> bool:
-    """Whether a pg_attribute row of a column that both have was written again."""
+    """Whether the pg_attribute row of a column that both have was written anew."""
     old, new = (dict(mark.split(":") for mark in table.column_rows.split()) for table in (before, now))
     return any(old[attnum] != new[attnum] for attnum in old.keys() & new.keys())
 
@@ -183,12 +163,12 @@ def _columns(before: Table, now: Table) -> Iterator[Drift]:
 
 
 def _changed(was: PgType, is_: PgType) -> bool:
-    """A type that was renamed is the same one."""
+    """Whether the type is another one; a renamed type is the same."""
     return (was.oid, was.typmod) != (is_.oid, is_.typmod)
 
 
 def _added(before: Table, now: Table, column: Column) -> Drift:
-    """Followed exactly only where every older row has NULL in it."""
+    """An added column is followed exactly only if every older row has NULL in it."""
     if column.attnum <= before.highest_attnum:
         return _column_change(before, f'column "{column.name}", which was there before, is published now')
     if column.missing is not None or column.not_null or column.generated:

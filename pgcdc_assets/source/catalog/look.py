@@ -1,7 +1,7 @@
 """A look at the catalog: the published tables, and a fingerprint of the catalog's rows behind them.
 
-Reading all facts of 1,000 tables takes a quarter of a second, the fingerprint a few milliseconds: so each consistent
-point can have a look of its own, which is newer than all that the point stands for.
+Reading all facts of 1,000 tables takes a quarter of a second, the fingerprint a few milliseconds. So each consistent
+point can have a look of its own, which is newer than everything that the point covers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pgcdc_assets.source.catalog.drift import table_changes
 from pgcdc_assets.source.catalog.tables import at_one_moment, read_tables
 
 _SUM = "count(*)::text || ':' || coalesce(sum(hashint8extended(xmin::text::int8, {})), 0)::text"
-# Whoever changes a row of the catalog writes a new one with an xmin of its own, or none: no two sums are alike.
-# Types' values, partitions and publications are few: all of them, so that a new one is seen too.
+# A change of a catalog row writes a new row with an xmin of its own, a deletion writes none: no two sums are alike.
+# Types' values, partitions and publications are few, so all of them are summed, and a new one is seen too.
 _PARTS = {
     "pg_class": "oid::int8|oid = ANY(%(relations)s)",
     "pg_attribute": "attrelid::int8 * 65536 + attnum|attrelid = ANY(%(relations)s) AND attnum > 0",
@@ -33,7 +33,7 @@ _PARTS = {
     "pg_publication_rel": "oid::int8|true",
     "pg_publication_namespace": "oid::int8|true",
 }
-# Tables, their leaves and what stands between them, and the composite types that their values are made of.
+# Tables, their leaves and the branches between them, and the composite types that their values are made of.
 _RELATIONS = """
 WITH RECURSIVE above (oid) AS (
   SELECT unnest(%(oids)s::oid[])
@@ -45,7 +45,7 @@ SELECT oid FROM above UNION SELECT typrelid FROM pg_catalog.pg_type WHERE oid = 
 
 @dataclass(frozen=True)
 class CatalogLook:
-    """``relations``: the oids whose rows the fingerprint is of."""
+    """``relations``: the oids of the relations whose rows are in the fingerprint."""
 
     tables: tuple[Table, ...]
     relations: tuple[int, ...]
@@ -63,12 +63,13 @@ class CatalogLook:
             return cls(tables, relations, _fingerprint(conn, relations))
 
     def shows(self, table: Table) -> bool:
-        """Whether it saw this table just as it is here, before or after: marks that changed never come back."""
+        """Whether it saw this table exactly as given, which may be older or newer: marks that changed never come
+        back."""
         seen = next((other for other in self.tables if other.name == table.name), None)
         return not table_changes(table, seen)
 
     def stands(self, conn: psycopg.Connection[Any]) -> bool:
-        """Whether nothing of what it saw has changed since, nor changed and changed back."""
+        """Whether nothing that it saw has changed since, not even changed and changed back."""
         return _fingerprint(conn, self.relations) == self.fingerprint
 
 

@@ -1,8 +1,8 @@
 """The choice of a mirror's key: pure rules over the facts of indexes and replica identities.
 
-The stream names an old row by its replica identity. So the key is the primary key only where that
-identity carries it, and else the identity index. A deferrable key is none: with it ``SET id = -id``
-lets two rows swap keys within one statement, which no net effect per key can follow.
+The stream names an old row by its replica identity. So the key is the primary key only if that identity carries it,
+else the identity index. A deferrable key does not count: with it ``SET id = -id`` lets two rows swap keys within one
+statement, which no net effect per key can follow.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class RowIdentity:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Columns of a key tuple ``K``; none for FULL (whole rows) and where there is no identity."""
+        """Columns of a key tuple ``K``; none for FULL (whole rows) and without an identity."""
         return {"d": self.primary, "i": self.index}.get(self.replica_identity, ())
 
     @property
     def publishable(self) -> bool:
-        """Whether PostgreSQL lets updates of a table pass whose updates are published."""
+        """Whether PostgreSQL accepts updates of the table if these are published."""
         return self.replica_identity == "f" or bool(self.carried)
 
     def delivers(self, key: Sequence[str]) -> bool:
@@ -62,7 +62,7 @@ class RowIdentity:
 def mirror_key(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequence[str]) -> tuple[str, ...]:
     """The key of a table whose rows arrive from ``senders`` (itself, or its leaves); () for none.
 
-    A root's own candidates alone count: a key of leaves only is not unique over all of them.
+    Only a root's own candidates count: a key that only leaves have is not unique over all of them.
     """
     for key in own.candidates():
         if set(key) <= set(published) and all(sender.delivers(key) for sender in senders):

@@ -17,8 +17,8 @@ _PART = re.compile(r'"(?:[^"]|"")+"|[^".\s][^".]*')
 class TablePatterns:
     """``schema.table`` with ``*`` and ``?``; a leading ``-`` excludes. A bare name means public.
 
-    A table is meant if no exclusion matches it, and an inclusion does or there is none. Names are
-    compared as they are written in the catalog; a part in double quotes is taken verbatim.
+    A table is meant if no exclusion matches it, and an inclusion does or there is no inclusion. Names are compared as
+    they are written in the catalog; a part in double quotes is taken verbatim.
     """
 
     included: tuple[re.Pattern[str], ...] = ()

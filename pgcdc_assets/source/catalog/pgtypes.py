@@ -10,7 +10,7 @@ import psycopg
 
 from pgcdc_assets.core.catalog import PgType
 
-# An array type proper is the typarray of its element: int2vector and its like are not, and print otherwise.
+# A proper array type is the typarray of its element; int2vector and its like are not, and print differently.
 _QUERY = """
 SELECT t.oid, t.typname::text, t.typtype::text, t.typdelim::text,
        CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE 0 END, t.typtypmod,

@@ -1,7 +1,7 @@
 """What publications publish, as the server itself resolves it (pg_publication_tables).
 
-That view waits for whoever holds ACCESS EXCLUSIVE on a published table: an open TRUNCATE or ALTER TABLE, a
-VACUUM FULL. The stream does not, and must not stand still for it: then the bare catalog is read instead.
+That view waits for whoever holds ACCESS EXCLUSIVE on a published table: an open TRUNCATE or ALTER TABLE, a VACUUM FULL.
+The stream does not wait for such a lock, and we must not stop it either: then the bare catalog is read instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pgcdc_assets.source.catalog.bare import LISTS_SINCE, read_beside_locks
 
 _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
 GENERATED_SINCE = 180000
-"""publish_generated_columns; before it a generated column is never in the stream, though 15 lists it."""
+"""The version that brought publish_generated_columns; before it a generated column is never in the stream, though 15
+lists it."""
 
 _QUERY = """
 SELECT c.oid, p.pubname::text, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, {lists}
@@ -36,7 +37,7 @@ _NO_LISTS = "NULL::text[], NULL::text"
 
 @dataclass(frozen=True)
 class Published:
-    """One relation as the stream of some publications has it together."""
+    """One relation as the stream of several publications together carries it."""
 
     oid: int
     publications: tuple[str, ...]
@@ -53,20 +54,20 @@ class Published:
 def read_published(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
 ) -> dict[int, Published]:
-    """The relations of these publications by oid: leaves or roots, as each publication has it.
+    """The relations of these publications by oid: leaves or roots, as each publication lists them.
 
-    ``oids`` asks for some of them only, which is much cheaper among hundreds.
+    ``oids`` restricts them to these, which is much cheaper among hundreds.
     """
     lists = _LISTS if conn.info.server_version >= LISTS_SINCE else _NO_LISTS
     query = _QUERY.format(lists=lists, only="" if oids is None else _ONLY)
     wanted = {"names": list(publications), "oids": sorted(set(oids or ()))}
     try:
-        # Rolled back, so that the caller's own transaction keeps its time limit.
+        # A rollback, so that the caller's own transaction keeps its time limit.
         with conn.transaction(force_rollback=True):
             conn.execute(_LOCK_TIMEOUT)
             found = conn.execute(query.encode(), wanted).fetchall()
     except (LockNotAvailable, InternalError_):
-        # The latter where a table is dropped while the view is read: "could not open relation with OID".
+        # The latter is raised if a table is dropped while the view is read: "could not open relation with OID".
         found = read_beside_locks(conn, publications, oids)
     rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for row in found:
@@ -75,7 +76,8 @@ def read_published(
 
 
 def _combined(oid: int, entries: list[tuple[Any, ...]]) -> Published:
-    """Several publications of one table: any of them publishes an operation, and filters are OR-ed.
+    """Combines several publications of one table: an operation is published if any of them publishes it, and filters
+    are OR-ed.
 
     Different column lists of one table are an error of the server itself.
     """
@@ -120,7 +122,7 @@ WHERE classid = 'pg_catalog.pg_class'::regclass AND objid = ANY(%s) AND objsubid
 def read_places(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, str]:
     """xmin of the row in pg_depend that ties each relation to its schema: SET SCHEMA alone writes a new one.
 
-    Only a publication of a schema loses a table by that, and regains it when the table comes back.
+    Only a publication of a schema loses a table that way, and regains it when the table comes back.
     """
     return dict(conn.execute(_PLACES, [sorted(set(oids))]).fetchall())
 

@@ -52,8 +52,8 @@ SELECT i.indrelid, i.indisprimary, i.indisreplident,
 FROM pg_catalog.pg_index i
 WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident)
 """
-# Not by pg_partition_tree, which would wait for whoever has a leaf locked. A DETACH CONCURRENTLY that was ended before
-# its second half leaves a partition that no query of its table sees any more.
+# Without pg_partition_tree, which would wait for whoever has a leaf locked. A DETACH CONCURRENTLY that was interrupted
+# before its second half leaves a partition that no query of its table sees any more.
 _LEAVES = """
 WITH RECURSIVE tree (root, oid) AS (
   SELECT r.oid, r.oid FROM unnest(%s::oid[]) AS r (oid)
@@ -63,7 +63,7 @@ WITH RECURSIVE tree (root, oid) AS (
 )
 SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid WHERE c.relkind <> 'p'
 """
-# Up from each leaf: a branch with partitions of its own may be detached and attached too.
+# Upwards from each leaf, because a branch with partitions of its own may be detached and attached too.
 _ATTACHED = """
 WITH RECURSIVE chain (leaf, parent, level, mark) AS (
   SELECT inhrelid, inhparent, 1, inhparent::text || ':' || xmin::text
@@ -77,7 +77,7 @@ SELECT leaf, string_agg(mark, ' ' ORDER BY level) FROM chain GROUP BY leaf
 
 @dataclass(frozen=True)
 class CatalogRelation:
-    """A row of pg_class with its columns and identity, before publications have their say."""
+    """A row of pg_class with its columns and identity, whatever publications say of it."""
 
     oid: int
     name: TableName
@@ -107,7 +107,7 @@ class CatalogRelation:
 
 
 def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, CatalogRelation]:
-    """The relations that still exist under these oids. Four queries, however many."""
+    """The relations that still exist under these oids. Four queries, however many relations."""
     wanted = sorted(set(oids))
     heads = list(conn.execute(_RELATIONS, [wanted]))
     attributes = list(conn.execute(_COLUMNS, [wanted]))
@@ -163,9 +163,10 @@ def read_tables(
 
 @contextmanager
 def at_one_moment(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """One snapshot for all queries: half of an ALTER PUBLICATION would look like a table lost and regained."""
+    """Gives all queries one snapshot: half of an ALTER PUBLICATION would look like a table that was lost and
+    regained."""
     if conn.info.transaction_status != TransactionStatus.IDLE:
-        yield  # The caller's own.
+        yield  # The caller has opened a transaction of its own.
         return
     with conn.transaction():
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -183,7 +184,8 @@ def read_catalog(
 def relation_facts(
     conn: psycopg.Connection[Any], relations: Mapping[int, Iterable[int]], publications: Sequence[str]
 ) -> dict[int, RelationFacts]:
-    """What Relation messages lack, as the catalog has it now. ``relations``: for each its columns' types, by OID.
+    """What Relation messages lack, as the catalog has it now. ``relations``: the OIDs of each relation's column types,
+    by its OID.
 
     Some ten queries, however many relations: a transaction may touch thousands. ``table`` is the relation itself: a
     leaf has its own columns by its own attnums, its root's name, and the root's key by the leaf's attnums. It is None
@@ -212,7 +214,7 @@ def relation_facts(
 
 @dataclass(frozen=True)
 class _Assembly:
-    """Relations and what is published of them, put together as tables."""
+    """Puts relations, and what is published of them, together as tables."""
 
     server_version: int
     published: Mapping[int, Published]
@@ -240,7 +242,7 @@ class _Assembly:
         return [made[name] for name in sorted(made)]
 
     def plain(self, relation: CatalogRelation) -> Table:
-        """A table that is published as itself; a partitioned one then carries its leaves' rows."""
+        """A table that is published as itself; a partitioned one then stands for its leaves' rows."""
         rows = [self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations]
         senders = [relation.identity, *(leaf.identity for leaf in rows)]
         return self._table(relation, relation.oid, senders, rows)
@@ -265,7 +267,7 @@ class _Assembly:
 
     @cached_property
     def _roots(self) -> dict[int, Table]:
-        """The roots of published leaves, each put together once: it may have thousands of them."""
+        """The roots of published leaves. Each is put together once, because it may have thousands of leaves."""
         senders: dict[int, list[CatalogRelation]] = defaultdict(list)
         for relation in self.relations.values():
             if relation.root and not relation.partitioned and relation.oid in self.published:
@@ -341,6 +343,7 @@ class _Assembly:
 
 
 def _with_defaults_of(leaves: Sequence[CatalogRelation], columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """ADD COLUMN ... DEFAULT notes the value of older rows where these are: at the leaves, not at their root."""
+    """The columns with the leaves' defaults: ADD COLUMN ... DEFAULT notes the value of older rows at the leaves, which
+    hold them, and not at their root."""
     noted = {column.name: column.missing for leaf in leaves for column in leaf.columns if column.missing is not None}
     return tuple(replace(column, missing=noted.get(column.name, column.missing)) for column in columns)

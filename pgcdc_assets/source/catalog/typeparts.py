@@ -18,7 +18,8 @@ NAMING_TYPES = frozenset(
     {"aclitem", "regclass", "regcollation", "regconfig", "regdatabase", "regdictionary", "regnamespace", "regoper",
      "regoperator", "regproc", "regprocedure", "regrole", "regtype"}
 )  # fmt: skip
-"""A value is the OID of an object, its text the object's name: a rename changes it, and leaves no trace here."""
+"""Types whose value is the OID of an object and whose text is the object's name: a rename changes the text, and leaves
+no trace here."""
 
 _INNER = """
 SELECT t.typbasetype AS oid
@@ -56,13 +57,13 @@ class _Part:
 
 @dataclass(frozen=True)
 class TypeParts:
-    """The types that some columns need, with all that is inside of them."""
+    """The types that some columns need, with all types inside them."""
 
     parts: Mapping[int, _Part] = field(default_factory=dict)
 
     @classmethod
     def read(cls, conn: psycopg.Connection[Any], oids: Iterable[int]) -> TypeParts:
-        """One query, however many and however deep."""
+        """Read with one query, however many types and however deep."""
         found = {}
         for oid, name, family, inner, labels, attributes in conn.execute(_PARTS, [sorted(set(oids))]):
             values = tuple((int(row), xmin, label) for row, xmin, label in (text.split(" ", 2) for text in labels))
@@ -88,7 +89,7 @@ class TypeParts:
         return [part.name for part in self._within(types) if part.name in NAMING_TYPES and part.family == "b"]
 
     def _within(self, types: Iterable[int]) -> list[_Part]:
-        """These types and all inside of them, by oid."""
+        """These types and all types inside them, by oid."""
         found: dict[int, _Part] = {}
         waiting = list(types)
         while waiting:

@@ -1,4 +1,4 @@
-"""Connections: the same session settings everywhere, typed errors, a bound on silence, no secrets told.
+"""Connections: the same session settings everywhere, typed errors, a bound on silence, no secrets in messages.
 
 connection    SQL by psycopg                 plainsession  an ordinary session in the walsender's place
 libpq         a connection at libpq's level  walsender     the replication connection

@@ -1,4 +1,4 @@
-"""Connections to the source: the same session settings everywhere, typed errors, no secrets told."""
+"""Connections to the source: the same session settings everywhere, typed errors, no secrets in messages."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _SESSION = {
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    # regclass and its like print by the search path, and operators are found by it: one path for
-    # all connections, on which nobody's function can stand.
+    # The search path decides how regclass and its like print, and which operators are found: all connections have one
+    # path, on which nobody can put a function.
     "search_path": "pg_catalog",
 }
 _TRANSPORT = {
@@ -46,36 +46,37 @@ _TRANSPORT = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
-    # With something unacknowledged on its way (a status goes out every five seconds) keepalives do not count, and
-    # Linux would try for a quarter of an hour.
+    # While sent data is unacknowledged (a status goes out every five seconds) keepalives do not count, and Linux would
+    # retry for a quarter of an hour.
     "tcp_user_timeout": "60000",
     "client_encoding": "UTF8",
 }
-"""A peer that vanished is noticed within a minute; a path that is dead and keeps TCP alive: by
-:mod:`pgcdc_assets.source.connect.silence`. The conninfo's own values win, the encoding aside."""
+"""A peer that vanished is noticed within a minute; :mod:`pgcdc_assets.source.connect.silence` notices a dead path that
+keeps TCP alive. The conninfo's own values win, except for the encoding."""
 _CANCEL_SECONDS = 1.0
-"""For asking the server to give up a query that nobody waits for any more."""
+"""How long to ask the server to give up a query that nobody waits for any more."""
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 
 UNCHECKED = "SQL_ASCII"
-"""A server encoding that is none: texts are whatever bytes a client sent. Asked for UTF8, such a server ends the whole
-stream at the first text that is not; so changes and copies come as they are, and a bad text is its table's trouble."""
+"""The server encoding under which texts are whatever bytes a client sent. If such a server is asked for UTF8, it ends
+the whole stream at the first text that is not UTF8; so changes and copies come as they are, and a bad text affects its
+table alone."""
 
 
 class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A psycopg connection whose loss is a SourceUnavailable, wherever it is noticed, and whose silence is a loss.
+    """A psycopg connection that raises SourceUnavailable wherever its loss is noticed; silence counts as loss.
 
-    A query may take its time as long as its session is seen to be at work; ``on_wait`` hears of it every ten seconds.
+    A query may take any time as long as its session is seen to be at work; ``on_wait`` is called every ten seconds.
     """
 
     patience: ClassVar[Patience] = FOR_QUERIES
     endpoint: str = "source"
-    """For messages: see :func:`redacted`."""
+    """Where the connection leads, for messages: see :func:`redacted`."""
     session: Session | None = None
     """The session on the server; None until the server has named it."""
     on_wait: Callable[[str], None] | None = None
-    """Hears what a long wait is for; None: the log does."""
+    """Called with what a long wait is for; if None, that is logged."""
 
     def execute(
         self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
@@ -95,12 +96,13 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
         except psycopg.Error:
             raise
         except BaseException:
-            # Silent, interrupted or given up: nobody waits for the answer, and no other can be had on this connection.
+            # The server was silent, or the wait was interrupted: nobody will read the answer, so the connection cannot
+            # be used for another query.
             self.abandon()
             raise
 
     def silence(self) -> Silence:
-        """For one answer of this connection's, whoever reads it."""
+        """A new count of silence, for one answer on this connection, whoever reads it."""
         return Silence(self.patience, self.endpoint, self._at_work)
 
     def abandon(self) -> None:
@@ -110,7 +112,8 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
         self.close()
 
     def _listening(self, gen: PQGen[RV]) -> PQGen[RV]:
-        """Passes the sides of ``gen`` on to each other, and counts how often the server's has nothing."""
+        """Passes values between ``gen`` and psycopg's wait loop, and counts the waits in which the server sent
+        nothing."""
         silence = self.silence()
         try:
             wanted = next(gen)
@@ -173,7 +176,8 @@ def connect(
 
 
 def opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
-    """Connected by ``full``, which was made of ``conninfo``; interruptible at any time. Raises as :func:`connect`."""
+    """A connection by ``full``, which was made from ``conninfo``; interruptible at any time. Raises what
+    :func:`connect` raises."""
     try:
         conn = SourceConnection.connect(full, **kwargs)
     except psycopg.OperationalError as error:
@@ -185,16 +189,16 @@ def opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
 
 
 def session_settings(server_version: int, more: Mapping[str, str]) -> str:
-    """A statement that sets all of them again: a pooler may drop the start-up option string. Its first column is the
-    pid of the session, which a pooler does not know either."""
-    # transaction_timeout is unknown before 17, where naming it at start-up would refuse the connection.
+    """A statement that makes all session settings again, because a pooler may drop the start-up option string. Its
+    first column is the session's pid, which a pooler does not know either."""
+    # Servers before 17 do not know transaction_timeout, and would refuse a connection that names it at start-up.
     late = {"transaction_timeout": "0"} if server_version >= _TRANSACTION_TIMEOUT_SINCE else {}
     calls = [f"set_config('{name}', {literal(value)}, false)" for name, value in {**_SESSION, **more, **late}.items()]
     return f"SELECT pg_backend_pid(), {', '.join(calls)}"
 
 
 def parsed(conninfo: str) -> dict[str, Any]:
-    """The conninfo's fields. libpq's own complaint would quote the text, password and all."""
+    """The conninfo's fields. Raises our own error, because libpq's would quote the text, password and all."""
     try:
         return dict(conninfo_to_dict(conninfo))
     except ProgrammingError:
@@ -225,5 +229,5 @@ def without_secret(text: str, conninfo: str) -> str:
 
 
 def _escaped(value: str) -> str:
-    """For the options field: a backslash before blanks and backslashes (PostgreSQL's pg_split_opts)."""
+    """The value for the options field: with a backslash before blanks and backslashes (PostgreSQL's pg_split_opts)."""
     return value.replace("\\", "\\\\").replace(" ", "\\ ")

@@ -25,7 +25,7 @@ from pgcdc_assets.errors import (
 
 COPY_ANEW = "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew"
 NEW_LAKE = "run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`"
-"""The advice where the lake holds what this source never had: its positions are too high for any new copy."""
+"""The advice if the lake holds what this source never had: the lake's positions are too high for any new copy."""
 
 _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "55006": (SlotActive, "wait until the process that holds it ends, or end it"),
@@ -40,7 +40,7 @@ UNREACHED = (
     "see that the server runs, and that host and port in the setting `source` (PGCDC_SOURCE, or pgcdc.yaml) are its own"
 )
 _NO_UTF8 = ("22021", "22P05")
-"""No text in the server's own encoding; a character that UTF8 has no place for."""
+"""Bytes that are not a text in the server's own encoding; a character that does not exist in UTF8."""
 _UNAVAILABLE_CLASSES = ("08", "57P", "53300")
 """Connection exceptions, shutdown and crash (57P01 to 57P05), too many connections."""
 
@@ -50,13 +50,13 @@ _AT_CONNECT = (
     (re.compile(r"database .* does not exist"), "3D000"),
     (re.compile(r"must be superuser or replication role|permission denied"), "42501"),
 )
-"""libpq gives no SQLSTATE for a refused connection; in other languages than English it stays retryable."""
+"""Texts of refusals, for which libpq gives no SQLSTATE; in a language other than English a refusal stays retryable."""
 
 _NO_CONNINFO = re.compile(
     r"^(?:connection (?:failed|is bad): )*(?:invalid (?:port number|integer value|\S+ value)|definition of service)"
     r"|Servname not supported"
 )
-"""libpq's words on a field that it cannot use, before it has tried to connect."""
+"""Texts of libpq about a field that it cannot use, before it has tried to connect."""
 
 _LOST = re.compile(
     r"can no longer (?:get changes|access)|cannot read from logical replication slot|has been invalidated"
@@ -71,7 +71,7 @@ class ServerError:
     state: str | None
     message: str
     do: str | None = None
-    """The advice where the source cannot be reached."""
+    """The advice if the source cannot be reached."""
 
     def typed(self, thing: str = "source") -> PgcdcError:
         slot = _SLOT_NAME.search(self.message)
@@ -111,12 +111,12 @@ class Unusable(ServerError):
 
 
 def of_exception(error: psycopg.Error) -> ServerError:
-    """From psycopg's exception: its primary line alone."""
+    """Made from psycopg's exception: its primary line alone."""
     return ServerError(error.sqlstate, first_line(error.diag.message_primary or str(error)))
 
 
 def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn) -> ServerError:
-    """From libpq's result of status FATAL_ERROR."""
+    """Made from libpq's result of status FATAL_ERROR."""
     state = result.error_field(pq.DiagnosticField.SQLSTATE)
     primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)
     text = primary.decode("utf-8", "replace") if primary else pgconn.get_error_message()
@@ -124,7 +124,7 @@ def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn) -> ServerError:
 
 
 def of_refusal(text: str) -> ServerError:
-    """From libpq's words on a connection that did not come about."""
+    """Made from libpq's text about a connection that could not be made."""
     line = first_line(text)
     if _NO_CONNINFO.search(line):
         return Unusable(None, line)

@@ -1,4 +1,5 @@
-"""A connection at libpq's level, for what psycopg has no calls for: replication commands, and data read by ourselves.
+"""A connection at libpq's level, because psycopg has no calls for replication commands and for data that we read
+ourselves.
 
 It is a walsender (:mod:`pgcdc_assets.source.connect.walsender`), or an ordinary session where the source
 takes no replication connections (:mod:`pgcdc_assets.source.connect.plainsession`).
@@ -22,7 +23,6 @@ from pgcdc_assets.source.connect.connection import (
     APPLICATION,
     UNCHECKED,
     SourceConnection,
-    log_waiting,
     opened,
     session_settings,
     source_conninfo,
@@ -67,7 +67,7 @@ class CreatedSlot:
 
 
 class LibpqConnection(ABC):
-    """Commands one by one, and data that is read off the connection itself."""
+    """Runs commands one by one, and reads data off the connection itself."""
 
     _settings: ClassVar[Mapping[str, str]] = {}
     """Session settings of this kind of connection."""
@@ -77,10 +77,9 @@ class LibpqConnection(ABC):
     def __init__(self, connection: SourceConnection) -> None:
         self._connection = connection
         self.pgconn = connection.pgconn
-        # What we send is short, and its sending is not looked after.
+        # Blocking, because what we send is short and nothing polls for its being sent.
         self.pgconn.nonblocking = 0
         self.endpoint = connection.endpoint
-        self._session: Session | None = None
         self._socket: SocketReader | None = None
 
     @classmethod
@@ -91,14 +90,14 @@ class LibpqConnection(ABC):
         application_name: str = f"{APPLICATION}/receive",
         options: Mapping[str, str] | None = None,
     ) -> Self:
-        """Connect to the conninfo's database; ``options`` are more session settings."""
+        """Connect to the conninfo's database; ``options`` are additional session settings."""
         settings = {**cls._settings, **(options or {})}
         full = source_conninfo(conninfo, application_name=application_name, options=settings, **cls._parameters)
         source = opened(conninfo, full)
         connection = cls(source)
         try:
             ((pid, *_),) = connection.execute(session_settings(connection.pgconn.server_version, settings))
-            connection._session = Session(full, int(pid or 0), application_name)
+            source.session = Session(full, int(pid or 0), application_name)
             if connection.pgconn.parameter_status(b"server_encoding") == UNCHECKED.encode():
                 connection.execute(f"SET client_encoding = '{UNCHECKED}'")
         except BaseException:
@@ -132,9 +131,9 @@ class LibpqConnection(ABC):
     # Commands -----------------------------------------------------------------------------------
 
     def execute(self, command: str, *, waiting: Callable[[], None] | None = None) -> list[tuple[str | None, ...]]:
-        """Run a replication command or simple SQL; the last result's rows as text.
+        """Run a replication command or simple SQL; returns the last result's rows as text.
 
-        ``waiting`` is called every half second until the server answers; without it, the log hears of long waits.
+        ``waiting`` is called every half second until the server answers; without it, long waits are logged.
         """
         result = self._result(command, waiting)
         columns = range(result.nfields)
@@ -146,15 +145,13 @@ class LibpqConnection(ABC):
 
     def at_work(self) -> bool:
         """Whether another connection finds this one's session at work."""
-        return self._work() is not None
-
-    def _work(self) -> str | None:
-        return self._session.work() if self._session else None
+        session = self._connection.session
+        return session is not None and session.work() is not None
 
     # Data ---------------------------------------------------------------------------------------
 
     def wait(self, timeout: float) -> bool:
-        """Wait for input; whether there is some."""
+        """Wait for input; returns whether there is some."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         return bool(poll.poll(max(timeout, 0) * 1000))
@@ -192,7 +189,7 @@ class LibpqConnection(ABC):
     # Within -------------------------------------------------------------------------------------
 
     def _result(self, command: str, waiting: Callable[[], None] | None) -> pq.abc.PGresult:
-        """Send one command and wait for its result; a server's error comes as the class it means."""
+        """Send one command and wait for its result; raises a server's error as the class that it means."""
         last: pq.abc.PGresult | None = None
         failed: ServerError | None = None
         try:
@@ -210,7 +207,7 @@ class LibpqConnection(ABC):
         except OperationalError as error:
             raise SourceUnavailable(first_line(str(error)), thing=self.endpoint) from None
         except BaseException:
-            # Interrupted while the server waits, where it would not notice that we are gone.
+            # Interrupted: a server that is waiting would not notice that we are gone.
             self._connection.abandon()
             raise
         if failed is not None:
@@ -220,7 +217,8 @@ class LibpqConnection(ABC):
         return last
 
     def _until_ready(self, waiting: Callable[[], None] | None) -> None:
-        silence = Silence(SourceConnection.patience, self.endpoint, self.at_work if waiting else self._at_work_told)
+        connection = self._connection
+        silence = Silence(connection.patience, self.endpoint, self.at_work) if waiting else connection.silence()
         while self.pgconn.is_busy():
             if self.wait(POLL_SECONDS):
                 self.pgconn.consume_input()
@@ -229,12 +227,6 @@ class LibpqConnection(ABC):
             silence.listened()
             if waiting is not None:
                 waiting()
-
-    def _at_work_told(self) -> bool:
-        work = self._work()
-        if work is not None:
-            log_waiting(f"for a session {work}")
-        return work is not None
 
 
 def _text(value: bytes | None) -> str | None:

@@ -1,7 +1,7 @@
-"""An ordinary session in the walsender's place, for sources that take no replication connections.
+"""An ordinary session instead of a walsender, for sources that take no replication connections.
 
-All that receiving needs of the server can be had by SQL. What cannot is a snapshot that is exactly as old as a slot:
-see :mod:`pgcdc_assets.source.snapshot.bylock`.
+SQL provides everything that receiving needs, except a snapshot that is exactly as old as a slot: see
+:mod:`pgcdc_assets.source.snapshot.bylock`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pgcdc_assets.source.connect.quoting import literal
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.positions import FLUSH_LSN
 
-# The name of a WAL file begins with its timeline; a standby writes none, and has its last restart point's or, past a
-# switch, the one that it recovers to.
+# The name of a WAL file begins with its timeline. A standby writes no WAL file: its timeline is that of its last
+# restart point or, past a switch, the one that it recovers to.
 _IDENTIFY = f"""
 SELECT s.system_identifier::text,
        CASE WHEN pg_is_in_recovery() THEN to_hex(greatest(c.timeline_id, r.min_recovery_end_timeline))
@@ -36,7 +36,7 @@ class SqlConnection(LibpqConnection):
         return SystemIdentity(system, int(timeline, 16), Lsn.parse(flushed), database)
 
     def _history(self, timeline: int) -> str:
-        """SourceNotReady where this role may not read the server's files."""
+        """Raises SourceNotReady if this role may not read the server's files."""
         try:
             return self.execute(f"SELECT pg_read_file('pg_wal/{timeline:08X}.history')")[0][0] or ""
         except SourceNotReady as refused:
@@ -49,7 +49,7 @@ class SqlConnection(LibpqConnection):
     def create_slot(
         self, name: str, *, temporary: bool = False, export: bool = False, waiting: Callable[[], None] | None = None
     ) -> CreatedSlot:
-        """Without a snapshot, which only a walsender can export."""
+        """Makes the slot without a snapshot, because only a walsender can export one."""
         made = f"pg_create_logical_replication_slot({literal(name)}, 'pgoutput', {str(temporary).lower()})"
         ((point,),) = self.execute(f"SELECT ({made}).lsn", waiting=waiting)
         if point is None:
@@ -58,6 +58,6 @@ class SqlConnection(LibpqConnection):
 
 
 def open_source(conninfo: str, *, replication_connections: bool, application_name: str) -> LibpqConnection:
-    """A replication connection, or a session where there shall be none (the setting ``replication_connections``)."""
+    """A replication connection, or an ordinary session if the setting ``replication_connections`` is off."""
     kind: type[LibpqConnection] = ReplicationConnection if replication_connections else SqlConnection
     return kind.open(conninfo, application_name=application_name)

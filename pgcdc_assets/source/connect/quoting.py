@@ -12,10 +12,11 @@ def plugin_options(publications: Sequence[str], more: Mapping[str, str], *, prot
 
 
 def identifier(name: str) -> str:
-    """Quoted for the replication grammar and for publication_names alike."""
+    """The name, quoted for the replication grammar and for publication_names alike."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(value: str) -> str:
-    """The replication grammar knows no escape but the doubled quote (so not libpq's E'...')."""
+    """The text as a literal with doubled quotes: the replication grammar knows no other escape (so not libpq's
+    E'...')."""
     return "'" + value.replace("'", "''") + "'"

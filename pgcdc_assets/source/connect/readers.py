@@ -1,7 +1,7 @@
-"""What reads data off a connection, and the way by libpq, which serves every transport.
+"""Readers of data off a connection, and their implementation by libpq, which serves every transport.
 
-libpq hands out one message a call: a copy, an allocation and a return into the interpreter for each,
-which at 300,000 messages a second fill a core. See :mod:`pgcdc_assets.source.connect.socketreader` for the faster way.
+libpq hands out one message per call, and each costs a copy, an allocation and a return into the interpreter: at 300,000
+messages a second that fills a core. See :mod:`pgcdc_assets.source.connect.socketreader` for the faster way.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pgcdc_assets.protocol.frames import FrameBlock
 from pgcdc_assets.source.connect.failures import first_line, result_error
 
 _FRAMES = 8192
-"""libpq's messages that are taken in one go."""
+"""How many of libpq's messages are taken at once."""
 
 
 class FrameSource(ABC):
-    """Frames as they come. Nothing here waits."""
+    """Frames as they arrive. No method waits."""
 
     @property
     @abstractmethod
@@ -35,19 +35,20 @@ class FrameSource(ABC):
 
     @abstractmethod
     def take(self) -> FrameBlock:
-        """The whole frames that have been read. Raises why the stream ended, once all before has been taken."""
+        """The whole frames that have been read. Raises the reason why the stream ended, once all frames before its end
+        have been taken."""
 
 
 class FrameReader(FrameSource):
-    """The reading side of a stream that has begun, and the little that is sent meanwhile."""
+    """The reading side of a stream that has begun, and the sending of the few frames that go the other way."""
 
     @abstractmethod
     def send(self, frame: bytes) -> None:
-        """A frame to the server."""
+        """Send a frame to the server."""
 
     @abstractmethod
     def finish(self) -> bool:
-        """Say that no more frames follow, once; whether the server has ended its side too."""
+        """Say once that no more frames follow; returns whether the server has ended its side too."""
 
     @abstractmethod
     def close(self) -> None:
@@ -55,14 +56,14 @@ class FrameReader(FrameSource):
 
 
 class RowReader(Protocol):
-    """Reads the answers to one COPY TO STDOUT after the other. Nothing here waits but :meth:`command`."""
+    """Reads the answers to one COPY TO STDOUT after the other. No method waits except :meth:`command`."""
 
     @property
     def held(self) -> int:
         """Bytes read and not yet taken; above zero while the end of an answer waits to be taken."""
 
     def command(self, text: str) -> None:
-        """Ask for an answer. The one before has been taken to its end."""
+        """Ask for an answer. The previous answer must have been taken to its end."""
 
     def pull(self) -> bool:
         """Read what has arrived; whether there was something. SourceUnavailable where the connection is gone."""
@@ -106,7 +107,7 @@ class LibpqReader(FrameReader):
             self._pgconn.put_copy_data(frame)
             self._pgconn.flush()
         except OperationalError as error:
-            # Where the server has ended the stream with an error, libpq knows no COPY any more.
+            # If the server has ended the stream with an error, libpq is no longer in COPY.
             raise self._ending(SourceUnavailable(first_line(str(error)), thing=self._endpoint)) from None
 
     def finish(self) -> bool:
@@ -153,7 +154,7 @@ class LibpqReader(FrameReader):
                 if result.status == pq.ExecStatus.FATAL_ERROR:
                     return result_error(result, self._pgconn).typed(self._endpoint)
                 if result.status != pq.ExecStatus.COMMAND_OK:
-                    # A COPY that goes on: its end is not known.
+                    # The COPY goes on: its end is not known.
                     break
         except OperationalError as error:
             return SourceUnavailable(first_line(str(error)), thing=self._endpoint)
@@ -201,7 +202,7 @@ class LibpqRows:
         return b"Z" if ended else None
 
     def _read(self) -> bool:
-        """Take one message of libpq's; whether there may be another."""
+        """Take one message of libpq's; returns whether there may be another."""
         if self._copying:
             size, row = self._pgconn.get_copy_data(1)
             if size > 0:

@@ -1,9 +1,9 @@
-"""How long the source may say nothing, and how it is found out whether it is still at work.
+"""Limits how long the source may say nothing, and finds out whether it is still at work.
 
-A path can be dead and keep its TCP connections alive: a pooler, a load balancer, a tunnel that passes no more bytes on.
-No error ever comes then, and no keepalive of TCP notices. So whoever waits for the server counts how long nothing has
-come, as PostgreSQL's own receiver does (wal_receiver_timeout). A stream is asked for a reply. A query cannot be: there
-another connection looks whether its session is at work, so that a wait for a lock may last, and is told.
+A path can be dead and keep its TCP connections alive: a pooler, a load balancer or a tunnel that passes no more bytes
+on. Then no error ever comes, and TCP's keepalives notice nothing. So whoever waits for the server counts how long
+nothing has come, as PostgreSQL's own receiver does (wal_receiver_timeout). A stream can be asked for a reply. A query
+cannot: another connection looks whether its session is at work, so that a wait for a lock may last, and is reported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pgcdc_assets.errors import SourceUnavailable
 TELL_SECONDS: Final = 10.0
 """Seconds between two messages that say whom a wait is for."""
 LOOK_SECONDS: Final = 5
-"""For the connection of a look, and again for its query. A live server answers at once."""
+"""Time limit for the connection of a look, and again for its query. A live server answers at once."""
 
 _LOOK: Final = """
 SELECT a.state = 'active' AND coalesce(a.wait_event_type, '') NOT IN ('Client', 'Activity'), a.wait_event_type,
@@ -31,12 +31,13 @@ SELECT a.state = 'active' AND coalesce(a.wait_event_type, '') NOT IN ('Client', 
 FROM pg_catalog.pg_stat_activity a WHERE a.pid = %s AND a.application_name = %s
 """
 _REFUSES: Final = "FATAL:"
-"""In libpq's words where a server has answered, and takes no further connection."""
+"""Part of libpq's text if a server has answered that it takes no further connection."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds of silence after which the server is asked, and after which it counts as gone; and between two asks."""
+    """Seconds of silence after which the server is asked, and after which it counts as gone; and seconds between two
+    asks."""
 
     ask: float
     silent: float
@@ -44,20 +45,21 @@ class Patience:
 
 
 FOR_STREAMS: Final = Patience(30, 60)
-"""wal_receiver_timeout's default, and half of it. A walsender that has nothing to send answers a request at once."""
+"""Half of wal_receiver_timeout's default, and all of it. A walsender that has nothing to send answers a request at
+once."""
 FOR_QUERIES: Final = Patience(10, 60)
 
 
 class Silence:
-    """Counts the seconds in which nothing came, while somebody listens: whoever was busy otherwise, or stopped, has
-    heard nothing for that reason.
+    """Counts the seconds in which nothing came while the caller listened. Time in which the caller was busy or stopped
+    does not count.
 
-    From ``patience.ask`` seconds on ``at_work`` is called, which tells whether the server is seen to be at work. Where
-    it can be asked, ``ask`` goes first: only if no answer comes until the next time is it worth a look.
+    From ``patience.ask`` seconds on ``at_work`` is called, which returns whether the server is seen to be at work. If
+    the server can be asked, ``ask`` is called first, and ``at_work`` only if no answer has come by the next time.
     """
 
     _LONGEST = 1.0
-    """Seconds that may lie between two looks; what lies beyond was no listening."""
+    """Seconds that may lie between two calls of :meth:`listened`; time beyond that was not spent listening."""
 
     def __init__(
         self, patience: Patience, endpoint: str, at_work: Callable[[], bool], ask: Callable[[], None] | None = None
@@ -70,12 +72,12 @@ class Silence:
         self.heard()
 
     def heard(self) -> None:
-        """Something came."""
+        """Say that something came."""
         self._seconds, self._due, self._asked = 0.0, self._patience.ask, False
         self._at = time.monotonic()
 
     def listened(self) -> None:
-        """Nothing has come since the last look. SourceUnavailable when that has lasted too long."""
+        """Say that nothing has come since the last call. Raises SourceUnavailable when that has lasted too long."""
         now = time.monotonic()
         self._seconds += min(now - self._at, self._LONGEST)
         self._at = now
@@ -87,7 +89,7 @@ class Silence:
         if self._seconds >= self._due:
             at_work = self._look()
             spent, self._at = time.monotonic() - now, time.monotonic()
-            # One that is at work has its whole patience again.
+            # A server that is at work gets its whole patience again.
             self._seconds = 0.0 if at_work else self._seconds + spent
             self._due = self._seconds + self._patience.again
 
@@ -100,7 +102,7 @@ class Silence:
 
 
 class _Observer(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that is closed soon, whatever happens on it."""
+    """A connection whose queries have a time limit, so that it is closed soon whatever happens."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         return super().wait(gen, interval, LOOK_SECONDS)
@@ -111,7 +113,7 @@ class Session:
     """A session of ours on the server, as another connection sees it."""
 
     conninfo: str = field(repr=False)
-    """That of the session; with the password, if it holds one."""
+    """The conninfo of the session; with the password, if it holds one."""
     pid: int
     application_name: str
 
@@ -122,7 +124,7 @@ class Session:
             with _Observer.connect(conninfo, autocommit=True) as conn:
                 row = conn.execute(_LOOK, [self.pid, self.application_name]).fetchone()
         except psycopg.Error as error:
-            # A server that has no place for us is alive.
+            # A server that has no free connection for us is alive.
             return "to a server that refuses to be asked" if _REFUSES in str(error) else None
         if row is None or not row[0]:
             return None

@@ -1,9 +1,9 @@
-"""CopyData frames off a connection, thousands at a time.
+"""Reads CopyData frames off a connection, thousands at a time.
 
-libpq hands out one message a call: a copy, an allocation and a return into the interpreter for each,
-which at 300,000 messages a second fill a core. Where the connection is plain (no TLS, no GSSAPI
-encryption) we read its socket ourselves, from the command that starts the stream on: one ``recv``
-for thousands of messages, found by :mod:`pgcdc_assets.protocol.copydata`. Elsewhere libpq's own calls serve:
+libpq hands out one message per call, and each costs a copy, an allocation and a return into the interpreter: at 300,000
+messages a second that fills a core. If the connection is plain (no TLS, no GSSAPI encryption), we read its socket
+ourselves from the command that starts the stream on: one ``recv`` brings thousands of messages, and
+:mod:`pgcdc_assets.protocol.copydata` finds them. Other connections are read by libpq's own calls:
 :mod:`pgcdc_assets.source.connect.readers`.
 """
 
@@ -30,7 +30,7 @@ _ASIDE = frozenset([b"N", b"S", b"A"])
 
 
 class SocketReader(FrameReader):
-    """By the socket of a plain connection that libpq has left idle, and leaves alone until the stream is over."""
+    """Reads the socket of a plain connection that libpq has left idle, and leaves alone until the stream is over."""
 
     held = 0
 
@@ -50,7 +50,7 @@ class SocketReader(FrameReader):
         """Whether the stream has begun; raises the server's refusal."""
         self.pull()
         while (kind := self._next()) == b"Z":
-            # Of a command that was refused before.
+            # It belongs to a command that was refused before.
             continue
         if kind not in (b"W", None):
             raise ProtocolError(f"message {kind!r} answers the start of a stream", thing=self._endpoint)
@@ -88,7 +88,8 @@ class SocketReader(FrameReader):
         return FrameBlock(raw, starts + HEADER, ends - starts - HEADER)
 
     def other(self) -> bytes | None:
-        """The kind of the next message, if it is not data and has come; it is dropped. Raises an error's meaning."""
+        """The kind of the next message, if it is not data and has come; the message is dropped. Raises the server's
+        error as a typed exception."""
         kind = self._next()
         if kind is None and self._closed and not self._whole():
             raise self._gone()
@@ -125,9 +126,10 @@ class SocketReader(FrameReader):
         return 1 + length
 
     def _next(self, *, data: bool = False) -> bytes | None:
-        """The kind of the next message that is not data (or of any), dropped from the buffer; None if it is not there.
+        """The kind of the next message that is not data (of any message, if ``data``), which is dropped from the
+        buffer; None if it has not come.
 
-        What means nothing to a stream is passed over; an error is raised.
+        Messages that mean nothing to a stream are passed over; an error is raised.
         """
         while self.held >= HEADER:
             kind, end = bytes(self._buffer[:1]), self._end()
@@ -146,13 +148,13 @@ class SocketReader(FrameReader):
     def _drop(self, count: int) -> None:
         """Forget what has been taken; what is left moves to the front."""
         if not count:
-            return  # A large message comes in thousands of pieces: it must not be moved with each.
+            return  # A large message comes in thousands of pieces, and must not be moved for each of them.
         rest = self.held - count
         if rest:
             self._buffer[:rest] = self._buffer[count : self.held]
         self.held = rest
         if len(self._buffer) > _ROOM >= rest:
-            # One message had been larger: its room is given back.
+            # One message was larger than the buffer: its memory is released.
             del self._buffer[_ROOM:]
 
     def _write(self, kind: bytes, body: bytes) -> None:
@@ -160,14 +162,14 @@ class SocketReader(FrameReader):
         self._flush()
 
     def _flush(self) -> None:
-        """Send what the socket takes; the rest goes with the next call, so that nothing ever waits here."""
+        """Send what the socket takes; the rest is sent by the next call, so that this never waits."""
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
             return
         except OSError:
-            # Nobody is there any more. Why, and that, is told to whoever reads.
+            # The peer is gone; the next read raises that, with the reason.
             self._unsent.clear()
 
     def _gone(self) -> PgcdcError:

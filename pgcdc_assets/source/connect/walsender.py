@@ -51,7 +51,7 @@ class ReplicationConnection(LibpqConnection):
     def create_slot(
         self, name: str, *, temporary: bool = False, export: bool = False, waiting: Callable[[], None] | None = None
     ) -> CreatedSlot:
-        """CREATE_REPLICATION_SLOT. The old spelling of its options is understood by every version."""
+        """CREATE_REPLICATION_SLOT, in the old spelling of its options, which every version understands."""
         kind = "TEMPORARY " if temporary else ""
         snapshot = "EXPORT_SNAPSHOT" if export else "NOEXPORT_SNAPSHOT"
         command = f"CREATE_REPLICATION_SLOT {identifier(name)} {kind}LOGICAL pgoutput {snapshot}"
@@ -67,7 +67,8 @@ class ReplicationConnection(LibpqConnection):
         self, slot: str, start_lsn: Lsn, publications: Sequence[str], *, proto: int = 1,
         options: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """START_REPLICATION with pgoutput. A start below the slot's own position is raised to it, silently."""
+        """START_REPLICATION with pgoutput. The server silently raises a start below the slot's own position to that
+        position."""
         plugin = plugin_options(publications, options or {}, proto=proto)
         given = ", ".join(f"{name} {literal(value)}" for name, value in plugin.items())
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})"
@@ -87,17 +88,17 @@ class ReplicationConnection(LibpqConnection):
 
     @property
     def frames(self) -> FrameReader:
-        """Of the stream that has been started."""
+        """The frames of the stream that has been started."""
         assert self._frames is not None
         return self._frames
 
     def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
-        """A standby status update. The caller answers for it that no position ever falls."""
+        """A standby status update. The caller ensures that no position ever falls."""
         now = int(time.time() * 1_000_000) - EPOCH
         self.frames.send(status_update(write, flush, apply, now, reply))
 
     def end_stream(self, *, seconds: float = 5) -> None:
-        """CopyDone, and what was under way is read and dropped, so that the slot is free when this returns.
+        """Send CopyDone, and read and drop what was under way, so that the slot is free when this returns.
 
         A server that does not answer in time is left to notice the closed connection.
         """

@@ -1,10 +1,10 @@
-"""Making and removing what we need on the source, and saying what is lacking.
+"""Makes and removes what we need on the source, and reports what is lacking.
 
 selection -> publications -> setup
 
 selection     which tables the settings mean, and how each can be published without harm
 publications  publications of our own
-adopted       findings on one that somebody else made
+adopted       findings on a publication that somebody else made
 setup         publications first, then the slot
 findings      settings, free places, what is not replicated
 rights        what a role may do, and the statements that give it what it lacks

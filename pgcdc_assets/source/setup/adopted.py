@@ -1,4 +1,4 @@
-"""Findings on a publication that somebody else made, which is used as it is."""
+"""Findings on a publication that somebody else made, and that we use as it is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped AND attstorage IN (
 
 
 def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePatterns) -> list[Finding]:
-    """Per table: what its publication leaves out, and what makes writes on the source fail."""
+    """For each table: what its publication leaves out, and what makes writes on the source fail."""
     thing = f"publication {name}"
     published = read_published(conn, [name])
     relations = read_relations(conn, published)
@@ -60,7 +60,8 @@ def _relation_findings(relation: CatalogRelation, entry: Published, *, toastable
 
 
 def _partition_findings(conn: psycopg.Connection[Any], relations: Mapping[int, CatalogRelation]) -> Iterator[Finding]:
-    """Via the root, letter and key flags come from the root while contents come from the leaf."""
+    """If a table is published via its root, the identity letter and key flags come from the root, but the contents from
+    the leaf."""
     roots = [oid for oid, relation in relations.items() if relation.partitioned]
     for root, leaves in read_leaves(conn, roots).items():
         own = relations[root].identity

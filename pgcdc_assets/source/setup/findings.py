@@ -15,10 +15,12 @@ Severity = Literal["error", "warning", "info"]
 
 OLDEST_VERSION = 140000
 _MINORS_THAT_LOSE = {14: 18, 15: 13, 16: 9, 17: 5}
-"""From these minor versions on (May 2025), ALTER PUBLICATION loses no later change of a writer that is open meanwhile.
+"""By major version, the first minor (May 2025) from which on ALTER PUBLICATION loses no later change of a writer that
+is open meanwhile.
 """
 _PLACES = 2
-"""Slots and walsenders a run needs: the stream's, and for a while a copy's (of a slot, where it polls)."""
+"""Slots and walsenders that a run needs: the stream's, and for a while a copy's (when it polls, those of the slot's
+copy)."""
 _NAMES_SHOWN = 10
 
 _SERVER = """
@@ -45,7 +47,7 @@ ORDER BY 1, 2
 class Finding:
     """An ``error`` stops setup; a ``warning`` is a risk; an ``info`` is told once. ``do`` may be empty.
 
-    ``sql``: statements that mend it, as they can be run.
+    ``sql``: statements that mend it, ready to run.
     """
 
     severity: Severity
@@ -59,7 +61,7 @@ class Finding:
 
     @property
     def lines(self) -> list[str]:
-        """The same, with a line for each statement."""
+        """The finding as lines, with one for each statement."""
         told = replace(self, sql=())
         return [str(told), *(f"  {statement}" for statement in self._sql())]
 
@@ -70,7 +72,7 @@ class Finding:
 
 
 def server_findings(conn: psycopg.Connection[Any], slot: str, *, replication_connections: bool = True) -> list[Finding]:
-    """The server's settings and free places; ``replication``: by replication connections."""
+    """Findings on the server's settings and free places for slots and connections."""
     row = conn.execute(_SERVER, [slot]).fetchone()
     assert row is not None
     recovering, wal_level, standbys, keep, idle, slots, senders, has_slot = row
@@ -148,7 +150,7 @@ def not_replicated(conn: psycopg.Connection[Any]) -> list[Finding]:
 
 
 def named(names: Sequence[str]) -> str:
-    """At most ten names, and how many more."""
+    """At most ten of the names, and how many more there are."""
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 

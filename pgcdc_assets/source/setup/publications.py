@@ -22,11 +22,11 @@ from pgcdc_assets.source.slot.creation import OnWait
 
 _MARK = re.compile(r"Made by pgcdc_assets for slot (\w+)(, with the slot)?")
 _LOCK_SECONDS = 2
-"""For one table at a time. Adding it waits for DDL, VACUUM or an index build on it (SHARE UPDATE EXCLUSIVE), not for
-writers; with nothing else in hand, so who waits behind us waits for those alone. An autovacuum gives way to one who
-waits for longer than deadlock_timeout, a second by default."""
+"""lock_timeout for one table. Adding it waits for DDL, VACUUM or an index build on it (SHARE UPDATE EXCLUSIVE), not for
+writers. We hold no other lock meanwhile, so whoever waits behind us waits for those alone. An autovacuum gives way to a
+session that waits for longer than deadlock_timeout, a second by default."""
 _PATIENCE_SECONDS = 30
-"""Without a table that could be listed."""
+"""Seconds to go on without a table that could be listed."""
 
 _LISTED = """
 SELECT r.prrelid, n.nspname::text, c.relname::text, p.pubname::text
@@ -40,14 +40,16 @@ WHERE p.pubname = ANY(%s)
 
 @dataclass(frozen=True)
 class OwnPublication:
-    """A publication's name and mark. ``slot`` None: not made by us. ``with_slot``: we made that slot as well."""
+    """A publication's name and mark. ``slot`` is None if we did not make it. ``with_slot``: we made that slot as
+    well."""
 
     name: str
     slot: str | None = None
     with_slot: bool = False
 
     def statements(self, server_version: int, operations: str) -> list[sql.Composed]:
-        """That make it: empty, leaves as themselves; stored generated columns too, where the server can (18)."""
+        """The statements that make it: without tables, leaves as themselves, and with stored generated columns if the
+        server can (18)."""
         options = [sql.SQL("publish = {}").format(operations), sql.SQL("publish_via_partition_root = false")]
         if server_version >= GENERATED_SINCE:
             options.append(sql.SQL("publish_generated_columns = stored"))
@@ -74,12 +76,14 @@ def read_publication(conn: psycopg.Connection[Any], name: str) -> OwnPublication
 
 
 def made_by_us(publication: OwnPublication, slot: str) -> bool:
-    """Another slot's publication is somebody else's, though it bears our mark."""
+    """Whether we made the publication for this slot. Another slot's publication is somebody else's, though it bears our
+    mark."""
     return publication.slot == slot
 
 
 def inserts_name(publication: str) -> str:
-    """The publication of tables without usable identity. PostgreSQL cuts names at 63 bytes; so do we, in front."""
+    """The publication of tables without usable identity. PostgreSQL cuts names at 63 bytes, so we cut the given name
+    first."""
     return publication.encode()[: 63 - len("_inserts")].decode(errors="ignore") + "_inserts"
 
 
@@ -89,11 +93,12 @@ def write_ours(
 ) -> list[str]:  # fmt: skip
     """Make our pair of publications, or bring their tables up to date; says what it made or changed.
 
-    ``on_wait`` hears every few seconds who alters or locks a table that cannot be listed for that reason.
+    ``on_wait`` is called every few seconds with who alters or locks a table that cannot be listed for that reason.
 
-    Table by table, each in a transaction of its own that is looked at once more at its end: while it adds a table it
-    holds a lock that keeps DDL off, so a key dropped meanwhile cannot leave an unpublishable table behind. All in one
-    transaction, the locks on the first tables would keep everybody waiting who comes behind that DDL.
+    Each table is listed in a transaction of its own, and checked once more at its end: while a table is added, a lock
+    keeps DDL off it, so a key that was dropped meanwhile cannot leave an unpublishable table behind. If one transaction
+    listed all tables, its locks on the first ones would keep everybody waiting who comes after the DDL that it waits
+    for.
     """
     pair = _Pair(name, inserts_name(name), patterns)
     done = [f"publication {made}" for made in _make(conn, pair, slot, with_slot=with_slot)]
@@ -137,7 +142,7 @@ def script(
 
 @dataclass(frozen=True)
 class _Listing:
-    """One relation, and which of our publications list it and should."""
+    """One relation, which of our publications list it, and which should."""
 
     oid: int
     table: int
@@ -149,7 +154,7 @@ class _Listing:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Our publications: ``name`` of tables followed in full, ``inserts`` of those without usable identity."""
+    """Our publications: ``name`` has the tables followed in full, ``inserts`` those without usable identity."""
 
     name: str
     inserts: str
@@ -160,7 +165,7 @@ class _Pair:
         return {self.name: "insert, update, delete, truncate", self.inserts: "insert, truncate"}
 
     def misplaced(self, conn: psycopg.Connection[Any], only: int | None = None) -> list[_Listing]:
-        """The relations that are not listed as they should be; ``only`` those of one table."""
+        """The relations that are not listed as they should be; with ``only``, those of one table."""
         plan = wanted_tables(conn, self.patterns, only)
         wanted = {
             relation.oid: (item.oid, relation.name, frozenset({self.name if item.follows_updates else self.inserts}))
@@ -178,7 +183,7 @@ class _Pair:
 
 
 def _make(conn: psycopg.Connection[Any], pair: _Pair, slot: str, *, with_slot: bool) -> list[str]:
-    """Both at once, and empty: START_REPLICATION fails on WAL older than any of them."""
+    """Make both at once, without tables: START_REPLICATION fails on WAL older than any of them."""
     with conn.transaction():
         lacking = _lacking(conn, pair)
         for name in lacking:
@@ -191,7 +196,7 @@ def _lacking(conn: psycopg.Connection[Any], pair: _Pair) -> list[str]:
 
 
 def _settle(conn: psycopg.Connection[Any], pair: _Pair, relation: _Listing) -> bool:
-    """List one relation where it belongs; False where it is locked, or changed meanwhile."""
+    """List one relation where it belongs; returns False if it is locked, or changed meanwhile."""
     try:
         with conn.transaction() as scope:
             conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(_LOCK_SECONDS * 1000)])
@@ -212,7 +217,7 @@ def _blocked(conn: psycopg.Connection[Any], relation: _Listing) -> CopyBlocked:
 
 
 def _moves(relation: _Listing) -> list[sql.Composed]:
-    """The statements that list a relation where it belongs, and there alone."""
+    """The statements that list a relation where it belongs, and nowhere else."""
     return [
         _alter(publication, verb, relation.name)
         for verb, publications in (
@@ -223,7 +228,7 @@ def _moves(relation: _Listing) -> list[sql.Composed]:
 
 
 def _alter(publication: str, verb: str, table: TableName) -> sql.Composed:
-    """ONLY: an inheritance parent would bring its children, whose identities nobody has looked at."""
+    """The statement says ONLY: an inheritance parent would bring its children, whose identities nobody has checked."""
     return sql.SQL("ALTER PUBLICATION {} {} TABLE ONLY {}").format(
         sql.Identifier(publication), sql.SQL(verb), sql.Identifier(table.schema, table.name)
     )

@@ -13,7 +13,7 @@ from pgcdc_assets.source.setup.findings import Finding, named
 _REPLICATION_ROLES = ["rds_replication", "rds_superuser", "cloudsqlsuperuser", "azure_pg_admin"]
 """Managed services give replication by membership in a role of their own."""
 
-# A role that is not there yet has what PUBLIC has: oid 0.
+# A role that does not exist yet has the rights of PUBLIC: oid 0.
 _ROLE = """
 WITH role AS (
   SELECT coalesce(r.oid, 0) AS oid, r.oid IS NOT NULL AS there, coalesce(r.rolsuper, false) AS super,
@@ -78,7 +78,8 @@ def rights_findings(
     role: str,
     replication_connections: bool = True,
 ) -> list[Finding]:
-    """Rights of ``role`` on the server and on these tables (roots and leaves); it need not be there yet."""
+    """Findings on the rights of ``role``, which need not exist yet, on the server and on these tables (roots and
+    leaves)."""
     to_lock = _TO_LOCK + (", MAINTAIN" if conn.info.server_version >= _MAINTAIN_SINCE else "")
     asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": list(tables), "lock": to_lock}
     row = conn.execute(_RIGHTS, asked).fetchone()

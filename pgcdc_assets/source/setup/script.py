@@ -1,4 +1,4 @@
-"""One script for the owner of the source: all that a role with few rights cannot do for itself."""
+"""Makes one script for the owner of the source: all that a role with few rights cannot do for itself."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from pgcdc_assets.source.slot.slotstatus import slot_status
 
 
 def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> str:
-    """Role, grants and publications as ``setup`` would have them, for whatever of it is lacking; changes nothing.
+    """The statements for what is lacking of role, grants and publications as ``setup`` would have them; changes
+    nothing.
 
-    ``role``: who is to follow the source, there or not; None: the role that ``conninfo`` connects as.
+    ``role``: the role that is to follow the source, which need not exist; None: the one that ``conninfo`` connects as.
     """
     read_only = {"default_transaction_read_only": "on"}
     with connect(conninfo, application_name=f"{APPLICATION}/setup", options=read_only) as conn:
@@ -66,7 +67,7 @@ def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iter
 
 
 def _mended(finding: Finding) -> Iterator[str]:
-    """Its statements; what has none, and must be mended all the same, stands as a comment."""
+    """The finding's statements; an error without statements becomes a comment."""
     if finding.severity == "error":
         if finding.do or not finding.sql:
             yield f"-- {_comment(f'{finding.thing}: {finding.what}; {finding.do}')}"

@@ -1,4 +1,4 @@
-"""Which tables the settings mean, and how each can be published without harm to the source."""
+"""Decides which tables the settings mean, and how each can be published without harm to the source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgcdc_assets.source.catalog.patterns import TablePatterns
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE
 from pgcdc_assets.source.catalog.tables import CatalogRelation, read_leaves, read_relations
 
-# Partitions come with their roots; an extension's own tables only where a pattern asks for them.
+# Partitions come with their roots; an extension's own tables come only if a pattern asks for them.
 _USER_TABLES = """
 SELECT c.oid, n.nspname::text, c.relname::text,
        EXISTS (SELECT FROM pg_catalog.pg_depend d
@@ -29,7 +29,7 @@ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartitio
 
 @dataclass(frozen=True)
 class Planned:
-    """Relations to name in a publication. ``reason``: why updates are not seen, for the insert-only one."""
+    """Relations to list in a publication. ``reason``: why updates are not seen, if it is the insert-only one."""
 
     oid: int
     table: TableName
@@ -78,8 +78,8 @@ def _wanted(relation: CatalogRelation, leaves: Sequence[CatalogRelation], versio
     key = mirror_key(relation.identity, [leaf.identity for leaf in stored], _published(relation, version))
     if key and key == relation.identity.primary:
         return Planned(relation.oid, relation.name, (relation,))
-    # A partition made later is published with its root. Only a primary key gives it an identity at
-    # once; without one, its updates would fail on the source. So these leaves are named one by one.
+    # A partition made later is published with its root. Only a primary key gives it an identity at once; without one,
+    # its updates would fail on the source. So such a table's leaves are listed one by one.
     return Planned(relation.oid, relation.name, tuple(stored))
 
 

@@ -1,8 +1,8 @@
-"""Making and removing what we need on the source: publications first, then the slot.
+"""Makes and removes what we need on the source: publications first, then the slot.
 
-Nothing here makes a write on the source fail: a table whose updates have no usable replica identity
-is published for inserts and truncate only, in a publication of its own. No table is altered, and no
-publication that somebody else made. Ours bear a comment that names our slot.
+Nothing here makes a write on the source fail: a table whose updates have no usable replica identity is published for
+inserts and truncate only, in a publication of its own. No table is altered, and no publication that somebody else made.
+Our publications bear a comment that names our slot.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _refused(errors: Sequence[Finding]) -> SetupRefused:
 def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | None = None) -> list[Finding]:
     """All that is wrong, risky or worth knowing, errors first. Changes nothing.
 
-    ``role``: whose rights are asked for; None: those of the connection's own.
+    ``role``: the role whose rights are checked; None: the connection's own.
     """
     publication = read_publication(conn, settings.publication)
     own = publication is None or made_by_us(publication, settings.slot)
@@ -97,9 +97,9 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | 
 def setup(
     settings: Settings, conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None
 ) -> SetupReport:
-    """Check, make publications and slot where they lack, read the catalog. Twice is fine.
+    """Check, make publications and slot if they are lacking, read the catalog. Calling it twice is fine.
 
-    SourceNotReady lists every error found; then nothing was made.
+    Raises SourceNotReady with every error found; then nothing was made.
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         findings = check_source(conn, settings)
@@ -121,8 +121,8 @@ def setup(
 def teardown(settings: Settings, conninfo: str) -> list[str]:
     """Remove what setup made: the slot first, so that it never decodes without its publications.
 
-    Returns what was removed. What somebody else made stays, and a publication that an owner made for us, see
-    :func:`left_to_owners`. SlotActive if the slot is in use.
+    Returns what was removed. What somebody else made stays; so does a publication that an owner made for us, see
+    :func:`left_to_owners`. Raises SlotActive if the slot is in use.
     """
     removed: list[str] = []
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
@@ -146,7 +146,7 @@ def left_to_owners(settings: Settings, conninfo: str) -> list[str]:
 
 
 def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tuple[str, ...]:
-    """Names to stream from: ours is a pair; somebody else's stands alone."""
+    """Names of the publications to stream from: our own are a pair, somebody else's is one."""
     publication = read_publication(conn, settings.publication)
     if publication is not None and made_by_us(publication, settings.slot):
         return settings.publication, inserts_name(settings.publication)
@@ -178,7 +178,7 @@ def _make_slot(
     passed(FaultPoint.SLOT_MADE)
     made = [f"slot {settings.slot}"]
     if not _ours(conn, settings):
-        # So that teardown knows the slot for ours beside a publication that is not.
+        # With the mark, teardown knows that the slot is ours even if the publication is not.
         made += _mark(conn, settings)
     return made
 
@@ -219,7 +219,7 @@ def _user(conn: psycopg.Connection[Any]) -> str:
 
 
 def _pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, needed: bool) -> list[Finding]:
-    """Patterns that mean no table there is. ``needed``: and so nothing is left to mirror."""
+    """Patterns that mean no existing table. ``needed``: without them nothing is left to mirror."""
     idle = [text for text in settings.tables if not meant_tables(conn, [text.removeprefix("-")])]
     there = list(meant_tables(conn, ())) if idle or needed else []
     found = []
@@ -236,7 +236,7 @@ def _pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, need
 
 
 def _identity_findings(wanted: Sequence[Planned]) -> list[Finding]:
-    """One for each reason: where hundreds of tables have no key, their names are in the list of tables."""
+    """One finding for each reason: if hundreds of tables have no key, their names are in the list of tables."""
     tables: dict[str, list[TableName]] = {}
     for item in wanted:
         if item.reason:
@@ -256,7 +256,7 @@ def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
 
 
 def _key_findings(wanted: Sequence[Planned]) -> list[Finding]:
-    """Once for all: nearly every table has a key, and hardly any loses it."""
+    """One finding for all tables: nearly every table has a key, and hardly any loses it."""
     keyed = sum(item.follows_updates for item in wanted)
     if not keyed:
         return []
@@ -272,7 +272,7 @@ def _key_findings(wanted: Sequence[Planned]) -> list[Finding]:
 def _order_findings(
     conn: psycopg.Connection[Any], settings: Settings, publication: OwnPublication | None
 ) -> list[Finding]:
-    """A slot from before its publication fails on the WAL between them, or from 18 on loses it in silence."""
+    """A slot older than its publication fails on the WAL between them, or from 18 on loses it silently."""
     status = slot_status(conn, settings.slot)
     if publication is not None or status is None:
         return []
@@ -292,7 +292,7 @@ def _order_findings(
 
 
 def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int]) -> list[int]:
-    """These and the leaves of the partitioned ones: a copy reads leaf by leaf, and needs the right on each."""
+    """These tables, and the leaves of the partitioned ones: a copy reads leaf by leaf, and needs the right on each."""
     relations = read_relations(conn, tables)
     roots = [oid for oid, relation in relations.items() if relation.partitioned]
     leaves = [leaf for group in read_leaves(conn, roots).values() for leaf in group]

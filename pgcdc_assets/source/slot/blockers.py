@@ -20,8 +20,8 @@ SELECT p.transaction::text::int8, age(p.transaction), NULL, p.gid, p.database::t
 FROM pg_catalog.pg_prepared_xacts p
 ORDER BY 2 DESC
 """
-# Those who hold one of these locks on a table or its children, or stand in line for it: who waits, waits behind both.
-# A prepared transaction has no pid in pg_locks, where its lock on its own xid tells which one it is.
+# Those who hold one of these locks on a table or its children, or queue for it: a new request waits behind both. A
+# prepared transaction has no pid in pg_locks, where its lock on its own xid tells which one it is.
 _WITH_CHILDREN = """
 WITH RECURSIVE t AS (SELECT r AS root, r AS oid FROM unnest(%s::oid[]) AS r
                      UNION SELECT t.root, i.inhrelid FROM pg_catalog.pg_inherits i JOIN t ON i.inhparent = t.oid)
@@ -84,12 +84,12 @@ def alterers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Block
 
 
 def writers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Blocker]:
-    """Who holds a lock on one of these tables that keeps SHARE waiting, or waits for such a one."""
+    """Who holds a lock on one of these tables that keeps SHARE waiting, or waits for such a lock."""
     return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), _AGAINST_SHARE])]
 
 
 def writing(conn: psycopg.Connection[Any], tables: Sequence[int]) -> dict[str, list[int]]:
-    """The same by virtual transaction, and which of the tables each has locked. No right is needed to see it."""
+    """The same by virtual transaction, with the tables that each has locked. Seeing it needs no right."""
     return dict(conn.execute(_WRITING, [list(tables), _AGAINST_SHARE]).fetchall())
 
 

@@ -1,4 +1,4 @@
-"""Making a slot: it waits for the transactions of the whole cluster, and says for whom."""
+"""Makes a slot, which waits for the transactions of the whole cluster, and says for whom."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TELL_SECONDS = 10
 """Seconds between two messages that say whom a wait is for."""
 _ATTEMPTS = 3
 _TOO_LARGE = "snapshot too large"
-"""'initial slot snapshot too large': more open subtransactions than a snapshot holds. They pass."""
+"""'initial slot snapshot too large': more open subtransactions than a snapshot holds. It passes."""
 
 OnWait = Callable[[list[Blocker]], None]
 
@@ -31,11 +31,12 @@ def create_slot(
     connection: LibpqConnection, conn: psycopg.Connection[Any], name: str, *, temporary: bool,
     lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
 ) -> CreatedSlot:  # fmt: skip
-    """A pgoutput slot with its exported snapshot. CopyBlocked names who is in the way when time is up.
+    """Make a pgoutput slot with its exported snapshot. When time is up, CopyBlocked names who is in the way.
 
-    Always with a snapshot, where the connection can export one: on servers before the minors of August 2024 a
-    slot made without may start inside a transaction (:mod:`pgcdc_assets.source.snapshot.bylock` tells why that does
-    no harm where it cannot). While the server waits, ``on_wait`` hears every ten seconds whom it waits for.
+    If the connection can export a snapshot, the slot is always made with one: on servers before the minors of August
+    2024 a slot made without may start inside a transaction (:mod:`pgcdc_assets.source.snapshot.bylock` says why that
+    does no harm for connections that cannot). While the server waits, ``on_wait`` is called every ten seconds with whom
+    it waits for.
     """
     connection.execute(f"SET lock_timeout = {int(lock_seconds * 1000):d}")
     tell = _Teller(conn, on_wait or log_waiting)
@@ -56,7 +57,7 @@ def create_slot(
 
 
 class _Teller:
-    """Called every half second while the server waits; asks and tells less often."""
+    """Called every half second while the server waits; it asks and reports less often."""
 
     def __init__(self, conn: psycopg.Connection[Any], on_wait: OnWait) -> None:
         self._conn = conn

@@ -15,8 +15,6 @@ from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotAhead, SlotLost,
 from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
 from pgcdc_assets.source.positions import INSERT_LSN
 
-__all__ = ["COPY_ANEW", "NEW_LAKE", "PLUGIN", "SlotStatus", "check_slot", "identity", "require_slot", "slot_status"]
-
 PLUGIN = "pgoutput"
 
 # As JSON, so that one query serves every version: columns that a version lacks are absent.
@@ -35,7 +33,7 @@ class SlotStatus:
     plugin: str | None
     database: str | None
     connected_to: str
-    """The database that the question was asked in; the slot decodes its own only."""
+    """The database of our connection; the slot decodes its own database only."""
     temporary: bool
     active: bool
     active_pid: int | None
@@ -53,11 +51,12 @@ class SlotStatus:
     inactive_since: datetime | None
     failover: bool | None
     synced: bool | None
-    """A copy of a primary's slot, on a standby. The column itself stays true when that standby is promoted."""
+    """Whether it is a copy of a primary's slot, on a standby. The column itself stays true when that standby is
+    promoted."""
 
     @property
     def lost(self) -> str | None:
-        """Why it can never be read again; None while it can."""
+        """Why the slot can never be read again; None while it can."""
         if self.invalidation_reason:
             return self.invalidation_reason
         if self.conflicting:
@@ -122,10 +121,10 @@ def require_slot(conn: psycopg.Connection[Any], slot: str) -> SlotStatus:
 
 
 def check_slot(status: SlotStatus, transform_lsn: Lsn | None) -> None:
-    """Whether the stream may go on from this slot where the log ends (``transform_lsn``; None: no log yet).
+    """Check that the stream may go on from this slot where the log ends (``transform_lsn``; None: no log yet).
 
-    Read ``status`` while the walsender holds the slot: only then is it certain that nobody else
-    confirms past the log. Raises IdentityMismatch, SlotLost, SlotAhead or LogAhead.
+    Read ``status`` while the walsender holds the slot: only then can nobody else confirm past the log. Raises
+    IdentityMismatch, SlotLost, SlotAhead or LogAhead.
     """
     _check_kind(status)
     if status.lost:

@@ -1,4 +1,4 @@
-"""A snapshot with an exact LSN, and reading tables under it in anybody's presence.
+"""Takes a snapshot with an exact LSN, and reads tables under it while others use them.
 
 export | bylock -> shown -> pieces -> reading
 

@@ -1,21 +1,21 @@
-"""The LSN of a snapshot without a slot: no transaction that wrote these tables is under way when it is taken.
+"""Finds the LSN of a snapshot without a slot: takes it while no transaction that wrote the tables is under way.
 
-SHARE locks keep writers out for the moment in which the snapshot and the source's insert position are
-read. Who wrote these tables before has committed below that position, and is seen: a transaction keeps its
-locks until every new snapshot sees it as ended. Who writes them later commits above it. So the position is
-exact for these tables, though not for others.
+SHARE locks keep writers out for the moment in which the snapshot and the source's insert position are read. A
+transaction that wrote these tables before has committed below that position, and is seen: it keeps its locks until
+every new snapshot sees it as ended. One that writes them later commits above it. So the position is exact for these
+tables, though not for others.
 
-For the same reason a slot may be older than its decoder's first whole transaction (as on servers before the
-minors of August 2024, where it was made without a snapshot): what was under way then and wrote one of these
-tables has ended below the copy's position, and is left out of what the log brings to them.
+For the same reason it does no harm if a slot is older than its decoder's first whole transaction (as on servers before
+the minors of August 2024, if it was made without a snapshot): a transaction that was under way then and wrote one of
+these tables has ended below the copy's position, and is left out of what the log brings to the tables.
 
-Nobody on the source may suffer by it:
+Nobody on the source may suffer from it:
 
-- the locks come and go in one message to the server, whatever becomes of us meanwhile;
+- the locks are taken and released in one message to the server, even if we are gone meanwhile;
 - we wait for one table's lock alone, with no other lock in hand, and then take all others at once or none.
   While we wait we hold no lock, so others only queue behind us; PostgreSQL can reorder that queue, and need not end
   anybody for a deadlock;
-- a writer that comes meanwhile waits half a second at most, and only where those before him were seen to be brief.
+- a writer that comes meanwhile waits half a second at most, and only if the writers before it were seen to be brief.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from pgcdc_assets.source.positions import RECORD_END, flush_lsn, wal_writer_dela
 from pgcdc_assets.source.slot.blockers import writing
 
 WAIT_SECONDS = 0.5
-"""Seconds that a writer waits behind our lock at most, and that we wait for open transactions at most."""
+"""Seconds that a writer waits behind our lock at most; we wait for open transactions no longer than that."""
 _POLL_SECONDS = 0.02
 _PATIENCE_SECONDS = 10.0
-"""With a disk that is busy."""
+"""Seconds to wait for a flush on a busy disk."""
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE; SAVEPOINT still; SET LOCAL lock_timeout = {wait};"
-"""A transaction that may only read may not lock so; ours is made such a one once it has."""
+"""A read-only transaction may not take this lock; ours becomes read-only once it has."""
 _LOCK = "LOCK TABLE ONLY {first} IN SHARE MODE; LOCK TABLE {all} IN SHARE MODE NOWAIT;"
-"""ONLY: a table's partitions would be locked one by one, and waited for with those before in hand."""
+"""ONLY, because a table's partitions would be locked one by one, each waited for with the locks on those before."""
 _LET_GO = "; ROLLBACK TO SAVEPOINT still; RELEASE SAVEPOINT still;"
 _LOCKED = "; SELECT ARRAY[{names}]::regclass[]::oid[]"
 """The OIDs that the names stood for: tables may have changed names since."""
@@ -57,17 +57,18 @@ class Written(Exception):
 
 
 def still_point(holder: SourceConnection, observer: SourceConnection, tables: dict[TableName, int]) -> Lsn:
-    """Begin ``holder``'s transaction, which keeps no lock; where its snapshot stands for ``tables``.
+    """Begin ``holder``'s transaction, which keeps no lock; returns the LSN at which its snapshot is exact for
+    ``tables``.
 
-    ``tables``: name and oid of each. Raises Written, and SourceNotReady where this role or this server
-    cannot lock so; then roll the transaction back.
+    ``tables``: oid by name. Raises Written, or SourceNotReady if this role or this server cannot take such a lock; then
+    the caller must roll the transaction back.
     """
     before = writing(observer, list(tables.values()))
     if before:
         time.sleep(WAIT_SECONDS)
         if before.keys() & writing(observer, list(tables.values())).keys():
             raise Written
-    # The one table that we can wait for: the one with most writers.
+    # We can wait for one table only: the one with most writers.
     busy = sorted(tables, key=lambda name: -sum(tables[name] in written for written in before.values()))
     try:
         point, locked = _locked(holder, busy)
@@ -87,8 +88,8 @@ def still_point(holder: SourceConnection, observer: SourceConnection, tables: di
 
 
 def _locked(holder: SourceConnection, names: Sequence[TableName]) -> tuple[Lsn, list[int]]:
-    """Where the snapshot stands, and the oids of what was locked. One message, so that the locks go whether or not
-    we are still there."""
+    """The LSN of the snapshot, and the oids of what was locked. All in one message, so that the locks are released even
+    if we are gone."""
     listed = [sql.Identifier(name.schema, name.name) for name in names]
     literals = [sql.Literal(one.as_string(None)) for one in listed]
     text = [_BEGIN, _LOCK if names else "", RECORD_END, _LOCKED, _LET_GO, _END]
@@ -102,7 +103,7 @@ def _locked(holder: SourceConnection, names: Sequence[TableName]) -> tuple[Lsn, 
 
 
 def _described(results: psycopg.Cursor[Any]) -> Iterator[None]:
-    """Stands at each result that has rows."""
+    """Moves the cursor to each result that has rows."""
     more: bool | None = True
     while more:
         if results.description is not None:
@@ -111,10 +112,10 @@ def _described(results: psycopg.Cursor[Any]) -> Iterator[None]:
 
 
 def _until_flushed(observer: SourceConnection, point: Lsn) -> None:
-    """An asynchronous commit is seen before it is durable: a crash of the source would take it back from its own
-    tables, and not from the copy.
+    """Wait until the source is durable up to ``point``. An asynchronous commit is seen before it is durable: a crash of
+    the source would take it back from its own tables, but not from the copy.
 
-    A commit of our own takes all before it along to the disk: a source at rest may leave it for minutes.
+    A commit of our own flushes all WAL before it; a source at rest may leave that undone for minutes.
     """
     deadline = time.monotonic() + DELAYS_UNTIL_FLUSHED * wal_writer_delay(observer) + _PATIENCE_SECONDS
     observer.execute("SELECT pg_current_xact_id()")

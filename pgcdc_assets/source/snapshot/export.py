@@ -1,11 +1,12 @@
-"""A snapshot with an exact LSN, held for as long as a copy takes, and nothing with it.
+"""Takes a snapshot with an exact LSN, and holds it for as long as a copy takes, but holds nothing else.
 
-A slot's snapshot has one. So a temporary slot is made, its snapshot imported into a transaction of our
-own, exported again from there, and the slot dropped. Then, before the first read, the gate. Without
-replication connections a lock gives it, for a moment: :mod:`pgcdc_assets.source.snapshot.bylock`.
+A slot's snapshot has such an LSN. So a temporary slot is made, its snapshot is imported into a transaction of our own
+and exported again from there, and the slot is dropped. Before the first read comes the gate. Without replication
+connections, a lock that is held for a moment serves instead: :mod:`pgcdc_assets.source.snapshot.bylock`.
 
-The transaction that holds the snapshot has no lock on any table. If it had, whoever alters one would wait for it
-as long as the copy takes, everybody else behind him, and the copy itself too: a deadlock that PostgreSQL cannot see.
+The transaction that holds the snapshot has no lock on any table. If it had, whoever alters a table would wait for it as
+long as the copy takes, everybody else would wait behind that, and so would the copy itself: a deadlock that PostgreSQL
+cannot see.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from pgcdc_assets.source.snapshot import bylock
 from pgcdc_assets.source.snapshot.waiters import giving_way
 
 _GATE_SECONDS = 60
-"""The gap between commit record and commit status is one of microseconds; a minute means another fault."""
+"""The gap between commit record and commit status lasts microseconds; a minute means another fault."""
 _GATE_POLL_SECONDS = 0.002
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Exactly the transactions with ``commit_lsn`` < ``consistent_point``, of the tables that it is exact for.
+    """Shows exactly the transactions with ``commit_lsn`` < ``consistent_point``, for the tables that it is exact for.
 
-    ``name``: for SET TRANSACTION SNAPSHOT in tasks, while the ``with`` block lasts, on this server and database.
-    ``holder`` is the transaction that keeps it. It has no lock on anything, and reads nothing.
+    ``name`` is for SET TRANSACTION SNAPSHOT in tasks, while the ``with`` block lasts, on this server and database.
+    ``holder`` is the connection whose transaction keeps the snapshot. It has no lock on anything, and reads nothing.
     """
 
     consistent_point: Lsn
@@ -48,15 +49,11 @@ class Snapshot:
     conninfo: str = field(repr=False)
     holder: SourceConnection = field(repr=False)
     exact_for: frozenset[int] | None = None
-    """Oids; None: all tables of the database."""
-
-    def check(self) -> None:
-        """SourceUnavailable when the holding transaction is gone, and the snapshot with it."""
-        self.holder.execute("SELECT 1")
+    """Oids of these tables; None: all tables of the database."""
 
     @contextmanager
     def reading(self) -> Iterator[SourceConnection]:
-        """A transaction of its own under the snapshot, for the catalog: brief, for it locks what it reads of it."""
+        """A transaction of its own under the snapshot, to read the catalog. Keep it brief: it locks what it reads."""
         with connect(self.conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
             conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(self.name))
@@ -68,7 +65,7 @@ class Snapshot:
 
 
 class _Written(Exception):
-    """No moment was found yet in which nobody writes. ``holders``: who they are, where that is known."""
+    """No moment without writers was found yet. ``holders``: the writers, as far as they are known."""
 
     def __init__(self, why: str, holders: Sequence[Blocker] = ()) -> None:
         self.why = why
@@ -80,13 +77,13 @@ def exported_snapshot(
     conninfo: str, tables: Sequence[Table | TableName], *, lock_seconds: float = LOCK_SECONDS,
     on_wait: OnWait | None = None, replication_connections: bool = True,
 ) -> Iterator[Snapshot]:  # fmt: skip
-    """A snapshot for reading these tables by :mod:`pgcdc_assets.source.snapshot.reading`, while the block lasts.
+    """Export a snapshot, while the block lasts, for :mod:`pgcdc_assets.source.snapshot.reading` to read these tables.
 
-    Nobody is kept off the tables by it: whether one is still as the snapshot shows it, each reading looks itself.
+    It keeps nobody off the tables: each reading checks itself whether its table is still as the snapshot shows it.
 
-    Waits for every open transaction of the cluster; without ``replication_connections`` for a moment in which no
-    transaction has written these tables, as far as they exist. ``lock_seconds`` bounds each wait, and CopyBlocked
-    names who is in the way. ``on_wait`` hears of it meanwhile (a log line by default).
+    Waits for every open transaction of the cluster; without ``replication_connections``, for a moment in which no open
+    transaction has written those of the tables that exist. ``lock_seconds`` bounds each wait; then CopyBlocked names
+    who is in the way. ``on_wait`` is called meanwhile (by default, a log line is written).
     """
     names = [table.name if isinstance(table, Table) else table for table in tables]
     told = on_wait or log_waiting
@@ -112,14 +109,15 @@ def exported_snapshot(
 def _take(
     conninfo: str, holder: SourceConnection, observer: SourceConnection, lock_seconds: float, on_wait: OnWait
 ) -> Lsn:
-    """Temporary slot, import. Afterwards ``holder`` stands in a transaction under the snapshot."""
+    """Make a temporary slot and import its snapshot. Afterwards ``holder`` is in a transaction under the snapshot."""
     slot = f"pgcdc_copy_{secrets.token_hex(6)}"
     with ReplicationConnection.open(conninfo, application_name=f"{APPLICATION}/snapshot") as walsender:
         created = create_slot(walsender, observer, slot, temporary=True, lock_seconds=lock_seconds, on_wait=on_wait)
         passed(FaultPoint.COPY_SLOT_MADE)
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         holder.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(created.snapshot_name))
-        # Under the snapshot from here on; the slot held back WAL and the horizon, and goes with its session.
+        # The holder is under the snapshot from here on. The slot, which holds back WAL and the horizon, goes with its
+        # session.
         walsender.drop_slot(slot)
     return created.consistent_point
 
@@ -128,7 +126,7 @@ _Taken = tuple[Lsn, frozenset[int]]
 
 
 def _patiently(take: Callable[[], _Taken], holder: SourceConnection, lock_seconds: float, told: OnWait) -> _Taken:
-    """Again after each time that somebody was writing."""
+    """Call ``take`` again whenever somebody was writing."""
     deadline = time.monotonic() + lock_seconds
     tell_at = time.monotonic() + TELL_SECONDS
     while True:
@@ -146,7 +144,7 @@ def _patiently(take: Callable[[], _Taken], holder: SourceConnection, lock_second
 
 
 def _take_by_lock(holder: SourceConnection, observer: SourceConnection, names: Sequence[TableName]) -> _Taken:
-    """A moment without writers. Afterwards ``holder`` stands in a transaction under the snapshot."""
+    """Find a moment without writers. Afterwards ``holder`` is in a transaction under the snapshot."""
     tables = _oids(observer, names)
     try:
         return bylock.still_point(holder, observer, tables), frozenset(tables.values())
@@ -157,7 +155,7 @@ def _take_by_lock(holder: SourceConnection, observer: SourceConnection, names: S
 
 
 def _oids(observer: SourceConnection, names: Sequence[TableName]) -> dict[TableName, int]:
-    """Of those that exist."""
+    """The oids of those tables that exist."""
     known = observer.execute(
         "SELECT n.nspname::text, c.relname::text, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "JOIN unnest(%s::text[], %s::text[]) AS w (s, t) ON n.nspname = w.s AND c.relname = w.t",

@@ -1,4 +1,4 @@
-"""A table's copy in pieces: ranges of its pages, each one COPY statement that any process can run."""
+"""Cuts a table's copy into pieces: ranges of its pages, each one COPY statement that any process can run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated
 
-# Only the heap can be read by ctid ranges.
+# Only a heap can be read by ranges of ctid.
 _STORAGE = """
 SELECT c.oid, coalesce(m.amname = 'heap', false), current_setting('block_size')::int8,
-       greatest(c.relpages, 0)::int8, greatest(c.reltuples, 0)::float8
+       greatest(c.relpages, 0)::int8
 FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_am m ON m.oid = c.relam
 WHERE c.oid = ANY(%s)
 """
@@ -34,8 +34,8 @@ _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '100ms'"
 class Piece:
     """One COPY of CSV: NULL is empty and unquoted, every value quoted, one column per published column.
 
-    ``leaf``: the partition that it reads, None for a plain table. ``oid`` is that of the relation it reads, whose
-    name may be another one by the time it is read. Estimates are 0 where unknown.
+    ``leaf``: the partition that it reads, None for a plain table. ``oid`` is that of the relation it reads, whose name
+    may have changed by then. The estimate is 0 where unknown.
     """
 
     table: Table
@@ -45,7 +45,6 @@ class Piece:
     """The select list, as SQL."""
     condition: str = field(repr=False)
     """The range of pages as SQL; empty for all rows."""
-    rows_estimate: int = 0
     bytes_estimate: int = 0
 
     @property
@@ -64,14 +63,14 @@ class _Storage:
     heap: bool
     pages: int
     size: int
-    rows: float
 
 
 def pieces(conn: psycopg.Connection[Any], table: Table, target_bytes: int) -> list[Piece]:
     """Cut a table into pieces of about ``target_bytes`` on the source's disk; at least one per leaf.
 
-    ``conn`` may stand anywhere: sizes are as they are now. The last piece of each leaf is open-ended, so they need
-    not be exact: pages that came since the snapshot hold nothing that it shows. CopyOutdated where a leaf is gone.
+    ``conn`` need not be under the snapshot: sizes are as they are now. The last piece of each leaf is open-ended, so
+    sizes need not be exact: pages that came since the snapshot hold nothing that it shows. Raises CopyOutdated if a
+    leaf is gone.
     """
     relations: dict[int, TableName | None] = {table.oid: None}
     if table.partitioned:
@@ -85,15 +84,16 @@ def pieces(conn: psycopg.Connection[Any], table: Table, target_bytes: int) -> li
 
 
 def _storages(conn: psycopg.Connection[Any], oids: list[int]) -> dict[int, _Storage]:
-    """By oid. Nobody is waited for: where a relation is locked, the planner's statistics have to do."""
+    """The storage of each relation, by oid. Waits for nobody: if a relation is locked, the planner's statistics must
+    do."""
     sizes: dict[int, tuple[int, int]] = {}
     with suppress(LockNotAvailable), conn.transaction():
         conn.execute(_LOCK_TIMEOUT)
         sizes = {oid: (own, whole) for oid, own, whole in conn.execute(_SIZES, [oids])}
     found: dict[int, _Storage] = {}
-    for oid, heap, block, pages, rows in conn.execute(_STORAGE, [oids]):
+    for oid, heap, block, pages in conn.execute(_STORAGE, [oids]):
         own, whole = sizes.get(oid, (pages * block, pages * block))
-        found[oid] = _Storage(heap, math.ceil(own / block), whole, rows)
+        found[oid] = _Storage(heap, math.ceil(own / block), whole)
     return found
 
 
@@ -101,16 +101,12 @@ def _cut(table: Table, leaf: TableName | None, oid: int, storage: _Storage, targ
     count = max(1, math.ceil(storage.size / target_bytes)) if storage.heap else 1
     step = max(1, math.ceil(storage.pages / count))
     starts = list(range(0, max(storage.pages, 1), step))
-    share = 1 / len(starts)
     ends: list[int | None] = [*starts[1:], None]
     names = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns).as_string(None)
     return [
-        Piece(
-            table, leaf, oid, names, _condition(table, start, end),
-            int(storage.rows * share), int(storage.size * share),
-        )
+        Piece(table, leaf, oid, names, _condition(table, start, end), int(storage.size / len(starts)))
         for start, end in zip(starts, ends, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _condition(table: Table, start: int, end: int | None) -> str:

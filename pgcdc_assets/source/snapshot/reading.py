@@ -1,12 +1,12 @@
-"""Reading one piece of a table under a snapshot, in anybody's presence.
+"""Reads one piece of a table under a snapshot, while others use the table.
 
-No lock is held while another is waited for: the table's lock is asked for without waiting, again and again with
-nothing in hand, and is let go as soon as the piece has been read. Whoever else waits for the table meanwhile gets
-it (:mod:`pgcdc_assets.source.snapshot.waiters`), and the piece is read again from its beginning.
+No lock is held while another is waited for. The table's lock is requested without waiting, again and again, while we
+hold no other, and is released as soon as the piece has been read. Whoever else waits for the table meanwhile gets it
+(:mod:`pgcdc_assets.source.snapshot.waiters`), and the piece is read again from its beginning.
 
 So nothing keeps a table as the snapshot shows it. A TRUNCATE or rewrite since then would give an empty copy and no
-error, two columns that changed names the values of each other. Each of them leaves a new relfilenode, or a new row
-of pg_attribute: both are compared before the piece is read and afterwards.
+error; two columns that swapped names would give each other's values. Each of them leaves a new relfilenode, or a new
+row of pg_attribute: both are compared before the piece is read and afterwards.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from pgcdc_assets.source.snapshot.pieces import Piece
 READING: Final = f"{APPLICATION}/copy"
 """application_name of the sessions that read pieces, and of no others: they may be interrupted at any time."""
 READINGS: Final = 6
-"""How often one piece is begun. Somebody who alters a table does so a few times; endless DDL must not hold up a run for
+"""How often one piece is begun. Whoever alters a table does so a few times; endless DDL must not hold up a run for
 ever."""
 PATIENCE_SECONDS: Final = 10.0
-"""Seconds that one attempt waits for the table to be free. A core of Spark is idle meanwhile."""
+"""Seconds that one attempt waits for the table to be free. One of Spark's cores is idle meanwhile."""
 _PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
-"""Seconds between two requests for the lock, the last one from then on."""
+"""Seconds between two requests for the lock; the last pause is repeated."""
 _POLL_MILLISECONDS: Final = 500
 _LOCK_TIMEOUT: Final = "100ms"
-"""For what COPY locks besides the table: its indexes and TOAST table, which REINDEX may have."""
+"""lock_timeout for what COPY locks besides the table: its indexes and TOAST table, which REINDEX may have locked."""
 
 _INTERRUPTED: Final = {
     "57014",  # cancelled
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """The piece was not read to its end, and what was read of it does not count."""
+    """Raised when the piece was not read to its end; what was read of it does not count."""
 
     def __init__(self, why: PgcdcError) -> None:
         self.why = why
@@ -68,21 +68,22 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class _Storage:
-    """A relation as one snapshot has it: its name as SQL, its file, and the catalog rows of its columns."""
+    """A relation as one snapshot shows it: its name as SQL, its file, and the catalog rows of its columns."""
 
     name: str
     relfilenode: int
     columns: frozenset[str]
 
     def still_holds(self, then: _Storage) -> bool:
-        """Whether what ``then`` was can be read here. Columns added since are no hindrance."""
+        """Whether everything that ``then`` had can be read here. Columns added since do not matter."""
         return self.relfilenode == then.relfilenode and then.columns <= self.columns
 
 
 def read_whole(read: Callable[[], T]) -> T:
-    """The result of ``read``, which reads pieces. It is called again, some times, whenever a piece was interrupted.
+    """The result of ``read``, which reads pieces. It is called again, up to READINGS times, whenever a piece was
+    interrupted.
 
-    CopyBlocked if somebody wants the table each time.
+    Raises CopyBlocked if somebody wants the table each time.
     """
     for reading in range(1, READINGS + 1):
         try:
@@ -96,9 +97,9 @@ def read_whole(read: Callable[[], T]) -> T:
 def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: int) -> Iterator[bytes]:
     """The piece's CSV under the snapshot, in blocks of whole rows of at least ``block_bytes`` (the last less).
 
-    Runs anywhere with a way to the source, within :func:`read_whole`: raises Interrupted if somebody wants the table.
-    CopyOutdated if it is not any more what the snapshot shows, CopyBlocked if it is locked for long, SourceNotReady
-    where row-level security would have hidden rows.
+    Runs on any machine that reaches the source, within :func:`read_whole`: raises Interrupted if somebody wants the
+    table. Raises CopyOutdated if the table is no longer what the snapshot shows, CopyBlocked if it is locked for long,
+    SourceNotReady if row-level security would have hidden rows.
     """
     conn = connect(conninfo, application_name=READING, row_security=False, options={"lock_timeout": _LOCK_TIMEOUT})
     try:
@@ -129,7 +130,7 @@ def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[st
         if now is None or then is None or not now.still_holds(then):
             raise _outdated(piece)
         try:
-            # Not granted either while somebody who has come before us waits for it.
+            # The lock is not granted either while somebody who came before us waits for it.
             conn.execute(f"LOCK TABLE ONLY {now.name} IN ACCESS SHARE MODE NOWAIT".encode())
             return now.name, then
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
@@ -151,7 +152,7 @@ def _import(conn: SourceConnection, snapshot_name: str) -> None:
 
 
 class _SnapshotGone(SourceUnavailable):
-    """Reading again is of no use."""
+    """The snapshot is gone: reading again is of no use."""
 
 
 def _storage(conn: SourceConnection, piece: Piece) -> _Storage | None:
@@ -174,7 +175,7 @@ def _given_up(why: PgcdcError) -> PgcdcError:
 
 @contextmanager
 def _typed(piece: Piece) -> Iterator[None]:
-    """Errors of the server as what they mean for a piece."""
+    """Raises the server's errors as what they mean for a piece."""
     try:
         yield
     except psycopg.Error as error:
@@ -184,7 +185,7 @@ def _typed(piece: Piece) -> Iterator[None]:
     except _SnapshotGone:
         raise
     except SourceUnavailable as error:
-        # Terminated by ourselves while it waited for the network, perhaps: connecting again tells.
+        # Perhaps we terminated it ourselves while it waited for the network: connecting again shows.
         raise Interrupted(error) from None
 
 
@@ -202,7 +203,8 @@ class _Refused(Exception):
 
 
 def _blocks(conn: SourceConnection, statement: str, block_bytes: int) -> Generator[bytes, None, bytes]:
-    """All blocks but the last, which it returns. At libpq's level: psycopg's own loop costs two thirds more CPU.
+    """Yields all blocks but the last, which it returns. Works at libpq's level: psycopg's own loop costs two thirds
+    more CPU.
 
     Each CopyData message is one row.
     """
@@ -223,7 +225,7 @@ def _blocks(conn: SourceConnection, statement: str, block_bytes: int) -> Generat
         while pgconn.is_busy():
             more()
         _expect(pgconn, pq.ExecStatus.COPY_OUT)
-        # Joining the rows' memoryviews in the end would take three times the CPU.
+        # Joining the rows' memoryviews at the end would take three times the CPU.
         block = bytearray()
         while (got := pgconn.get_copy_data(1))[0] >= 0:
             if got[0] == 0:

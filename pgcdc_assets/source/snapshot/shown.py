@@ -1,4 +1,4 @@
-"""The tables as a snapshot shows them, less those that were altered while one looked."""
+"""Reads the tables as a snapshot shows them, without those that were altered during the reading."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shown_tables(
 ) -> tuple[dict[TableName, Table], dict[TableName, CopyOutdated]]:
     """Those of ``names`` that the snapshot shows published, and why some cannot be read under it.
 
-    No lock keeps them as they are, and some functions of the catalog answer as of now under any snapshot. So the
+    No lock keeps the tables as they are, and some functions of the catalog answer as of now under any snapshot. So the
     catalog is read twice: what is the same in the snapshot and a moment later was the same in between.
     """
     with snapshot.reading() as conn:

@@ -1,4 +1,4 @@
-"""Sessions of the source that wait for a table that a copy of ours is reading: they get it at once."""
+"""Lets sessions of the source that wait for a table which one of our copies is reading have it at once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from pgcdc_assets.source.connect.connection import APPLICATION, SourceConnection
 from pgcdc_assets.source.snapshot.reading import READING
 
 LOOK_SECONDS = 0.2
-"""Seconds between two looks for waiters. An application that waits behind the waiting session loses a fifth of a second
-by it."""
+"""Seconds between two looks for waiters. An application that queues behind such a waiter loses that time."""
 _CONNECT_SECONDS = 3
 
-# ACCESS SHARE is in the way of ACCESS EXCLUSIVE alone. Not by pg_blocking_pids, which stops the lock manager for a
-# moment, and knows nothing of a standby's replay. Those who were asked before are terminated.
+# ACCESS SHARE conflicts with ACCESS EXCLUSIVE alone. We do not use pg_blocking_pids: it stops the lock manager for a
+# moment, and does not know a standby's replay. Those who were asked before are terminated.
 _INTERRUPT = """
 SELECT a.pid, CASE WHEN a.pid = ANY(%(asked)s::int[]) THEN pg_catalog.pg_terminate_backend(a.pid)
                    ELSE pg_catalog.pg_cancel_backend(a.pid) END
@@ -32,7 +31,8 @@ WHERE a.application_name = %(reading)s AND a.datname = current_database() AND a.
 
 @contextmanager
 def giving_way(conninfo: str) -> Iterator[None]:
-    """While the block lasts, whoever waits for a table that one of our copies reads gets it within half a second."""
+    """While the block lasts, whoever waits for a table that one of our copies is reading gets it within half a
+    second."""
     ended = threading.Event()
     thread = threading.Thread(target=_watch, args=(conninfo, ended), name="waiters", daemon=True)
     thread.start()
@@ -44,7 +44,7 @@ def giving_way(conninfo: str) -> Iterator[None]:
 
 
 def _watch(conninfo: str, ended: threading.Event) -> None:
-    """Goes on whatever becomes of its connection: the holder of the snapshot is who notices a lost source."""
+    """Goes on when its connection is lost: noticing a lost source is left to the holder of the snapshot."""
     while not ended.wait(LOOK_SECONDS):
         with suppress(PgcdcError, psycopg.Error), _connected(conninfo) as conn:
             asked: set[int] = set()
@@ -57,8 +57,9 @@ def _connected(conninfo: str) -> SourceConnection:
 
 
 def interrupt(conn: SourceConnection, asked: set[int]) -> set[int]:
-    """Cancel our copies that somebody waits for; their pids.
+    """Cancel our copies that somebody waits for; returns their pids.
 
-    Those who were ``asked`` before are terminated: a backend that waits for us to read its rows heeds nothing else.
+    Those that were ``asked`` before are terminated: a backend that waits for us to read its rows reacts to nothing
+    else.
     """
     return {pid for pid, _ in conn.execute(_INTERRUPT, {"asked": sorted(asked), "reading": READING})}

@@ -1,4 +1,4 @@
-"""The frames of a run: first a backlog through the SQL functions, then the stream; or polling."""
+"""Brings the frames of a run: first a backlog through the SQL functions, then the stream; or all by polling."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class FrameStream(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """For messages: where it leads."""
+        """Where the connection leads, for messages."""
 
     @property
     def frames(self) -> FrameSource:
         """Read this each time: the reader changes when the drain ends."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait for input, so many seconds; whether there is some."""
+        """Wait up to ``timeout`` seconds for input; returns whether there is some."""
 
     def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
         """Report our positions."""
 
     def at_work(self) -> bool:
-        """Whether the server is seen to be at work for us, or has been asked and answered, though no frame comes."""
+        """Whether the server is seen to be at work for us, or has answered a question, though no frame comes."""
 
     def end_stream(self) -> None:
-        """Let the slot go."""
+        """Release the slot."""
 
 
 class CatchUp:
@@ -97,7 +97,7 @@ class Polled:
     def at_work(self) -> bool:
         if self.frames.calling:
             return self._connection.at_work()
-        # Between two calls nobody has asked it anything: the answer is what counts.
+        # Between two calls the server has nothing to work on: that it answers is what counts.
         self._connection.execute("SELECT 1")
         return True
 
@@ -111,9 +111,9 @@ def begin(
 ) -> tuple[FrameStream, Lsn]:  # fmt: skip
     """Frames from ``transform_lsn`` on (or from ``start_lsn`` below it), and the floor of all reports.
 
-    By a replication connection: streamed; but a backlog of ``drain_bytes`` of WAL is drained, if the slot is free and
-    stands at the log's end. By any other one: polled, from where the slot stands. Raises what :func:`start_stream`
-    does; and SourceNotReady where there is no slot to spare for polling.
+    A replication connection streams them, after it has drained a backlog of ``drain_bytes`` of WAL or more if the slot
+    is free and stands at the log's end. Any other connection polls, from where the slot stands. Raises what
+    :func:`start_stream` raises, and SourceNotReady if there is no slot to spare for polling.
     """
     if not isinstance(connection, ReplicationConnection):
         return _polled(asked, connection, transform_lsn)
@@ -145,10 +145,10 @@ def _polled(asked: Subscription, connection: LibpqConnection, at: Lsn) -> tuple[
 
 
 def _copied(asked: Subscription, connection: LibpqConnection, at: Lsn) -> SlotCopy:
-    """A copy of the slot, which stands no further than the log. Raises what ``check_slot`` does."""
+    """Copy the slot, which must stand no further than the log. Raises what ``check_slot`` raises."""
     name = f"pgcdc_drain_{connection.execute('SELECT pg_backend_pid()')[0][0]}"
     connection.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(name)}, true)")
-    # Asked behind the copying: a slot that somebody advanced meanwhile has passed the log, and so may its copy.
+    # Checked after the copying: if somebody advanced the slot past the log meanwhile, its copy may be past it too.
     check_slot(require_slot(asked.conn, asked.slot), at)
     position = require_slot(asked.conn, name).confirmed_flush_lsn or at
     return SlotCopy(connection, asked.slot, name, position, asked.publications, OPTIONS)

@@ -14,14 +14,14 @@ _POSITIONS = f"SELECT {INSERT_LSN}::text, {FLUSH_LSN}::text"
 
 
 class SourceClock:
-    """Asks a connection of its own, whenever a goal makes it worth while."""
+    """Asks on a connection of its own, whenever a goal makes it worth while."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self._conn = conn
 
     @cached_property
     def wal_writer_delay(self) -> float:
-        """Seconds."""
+        """The setting in seconds."""
         return wal_writer_delay(self._conn)
 
     def positions(self) -> tuple[Lsn, Lsn]:

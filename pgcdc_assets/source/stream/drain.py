@@ -1,15 +1,15 @@
-"""WAL through the SQL functions: the frames that a stream would bring, many to a send.
+"""Reads WAL through the SQL functions: the frames that a stream would bring, many to a send.
 
 The walsender sends message by message, and that is its limit. ``pg_logical_slot_get_binary_changes``
 decodes the same WAL with the same plugin and hands all of it to COPY, which fills the socket. It is
 called for one range of WAL after the other on a temporary copy of the slot, so that the slot itself
 stays where the log is durable: ``pg_replication_slot_advance`` moves it there.
 
-Each call collects its range on the server (in memory up to ``work_mem``, then in a file) before the
-first row comes, and begins to read at the oldest transaction that is open: see :attr:`Drain.over`.
+Each call collects its range on the server (in memory up to ``work_mem``, then in a file) before it sends the first row,
+and begins to read at the oldest open transaction: see :attr:`Drain.over`.
 
-A backlog is drained this way before the stream takes over; where the source takes no replication
-connections, all of it comes so (:mod:`pgcdc_assets.source.stream.polling`).
+A backlog is drained this way before the stream takes over. If the source takes no replication connections, all WAL
+comes this way (:mod:`pgcdc_assets.source.stream.polling`).
 """
 
 from __future__ import annotations
@@ -38,34 +38,36 @@ from pgcdc_assets.source.positions import FLUSH_LSN, WITHIN
 
 SMALLEST_RANGE: Final = 256 << 20
 LARGEST_RANGE: Final = 512 << 20
-"""WAL that one call decodes. Each call reads from the slot's restart_lsn on, which moves only where the WAL tells of
-running transactions (every 15 s, and at checkpoints) and no further than to the oldest that is open: what was sent
-before is read again, at an eighth of the cost, what is still open at its whole cost. So ranges are large, and half
-of what is read again at least. A transaction comes whole with the range in which it commits."""
+"""Bytes of WAL that one call decodes at most. Each call reads from the slot's restart_lsn on. That moves only at WAL
+records of the running transactions (every 15 s, and at checkpoints), and no further than the oldest open transaction.
+So each call reads WAL again: what was sent before at an eighth of the cost, what is still open at its whole cost.
+Therefore ranges are large, and at least half of what is read again. A transaction comes whole with the range in which
+it commits."""
 LEAST_BYTES: Final = 32 << 20
-"""A smaller backlog than this is streamed: a drain first copies the slot, and the stream brings this much WAL as soon.
+"""A smaller backlog is streamed: a drain first copies the slot, and in that time the stream brings this much WAL.
 """
 UNSURE_BYTES: Final = 1 << 20
-"""In front of a flush position inside a record: how far back that record begins at most. The function that decodes
-would wait for its end, with all that it has collected: for seconds, if the source has come to rest. A larger record
-(of a message, as a rule) is waited for."""
+"""If the flush position lies inside a record: how far before it that record begins at most. The decoding function would
+wait for the record's end with all that it has collected, for seconds if the source has come to rest. A larger record
+(as a rule that of a message) is waited for."""
 TOUCH_SECONDS: Final = 10.0
-"""The slot is touched this often, wherever it stands: one that nobody takes for long is invalidated
-(idle_replication_slot_timeout), though a copy of it is at work."""
+"""The slot is touched this often, wherever it stands: a slot that nobody acquires for long is invalidated
+(idle_replication_slot_timeout), even if a copy of it is in use."""
 RELEASE_BYTES: Final = 256 << 20
-"""WAL that may be durable in the log while the slot still holds it: to advance reads it once more."""
+"""Bytes of WAL that may be durable in the log while the slot still holds them: advancing the slot reads them once
+more."""
 
 _MOST_AGAIN: Final = 8
-"""Largest ranges' worth of WAL that a call may read again: from there on the calls cost more than the stream."""
+"""How many largest ranges of WAL a call may read again: beyond that the calls cost more than the stream."""
 _PREAMBLE: Final = 19
 """Bytes of binary COPY before the first row, sent together with it: signature, flags and extension."""
 _TRAILER: Final = 2
 _SHIFT: Final = 5
-"""Row of (lsn, 0::int8, data): count of columns (2), then length (4) and value of each. ``lsn`` lies at byte 6 and
-the message at byte 30: from byte 5 on, which is the last of the length of ``lsn`` (FrameKind.ROW), the row reads
-as an XLogData frame, whose LSN and message stand at 1 and at 25. So nothing is copied."""
+"""A row of (lsn, 0::int8, data) is the count of columns (2 bytes), then length (4) and value of each. ``lsn`` lies at
+byte 6 and the message at byte 30. So from byte 5 on, which is the last of the length of ``lsn`` (FrameKind.ROW), the
+row reads as an XLogData frame, whose LSN and message lie at 1 and at 25, and nothing is copied."""
 _COMMIT_END: Final = XLOG_DATA.size + COMMIT.at("end_lsn")
-"""Where end_lsn stands in a frame that carries a Commit."""
+"""Offset of end_lsn in a frame that carries a Commit."""
 
 _RANGE: Final = (
     "COPY (SELECT lsn, 0::int8, data FROM pg_logical_slot_get_binary_changes({slot}, {upto}, NULL, {options}))"
@@ -82,13 +84,13 @@ WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
 """
 _HELD_SECONDS: Final = 30.0
 _CANCELLED_SECONDS: Final = 3.0
-"""For the end of a call that was cancelled."""
+"""Time limit for the end of a call that was cancelled."""
 _U64: Final = Struct("!Q")
 
 
 @dataclass(frozen=True)
 class SlotCopy:
-    """A temporary copy of ``slot`` that its connection holds, where it stands, and what the plugin is told."""
+    """A temporary copy of ``slot`` that its connection holds, its position, and the plugin's options."""
 
     connection: LibpqConnection
     slot: str
@@ -99,9 +101,9 @@ class SlotCopy:
 
 
 class Ranges(FrameSource):
-    """From where the copy stands on, one range of WAL after the other. Its connection runs nothing else meanwhile.
+    """Reads one range of WAL after the other, from the copy's position on. Its connection runs nothing else meanwhile.
 
-    Any error drops a session's temporary slots: what may fail runs ``beside`` it.
+    Any error drops a session's temporary slots, so what may fail runs on the connection ``beside``.
     """
 
     def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any]) -> None:
@@ -116,7 +118,7 @@ class Ranges(FrameSource):
         self._advanced = self._flushed = copy.position
         self._touch_due = 0.0
         self._upto: Lsn | None = None
-        """End of the range that is under way."""
+        """End of the range that is being read."""
         self._first = True
         self._refused_at: float | None = None
         """Since when somebody else has held the slot."""
@@ -127,7 +129,7 @@ class Ranges(FrameSource):
 
     @property
     def calling(self) -> bool:
-        """Whether a range is under way."""
+        """Whether a range is being read."""
         return self._upto is not None
 
     def pull(self) -> bool:
@@ -136,7 +138,7 @@ class Ranges(FrameSource):
         return self._upto is not None and self._wire.pull()
 
     def take(self) -> FrameBlock:
-        """Rows as XLogData frames; after those of a range a keepalive, whose position is a boundary."""
+        """Rows as XLogData frames; after the rows of a range a keepalive, whose position is a boundary."""
         rows = self._wire.data()
         if not len(rows):
             while (kind := self._wire.other()) is not None:
@@ -146,8 +148,8 @@ class Ranges(FrameSource):
         return self._frames(rows) if len(rows) else rows
 
     def flushed(self, lsn: Lsn) -> None:
-        """All below is durable: between two ranges the slot is advanced to it. Meanwhile it is touched where it stands,
-        which decodes nothing."""
+        """Say that everything below ``lsn`` is durable: between two ranges the slot is advanced to it. Until then it is
+        touched where it stands, which decodes nothing."""
         self._flushed = max(self._flushed, lsn)
         now = time.monotonic()
         if now >= self._touch_due:
@@ -155,9 +157,9 @@ class Ranges(FrameSource):
             self._advance_to(self._advanced)
 
     def finish(self) -> None:
-        """End, wherever it stands: the range under way is cancelled, and the slot advanced to what is durable."""
+        """End at any time: the range that is being read is cancelled, and the slot is advanced to what is durable."""
         with suppress(PgcdcError, OperationalError):
-            # A slot that stays behind the log is no harm: what comes again is known.
+            # A slot that stays behind the log does no harm: what comes again is known.
             if self._upto is not None:
                 self._connection.cancel()
                 self._let_go()
@@ -167,10 +169,10 @@ class Ranges(FrameSource):
 
     @abstractmethod
     def _next_range(self) -> None:
-        """No range is under way: begin the next one, if there shall be one now."""
+        """Begin the next range if there is to be one now. No range is being read."""
 
     def _begin(self, restart: Lsn, end: Lsn) -> None:
-        """The next range, towards ``end``; as large as what is read again for it makes worth while."""
+        """Begin the next range, towards ``end``; it is as large as what it reads again makes worth while."""
         size = min(max(SMALLEST_RANGE, (self.position - restart) // 2), LARGEST_RANGE)
         self._upto, self._first = Lsn(min(self.position + size, end)), True
         upto, slot = literal(str(self._upto)), literal(self._copy)
@@ -185,8 +187,8 @@ class Ranges(FrameSource):
         return FrameBlock.of([keepalive_frame(self.position)])
 
     def _advance(self, least: int) -> None:
-        """Advance the slot over what is durable, if that is enough WAL. A slot that somebody has advanced further stays
-        there."""
+        """Advance the slot over what is durable, if that is at least ``least`` bytes of WAL. A slot that somebody has
+        advanced further stays there."""
         if self._flushed - self._advanced >= least:
             self._advance_to(self._flushed)
 
@@ -195,7 +197,7 @@ class Ranges(FrameSource):
             self._beside.execute(_ADVANCE, [self._slot, str(lsn)])
         except psycopg.Error as error:
             typed = of_exception(error).typed(f"slot {self._slot}")
-            # Somebody looks into it, as monitoring may. Whoever stays holds the source's WAL.
+            # Somebody else holds the slot for a moment, as monitoring may. Whoever keeps it holds the source's WAL.
             self._refused_at = self._refused_at or time.monotonic()
             if not isinstance(typed, SlotActive) or time.monotonic() - self._refused_at > _HELD_SECONDS:
                 raise typed from None
@@ -203,14 +205,16 @@ class Ranges(FrameSource):
         self._advanced, self._refused_at = max(self._advanced, lsn), None
 
     def _where(self) -> tuple[Lsn, Lsn, Lsn]:
-        """The source's flush position, the end of its whole records below, and where the next call begins to read."""
+        """The source's flush position, the end of the last whole record below it, and where the next call begins to
+        read."""
         told, within, restart = self._connection.execute(_WHERE.format(slot=literal(self._copy)))[0]
         flushed = Lsn.parse(told or "")
         whole = Lsn(max(0, flushed - UNSURE_BYTES)) if within == "true" else flushed
         return flushed, whole, Lsn.parse(restart or "")
 
     def _let_go(self) -> None:
-        """Read and drop until the server is ready for a command. SourceUnavailable if it does not get there."""
+        """Read and drop until the server is ready for a command. Raises SourceUnavailable if it does not become
+        ready."""
         deadline = time.monotonic() + _CANCELLED_SECONDS
         while time.monotonic() < deadline:
             self._wire.data()
@@ -219,7 +223,7 @@ class Ranges(FrameSource):
             except SourceUnavailable:
                 raise
             except PgcdcError:
-                # That the command was cancelled.
+                # This is the error that says that the command was cancelled.
                 continue
             if kind == b"Z":
                 return
@@ -246,17 +250,17 @@ class Ranges(FrameSource):
 
 
 class Drain(Ranges):
-    """A backlog, until :attr:`over`."""
+    """Reads a backlog, until :attr:`over`."""
 
     def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any], *, goal: Lsn, drain_bytes: int) -> None:
         super().__init__(copy, beside)
         self.over = False
-        """So little is left that the stream brings it sooner; or a transaction is open for so long that each
+        """Whether so little is left that the stream brings it sooner, or a transaction is open for so long that each
         call would decode the same WAL again."""
         self._goal, self._drain_bytes = goal, drain_bytes
 
     def end(self) -> None:
-        """When it is over: drop the copy, which would hold WAL for as long as the connection lives."""
+        """Drop the copy when the drain is over; it would hold WAL for as long as the connection lives."""
         self._advance(1)
         self._connection.execute(f"SELECT pg_drop_replication_slot({literal(self._copy)})")
 

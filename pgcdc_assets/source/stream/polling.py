@@ -1,4 +1,4 @@
-"""All WAL through the SQL functions, for as long as a run lasts: where no replication connection can be had."""
+"""Reads all WAL of a run through the SQL functions, for sources that take no replication connections."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pgcdc_assets.protocol.frames import FrameBlock
 from pgcdc_assets.source.stream.drain import RELEASE_BYTES, Ranges, SlotCopy
 
 POLL_SECONDS: Final = 0.3
-"""Between two looks at a source that has written nothing, and between two calls once all is read."""
+"""Seconds between two looks at a source that has written nothing, and between two calls once all is read."""
 SLOWEST_AGAIN: Final = 16 << 20
-"""Bytes of WAL a second, where an open transaction makes a call decode them again."""
+"""Bytes of WAL a second that a call decodes again at least, if an open transaction makes it do so."""
 ADVANCE_SECONDS: Final = 10.0
-"""The slot moves this often at least: to advance decodes again what lies between (see RELEASE_BYTES)."""
+"""The slot moves at least this often. Advancing decodes again what lies between (see RELEASE_BYTES)."""
 
 
 class Polling(Ranges):
@@ -28,7 +28,7 @@ class Polling(Ranges):
         self._answered = False
         self._began = self._rested = self._due = 0.0
         self._again = 0
-        """Bytes of WAL that it reads again."""
+        """Bytes of WAL that the current call reads again."""
         self._end = copy.position
         """The end of the source's WAL when the current range began."""
         self._advance_due = time.monotonic() + ADVANCE_SECONDS
@@ -44,22 +44,22 @@ class Polling(Ranges):
         return super().take()
 
     def ask(self) -> None:
-        """Look at once, and say where the source stands, though nothing may have come."""
+        """Look at once, and report the source's position even if nothing has come."""
         self._asked = True
 
     def _next_range(self) -> None:
         now = time.monotonic()
         due = now >= (self._rested if self._asked else self._due)
-        # What comes unasked between two calls is the end of the connection: the next command says so.
+        # Input between two calls, when nothing was asked for, is the end of the connection: the next command says so.
         if not due and not self._connection.wait(0):
             return
         late = now >= self._advance_due
-        # Though nothing has moved: one that is not touched counts as forgotten (idle_replication_slot_timeout).
+        # Even if nothing has moved: a slot that is not touched counts as forgotten (idle_replication_slot_timeout).
         self._advance(0 if late else RELEASE_BYTES)
         if late:
             self._advance_due = now + ADVANCE_SECONDS
         flushed, whole, restart = self._where()
-        # Of what is durable nothing is left out for good: the rest of a record is waited for when all else is here.
+        # Nothing durable is left out for good: once all else has come, the rest of a record is waited for.
         self._end = whole if whole > self.position else flushed
         if self._end > self.position:
             self._began, self._again = now, self.position - restart

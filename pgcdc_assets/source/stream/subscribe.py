@@ -20,7 +20,8 @@ from pgcdc_assets.source.slot.slotstatus import SlotStatus, check_slot, require_
 T = TypeVar("T")
 
 SLOT_PATIENCE_SECONDS = 10.0
-"""A slot stays active for a moment after its last holder left (0.3 s seen): only then is it somebody else's."""
+"""A slot stays active for a moment after its last holder left (0.3 s seen). Only after this time does it count as held
+by somebody else."""
 _RETRY_SECONDS = 0.1
 OPTIONS = {"messages": "true"}
 """Logical messages (``pg_logical_emit_message``) are part of the stream, and of the log."""
@@ -29,7 +30,7 @@ OPTIONS = {"messages": "true"}
 def check_identity(
     stream: LibpqConnection, log: Identity, log_timeline: int, transform_lsn: Lsn, highest: Lsn = ZERO
 ) -> SystemIdentity:
-    """That the source is the one whose changes log and lake hold. Raises IdentityMismatch or LogAhead.
+    """Check that the source is the one whose changes the log and the lake hold. Raises IdentityMismatch or LogAhead.
 
     ``highest``: the highest position of any table of the lake. A table just copied stands above the log.
     """
@@ -77,8 +78,8 @@ class Stands:
 
 
 def _check_timeline(stream: LibpqConnection, now: int, log_timeline: int, stands: Stands) -> None:
-    """A promoted standby is followed only if log and lake end before the fork: what they hold beyond it,
-    the new primary never had, and its own transactions there would be skipped as known."""
+    """A promoted standby is followed only if log and lake end before the fork: the new primary never had what they hold
+    beyond it, and its own transactions there would be skipped as known."""
     if now == log_timeline:
         return
     if now < log_timeline:
@@ -104,7 +105,7 @@ class Subscription:
     slot: str
     publications: Sequence[str]
     keep_waiting: Callable[[], bool] = lambda: True
-    """Asked while somebody else holds the slot."""
+    """Called while somebody else holds the slot; False ends the waiting."""
 
 
 def start_stream(
@@ -114,9 +115,8 @@ def start_stream(
 
     Returns the slot's ``confirmed_flush_lsn``, the floor of all reports.
 
-    Whether the slot has passed the log is asked again once the stream holds it: only then can
-    nobody else confirm. Raises what ``check_slot`` does, or SlotActive where somebody holds
-    it for longer than SLOT_PATIENCE_SECONDS.
+    Whether the slot has passed the log is checked again once the stream holds it: only then can nobody else confirm.
+    Raises what ``check_slot`` raises, or SlotActive if somebody holds it for longer than SLOT_PATIENCE_SECONDS.
     """
     check_slot(require_slot(asked.conn, asked.slot), transform_lsn)
     _patiently(asked, lambda: stream.start(asked.slot, start_lsn or transform_lsn, asked.publications, options=OPTIONS))
@@ -126,7 +126,7 @@ def start_stream(
 
 
 def free_slot(asked: Subscription) -> SlotStatus:
-    """The slot, once nobody holds it. Raises SlotActive as :func:`start_stream` does."""
+    """Wait until nobody holds the slot; returns its status. Raises SlotActive as :func:`start_stream` does."""
 
     def free() -> SlotStatus:
         status = require_slot(asked.conn, asked.slot)
@@ -138,7 +138,7 @@ def free_slot(asked: Subscription) -> SlotStatus:
 
 
 def _patiently(asked: Subscription, attempt: Callable[[], T]) -> T:
-    """Try until the slot is free, for SLOT_PATIENCE_SECONDS; then SlotActive says who holds it."""
+    """Try for SLOT_PATIENCE_SECONDS until the slot is free; then raise SlotActive, which names who holds it."""
     deadline = time.monotonic() + SLOT_PATIENCE_SECONDS
     while True:
         try:
