@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
@@ -119,3 +120,45 @@ def test_a_torn_commit_is_put_aside(table: Location) -> None:
     assert recover(table, 1).aside == (commit_name(2),)
     assert not storage.exists(torn)
     assert ids(table) == [1]
+
+
+class Clock:
+    """The time, as the test has it go on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 1_000_000.0
+        patch.setattr(time, "time", lambda: self.now)
+
+    def hours_pass(self, hours: float) -> None:
+        self.now += hours * 3600
+
+
+def test_what_was_removed_of_late_is_not_swept(table: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However old the file is: somebody may be reading the version that had it."""
+    clock = Clock(monkeypatch)
+    commit_files(now(table), [written(table, 1)], "append", {})
+    clock.hours_pass(5)
+    replace_files(now(table), now(table).files, [written(table, 2)], {})
+    clock.hours_pass(0.5)
+    assert sweep(table, timedelta(hours=1)) == 0
+    assert ids(table, 1) == [1]
+    clock.hours_pass(1)
+    commit_files(now(table), [written(table, 3)], "append", {})
+    clock.hours_pass(2)
+    assert sweep(table, timedelta(hours=1)) == 1
+    assert ids(table) == [2, 3]
+
+
+def test_every_version_since_the_log_s_retention_stays_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    root = Location.of(f"memory://{uuid.uuid4().hex}/lake")
+    properties = {"delta.checkpointInterval": "3", "delta.logRetentionDuration": "interval 2 hours"}
+    create_table(root / "t", Schema.from_arrow(ROWS), properties, {}, root)
+    for number in range(1, 13):
+        clock.hours_pass(0.5)
+        commit_files(now(root / "t"), [written(root / "t", number)], "append", {})
+        for version in range(max(0, number - 4), number + 1):
+            assert ids(root / "t", version) == list(range(1, version + 1))
+    # Nothing needs what came before the newest checkpoint that is two hours old.
+    assert next(entry.name for entry in storage.list_after(root / "t" / DELTA_LOG)) == checkpoint_name(6)
+    storage.delete_folder(root)
