@@ -29,10 +29,16 @@ from pgcdc_assets.errors import CommitLost, LakeError
 AT: Final = pa.field("at", pa.timestamp("us", "UTC"))
 """When the row was written; strictly rising, whatever the clock does: the order of the rows."""
 
-MOST_FILES: Final = 100
-"""This many small files are merged. Large files do not count: they are left alone."""
-SMALL_ROWS: Final = 1000
-"""A file of this many rows is left alone, so that each row is merged a few times at most."""
+
+@dataclass(frozen=True)
+class Merging:
+    """When the files of a ledger are merged."""
+
+    most_files: int = 100
+    """This many small files become one. Large files do not count: they are left alone."""
+    small_rows: int = 1000
+    """A file of this many rows is large, so that each row is merged a few times at most."""
+
 
 _PROPERTIES: Final = {
     # A commit a turn makes tens of thousands of files a day; nobody asks for an older version.
@@ -78,8 +84,9 @@ class LedgerFile:
 class Ledger:
     """``schema`` must hold ``AT``. The folder is made with the first row."""
 
-    def __init__(self, path: Location, schema: pa.Schema) -> None:
+    def __init__(self, path: Location, schema: pa.Schema, merging: Merging | None = None) -> None:
         self.path = path
+        self._merging = merging or Merging()
         self._schema = schema
         self._log = DeltaLog(path)
         self._read: dict[str, pa.Table] = {}
@@ -115,7 +122,7 @@ class Ledger:
         commit_files(self._table, [report], "append", {})
         settle([self.path])
         small = self._small()
-        if len(small) > MOST_FILES:
+        if len(small) > self._merging.most_files:
             self._merge(small)
 
     def keep(self, staying: Staying) -> int:
@@ -125,7 +132,8 @@ class Ledger:
         left: list[FileReport] = []
         count = 0
         masks = ((file, staying(file)) for file in self.files())
-        for alone, neighbours in groupby(masks, key=lambda one: one[0].count >= SMALL_ROWS and pc.all(one[1]).as_py()):
+        large = self._merging.small_rows
+        for alone, neighbours in groupby(masks, key=lambda one: one[0].count >= large and pc.all(one[1]).as_py()):
             held = [] if alone else list(neighbours)
             going = sum(len(mask) - (pc.sum(mask).as_py() or 0) for _, mask in held)
             if not going:
@@ -166,7 +174,7 @@ class Ledger:
 
     def _small(self) -> list[LedgerFile]:
         """Of the newest rows, up to the first that is large: older ones have large neighbours."""
-        return list(takewhile(lambda file: file.count < SMALL_ROWS, self.files()))
+        return list(takewhile(lambda file: file.count < self._merging.small_rows, self.files()))
 
     def _rows(self, file: LedgerFile) -> pa.Table:
         name = file.added.path

@@ -21,7 +21,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import sparse
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.points.ledger import AT, Ledger, LedgerFile
+from pgcdc_assets.points.ledger import AT, Ledger, LedgerFile, Merging
 
 _BY_TABLE = pa.map_(pa.string(), pa.int64())
 _TEXTS = pa.map_(pa.string(), pa.string())
@@ -55,8 +55,8 @@ class Listing:
 class ConsistentPoints:
     """Read afresh at every call, so that another process's points are seen."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._ledger = Ledger(layout.consistent_points, SCHEMA)
+    def __init__(self, layout: Layout, merging: Merging | None = None) -> None:
+        self._ledger = Ledger(layout.consistent_points, SCHEMA, merging)
         self._listed: dict[str, Listing] = {}
         self._listed_at = -1
         self._unread: Iterator[pa.Table] = iter(())

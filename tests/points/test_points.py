@@ -23,7 +23,7 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import Lake
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
 from pgcdc_assets.points import ledger
-from pgcdc_assets.points.ledger import Ledger
+from pgcdc_assets.points.ledger import Ledger, Merging
 from pgcdc_assets.points.points import SCHEMA, ConsistentPoints, Listing
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
@@ -108,10 +108,8 @@ def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.Monke
     assert [point.replay_lsn for point in ConsistentPoints(layout).all()] == [Lsn(at) for at in range(1, 260)]
 
 
-def test_many_points_stay_few_files(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "MOST_FILES", 5)
-    monkeypatch.setattr(ledger, "SMALL_ROWS", 12)
-    points = ConsistentPoints(layout)
+def test_many_points_stay_few_files(layout: Layout) -> None:
+    points = ConsistentPoints(layout, Merging(most_files=5, small_rows=12))
     for number in range(1, 41):
         points.publish(Lsn(number * 10), {A: number, B: number} if number % 3 else {B: number}, {})
         assert len(DeltaTable(path_of(layout.consistent_points)).file_uris()) <= 6 + number // 12
@@ -193,9 +191,8 @@ def test_points_of_an_older_lake_are_read(layout: Layout, monkeypatch: pytest.Mo
 @settings(max_examples=30, deadline=None)
 def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, names: set[str], files: int) -> None:
     """The young, the newest, and the last word on every followed table; nothing else, and nothing changed."""
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ledger, "MOST_FILES", files)
-        points = ConsistentPoints(Layout.of(Path(folder)))
+    with tempfile.TemporaryDirectory() as folder:
+        points = ConsistentPoints(Layout.of(Path(folder)), Merging(most_files=files))
         for number, tables in enumerate(lists):
             points.publish(Lsn(number), {TableName("public", name): version for name, version in tables.items()}, {})
         before, followed = points.all(), [TableName("public", name) for name in names]
@@ -220,11 +217,10 @@ def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, n
 def test_thinned_points_are_found_by_their_order(rounds: list[tuple[int, int]]) -> None:
     """Files of many points lie between those of few that thinning left: no merge goes around them."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ledger, "MOST_FILES", 3)
-        patch.setattr(ledger, "SMALL_ROWS", 5)
+        merging = Merging(most_files=3, small_rows=5)
         day = timedelta(days=1)
         patch.setattr(retention, "LADDER", ((day, timedelta(days=40_000)),))
-        points, lsns = ConsistentPoints(Layout.of(Path(folder))), count(10, 10)
+        points, lsns = ConsistentPoints(Layout.of(Path(folder)), merging), count(10, 10)
         for added, young in rounds:
             for lsn in islice(lsns, added):
                 points.publish(Lsn(lsn), {A: lsn} if lsn > 30 else {A: lsn, B: lsn}, {})
@@ -243,14 +239,12 @@ def test_thinned_points_are_found_by_their_order(rounds: list[tuple[int, int]]) 
                 assert listing.replay_lsn == mentions[-1].replay_lsn
 
 
-def test_an_append_costs_the_same_among_large_files(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_costs_the_same_among_large_files(layout: Layout) -> None:
     """Files that are never merged again do not count, and no look at all points keeps them in memory."""
-    monkeypatch.setattr(ledger, "MOST_FILES", 4)
-    monkeypatch.setattr(ledger, "SMALL_ROWS", 6)
-    points = ConsistentPoints(layout)
+    points = ConsistentPoints(layout, Merging(most_files=4, small_rows=6))
     for number in range(1, 60):
         points.publish(Lsn(number), {A: number}, {})
-    assert sum(file.count >= 6 for file in points._ledger.files()) > ledger.MOST_FILES
+    assert sum(file.count >= 6 for file in points._ledger.files()) > 4
     versions = []
     for number in range(60, 80):
         points.publish(Lsn(number), {A: number}, {})
