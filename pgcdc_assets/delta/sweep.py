@@ -47,6 +47,14 @@ class LogListing:
         begin = next((number for number in self.checkpoints if number <= version), -1)
         return self.commits.keys() >= set(range(begin + 1, version + 1))
 
+    @property
+    def whole_since(self) -> int:
+        """The lowest version from which on the log has every one: those that are kept alone lie below."""
+        before = self.newest
+        while before in self.commits:
+            before -= 1
+        return 0 if before < 0 else min((number for number in self.checkpoints if number >= before), default=before)
+
     def first_young(self, begin: int, before: float) -> int:
         """The first version, at most ``begin``, from which on each was the newest after ``before``, or may be published
         yet."""

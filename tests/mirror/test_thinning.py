@@ -111,6 +111,20 @@ def test_promised_versions_stay_and_what_lies_between_goes(
         assert recover(Location.of(rows.path), max(promised, default=newest)).aside == ()
 
 
+def test_the_newest_promised_version_may_be_one_that_is_kept_alone(tmp_path: Path) -> None:
+    rows = made(tmp_path)
+    grown(rows, 27)
+    assert thinned(tmp_path, {1, 14, 24}).alone == {1, 14}
+    grown(rows, 12)
+    found = thinned(tmp_path, {14})
+    assert (found.alone, found.whole_from) == ({14}, 20)
+    assert_reads(rows, {14, *range(20, 40)})
+    assert (passing(mirror_of(tmp_path), {14}, NOW).files, passing(mirror_of(tmp_path), {14}, NOW).log_files) == (
+        (),
+        (),
+    )
+
+
 def test_what_is_young_or_not_published_yet_stays(tmp_path: Path) -> None:
     rows = made(tmp_path)
     grown(rows, 45)

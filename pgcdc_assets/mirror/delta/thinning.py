@@ -91,7 +91,8 @@ def passing(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Pass
     before = time.time() - grace.total_seconds()
     # What a point says of another table that was there is nobody's.
     kept = {version for version in promised if version <= mirror.version and listing.holds(version)}
-    young = listing.first_young(max(kept, default=mirror.version), before)
+    # The newest of the promised may be kept alone, with nothing between it and the rest of the log.
+    young = max(listing.first_young(max(kept, default=mirror.version), before), listing.whole_since)
     whole_from = listing.whole_from(young)
     alone = {version for version in kept if version < whole_from}
     old = unneeded(mirror.path, {*kept, *range(young, mirror.version + 1)}, mirror.version, before)
