@@ -16,7 +16,7 @@ from pgcdc_assets.source.connect.plainsession import SqlConnection
 from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.stream.catchup import begin
-from pgcdc_assets.source.stream.drain import LEAST_BYTES
+from pgcdc_assets.source.stream.drain import LEAST_BYTES, RANGE_LIMITS, RangeLimits
 from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
 from tests.log.conftest import PUBLICATION, Source
 
@@ -51,7 +51,7 @@ def receive_inside(
     writer: type[BatchWriter] = BatchWriter, batch_seconds: float = 0.02, batch_bytes: int = 1 << 20,
     drain_bytes: int = LEAST_BYTES, replication: bool = True,
     orders: Callable[[Receiver], None] = lambda receiver: None, conninfo: str | None = None,
-    patience: Patience = FOR_STREAMS, **options: Any,
+    patience: Patience = FOR_STREAMS, limits: RangeLimits = RANGE_LIMITS, **options: Any,
 ) -> Lsn:  # fmt: skip
     """One run (to a goal, if there is one), as the receiver's process makes it; where the log stands then."""
     log.open()
@@ -64,7 +64,7 @@ def receive_inside(
             stream.confirming = confirming
         found = check_identity(stream, identity, timeline, position)
         asked = Subscription(conn, identity.slot, [PUBLICATION])
-        frames, floor = begin(asked, stream, position, drain_bytes=drain_bytes)
+        frames, floor = begin(asked, stream, position, drain_bytes=drain_bytes, limits=limits)
         relations = Relations()
         receiver = Receiver(
             frames, conn, writer(log.path, identity, found.timeline, relations), relations,

@@ -6,6 +6,8 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,23 +19,21 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.source.connect.socketreader import SocketReader
 from pgcdc_assets.source.positions import FLUSH_LSN, INSERT_LSN, WITHIN, flush_lsn
-from pgcdc_assets.source.stream import drain
+from pgcdc_assets.source.stream.drain import RANGE_LIMITS, RangeLimits
 from tests.log.conftest import Source, content, eventually, rows
 from tests.log.inside import receive_inside
 
 LARGE = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 300) g)"
 
 
-def ranges_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(drain, "SMALLEST_RANGE", size)
-    monkeypatch.setattr(drain, "LARGEST_RANGE", size)
+def ranges_of(size: int, **others: Any) -> RangeLimits:
+    """Limits under which every range has this size."""
+    return replace(RANGE_LIMITS, smallest_range=size, largest_range=size, **others)
 
 
 @pytest.fixture(params=[20_000, 256 << 20], ids=["ranges", "one range"])
-def range_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    size: int = request.param
-    ranges_of(monkeypatch, size)
-    return size
+def limits(request: pytest.FixtureRequest) -> RangeLimits:
+    return ranges_of(request.param)
 
 
 @pytest.fixture
@@ -84,11 +84,11 @@ def origin(source: Source) -> Iterator[None]:
     source.run("SELECT pg_replication_origin_session_reset()", f"SELECT pg_replication_origin_drop('{name}')")
 
 
-def drained(source: Source, log: ChangeLog, until: Lsn) -> Lsn:
-    return receive_inside(source, log, until, lambda lsn: None, drain_bytes=1)
+def drained(source: Source, log: ChangeLog, until: Lsn, limits: RangeLimits = RANGE_LIMITS) -> Lsn:
+    return receive_inside(source, log, until, lambda lsn: None, drain_bytes=1, limits=limits)
 
 
-def test_the_log_is_the_stream_s(source: Source, range_bytes: int, commands: list[str]) -> None:
+def test_the_log_is_the_stream_s(source: Source, limits: RangeLimits, commands: list[str]) -> None:
     streamed, log = source.log("streamed"), source.log("drained")
     with origin(source):
         everything(source)
@@ -96,9 +96,9 @@ def test_the_log_is_the_stream_s(source: Source, range_bytes: int, commands: lis
     end = source.lsn()
     assert end >= everything_again
     source.receive(streamed, end)
-    drained(source, log, end)
+    drained(source, log, end, limits)
     ranges = [command for command in commands if command.startswith("COPY")]
-    assert len(ranges) > 5 if range_bytes < 1 << 20 else len(commands) == 1
+    assert len(ranges) > 5 if limits.largest_range < 1 << 20 else len(commands) == 1
     assert content(log) == content(streamed)
     assert log.verify(LsnRange(log.start, log.position()))
     assert source.confirmed(log) == log.position()
@@ -127,24 +127,24 @@ def test_the_stream_goes_on_behind_it(source: Source, commands: list[str]) -> No
     assert found.fetchall() == [(0,)]
 
 
-def test_an_endpos_inside_of_the_backlog(source: Source, range_bytes: int) -> None:
+def test_an_endpos_inside_of_the_backlog(source: Source, limits: RangeLimits) -> None:
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     middle = source.lsn()
     everything_else = [f"INSERT INTO b VALUES ({number}, 0)" for number in range(20_000, 20_050)]
     source.run(*everything_else)
     source.receive(streamed, middle)
-    drained(source, log, middle)
+    drained(source, log, middle, limits)
     assert content(log) == content(streamed)
     assert log.position() <= middle
-    drained(source, log, source.lsn())
+    drained(source, log, source.lsn(), limits)
     source.receive(streamed, source.lsn())
     assert content(log) == content(streamed)
 
 
-def test_a_stop_leaves_the_rest(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_leaves_the_rest(source: Source) -> None:
     """Told to stop while a range is under way: the call is cancelled, what is whole is durable and confirmed."""
-    ranges_of(monkeypatch, 20_000)
+    limits = ranges_of(20_000)
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     end = source.lsn()
@@ -153,17 +153,15 @@ def test_a_stop_leaves_the_rest(source: Source, monkeypatch: pytest.MonkeyPatch)
         if len(ChangeLog(Layout.of(source.folder / "drained")).open().batches(log.start)) >= 3:
             receiver.stop()
 
-    receive_inside(source, log, end, lambda lsn: None, drain_bytes=1, orders=stop)
+    receive_inside(source, log, end, lambda lsn: None, drain_bytes=1, limits=limits, orders=stop)
     assert log.start < log.position() < end
     assert source.confirmed(log) == log.position()
-    drained(source, log, end)
+    drained(source, log, end, limits)
     source.receive(streamed, end)
     assert content(log) == content(streamed)
 
 
-def test_the_slot_follows_what_is_durable(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranges_of(monkeypatch, 20_000)
-    monkeypatch.setattr(drain, "RELEASE_BYTES", 1)
+def test_the_slot_follows_what_is_durable(source: Source) -> None:
     log = source.log("drained")
     everything(source)
     confirmed: list[Lsn] = []
@@ -173,15 +171,14 @@ def test_the_slot_follows_what_is_durable(source: Source, monkeypatch: pytest.Mo
         assert lsn <= ChangeLog(Layout.of(source.folder / "drained")).open().position()
 
     end = source.lsn()
-    receive_inside(source, log, end, confirming, drain_bytes=1)
+    receive_inside(source, log, end, confirming, drain_bytes=1, limits=ranges_of(20_000, release_bytes=1))
     assert len(set(confirmed)) > 5
     assert source.confirmed(log) == log.position()
 
 
-def test_the_slot_is_touched_while_a_drain_is_at_work(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slot_is_touched_while_a_drain_is_at_work(source: Source) -> None:
     """From 18 on a slot that nobody takes for long is invalidated, and here only its copy is taken."""
-    monkeypatch.setattr(drain, "TOUCH_SECONDS", 0.1)
-    ranges_of(monkeypatch, 4000)
+    limits = ranges_of(4000, touch_seconds=0.1)
     log = source.log("drained")
     source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)))
     touched: list[Lsn] = []
@@ -191,14 +188,13 @@ def test_the_slot_is_touched_while_a_drain_is_at_work(source: Source, monkeypatc
             time.sleep(0.15)
             receiver._send_status()
 
-    receive_inside(source, log, source.lsn(), touched.append, drain_bytes=1, orders=slow)
+    receive_inside(source, log, source.lsn(), touched.append, drain_bytes=1, limits=limits, orders=slow)
     assert sum(lsn == log.start for lsn in touched) >= 4
 
 
 @pytest.mark.since(18, "idle_replication_slot_timeout")
-def test_an_idle_slot_outlives_a_drain(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "TOUCH_SECONDS", 0.2)
-    ranges_of(monkeypatch, 4000)
+def test_an_idle_slot_outlives_a_drain(source: Source) -> None:
+    limits = ranges_of(4000, touch_seconds=0.2)
     log = source.log("drained")
     source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)),
                "ALTER SYSTEM SET idle_replication_slot_timeout = '2s'", "SELECT pg_reload_conf()")  # fmt: skip
@@ -212,7 +208,7 @@ def test_an_idle_slot_outlives_a_drain(source: Source, monkeypatch: pytest.Monke
             rounds.append(source.slot_row(log, "wal_status"))
 
     try:
-        receive_inside(source, log, source.lsn(), lambda lsn: None, drain_bytes=1, orders=slow)
+        receive_inside(source, log, source.lsn(), lambda lsn: None, drain_bytes=1, limits=limits, orders=slow)
     finally:
         source.run("ALTER SYSTEM RESET idle_replication_slot_timeout", "SELECT pg_reload_conf()")
     # How many rounds a drain has is the server's pace; these outlasted the slot's patience.
@@ -221,11 +217,8 @@ def test_an_idle_slot_outlives_a_drain(source: Source, monkeypatch: pytest.Monke
     assert len(rows(log, "kind = 'I'")) == 30
 
 
-def test_a_transaction_open_for_long_is_streamed(
-    source: Source, commands: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_open_for_long_is_streamed(source: Source, commands: list[str]) -> None:
     """Each call would read from its begin on."""
-    ranges_of(monkeypatch, 2_000)
     streamed, log = source.log("streamed"), source.log("drained")
     with source.database.connect() as other:
         other.execute("BEGIN")
@@ -233,17 +226,15 @@ def test_a_transaction_open_for_long_is_streamed(
         everything(source)
         other.execute("COMMIT")
     end = source.lsn()
-    drained(source, log, end)
+    drained(source, log, end, ranges_of(2_000))
     source.receive(streamed, end)
     assert commands[-1].startswith("START_REPLICATION")
     assert content(log) == content(streamed)
 
 
-def test_what_is_whole_comes_though_a_record_behind_it_is_not(
-    source: Source, commands: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_whole_comes_though_a_record_behind_it_is_not(source: Source, commands: list[str]) -> None:
     """A page was flushed ahead of a commit, in the middle of a record, and the source has come to rest."""
-    monkeypatch.setattr(drain, "UNSURE_BYTES", 64 << 10)
+    limits = replace(RANGE_LIMITS, unsure_bytes=64 << 10)
     for attempt in range(3):
         commands.clear()
         log = source.log(f"drained_{attempt}")
@@ -261,13 +252,13 @@ def test_what_is_whole_comes_though_a_record_behind_it_is_not(
 
             eventually(written_ahead)
             within = flush_lsn(source.conn)
-            drained(source, log, end)
+            drained(source, log, end, limits)
             rested = flush_lsn(source.conn) == within
         asked = [re.findall(r"'([0-9A-F]+/[0-9A-F]+)'", command) for command in commands]
         assert log.position() == end
         # The server writes its list of running transactions every 15 s, and with it the rest of the record.
         if rested:
-            assert 0 < max(Lsn.parse(upto) for (upto,) in asked) <= within - drain.UNSURE_BYTES
+            assert 0 < max(Lsn.parse(upto) for (upto,) in asked) <= within - limits.unsure_bytes
             return
     raise AssertionError("it waited for the source to write each time")
 

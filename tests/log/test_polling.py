@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -17,7 +18,8 @@ from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.connect.libpq import LibpqConnection
 from pgcdc_assets.source.connect.plainsession import SqlConnection
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.stream import catchup, drain, polling, subscribe
+from pgcdc_assets.source.stream import catchup, polling, subscribe
+from pgcdc_assets.source.stream.drain import RANGE_LIMITS
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
 from tests.log.inside import receive_inside
 from tests.log.test_drain import everything, origin, ranges_of
@@ -37,10 +39,9 @@ def polled(source: Source, log: ChangeLog, until: Lsn) -> Lsn:
     return receive_inside(source, log, until, lambda lsn: None, replication=False)
 
 
-def test_the_log_is_the_stream_s(source: Source, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_is_the_stream_s(source: Source, transport: str) -> None:
     """While the source writes, in many small ranges."""
-    ranges_of(monkeypatch, 20_000)
-    monkeypatch.setattr(polling, "POLL_SECONDS", 0.01)
+    limits = ranges_of(20_000, poll_seconds=0.01)
     streamed, log = source.log("streamed"), source.log("polled")
     ends: list[Lsn] = []
 
@@ -56,7 +57,7 @@ def test_the_log_is_the_stream_s(source: Source, transport: str, monkeypatch: py
         if ends:
             receiver.until(ends[0])
 
-    receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, orders=orders)
+    receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, limits=limits, orders=orders)
     writing.join()
     source.receive(streamed, ends[0])
     # The catalog is read when a relation first comes: here before its later columns were there, and there behind.
@@ -123,9 +124,8 @@ def test_a_killed_run_is_gone_on_from(source: Source) -> None:
     assert content(log.open()) == content(streamed)
 
 
-def test_the_slot_follows_what_is_durable(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "ADVANCE_SECONDS", 0.05)
-    monkeypatch.setattr(polling, "POLL_SECONDS", 0.01)
+def test_the_slot_follows_what_is_durable(source: Source) -> None:
+    limits = replace(RANGE_LIMITS, advance_seconds=0.05, poll_seconds=0.01)
     log = source.log("polled")
     confirmed: list[Lsn] = []
 
@@ -139,7 +139,7 @@ def test_the_slot_follows_what_is_durable(source: Source, monkeypatch: pytest.Mo
         else:
             receiver.stop()
 
-    receive_inside(source, log, Lsn(1 << 60), confirming, replication=False, orders=write)
+    receive_inside(source, log, Lsn(1 << 60), confirming, replication=False, limits=limits, orders=write)
     assert source.confirmed(log) == log.position()
 
 
@@ -161,7 +161,7 @@ def test_a_transaction_open_for_long_lets_the_source_rest(source: Source, monkey
 
     monkeypatch.setattr(polling.Polling, "_begin", beginning)
     monkeypatch.setattr(polling.Polling, "_ended", ending)
-    monkeypatch.setattr(polling, "POLL_SECONDS", 0.0)
+    limits = replace(RANGE_LIMITS, poll_seconds=0.0)
     with source.database.connect() as other:
         other.execute("BEGIN")
         other.execute("INSERT INTO b SELECT g, g FROM generate_series(1000, 40000) g")
@@ -171,7 +171,7 @@ def test_a_transaction_open_for_long_lets_the_source_rest(source: Source, monkey
             if len(calls) >= 8:
                 receiver.stop()
 
-        receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, orders=write)
+        receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, limits=limits, orders=write)
         other.execute("COMMIT")
     for (first, last), (following, _) in pairwise(calls[1:]):
         assert following - last >= (last - first) * 0.9
@@ -230,10 +230,9 @@ def test_an_error_of_the_server_comes_as_what_it_means(source: Source, monkeypat
         polled(source, log, source.run("INSERT INTO a VALUES (1, 'x')"))
 
 
-def test_a_slot_that_has_nothing_to_follow_is_touched(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_has_nothing_to_follow_is_touched(source: Source) -> None:
     """From 18 on a slot that nobody takes for long is invalidated."""
-    monkeypatch.setattr(polling, "ADVANCE_SECONDS", 0.05)
-    monkeypatch.setattr(polling, "POLL_SECONDS", 0.01)
+    limits = replace(RANGE_LIMITS, advance_seconds=0.05, poll_seconds=0.01)
     log = source.log("polled")
     advanced: list[Lsn] = []
     deadline = time.monotonic() + 10
@@ -242,14 +241,13 @@ def test_a_slot_that_has_nothing_to_follow_is_touched(source: Source, monkeypatc
         if len(advanced) >= 5 or time.monotonic() > deadline:
             receiver.stop()
 
-    receive_inside(source, log, Lsn(1 << 60), advanced.append, replication=False, orders=stop)
+    receive_inside(source, log, Lsn(1 << 60), advanced.append, replication=False, limits=limits, orders=stop)
     assert len(advanced) >= 5 > len(set(advanced))
 
 
-def test_who_looks_into_the_slot_does_not_end_the_run(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_looks_into_the_slot_does_not_end_the_run(source: Source) -> None:
     """But who stays does."""
-    monkeypatch.setattr(polling, "ADVANCE_SECONDS", 0.02)
-    monkeypatch.setattr(polling, "POLL_SECONDS", 0.01)
+    limits = replace(RANGE_LIMITS, advance_seconds=0.02, poll_seconds=0.01)
     log = source.log("polled")
     refused: list[Lsn] = []
     with ReplicationConnection.open(source.database.conninfo) as other:
@@ -265,9 +263,9 @@ def test_who_looks_into_the_slot_does_not_end_the_run(source: Source, monkeypatc
                 refused.append(log.start)
                 receiver.until(source.run("INSERT INTO a VALUES (1, 'x')"))
 
-        end = receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, orders=look)
+        end = receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, limits=limits, orders=look)
         assert source.confirmed(log) == end
-    monkeypatch.setattr(drain, "_HELD_SECONDS", 0.1)
+    limits = replace(limits, held_seconds=0.1)
     with ReplicationConnection.open(source.database.conninfo) as other:
 
         def stay(receiver: Receiver) -> None:
@@ -276,11 +274,11 @@ def test_who_looks_into_the_slot_does_not_end_the_run(source: Source, monkeypatc
                 refused.append(end)
 
         with pytest.raises(SlotActive):
-            receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, orders=stay)
+            receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, limits=limits, orders=stay)
 
 
-def test_a_lost_connection_is_told_though_it_rests(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "POLL_SECONDS", 60.0)
+def test_a_lost_connection_is_told_though_it_rests(source: Source) -> None:
+    limits = replace(RANGE_LIMITS, poll_seconds=60.0)
     log, ended = source.log("polled"), [0]
 
     def end(receiver: Receiver) -> None:
@@ -291,7 +289,7 @@ def test_a_lost_connection_is_told_though_it_rests(source: Source, monkeypatch: 
 
     began = time.monotonic()
     with pytest.raises(SourceUnavailable):
-        receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, orders=end)
+        receive_inside(source, log, Lsn(1 << 60), lambda lsn: None, replication=False, limits=limits, orders=end)
     assert time.monotonic() - began < 20
     assert ended[0] < 100, "it does not spin"
 

@@ -12,7 +12,7 @@ from pgcdc_assets.source.connect.quoting import literal
 from pgcdc_assets.source.connect.readers import FrameSource
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
-from pgcdc_assets.source.stream.drain import LEAST_BYTES, Drain, SlotCopy
+from pgcdc_assets.source.stream.drain import LEAST_BYTES, RANGE_LIMITS, Drain, RangeLimits, SlotCopy
 from pgcdc_assets.source.stream.polling import Polling
 from pgcdc_assets.source.stream.subscribe import OPTIONS, Subscription, free_slot, start_stream
 
@@ -107,7 +107,7 @@ class Polled:
 
 def begin(
     asked: Subscription, connection: LibpqConnection, transform_lsn: Lsn, *, start_lsn: Lsn | None = None,
-    drain_bytes: int = LEAST_BYTES,
+    drain_bytes: int = LEAST_BYTES, limits: RangeLimits = RANGE_LIMITS,
 ) -> tuple[FrameStream, Lsn]:  # fmt: skip
     """Frames from ``transform_lsn`` on (or from ``start_lsn`` below it), and the floor of all reports.
 
@@ -116,14 +116,16 @@ def begin(
     :func:`start_stream` raises, and SourceNotReady if there is no slot to spare for polling.
     """
     if not isinstance(connection, ReplicationConnection):
-        return _polled(asked, connection, transform_lsn)
-    drain = None if start_lsn is not None else _drain(asked, connection, transform_lsn, drain_bytes)
+        return _polled(asked, connection, transform_lsn, limits)
+    drain = None if start_lsn is not None else _drain(asked, connection, transform_lsn, drain_bytes, limits)
     if drain is None:
         return connection, start_stream(asked, connection, transform_lsn, start_lsn)
     return CatchUp(connection, drain, lambda position: start_stream(asked, connection, position)), transform_lsn
 
 
-def _drain(asked: Subscription, connection: ReplicationConnection, at: Lsn, drain_bytes: int) -> Drain | None:
+def _drain(
+    asked: Subscription, connection: ReplicationConnection, at: Lsn, drain_bytes: int, limits: RangeLimits
+) -> Drain | None:
     status = require_slot(asked.conn, asked.slot)
     if status.active or status.confirmed_flush_lsn != at or status.wal_lsn - at < drain_bytes:
         return None
@@ -135,13 +137,13 @@ def _drain(asked: Subscription, connection: ReplicationConnection, at: Lsn, drai
     except SourceNotReady:
         # No slot to spare.
         return None
-    return Drain(copy, asked.conn, goal=status.wal_lsn, drain_bytes=drain_bytes)
+    return Drain(copy, asked.conn, limits, goal=status.wal_lsn, drain_bytes=drain_bytes)
 
 
-def _polled(asked: Subscription, connection: LibpqConnection, at: Lsn) -> tuple[FrameStream, Lsn]:
+def _polled(asked: Subscription, connection: LibpqConnection, at: Lsn, limits: RangeLimits) -> tuple[FrameStream, Lsn]:
     check_slot(free_slot(asked), at)
     copy = _copied(asked, connection, at)
-    return Polled(connection, Polling(copy, asked.conn)), copy.position
+    return Polled(connection, Polling(copy, asked.conn, limits)), copy.position
 
 
 def _copied(asked: Subscription, connection: LibpqConnection, at: Lsn) -> SlotCopy:

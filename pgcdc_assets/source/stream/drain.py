@@ -36,26 +36,39 @@ from pgcdc_assets.source.connect.quoting import literal, plugin_options
 from pgcdc_assets.source.connect.readers import FrameSource, RowReader
 from pgcdc_assets.source.positions import FLUSH_LSN, WITHIN
 
-SMALLEST_RANGE: Final = 256 << 20
-LARGEST_RANGE: Final = 512 << 20
-"""Bytes of WAL that one call decodes at most. Each call reads from the slot's restart_lsn on. That moves only at WAL
-records of the running transactions (every 15 s, and at checkpoints), and no further than the oldest open transaction.
-So each call reads WAL again: what was sent before at an eighth of the cost, what is still open at its whole cost.
-Therefore ranges are large, and at least half of what is read again. A transaction comes whole with the range in which
-it commits."""
 LEAST_BYTES: Final = 32 << 20
-"""A smaller backlog is streamed: a drain first copies the slot, and in that time the stream brings this much WAL.
-"""
-UNSURE_BYTES: Final = 1 << 20
-"""If the flush position lies inside a record: how far before it that record begins at most. The decoding function would
-wait for the record's end with all that it has collected, for seconds if the source has come to rest. A larger record
-(as a rule that of a message) is waited for."""
-TOUCH_SECONDS: Final = 10.0
-"""The slot is touched this often, wherever it stands: a slot that nobody acquires for long is invalidated
-(idle_replication_slot_timeout), even if a copy of it is in use."""
-RELEASE_BYTES: Final = 256 << 20
-"""Bytes of WAL that may be durable in the log while the slot still holds them: advancing the slot reads them once
-more."""
+"""A smaller backlog is streamed: a drain first copies the slot, and the stream brings this much WAL in that time."""
+
+
+@dataclass(frozen=True)
+class RangeLimits:
+    """How large the ranges are, and how often the source is looked at and the slot moves. Sizes are bytes of WAL."""
+
+    smallest_range: int = 256 << 20
+    largest_range: int = 512 << 20
+    """What one call decodes at most. Each call reads from the slot's restart_lsn on. That moves only at WAL records of
+    the running transactions (every 15 s, and at checkpoints), and no further than the oldest open transaction. So each
+    call reads WAL again: what was sent before at an eighth of the cost, what is still open at its whole cost. Therefore
+    ranges are large, and at least half of what is read again. A transaction comes whole with the range in which it
+    commits."""
+    unsure_bytes: int = 1 << 20
+    """If the flush position lies inside a record: how far before it that record begins at most. The decoding function
+    would wait for the record's end with all that it has collected, for seconds if the source has come to rest. A larger
+    record (as a rule that of a message) is waited for."""
+    release_bytes: int = 256 << 20
+    """What may be durable in the log while the slot still holds it: advancing the slot reads it once more."""
+    touch_seconds: float = 10.0
+    """The slot is touched this often, wherever it stands: a slot that nobody acquires for long is invalidated
+    (idle_replication_slot_timeout), even if a copy of it is in use."""
+    held_seconds: float = 30.0
+    """Somebody else may hold the slot for this long when it is to move; then the run ends."""
+    poll_seconds: float = 0.3
+    """Polling: between two looks at a source that has written nothing, and between two calls once all is read."""
+    advance_seconds: float = 10.0
+    """Polling: the slot moves at least this often. Advancing decodes again what lies between (see release_bytes)."""
+
+
+RANGE_LIMITS: Final = RangeLimits()
 
 _MOST_AGAIN: Final = 8
 """How many largest ranges of WAL a call may read again: beyond that the calls cost more than the stream."""
@@ -82,7 +95,6 @@ SELECT pg_replication_slot_advance(w.slot, w.lsn) FROM (SELECT %s::name AS slot,
 WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
                   WHERE s.slot_name = w.slot AND s.confirmed_flush_lsn > w.lsn)
 """
-_HELD_SECONDS: Final = 30.0
 _CANCELLED_SECONDS: Final = 3.0
 """Time limit for the end of a call that was cancelled."""
 _U64: Final = Struct("!Q")
@@ -106,11 +118,12 @@ class Ranges(FrameSource):
     Any error drops a session's temporary slots, so what may fail runs on the connection ``beside``.
     """
 
-    def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any]) -> None:
+    def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any], limits: RangeLimits) -> None:
         self.position = copy.position
         """A boundary: all that commits below it has been taken."""
         self._connection = copy.connection
         self._beside = beside
+        self._limits = limits
         self._wire: RowReader = copy.connection.rows()
         self._slot, self._copy = copy.slot, copy.name
         told = plugin_options(copy.publications, copy.options)
@@ -153,7 +166,7 @@ class Ranges(FrameSource):
         self._flushed = max(self._flushed, lsn)
         now = time.monotonic()
         if now >= self._touch_due:
-            self._touch_due = now + TOUCH_SECONDS
+            self._touch_due = now + self._limits.touch_seconds
             self._advance_to(self._advanced)
 
     def finish(self) -> None:
@@ -173,7 +186,8 @@ class Ranges(FrameSource):
 
     def _begin(self, restart: Lsn, end: Lsn) -> None:
         """Begin the next range, towards ``end``; it is as large as what it reads again makes worth while."""
-        size = min(max(SMALLEST_RANGE, (self.position - restart) // 2), LARGEST_RANGE)
+        smallest, largest = self._limits.smallest_range, self._limits.largest_range
+        size = min(max(smallest, (self.position - restart) // 2), largest)
         self._upto, self._first = Lsn(min(self.position + size, end)), True
         upto, slot = literal(str(self._upto)), literal(self._copy)
         self._wire.command(_RANGE.format(slot=slot, upto=upto, options=self._options))
@@ -199,7 +213,8 @@ class Ranges(FrameSource):
             typed = of_exception(error).typed(f"slot {self._slot}")
             # Somebody else holds the slot for a moment, as monitoring may. Whoever keeps it holds the source's WAL.
             self._refused_at = self._refused_at or time.monotonic()
-            if not isinstance(typed, SlotActive) or time.monotonic() - self._refused_at > _HELD_SECONDS:
+            held = time.monotonic() - self._refused_at
+            if not isinstance(typed, SlotActive) or held > self._limits.held_seconds:
                 raise typed from None
             return
         self._advanced, self._refused_at = max(self._advanced, lsn), None
@@ -209,7 +224,7 @@ class Ranges(FrameSource):
         read."""
         told, within, restart = self._connection.execute(_WHERE.format(slot=literal(self._copy)))[0]
         flushed = Lsn.parse(told or "")
-        whole = Lsn(max(0, flushed - UNSURE_BYTES)) if within == "true" else flushed
+        whole = Lsn(max(0, flushed - self._limits.unsure_bytes)) if within == "true" else flushed
         return flushed, whole, Lsn.parse(restart or "")
 
     def _let_go(self) -> None:
@@ -252,8 +267,10 @@ class Ranges(FrameSource):
 class Drain(Ranges):
     """Reads a backlog, until :attr:`over`."""
 
-    def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any], *, goal: Lsn, drain_bytes: int) -> None:
-        super().__init__(copy, beside)
+    def __init__(
+        self, copy: SlotCopy, beside: psycopg.Connection[Any], limits: RangeLimits, *, goal: Lsn, drain_bytes: int
+    ) -> None:
+        super().__init__(copy, beside, limits)
         self.over = False
         """Whether so little is left that the stream brings it sooner, or a transaction is open for so long that each
         call would decode the same WAL again."""
@@ -267,10 +284,10 @@ class Drain(Ranges):
     def _next_range(self) -> None:
         if self.over:
             return
-        self._advance(RELEASE_BYTES)
+        self._advance(self._limits.release_bytes)
         _, whole, restart = self._where()
         behind = whole - self.position
         little = behind <= 0 or (behind < self._drain_bytes and self.position >= self._goal)
-        self.over = little or self.position - restart > _MOST_AGAIN * LARGEST_RANGE
+        self.over = little or self.position - restart > _MOST_AGAIN * self._limits.largest_range
         if not self.over:
             self._begin(restart, whole)

@@ -8,22 +8,18 @@ from typing import Any, Final
 import psycopg
 
 from pgcdc_assets.protocol.frames import FrameBlock
-from pgcdc_assets.source.stream.drain import RELEASE_BYTES, Ranges, SlotCopy
+from pgcdc_assets.source.stream.drain import RangeLimits, Ranges, SlotCopy
 
-POLL_SECONDS: Final = 0.3
-"""Seconds between two looks at a source that has written nothing, and between two calls once all is read."""
 SLOWEST_AGAIN: Final = 16 << 20
 """Bytes of WAL a second that a call decodes again at least, if an open transaction makes it do so."""
-ADVANCE_SECONDS: Final = 10.0
-"""The slot moves at least this often. Advancing decodes again what lies between (see RELEASE_BYTES)."""
 
 
 class Polling(Ranges):
     """Calls the functions as the source writes. Each call reads from the oldest open transaction on. So after a call
     that caught up, rest as long as it took: a transaction open for hours then costs the source at most half a core."""
 
-    def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any]) -> None:
-        super().__init__(copy, beside)
+    def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any], limits: RangeLimits) -> None:
+        super().__init__(copy, beside, limits)
         self._asked = False
         self._answered = False
         self._began = self._rested = self._due = 0.0
@@ -31,7 +27,7 @@ class Polling(Ranges):
         """Bytes of WAL that the current call reads again."""
         self._end = copy.position
         """The end of the source's WAL when the current range began."""
-        self._advance_due = time.monotonic() + ADVANCE_SECONDS
+        self._advance_due = time.monotonic() + limits.advance_seconds
 
     @property
     def held(self) -> int:
@@ -55,9 +51,9 @@ class Polling(Ranges):
             return
         late = now >= self._advance_due
         # Even if nothing has moved: a slot that is not touched counts as forgotten (idle_replication_slot_timeout).
-        self._advance(0 if late else RELEASE_BYTES)
+        self._advance(0 if late else self._limits.release_bytes)
         if late:
-            self._advance_due = now + ADVANCE_SECONDS
+            self._advance_due = now + self._limits.advance_seconds
         flushed, whole, restart = self._where()
         # Nothing durable is left out for good: once all else has come, the rest of a record is waited for.
         self._end = whole if whole > self.position else flushed
@@ -65,7 +61,7 @@ class Polling(Ranges):
             self._began, self._again = now, self.position - restart
             self._begin(restart, self._end)
         else:
-            self._due = now + POLL_SECONDS
+            self._due = now + self._limits.poll_seconds
             self._answered |= self._asked
         self._asked = False
 
@@ -75,5 +71,5 @@ class Polling(Ranges):
         # A call may also have waited, for us or for the source to write the rest of a record.
         work = min(now - self._began, self._again / SLOWEST_AGAIN)
         self._rested = now if behind else now + work
-        self._due = now if behind else max(self._rested, now + POLL_SECONDS)
+        self._due = now if behind else max(self._rested, now + self._limits.poll_seconds)
         return boundary
