@@ -21,7 +21,7 @@ PURE = {"core", "protocol", "protocol.text", "mirror.net"}
 ALLOWED = {
     "dagster": {"defs", "cli", "definitions"},
     "dagster_pyspark": {"defs"},
-    "pyspark": {"delta", "spark", "feed", "mirror.delta", "lake", "flow", "defs"},
+    "pyspark": {"failures", "spark", "feed", "mirror.delta", "lake", "flow", "defs"},
     "delta": {"spark"},
     "deltalake": {"delta", "log", "feed", "points", "mirror.delta", "lake", "checks"},
     "psycopg": {

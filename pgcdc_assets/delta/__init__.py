@@ -11,5 +11,4 @@ vectors     deletion vectors
 references  which files some versions need
 tombstones  what a checkpoint says of files that are gone
 recovery    what a power cut left of a log, mended
-failures    whose failure an error is: one table's, or everybody's
 """

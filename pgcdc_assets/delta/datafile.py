@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from deltalake import Schema
 
 from pgcdc_assets.core.durable import sync_file
-from pgcdc_assets.delta.failures import unreadable
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.failures import unreadable
 
 OWN_PREFIX: Final = "_pgcdc_"
 INDEXED_COLUMNS: Final = 32

@@ -23,9 +23,9 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import commit_columns, create_table
-from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import CommitLost
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.file import feed_file, merged_file
 from pgcdc_assets.feed.schema import COMMIT_LSN, FeedFile, feed_schema
 

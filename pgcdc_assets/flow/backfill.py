@@ -8,8 +8,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import NotRepairable, PgcdcError, RangeGap, UsageError
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.flow.closing import range_report

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.accounting import keep_untaken, untaken
 from pgcdc_assets.flow.progress import TableProgress

@@ -15,8 +15,8 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.failures import machine_told
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SetupNeeded
+from pgcdc_assets.failures import machine_told
 from pgcdc_assets.flow import asking
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.drift import refuse_emptied

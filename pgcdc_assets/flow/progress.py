@@ -15,8 +15,8 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.mirror.delta.mirror import Mirror, refusal
 from pgcdc_assets.mirror.delta.settlement import Settlement

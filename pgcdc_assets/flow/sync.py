@@ -12,8 +12,8 @@ from dataclasses import replace
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated, PgcdcError
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.table import begin_anew_if_unreadable
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.accounting import untaken

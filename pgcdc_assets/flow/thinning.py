@@ -10,7 +10,7 @@ from typing import Final
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.thinning import passing

@@ -10,8 +10,8 @@ from deltalake.exceptions import DeltaError
 from pyspark.errors import AnalysisException
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.delta.failures import ATTEMPTS, machine_told, of_one_table, of_the_machine
 from pgcdc_assets.errors import LakeError, LogCorrupt, MachineError, ProtocolError, SourceUnavailable, SparkDied
+from pgcdc_assets.failures import ATTEMPTS, machine_told, of_one_table, of_the_machine
 from pgcdc_assets.mirror.delta import apply, compaction, tablework
 from tests.deltatables import commit, live_files
 from tests.mirror.pipeline import Pipeline

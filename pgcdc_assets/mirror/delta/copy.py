@@ -27,9 +27,9 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.datafile import DataFile, FileReport
-from pgcdc_assets.delta.failures import again_after_lost_races, of_one_table
 from pgcdc_assets.delta.tombstones import keeping
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
+from pgcdc_assets.failures import again_after_lost_races, of_one_table
 from pgcdc_assets.feed.table import moved_away
 from pgcdc_assets.mirror.delta.copyblock import BlockReader
 from pgcdc_assets.mirror.delta.mirror import (

@@ -18,8 +18,8 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import commit_files
-from pgcdc_assets.delta.failures import again_after_lost_races
 from pgcdc_assets.errors import NotRepairable
+from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
