@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "pgcdc_assets"
 ORDER = [
     "core", "protocol.text", "protocol", "delta",
     "source", "source.connect", "source.catalog", "source.slot", "source.stream", "source.snapshot", "source.setup",
-    "log", "log.receive", "spark", "feed", "points", "mirror.net", "mirror.delta", "lake",
+    "log", "log.receive", "spark", "feed", "points", "mirror.net", "mirror", "mirror.delta", "lake",
     "flow", "demo", "checks", "defs", "cli",
 ]  # fmt: skip
 """Imports point up only: a room may import those before it. ``demo`` stands beside the flow."""
@@ -37,6 +37,10 @@ WORKERS = {
     "mirror.delta.keyindex", "mirror.delta.rowgroups", "delta.vectors",
 }  # fmt: skip
 """Imported by Spark's Python workers for each job: neither Spark nor psycopg, by any way."""
+TARGETS = ("mirror.delta", "delta", "deltalake")
+"""What one target is made of. The flow knows :mod:`pgcdc_assets.mirror.target`;"""
+TARGET_MAKER = "flow.engine"
+"""and one place of it makes the target."""
 SAME = {
     "commit", "recovery", "upkeep", "task", "messages",  # of log and lake, feed and mirror, wire and pipe
     "sync", "maintenance", "observer", "thinning", "ranges", "retention", "states", "failures", "drift",
@@ -97,6 +101,18 @@ def test_layers(name: str) -> None:
         above = room(other)
         if place in ORDER and above in ORDER:
             assert ORDER.index(above) <= ORDER.index(place), f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if room(name) == "flow" and name != TARGET_MAKER])
+def test_the_flow_knows_its_mirrors_by_the_contract_alone(name: str) -> None:
+    for other in imports(name):
+        assert not other.removeprefix("pgcdc_assets.").startswith(TARGETS), f"{name} imports {other}"
+
+
+def test_the_contract_is_kept_by_types() -> None:
+    """The checker compares the one target that there is with the contract where the flow takes it."""
+    assert "mirror.delta.deltatarget" in own(TARGET_MAKER)
+    assert not {other for other in own("mirror.target") if other.startswith(TARGETS)}
 
 
 def test_every_room_has_its_place_in_the_order() -> None:

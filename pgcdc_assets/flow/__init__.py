@@ -9,7 +9,8 @@ decide      what a run does next: pure
 sync        the run that does it                     stream      its view of the receiver
 turn        up to a boundary, one point         ranges      when a range is cut
 closing     a closed range's report             copying     snapshot copies within a run
-progress    where each table stands             accounting  rows that no mirror takes
+progress    where each table stands             naming      from where on it has its name
+accounting  rows that no mirror takes
 drift       the catalog, looked at              backfill    ranges by hand, repair
 maintenance what nobody needs goes              thinning    the same while a run goes on
 recovering  what a power cut left               outcomes    how the last operations ended

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.mirror.delta.mirror import refusal
 from pgcdc_assets.source.catalog.drift import Drift, Remedy, table_changes
 
 
@@ -31,7 +30,7 @@ def watch(work: Work, live: Sequence[Table]) -> None:
             if change.action in (Remedy.COPY, Remedy.SET_ASIDE):
                 work.observer.progress("watch", str(change))
         live_table = now.get(entry.table.name)
-        if live_table is not None and (reason := refusal(live_table)) is not None:
+        if live_table is not None and (reason := work.target.refusal(live_table)) is not None:
             work.progress.refuse(live_table, reason)
         elif entry.refused:
             work.progress.request_copy([entry.table.name])

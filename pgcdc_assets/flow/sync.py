@@ -41,10 +41,9 @@ from pgcdc_assets.flow.thinning import Thinning
 from pgcdc_assets.flow.turn import Turn, take_turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import BatchSummary
-from pgcdc_assets.mirror.delta.copy import Failures
+from pgcdc_assets.mirror.target import Failures
 from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.source.catalog.look import CatalogLook
-from pgcdc_assets.spark.session import cancel_jobs
 
 WAIT_SECONDS = 0.2
 """Seconds that the loop sleeps at most when nothing lands; a batch wakes it at once."""
@@ -145,9 +144,9 @@ class Sync:
         self._seen = self._stream.look(work.catalog, work.settings.tables)
         live = self._seen.tables
         watch(work, live)
-        if work.progress.unnamed:
+        if work.progress.naming.asks:
             self._named = self._stream.mark_now()
-            work.progress.named(self._named)
+            work.progress.naming.seen(self._named)
         if live != work.catalog.tables:
             work.catalog = replace(work.catalog, tables=live)
             work.catalog.save(CATALOG_FILE)
@@ -256,8 +255,7 @@ class Sync:
         self._channel.given_up.set()
         while self._copies is not None and not self._copies.done():
             # Again and again: it may stand before its first job, or between two.
-            if self._work.spark is not None:
-                cancel_jobs(self._work.spark)
+            self._work.target.cancel_copies()
             wait_for([self._copies], timeout=1)
         self._pool.shutdown(wait=True, cancel_futures=True)
 

@@ -11,8 +11,8 @@ from pgcdc_assets.checks.table_facts import read_tables
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated
-from pgcdc_assets.flow import copying
 from pgcdc_assets.flow import sync as sync_module
+from pgcdc_assets.mirror.delta import deltatarget
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.flow.test_sync import Rig, T, U, rig
@@ -32,7 +32,7 @@ def after_the_snapshot(patch: pytest.MonkeyPatch, *steps: Callable[[], object]) 
             left.pop(0)()
         return copy_tables(session, conninfo, tables, *more)
 
-    patch.setattr(copying, "copy_tables", meanwhile)
+    patch.setattr(deltatarget, "copy_tables", meanwhile)
     return rounds
 
 
@@ -98,7 +98,7 @@ def test_a_copy_that_is_no_good_when_it_lands_is_made_again_by_the_next_run(
         return failures
 
     with monkeypatch.context() as patch:
-        patch.setattr(copying, "copy_tables", and_then)
+        patch.setattr(deltatarget, "copy_tables", and_then)
         rig.sync()
     catalog = Catalog.load(CATALOG_FILE)
     assert catalog is not None

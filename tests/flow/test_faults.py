@@ -17,14 +17,15 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked, IdentityMismatch, LogAhead
-from pgcdc_assets.flow import copying, turn
+from pgcdc_assets.flow import copying
 from pgcdc_assets.flow import sync as sync_module
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.mirror.delta import deltatarget
+from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.source.snapshot import export
@@ -66,7 +67,7 @@ def test_a_feed_with_a_new_column_is_not_derived_beside_itself(rig: Rig, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(turn, "apply_tables", dies)
+        patch.setattr(deltatarget, "apply_tables", dies)
         with pytest.raises(KeyboardInterrupt):
             rig.sync()
     assert rig.sync().set_aside == []

@@ -17,7 +17,9 @@ from pgcdc_assets.flow import sync as sync_module
 from pgcdc_assets.flow.decide import LATE_SHARE, Bounds
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta.copy import Failures, copy_tables
+from pgcdc_assets.mirror.delta import deltatarget
+from pgcdc_assets.mirror.delta.copy import copy_tables
+from pgcdc_assets.mirror.target import Failures
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.end_to_end.command import wait_for
 from tests.traps.scenario import empty_rig
@@ -47,7 +49,7 @@ def test_a_late_copy_meets_the_others_and_holds_none_up(
         rig.conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)")
         rig.setup()
         rig.sync()
-        monkeypatch.setattr(copying, "copy_tables", late)
+        monkeypatch.setattr(deltatarget, "copy_tables", late)
         monkeypatch.setattr(sync_module, "take_turn", told)
         points, log = ConsistentPoints(rig.settings.layout), ChangeLog(rig.settings.layout).open()
         stop = threading.Event()

@@ -36,8 +36,9 @@ from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.mirror.delta.compaction import Compacted, compact_mirror, worth_rewriting
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
-from pgcdc_assets.mirror.delta.tablework import Applied, TableWork
+from pgcdc_assets.mirror.delta.tablework import TableWork
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect, collapse_units
+from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.spark.tasks import run_tasks
 
 Result = TypeVar("Result")

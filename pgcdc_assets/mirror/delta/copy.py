@@ -41,6 +41,7 @@ from pgcdc_assets.mirror.delta.mirror import (
     own_fields,
     sql_path,
 )
+from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, read_whole
@@ -64,19 +65,6 @@ TABLES_PER_JOB: Final = 10
 JOBS: Final = 2
 """Spark jobs at a time, at least: the tasks of the next fill the cores that the last tasks of one leave, and its
 mirrors are made meanwhile."""
-
-
-@dataclass(frozen=True)
-class CopyReport:
-    """``bytes``: of the data files. ``seconds``: until the commit, from the start of the table's job."""
-
-    table: TableName
-    consistent_point: Lsn
-    rows: int
-    bytes: int
-    files: int
-    seconds: float
-    version: int
 
 
 @dataclass(frozen=True)
@@ -138,7 +126,6 @@ def copy_tables(
     return failures
 
 
-Failures = dict[TableName, PgcdcError]
 _Outcome = tuple[list[CopyReport], Failures]
 
 

@@ -26,9 +26,10 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.apply import collapsed
 from pgcdc_assets.mirror.delta.match import LACKS
 from pgcdc_assets.mirror.delta.mirror import Mirror
-from pgcdc_assets.mirror.delta.tablework import Applied, Counts, merged, total
+from pgcdc_assets.mirror.delta.tablework import Counts, merged, total
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.mirror.delta.units import PendingChanges
+from pgcdc_assets.mirror.target import Applied
 
 
 def repair_table(
