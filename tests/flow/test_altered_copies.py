@@ -11,7 +11,7 @@ from pgcdc_assets.checks.table_facts import read_tables
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated
-from pgcdc_assets.flow import sync as sync_module
+from pgcdc_assets.flow import copies
 from pgcdc_assets.mirror.delta import deltatarget
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.settings import CATALOG_FILE
@@ -58,7 +58,7 @@ def test_a_table_dropped_meanwhile_is_let_go_of(rig: Rig, monkeypatch: pytest.Mo
 
 def test_a_locked_table_waits_for_the_next_run_and_says_for_whom(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.setup()
-    monkeypatch.setattr(sync_module, "COPY_ROUNDS", 1)
+    monkeypatch.setattr(copies, "COPY_ROUNDS", 1)
     pid = rig.conn.info.backend_pid
     after_the_snapshot(monkeypatch, lambda: rig.conn.execute("BEGIN; LOCK TABLE u"))
     with pytest.raises(CopyBlocked, match=f"public.u: cannot be read, for it is locked by pid {pid}"):

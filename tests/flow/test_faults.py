@@ -17,8 +17,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked, IdentityMismatch, LogAhead
-from pgcdc_assets.flow import copying
-from pgcdc_assets.flow import sync as sync_module
+from pgcdc_assets.flow import copies, copying
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
@@ -46,7 +45,7 @@ def test_a_table_that_cannot_be_copied_keeps_no_other_back(rig: Rig, monkeypatch
         raise CopyBlocked("is held up", thing="snapshot")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sync_module, "copy", blocked)
+        patch.setattr(copies, "copy", blocked)
         for bounds in (Bounds(), Bounds(follow=True)):
             with pytest.raises(CopyBlocked):
                 rig.engine().sync(bounds, copy_anew=[U])
@@ -84,7 +83,7 @@ def test_a_copy_outlasts_the_time_of_its_run(rig: Rig, monkeypatch: pytest.Monke
         time.sleep(1)
         return real(*args)
 
-    monkeypatch.setattr(sync_module, "copy", slow)
+    monkeypatch.setattr(copies, "copy", slow)
     report = rig.sync(follow=True, max_seconds=0.1)
     assert {copy.table for copy in report.copied} == {T, U}
     rig.sync()

@@ -65,7 +65,7 @@ class Run:
     def land(self, table: Table) -> None:
         """A copy whose snapshot showed the table so."""
         at = self.work.log.position()
-        self.sync._channel.landed.put(Copied(table, CopyReport(table.name, at, 0, 0, 0, 0.0, 1)))
+        self.sync._copies.channel.landed.put(Copied(table, CopyReport(table.name, at, 0, 0, 0, 0.0, 1)))
         self.sync._take_landed()
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.flow import copying
+from pgcdc_assets.flow import copies, copying
 from pgcdc_assets.flow import sync as sync_module
 from pgcdc_assets.flow.decide import LATE_SHARE, Bounds
 from pgcdc_assets.flow.turn import take_turn
@@ -100,7 +100,7 @@ def test_a_table_dropped_before_its_copy_holds_nobody_up(
             rig.conn.execute("DROP TABLE IF EXISTS u")
             return copying.copy(work, conninfo, asked, beside)
 
-        monkeypatch.setattr(sync_module, "copy", late)
+        monkeypatch.setattr(copies, "copy", late)
         assert [copied.table for copied in rig.sync().copied] == [T]
         assert names == [[T, U]]
         rig.assert_equal("public.t")
