@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "pgcdc_assets"
 ORDER = [
     "core", "store", "protocol.text", "protocol", "delta",
     "source", "source.connect", "source.catalog", "source.slot", "source.stream", "source.snapshot", "source.setup",
-    "log", "log.receive", "spark", "feed", "points", "mirror.net", "mirror.delta", "lake",
+    "log", "log.receive", "spark", "feed", "points", "mirror.net", "mirror", "mirror.delta", "lake",
     "flow", "demo", "checks", "defs", "cli",
 ]  # fmt: skip
 """Imports point up only: a room may import those before it. ``demo`` stands beside the flow."""
@@ -21,7 +21,7 @@ PURE = {"core", "protocol", "protocol.text", "mirror.net"}
 ALLOWED = {
     "dagster": {"defs", "cli", "definitions"},
     "dagster_pyspark": {"defs"},
-    "pyspark": {"delta", "spark", "feed", "mirror.delta", "lake", "flow", "defs"},
+    "pyspark": {"failures", "spark", "feed", "mirror.delta", "lake", "flow", "defs"},
     "delta": {"spark"},
     "deltalake": {"delta", "log", "feed", "points", "mirror.delta", "lake", "checks"},
     "psycopg": {
@@ -41,7 +41,6 @@ ON_THE_LAKE = {"delta", "log", "log.receive", "feed", "points", "mirror.net", "m
 """What these read and write lies in the lake: they ask ``store`` for it, and nobody else."""
 FILE_SYSTEM = {"os", "shutil", "fcntl", "pathlib", "tempfile", "glob", "io"}
 NOT_OF_THE_LAKE = {
-    "delta.failures": "names the scratch folder of Spark, and what an error number says",
     "log.receive.client": "pipes of the receiver",
     "log.receive.process": "pipes of the receiver",
     "flow.lock": "the number of this process",
@@ -49,6 +48,10 @@ NOT_OF_THE_LAKE = {
     "flow.outcomes": "the number of this process",
     "lake": "paths as users give them",
 }
+TARGETS = ("mirror.delta", "delta", "deltalake")
+"""What one target is made of. The flow knows :mod:`pgcdc_assets.mirror.target`;"""
+TARGET_MAKER = "flow.engine"
+"""and one place of it makes the target."""
 SAME = {
     "commit", "recovery", "upkeep", "task", "messages",  # of log and lake, feed and mirror, wire and pipe
     "sync", "maintenance", "observer", "thinning", "ranges", "retention", "states", "failures", "drift",
@@ -118,6 +121,18 @@ def test_the_lake_is_reached_by_its_store_alone(name: str) -> None:
     assert not own(name) & {"store.local", "store.memory", "store.durable", "store.private"}
     for node in ast.walk(ast.parse(FILES[name].read_text())):
         assert not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open")
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if room(name) == "flow" and name != TARGET_MAKER])
+def test_the_flow_knows_its_mirrors_by_the_contract_alone(name: str) -> None:
+    for other in imports(name):
+        assert not other.removeprefix("pgcdc_assets.").startswith(TARGETS), f"{name} imports {other}"
+
+
+def test_the_contract_is_kept_by_types() -> None:
+    """The checker compares the one target that there is with the contract where the flow takes it."""
+    assert "mirror.delta.deltatarget" in own(TARGET_MAKER)
+    assert not {other for other in own("mirror.target") if other.startswith(TARGETS)}
 
 
 def test_every_room_has_its_place_in_the_order() -> None:

@@ -15,8 +15,8 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.mirror.delta.mirror import Mirror, refusal
 from pgcdc_assets.mirror.delta.othercommits import change_since
 from pgcdc_assets.points.points import ConsistentPoints, Point

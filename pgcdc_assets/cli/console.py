@@ -20,7 +20,7 @@ from pgcdc_assets.cli.lines import visible
 if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import MaintenanceReport
     from pgcdc_assets.flow.reports import RangeReport, SyncReport
-    from pgcdc_assets.mirror.delta.copy import CopyReport
+    from pgcdc_assets.mirror.target import CopyReport
     from pgcdc_assets.source.slot.blockers import Blocker
 
 

@@ -12,7 +12,7 @@ from pgcdc_assets.core.lsn import Lsn
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.reports import RangeReport, TableTurn
-    from pgcdc_assets.mirror.delta.copy import CopyReport
+    from pgcdc_assets.mirror.target import CopyReport
 
 Metadata = dict[str, dg.MetadataValue]
 

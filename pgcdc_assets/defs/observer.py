@@ -23,7 +23,7 @@ from pgcdc_assets.settings import CATALOG_FILE
 if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import MaintenanceReport
     from pgcdc_assets.flow.reports import RangeReport, SyncReport
-    from pgcdc_assets.mirror.delta.copy import CopyReport
+    from pgcdc_assets.mirror.target import CopyReport
 
 
 class Watcher(Protocol):

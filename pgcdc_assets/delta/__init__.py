@@ -14,5 +14,4 @@ sweep       the files that nobody needs any more
 smallfiles  those that are worth writing as one
 tombstones  what a checkpoint says of files that are gone
 recovery    what a power cut left of a log, mended
-failures    whose failure an error is: one table's, or everybody's
 """

@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from deltalake import Schema
 
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.delta.failures import unreadable
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.failures import unreadable
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.scratch import DraftFile
 

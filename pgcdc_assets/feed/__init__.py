@@ -10,4 +10,5 @@ events      rows of the log into changes: which images there are, and what they 
 routing     which table takes the rows of a relation
 evolve      whether a changed relation can still be followed
 file        the Parquet file of one task        table       the feed as a Delta table
+recovery    what a power cut left of feeds, mended
 """

@@ -12,7 +12,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.evolve import Refusal, evolved, together
 from pgcdc_assets.feed.routing import Router

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Final
 
 from deltalake import Schema
@@ -23,10 +24,11 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import commit_columns, create_table
-from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.delta.smallfiles import neighbours
+from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import CommitLost
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.file import feed_file, merged_file
 from pgcdc_assets.feed.schema import COMMIT_LSN, FeedFile, feed_schema
 from pgcdc_assets.store import storage
@@ -121,6 +123,10 @@ class FeedTable:
             self._write(gone, merged, self.covered, changes=False)
             self.settle()
         return len(gone) - len(merged)
+
+    def sweep(self, grace: timedelta) -> int:
+        """Delete the files that no version of the feed needs that was its newest within ``grace``; how many."""
+        return sweep(self.path, grace)
 
     def _small_neighbours(self, upto: Lsn) -> Iterator[list[Added]]:
         bounds = sorted(self._bounds(LsnRange(ZERO, upto)), key=lambda bounds: bounds[1])

@@ -24,7 +24,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.datafile import opened_parquet
-from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.events import Route, RowChanges, Unfollowable, changes, unchanged_lists
 from pgcdc_assets.feed.file import FeedWriter
 from pgcdc_assets.feed.schema import (

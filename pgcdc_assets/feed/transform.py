@@ -18,7 +18,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import settle
-from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.file import trimmed
 from pgcdc_assets.feed.plan import FeedPlan, Followed, hull, planned
 from pgcdc_assets.feed.routing import Router

@@ -8,8 +8,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import NotRepairable, PgcdcError, RangeGap, UsageError
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.flow.closing import range_report
@@ -18,8 +18,6 @@ from pgcdc_assets.flow.ranges import summed
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
 from pgcdc_assets.flow.turn import record, take_turn
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.mirror.delta.mirror import Mirror
-from pgcdc_assets.mirror.delta.repair import repair_table
 
 
 def check(work: Work, span: LsnRange) -> RangeReport:
@@ -39,7 +37,8 @@ def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepo
     entries = [_readable(work, name) for name in tables]
     asked: dict[tuple[LsnRange, bool], list[Followed]] = {}
     for entry in entries:
-        start = max(span.start, Mirror(work.layout, work.identity, entry.table.name).snapshot_lsn or span.start)
+        held = work.target.standing(entry.table.name)
+        start = span.start if held is None else max(span.start, held.snapshot_lsn)
         end = min(span.end, entry.replay_lsn)
         if start < end:
             asked.setdefault((LsnRange(start, end), True), []).append(Followed(entry.table, start))
@@ -107,13 +106,13 @@ def _unreadable(entry: TableProgress) -> UsageError:
 def _repaired(work: Work, entry: TableProgress, span: LsnRange) -> TableTurn:
     table = entry.table
     try:
-        result = repair_table(work.session(), work.log, work.layout, work.identity, table, span, entry.replay_lsn)
+        result = work.target.repair(work.log, table, span, entry.replay_lsn)
     except Exception as error:
         if isinstance(error, PgcdcError) or (failure := of_one_table(error)) is None:
             raise
         do = f"copy it anew: `pgcdc snapshot {table.name.shell}`"
         raise NotRepairable(failure, thing=str(table.name), lsn=span.start, do=do) from None
-    work.progress.settled({entry.table.name: result.version})
+    work.target.settle({entry.table.name: result.version})
     return record(work, result, {})
 
 

@@ -1,4 +1,5 @@
-"""Closes a range: writes its report, and merges its many small files."""
+"""The ranges of a run: what its turns take is counted into the open one. Closing it writes its report, and merges its
+many small files."""
 
 from __future__ import annotations
 
@@ -9,15 +10,76 @@ from datetime import UTC, datetime
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.accounting import keep_untaken, untaken
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import ROW_KINDS, OpenRange, rows_by_kind
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
+from pgcdc_assets.flow.stream import LogStream
+from pgcdc_assets.flow.thinning import Thinning
+from pgcdc_assets.flow.turn import Turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import BatchSummary
 from pgcdc_assets.log.upkeep import compact
+
+
+class RunRanges:
+    """One run's. Every method runs in the run's own thread."""
+
+    def __init__(self, work: Work, stream: LogStream) -> None:
+        self._work = work
+        self._stream = stream
+        known = work.observer.known_ranges()
+        start = known[-1].end if known else work.log.start
+        self._open = OpenRange(start, work.settings.range_bytes, work.settings.range_seconds)
+        self._counted = start
+        """Batches up to here are counted."""
+        self._thinning = Thinning(work)
+        self._told: set[tuple[int, str]] = set()
+        """Relations of which it was said that no mirror takes their rows, and why."""
+        self.turns = self.transactions = self.rows = 0
+
+    @property
+    def due(self) -> bool:
+        return self._open.due
+
+    def count(self, turn: Turn) -> None:
+        """Take in what a turn of all tables applied."""
+        batches = [b for b in self._work.log.batches(self._counted, turn.upto) if b.end <= turn.upto]
+        if batches:
+            self._counted = batches[-1].end
+            self._open.add(batches, turn.tables, turn.seconds)
+            self.transactions += sum(batch.transactions for batch in batches)
+            self.rows += sum(sum(kinds.values()) for batch in batches for kinds in batch.counts.values())
+            self._tell_untaken(batches)
+        self.count_late(turn)
+
+    def count_late(self, turn: Turn) -> None:
+        """A turn of late tables alone is in no range: the other tables have had these batches before."""
+        self.turns += bool(turn.tables)
+
+    def close(self) -> None:
+        """Close the open range, if it holds anything."""
+        if self._open.empty:
+            return
+        report = closed_range(self._work, self._open, self._stream.source_position())
+        self._work.observer.range_closed(report)
+        merge_files(self._work, report)
+        self._thinning.after_range(report.tables)
+
+    def log_cut(self, start: Lsn) -> None:
+        """The log begins here now."""
+        self._open.start, self._counted = max(self._open.start, start), max(self._counted, start)
+
+    def _tell_untaken(self, batches: Sequence[BatchSummary]) -> None:
+        """Say of each relation once what becomes of rows that no mirror takes."""
+        span = LsnRange(batches[0].start, batches[-1].end)
+        for rows in untaken(self._work, span, batches):
+            if (rows.relation_id, rows.why) not in self._told:
+                self._told.add((rows.relation_id, rows.why))
+                what = f"rows of {rows.name} go into no mirror: {rows.why}"
+                self._work.observer.progress("transform", what, lsn=str(span.start))
 
 
 def closed_range(work: Work, open_range: OpenRange, source_position: Lsn) -> RangeReport:

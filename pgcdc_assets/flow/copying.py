@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.mirror.delta.copy import CopyReport, Failures, copy_tables
+from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.snapshot.export import exported_snapshot
 from pgcdc_assets.source.snapshot.shown import shown_tables
@@ -58,16 +58,12 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
     ) as snapshot:
         shown, outdated = shown_tables(snapshot, names, work.catalog.publications)
         work.progress.copying(shown.values(), snapshot.consistent_point)
-        session = work.session()
+        # It takes seconds to start, in which the run may end.
+        work.session()
         channel.go_on()
-        failed = copy_tables(
-            session,
-            conninfo,
+        failed = work.target.copy(
             [table for name, table in shown.items() if name not in outdated],
-            work.layout,
-            work.identity,
             snapshot,
             lambda report: channel.landed.put(Copied(shown[report.table], report)),
-            work.settings.retention,
         )
         return {**outdated, **failed}

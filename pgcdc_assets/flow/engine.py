@@ -15,8 +15,8 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.failures import machine_told
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SetupNeeded
+from pgcdc_assets.failures import machine_told
 from pgcdc_assets.flow import asking
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.drift import refuse_emptied
@@ -34,6 +34,7 @@ from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog.tables import read_catalog
@@ -41,6 +42,7 @@ from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import NEW_LAKE
 from pgcdc_assets.source.connect.plainsession import open_source
 from pgcdc_assets.source.slot import slotstatus
+from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.spark.session import jvm_death_told
 
 R = TypeVar("R")
@@ -225,14 +227,17 @@ class Engine:
             )  # fmt: skip
 
     def _work(self, catalog: Catalog, log: ChangeLog) -> Work:
-        progress = TablesProgress(self._settings.layout, catalog, log.began, log.start)
-        for name, aside in progress.recovered.items():
-            self._observer.progress("recover", put_aside(self._settings.layout.mirror(name), aside))
+        session = SparkOnDemand(self._session)
+        target = DeltaTarget(self._settings.layout, catalog.identity, session, self._settings.retention)
+        progress = TablesProgress(self._settings.layout, catalog, target, log.began, log.start)
+        for place, aside in progress.recovered.items():
+            self._observer.progress("recover", put_aside(place, aside))
         return Work(
             settings=self._settings,
             catalog=catalog,
             log=log,
+            target=target,
             progress=progress,
             observer=self._observer,
-            start_spark=self._session,
+            session=session,
         )

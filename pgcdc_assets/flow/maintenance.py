@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
@@ -20,16 +21,16 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import LogFile, log_cut, oldest_kept
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.thinning import prune_points
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.log.upkeep import forget
-from pgcdc_assets.mirror.delta import upkeep
-from pgcdc_assets.mirror.delta.mirror import Mirror
-from pgcdc_assets.mirror.delta.thinning import Passing, passing
+from pgcdc_assets.log.upkeep import forget, sweep_log
+from pgcdc_assets.mirror.target import ChoreKind, Freed
+from pgcdc_assets.points.points import Point
+from pgcdc_assets.points.states import StateRow
 from pgcdc_assets.points.untaken import UntakenLedger
+from pgcdc_assets.points.upkeep import sweep_ledgers
 from pgcdc_assets.store import storage
 
 
@@ -103,34 +104,29 @@ class Maintenance:
 
     def optimize(self) -> None:
         """Keep the logs of quiet mirrors, and write those anew that are in many pieces."""
-        for mirror in self._level():
-            with self._told(mirror.name):
-                # Before anything follows it: points of the last days name this version.
-                upkeep.keep_readable(mirror)
-                upkeep.keep_promised(mirror, self._work.settings.retention)
-                self._rewrite_int96(mirror)
-                mirror = mirror.again()
-                if upkeep.worth_optimizing(mirror.delta.files if mirror.delta else ()) and self._may_begin(mirror.name):
-                    upkeep.optimize(self._work.session(), mirror)
-                    passed(FaultPoint.MIRROR_OPTIMIZED)
-                    self._say(f"optimized {mirror.name}")
-                    self._report.optimized.append(mirror.name)
+        done = {ChoreKind.REWRITTEN: self._report.rewritten, ChoreKind.OPTIMIZED: self._report.optimized}
+        newest = self._work.progress.points.newest()
+        listed = {} if newest is None else newest.tables
+        for name, row in self._copied():
+            if name not in listed:
+                continue
+            with self._told(name):
+                for chore in self._work.target.upkeep(name, row.table, listed[name], partial(self._may_begin, name)):
+                    self._say(chore.told)
+                    done[chore.kind].append(name)
 
     def publish(self) -> None:
         """Have the newest point name the versions that stand now, where they stand at the same LSN.
 
         Otherwise the version that it names would be what a quiet table's position rests on, for ever.
         """
-        points = self._work.progress.points
-        newest = points.newest()
+        newest = self._work.progress.points.newest()
         # A point above the log (of an earlier version) waits for the sync that brings the log so far.
         if newest is None or newest.replay_lsn > self._work.log.position():
             return
-        now = {mirror.name: mirror.version for mirror in self._level()}
+        now = self._level(newest)
         if any(now[name] != newest.tables[name] for name in now):
-            positions = {**newest.positions, **self._work.progress.settled(now)}
-            changed = {**newest.changed, **self._work.progress.changed}
-            points.publish(newest.replay_lsn, {**newest.tables, **now}, positions, changed)
+            self._work.target.publish(newest.replay_lsn, now, self._work.progress.changed, beside=newest)
 
     def prune(self) -> None:
         """Take back the promise of points that are older than the retention, and thin out the others."""
@@ -162,13 +158,14 @@ class Maintenance:
         """Delete the files of mirrors, and of their logs, that no promised version needs."""
         promised = self._work.progress.points.versions(self._work.progress.states.all())
         # One by one: somebody may commit to the next mirror while this one is looked at.
-        for mirror in self._mirrors():
-            if self._catches_up(mirror.name):
+        for name, _ in self._copied():
+            if self._catches_up(name):
                 continue
-            with self._told(mirror.name):
-                found = passing(mirror, promised.get(mirror.name, frozenset()), self._grace)
-                if (found.files or found.log_files) and self._may_begin(mirror.name):
-                    self._vacuum(found)
+            with self._told(name):
+                may_begin = partial(self._may_begin, name)
+                freed = self._work.target.let_go(name, promised.get(name, frozenset()), self._grace, may_begin)
+                if freed is not None:
+                    self._note_vacuum(name, freed)
 
     def _catches_up(self, name: TableName) -> bool:
         """Whether the table was copied, and no point lists it yet: its run settles all versions since."""
@@ -177,50 +174,39 @@ class Maintenance:
         listed = newest is not None and name in newest.tables
         return name in progress and progress[name].state is not TableState.SET_ASIDE and not listed
 
-    def _vacuum(self, found: Passing) -> None:
-        name, count, size = found.mirror.name, len(found.files), found.bytes
-        found.delete()
+    def _note_vacuum(self, name: TableName, freed: Freed) -> None:
         passed(FaultPoint.MIRROR_VACUUMED)
-        if count:
-            self._say(f"vacuumed {name}: {count} files, {size:,} bytes")
+        if freed.files:
+            self._say(f"vacuumed {name}: {freed.files} files, {freed.bytes:,} bytes")
             self._report.vacuumed.append(name)
-            self._report.deleted_files += count
-            self._report.deleted_bytes += size
+            self._report.deleted_files += freed.files
+            self._report.deleted_bytes += freed.bytes
 
     def sweep(self) -> None:
         """Delete the removed files of the tables that are ours alone, and what killed runs left."""
         layout = self._work.layout
-        feeds = [feed.path for feed in self._feeds()]
-        for path in (layout.change_log, layout.consistent_points, layout.table_states, layout.untaken_rows, *feeds):
-            sweep(path, self._grace)
-            passed(FaultPoint.LOG_SWEPT)
+        sweep_log(self._work.log, self._grace)
+        passed(FaultPoint.LOG_SWEPT)
+        sweep_ledgers(layout, self._grace)
+        for feed in self._feeds():
+            feed.sweep(self._grace)
         storage.delete_folder(layout.staging)
 
     # Within -------------------------------------------------------------------------------------
 
-    def _mirrors(self) -> Iterator[Mirror]:
-        """The mirrors of all tables that were ever copied, also of those that are not followed any more."""
-        for name in sorted(self._work.progress.states.all()):
-            mirror = Mirror(self._work.layout, self._work.identity, name)
-            with suppress(IdentityMismatch):  # Not ours to keep.
-                if mirror.exists:
-                    yield mirror
+    def _copied(self) -> list[tuple[TableName, StateRow]]:
+        """All tables that were ever copied, also those that are not followed any more."""
+        return sorted(self._work.progress.states.all().items())
 
-    def _level(self) -> Iterator[Mirror]:
-        """Mirrors that stand where the newest point has them: a new version of one is told by a new point."""
-        newest = self._work.progress.points.newest()
-        for mirror in self._mirrors():
-            if newest and mirror.name in newest.tables and upkeep.stands_as(mirror, newest.tables[mirror.name]):
-                yield mirror
-
-    def _rewrite_int96(self, mirror: Mirror) -> None:
-        row = self._work.progress.states.get(mirror.name)
-        if row is None or row.table is None or not self._may_begin(mirror.name):
-            return
-        found = upkeep.without_int96(mirror, row.table)
-        if found:
-            self._say(f"{mirror.name}: {found} files with INT96 timestamps, by another hand, were written anew")
-            self._report.rewritten.append(mirror.name)
+    def _level(self, newest: Point) -> dict[TableName, int]:
+        """The versions of mirrors that stand where the newest point has them: a new one is told by a new point."""
+        found: dict[TableName, int] = {}
+        for name, _ in self._copied():
+            with self._told(name):
+                version = None if name not in newest.tables else self._work.target.unmoved(name, newest.tables[name])
+                if version is not None:
+                    found[name] = version
+        return found
 
     def _feeds(self) -> Iterator[FeedTable]:
         for row in self._work.progress.states.all().values():
@@ -236,9 +222,11 @@ class Maintenance:
 
     @contextmanager
     def _told(self, name: TableName) -> Iterator[None]:
-        """One mirror that cannot be read keeps no other, and not the log, from its upkeep."""
+        """One mirror that cannot be read keeps no other, and not the log, from its upkeep; a stranger's is let be."""
         try:
             yield
+        except IdentityMismatch:
+            pass
         except LakeError as error:
             if (name, str(error)) not in self._report.failed:
                 self._report.failed.append((name, str(error)))

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.flow.reports import RangeReport
-from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.mirror.target import CopyReport
 
 
 class Observer(Protocol):

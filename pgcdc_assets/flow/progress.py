@@ -1,13 +1,13 @@
-"""Where every mirrored table stands: its state, its effective ``replay_lsn``, its Delta version.
+"""Where every mirrored table stands: its state, its effective ``replay_lsn``, its mirror's version.
 
-Truth is in the lake. This is one run's view of it, read once at the start and moved on with every
+Truth is in the lake and the target. This is one run's view of it, read once at the start and moved on with every
 copy and turn, so that quiet tables cost nothing per turn.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
@@ -15,11 +15,11 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.routing import Router
-from pgcdc_assets.mirror.delta.mirror import Mirror, refusal
-from pgcdc_assets.mirror.delta.settlement import Settlement
+from pgcdc_assets.flow.naming import Naming
+from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import StateRow, TableStates
 
@@ -42,25 +42,19 @@ class TablesProgress:
     """All tables of the catalog. A mirror copied before the log began, or that stands before where retention
     has cut it off, can no longer be followed."""
 
-    def __init__(self, layout: Layout, catalog: Catalog, log_began: Lsn, log_start: Lsn) -> None:
-        self.layout = layout
-        self.identity = catalog.identity
+    def __init__(self, layout: Layout, catalog: Catalog, target: Target, log_began: Lsn, log_start: Lsn) -> None:
+        self._target = target
         self._log_began = log_began
         self._log_start = log_start
         self.states = TableStates(layout)
         self._writing = threading.Lock()
         """States are set by the run's thread and by that of its copies."""
         self.points = ConsistentPoints(layout)
-        self._settlement = Settlement(layout, self.identity.app_id())
-        self.recovered: dict[TableName, tuple[str, ...]] = {}
-        """Files of mirrors' logs that a power cut left torn, and that were put aside."""
         rows = self.states.all()
-        self.recovered = self._settlement.recover(rows, self.points)
+        self.recovered = target.recover(rows)
+        """What a power cut left torn of the mirrors, and was put aside: names of files by place."""
         self._tables = {table.name: self._load(table, rows.get(table.name)) for table in catalog.tables}
-        self._unnamed = self._left_behind()
-        """Tables that may have been away under another name where the log stands now;"""
-        self._named_from: dict[TableName, Lsn] = {}
-        """and from where on those have the name that they had when the catalog was looked at."""
+        self.naming = Naming(self._left_behind())
         self._note_changed()
 
     def _load(self, table: Table, row: StateRow | None) -> TableProgress:
@@ -75,21 +69,19 @@ class TablesProgress:
         return TableProgress(table, TableState.SET_ASIDE, reason=failure)
 
     def _stands(self, table: Table, row: StateRow | None) -> TableProgress:
-        if (reason := refusal(table)) is not None:
+        if (reason := self._target.refusal(table)) is not None:
             return TableProgress(table, TableState.SET_ASIDE, reason=reason, refused=True)
-        mirror = Mirror(self.layout, self.identity, table.name)
-        snapshot_lsn = mirror.snapshot_lsn
-        if row is None or row.table is None or snapshot_lsn is None or row.table.oid != table.oid:
+        held = self._target.standing(table.name)
+        if row is None or row.table is None or held is None or row.table.oid != table.oid:
             return TableProgress(table, TableState.WAITING)
-        if row.state is TableState.COPYING and snapshot_lsn < row.lsn:
+        if row.state is TableState.COPYING and held.snapshot_lsn < row.lsn:
             return TableProgress(table, TableState.WAITING)
-        replay_lsn = mirror.effective_replay_lsn(self.points) or snapshot_lsn
         if row.state is TableState.SET_ASIDE:
-            return TableProgress(row.table, row.state, replay_lsn, mirror.version, row.reason)
-        if snapshot_lsn < self._log_began or replay_lsn < self._log_start:
+            return TableProgress(row.table, row.state, held.replay_lsn, held.version, row.reason)
+        if held.snapshot_lsn < self._log_began or held.replay_lsn < self._log_start:
             # Copied under an earlier log, which this one need not continue; or away while the log was cut.
             return TableProgress(table, TableState.WAITING)
-        return TableProgress(row.table, TableState.CATCHING_UP, replay_lsn, mirror.version, row.reason)
+        return TableProgress(row.table, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason)
 
     def __contains__(self, name: TableName) -> bool:
         return name in self._tables
@@ -173,22 +165,8 @@ class TablesProgress:
 
     def _was_listed(self, name: TableName) -> bool:
         """Since its copy."""
-        listing, copied = self.points.listing(name), Mirror(self.layout, self.identity, name).snapshot_lsn
-        return listing is not None and copied is not None and listing.replay_lsn >= copied
-
-    @property
-    def unnamed(self) -> bool:
-        """Whether :meth:`named` has to be told where the source stands."""
-        return bool(self._unnamed)
-
-    def named(self, position: Lsn) -> None:
-        """The catalog showed the followed tables' names before the source came to ``position``.
-
-        A table that was renamed and renamed back has the rows of every LSN between, but not the name: no point
-        before ``position`` lists it.
-        """
-        self._named_from |= dict.fromkeys(self._unnamed, position)
-        self._unnamed.clear()
+        listing, held = self.points.listing(name), self._target.standing(name)
+        return listing is not None and held is not None and listing.replay_lsn >= held.snapshot_lsn
 
     def request_copy(self, tables: Sequence[TableName]) -> None:
         """Have the next copy include these tables again."""
@@ -218,11 +196,10 @@ class TablesProgress:
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
         """A copy was committed. It is durable before its state is: a mirror as of before must not pass for it."""
-        self.settled({table.name: version})
+        self._target.settle({table.name: version})
         self._set(table, TableState.CATCHING_UP, consistent_point)
         self._tables[table.name] = TableProgress(table, TableState.CATCHING_UP, consistent_point, version)
-        self._unnamed.discard(table.name)
-        self._named_from.pop(table.name, None)
+        self.naming.copied(table.name)
 
     def moved(self, name: TableName, replay_lsn: Lsn, version: int | None = None, table: Table | None = None) -> None:
         """A table's position after a turn; it never goes down."""
@@ -265,7 +242,7 @@ class TablesProgress:
         rows = self.states.all() if new else {}
         for table in new:
             self._tables[table.name] = self._load(table, rows.get(table.name))
-            self._unnamed.add(table.name)
+            self.naming.found(table.name)
         return [table.name for table in new]
 
     def _set(self, table: Table, state: TableState, lsn: Lsn, reason: str | None = None) -> None:
@@ -288,20 +265,17 @@ class TablesProgress:
                 thing="consistent point", do="nothing was published: run `pgcdc sync`, and report this",
             )  # fmt: skip
         versions = {entry.table.name: entry.version for entry in self.followed()
-                    if entry.replay_lsn == lsn and self._has_its_name(entry.table.name, lsn)}  # fmt: skip
+                    if entry.replay_lsn == lsn and self.naming.holds(entry.table.name, lsn)}  # fmt: skip
         newest = self.points.newest()
         if not versions or (newest is not None and lsn < newest.replay_lsn):
             return False
-        positions = self.settled(versions)
+        self._target.settle(versions)
         # Told before a point rests on it.
         self._note_changed()
-        self.points.publish(lsn, versions, positions, self.changed)
+        self._target.publish(lsn, versions, self.changed)
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
         return len(versions) == len(self.followed())
-
-    def _has_its_name(self, name: TableName, lsn: Lsn) -> bool:
-        return name not in self._unnamed and self._named_from.get(name, ZERO) <= lsn
 
     @property
     def changed(self) -> dict[TableName, str]:
@@ -309,21 +283,17 @@ class TablesProgress:
         return {entry.table.name: entry.reason for entry in self.followed() if entry.reason is not None}
 
     def _note_changed(self) -> None:
-        for name, what in self._settlement.changed.items():
+        for name, what in self._target.changed.items():
             entry = self._tables.get(name)
             if entry is not None and entry.state.readable and entry.reason is None:
                 self._set(entry.table, TableState.CATCHING_UP, entry.replay_lsn, what)
                 self._tables[name] = replace(entry, reason=what)
 
-    def settled(self, versions: Mapping[TableName, int]) -> dict[TableName, Lsn]:
-        """The positions that these versions of mirrors record themselves; they are durable when this returns."""
-        return self._settlement.settle(versions)
-
     def reread_versions(self) -> None:
         """Take the mirrors as they are now, so that a change made from outside is seen by ``verify``."""
         for entry in self.followed():
             try:
-                version = Mirror(self.layout, self.identity, entry.table.name).version
+                version = self._target.version(entry.table.name)
             except Exception as error:
                 if (failure := of_one_table(error)) is None:
                     raise

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.mirror.target import CopyReport
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class TableTurn:
     table: TableName
     replay_lsn: Lsn
     version: int
-    """Delta version of the mirror."""
+    """The mirror's."""
     inserted: int = 0
     updated: int = 0
     deleted: int = 0

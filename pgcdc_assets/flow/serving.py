@@ -16,7 +16,7 @@ from pgcdc_assets.flow.plain import to_plain
 from pgcdc_assets.flow.reports import RangeReport, SyncReport
 from pgcdc_assets.flow.requests import Answer, Job, Request
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.mirror.target import CopyReport
 
 OUTCOMES = {
     Job.REPAIR: OperationKind.REPAIR,

@@ -10,10 +10,8 @@ from typing import Final
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.delta.failures import of_one_table
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.mirror.delta.mirror import Mirror
-from pgcdc_assets.mirror.delta.thinning import passing
 
 EVERY: Final = 600
 """Versions of a mirror from one thinning to the next: ten minutes' at a turn a second."""
@@ -65,9 +63,7 @@ class Thinning:
         """A mirror that cannot be read keeps no other from it; a turn that needs it says what is wrong."""
         work = self._work
         try:
-            mirror = Mirror(work.layout, work.identity, name)
-            if mirror.exists:
-                passing(mirror, promised, retention.GRACE).delete()
+            work.target.let_go(name, promised, retention.GRACE, lambda: True)
         except Exception as error:
             if (failure := of_one_table(error)) is None:
                 raise

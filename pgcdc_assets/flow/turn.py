@@ -15,8 +15,7 @@ from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import TableTurn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import BatchSummary
-from pgcdc_assets.mirror.delta.apply import apply_tables
-from pgcdc_assets.mirror.delta.tablework import Applied
+from pgcdc_assets.mirror.target import Applied
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def _derive_and_apply(
     parts = transform(work.session(), work.log, span, followed, router=work.progress.router)
     derived = time.monotonic()
     known = {entry.table.name: entry.table for entry in changed}
-    applied = apply_tables(work.session(), work.layout, work.identity, list(parts.values()), upto, known)
+    applied = work.target.apply(list(parts.values()), upto, known)
     seconds = {"transform": derived - started, "apply": time.monotonic() - derived}
     outrun = {result.table.name for result in applied if result.outrun}
     applied = [result for result in applied if not result.outrun]

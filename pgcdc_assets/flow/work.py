@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
-
-from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
@@ -15,7 +11,9 @@ from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outcomes import Operation
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.spark.ondemand import SparkOnDemand
 
 
 @dataclass
@@ -23,26 +21,18 @@ class Work:
     settings: Settings
     catalog: Catalog
     log: ChangeLog
+    target: Target
+    """Where the mirrors are."""
     progress: TablesProgress
     observer: Observer
-    start_spark: Callable[[], SparkSession]
-    """Called once, and late, so that a run without changes never starts it."""
-    spark: SparkSession | None = None
-    """None while nothing has needed it."""
+    session: SparkOnDemand
+    """For the transform; the target has the same."""
     foreign_told: set[TableName] = field(default_factory=set)
     """Tables for which this run has reported columns that others added to the mirror."""
     changed_told: set[TableName] = field(default_factory=set)
     """Tables for which this run has reported that another writer changed rows of the mirror."""
     operation: Operation = field(default_factory=Operation)
     """What is told of the run while it goes on."""
-    _starting: threading.Lock = field(default_factory=threading.Lock)
-
-    def session(self) -> SparkSession:
-        """Copies and turns ask from threads of their own."""
-        with self._starting:
-            if self.spark is None:
-                self.spark = self.start_spark()
-            return self.spark
 
     @property
     def layout(self) -> Layout:

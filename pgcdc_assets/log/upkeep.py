@@ -8,6 +8,7 @@ and adds without data change.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport, read_footer
 from pgcdc_assets.delta.smallfiles import neighbours
+from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import CommitLost, LakeError, LogConflict
 from pgcdc_assets.log.commit import ATTEMPTS, start_app_id
 from pgcdc_assets.log.reader import ChangeLog, Segment
@@ -61,7 +63,7 @@ def forget(log: ChangeLog, upto: Lsn) -> int:
     """Cut the log off at ``upto``, a boundary that no file reaches over; how many files that removes.
 
     The caller knows that no consumer needs what lies before. The log's start moves in the same commit. The
-    files' bytes go with the next :func:`~pgcdc_assets.delta.sweep.sweep`.
+    files' bytes go with the next :func:`sweep_log`.
     """
     segments = log.all_segments()
     if any(segment.first_batch_end <= upto < segment.batch_end for segment in segments):
@@ -70,6 +72,14 @@ def forget(log: ChangeLog, upto: Lsn) -> int:
     if old:
         _replace(log, old, [], {start_app_id(log.identity): int(upto)})
     return len(old)
+
+
+def sweep_log(log: ChangeLog, grace: timedelta) -> int:
+    """Delete the files that no version of the log needs that was its newest within ``grace``; how many.
+
+    A segment of an old transaction comes into the folder by its name alone, right before its commit.
+    """
+    return sweep(log.path, grace)
 
 
 def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:

@@ -1,5 +1,6 @@
 """Spark: the session, jobs of plain functions, and the jars that pyspark lacks.
 
-session     the session and its settings     tasks       one function over many specs as one job
+session     the session and its settings     ondemand    one session for a run, started when it is needed
+tasks       one function over many specs as one job
 jars        Delta's jars, resolved once      maven       artifacts into a private cache
 """

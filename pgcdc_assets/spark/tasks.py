@@ -10,8 +10,8 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pgcdc_assets.delta.failures import of_the_machine
 from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.failures import of_the_machine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

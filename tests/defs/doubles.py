@@ -14,7 +14,7 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.reports import RangeReport, SyncReport, TableTurn
-from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.settings import Settings
 
 

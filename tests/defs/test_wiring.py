@@ -30,7 +30,7 @@ from pgcdc_assets.defs.sync import REPAIR_OP, SYNC_OP, repair_job, sync_job
 from pgcdc_assets.errors import LockHeld
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import LOCATION
 from pgcdc_assets.savedcatalog import save_catalog

@@ -34,9 +34,11 @@ from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.slot.slotstatus import identity
+from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
+from tests.flow.mirrors import delta_target, no_spark
 from tests.flow.test_sync import Rig, rig
 from tests.mirror.pipeline import Pipeline
 
@@ -105,12 +107,13 @@ def test_rows_that_no_mirror_takes_are_counted_and_explained(database: Database,
             conn.execute(f"INSERT INTO {name} VALUES (1), (2)".encode())
         conn.execute("DROP TABLE gone")
         end = pipe.receive()
-    progress = TablesProgress(settings.layout, catalog, log.began, log.start)
+    target = delta_target(settings.layout, log.identity)
+    progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
     a, b, _ = tables
     # As after its copy: nothing here looks at a mirror.
     progress._tables[a.name] = TableProgress(a, TableState.CATCHING_UP, start, 0)
     progress.put_aside(b.name, start, "as a test has it")
-    work = Work(settings, catalog, log, progress, Silent(), lambda: cast(SparkSession, None))
+    work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
     found = untaken(work, LsnRange(start, end), log.batches(start))
     assert {(entry.name.name, entry.rows, entry.why) for entry in found} == {
         ("b", 2, Why.SET_ASIDE), ("c", 2, Why.COPY), ("left_out", 2, Why.LEFT_OUT), ("gone", 2, Why.UNKNOWN),

@@ -10,8 +10,8 @@ import pytest
 from pgcdc_assets.checks.table_facts import read_tables
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated
-from pgcdc_assets.flow import copying
-from pgcdc_assets.flow import sync as sync_module
+from pgcdc_assets.flow import copies
+from pgcdc_assets.mirror.delta import deltatarget
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
@@ -32,7 +32,7 @@ def after_the_snapshot(patch: pytest.MonkeyPatch, *steps: Callable[[], object]) 
             left.pop(0)()
         return copy_tables(session, conninfo, tables, *more)
 
-    patch.setattr(copying, "copy_tables", meanwhile)
+    patch.setattr(deltatarget, "copy_tables", meanwhile)
     return rounds
 
 
@@ -58,7 +58,7 @@ def test_a_table_dropped_meanwhile_is_let_go_of(rig: Rig, monkeypatch: pytest.Mo
 
 def test_a_locked_table_waits_for_the_next_run_and_says_for_whom(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.setup()
-    monkeypatch.setattr(sync_module, "COPY_ROUNDS", 1)
+    monkeypatch.setattr(copies, "COPY_ROUNDS", 1)
     pid = rig.conn.info.backend_pid
     after_the_snapshot(monkeypatch, lambda: rig.conn.execute("BEGIN; LOCK TABLE u"))
     with pytest.raises(CopyBlocked, match=f"public.u: cannot be read, for it is locked by pid {pid}"):
@@ -98,7 +98,7 @@ def test_a_copy_that_is_no_good_when_it_lands_is_made_again_by_the_next_run(
         return failures
 
     with monkeypatch.context() as patch:
-        patch.setattr(copying, "copy_tables", and_then)
+        patch.setattr(deltatarget, "copy_tables", and_then)
         rig.sync()
     catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None

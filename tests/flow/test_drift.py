@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,8 @@ from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.spark.ondemand import SparkOnDemand
+from tests.flow.mirrors import delta_target, no_spark
 from tests.flow.test_progress import OWNER, copied_at_10_applied_to_20
 
 INT = PgType(23, "int4")
@@ -42,18 +43,14 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     log = ChangeLog(settings.layout)
     log.create(identity, Lsn(5), 1)
     catalog = Catalog(identity, "p", 180000, (A, B))
-    work = Work(
-        settings, catalog, log, TablesProgress(settings.layout, catalog, log.began, log.start), Silent(), _no_spark
-    )
+    target = delta_target(settings.layout, identity)
+    progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
+    work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
     for table in (A, B):
         copied_at_10_applied_to_20(settings.layout, table)
         work.progress.copying([table], Lsn(10))
         work.progress.copied(table, Lsn(10), 1)
     return work
-
-
-def _no_spark() -> Any:
-    raise AssertionError("nothing here needs Spark")
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked, IdentityMismatch, LogAhead
-from pgcdc_assets.flow import copying, turn
-from pgcdc_assets.flow import sync as sync_module
+from pgcdc_assets.flow import copies, copying
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.mirror.delta import deltatarget
+from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.settings import CATALOG_FILE
@@ -46,7 +46,7 @@ def test_a_table_that_cannot_be_copied_keeps_no_other_back(rig: Rig, monkeypatch
         raise CopyBlocked("is held up", thing="snapshot")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sync_module, "copy", blocked)
+        patch.setattr(copies, "copy", blocked)
         for bounds in (Bounds(), Bounds(follow=True)):
             with pytest.raises(CopyBlocked):
                 rig.engine().sync(bounds, copy_anew=[U])
@@ -67,7 +67,7 @@ def test_a_feed_with_a_new_column_is_not_derived_beside_itself(rig: Rig, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(turn, "apply_tables", dies)
+        patch.setattr(deltatarget, "apply_tables", dies)
         with pytest.raises(KeyboardInterrupt):
             rig.sync()
     assert rig.sync().set_aside == []
@@ -84,7 +84,7 @@ def test_a_copy_outlasts_the_time_of_its_run(rig: Rig, monkeypatch: pytest.Monke
         time.sleep(1)
         return real(*args)
 
-    monkeypatch.setattr(sync_module, "copy", slow)
+    monkeypatch.setattr(copies, "copy", slow)
     report = rig.sync(follow=True, max_seconds=0.1)
     assert {copy.table for copy in report.copied} == {T, U}
     rig.sync()

@@ -24,12 +24,13 @@ from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
-from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
+from pgcdc_assets.spark.ondemand import SparkOnDemand
 from tests.fix_postgres import Database
-from tests.flow.mirrors import copied_mirror
+from tests.flow.mirrors import copied_mirror, delta_target, no_spark
 
 START = """
 CREATE TABLE quiet (id int PRIMARY KEY); CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TYPE pair AS (a int, b text);
@@ -64,7 +65,7 @@ class Run:
     def land(self, table: Table) -> None:
         """A copy whose snapshot showed the table so."""
         at = self.work.log.position()
-        self.sync._channel.landed.put(Copied(table, CopyReport(table.name, at, 0, 0, 0, 0.0, 1)))
+        self.sync._copies.channel.landed.put(Copied(table, CopyReport(table.name, at, 0, 0, 0, 0.0, 1)))
         self.sync._take_landed()
 
 
@@ -78,8 +79,9 @@ def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         catalog = setup(settings, database.conninfo).catalog
         log = ChangeLog(settings.layout)
         log.create(catalog.identity, Lsn(5), 1)
-        progress = TablesProgress(settings.layout, catalog, log.began, log.start)
-        work = Work(settings, catalog, log, progress, Silent(), _no_spark)
+        target = delta_target(settings.layout, catalog.identity)
+        progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
+        work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
         receiver = ReceiverProcess(
             database.conninfo, settings.layout, catalog.publications, batch_bytes=1, batch_seconds=1
         )
@@ -88,10 +90,6 @@ def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         made = Run(Sync(work, database.conninfo, stream, Bounds()), work, user)
         made.copied()
         yield made
-
-
-def _no_spark() -> Any:
-    raise AssertionError("nothing here needs Spark")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
-from tests.flow.mirrors import copied_mirror
+from tests.flow.mirrors import copied_mirror, delta_target
 
 RECORDED = Lsn(30)
 """How far the change log is recorded."""
@@ -41,7 +41,7 @@ def progress(tmp_path: Path) -> TablesProgress:
     layout = Layout.of(tmp_path)
     for table in (A, B, C):
         copied_at_10_applied_to_20(layout, table)
-    return TablesProgress(layout, Catalog(OWNER, "p", 180000, (A, B, C)), Lsn(1), Lsn(1))
+    return TablesProgress(layout, Catalog(OWNER, "p", 180000, (A, B, C)), delta_target(layout, OWNER), Lsn(1), Lsn(1))
 
 
 def copied_at_10_applied_to_20(layout: Layout, table: Table) -> None:
@@ -54,7 +54,7 @@ def both_published(layout: Layout, catalog: Catalog, lsn: Lsn) -> TablesProgress
     """A run that copied A and B at 10, and published both at ``lsn``."""
     for table in (A, B):
         copied_at_10_applied_to_20(layout, table)
-    progress = TablesProgress(layout, catalog, Lsn(1), Lsn(1))
+    progress = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     progress.copying([A, B], Lsn(10))
     for table in (A, B):
         progress.copied(table, Lsn(10), 2)
@@ -124,14 +124,14 @@ def test_a_table_that_was_away_is_listed_from_where_its_name_was_seen_again(tmp_
     assert first.gone({A.name}) == [B.name]
     first.moved(A.name, Lsn(21))
     assert first.publish(Lsn(21), RECORDED)
-    second = TablesProgress(layout, catalog, Lsn(1), Lsn(1))
+    second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     assert first.found([A, B]) == [B.name]
     for progress, end in ((first, 25), (second, 29)):
-        assert progress.unnamed
+        assert progress.naming.asks
         for table in (A, B):
             progress.moved(table.name, Lsn(end - 2))
         assert not progress.publish(Lsn(end - 2), RECORDED), "before anybody looked at the catalog"
-        progress.named(Lsn(end))
+        progress.naming.seen(Lsn(end))
         assert not progress.publish(Lsn(end - 2), RECORDED)
         assert _listed(progress) == {"a"}
         for table in (A, B):
@@ -146,13 +146,13 @@ def test_a_copy_of_a_run_that_ended_before_a_point_is_listed_where_it_stands(tmp
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     for table in (A, B):
         copied_at_10_applied_to_20(layout, table)
-    first = TablesProgress(layout, catalog, Lsn(1), Lsn(1))
+    first = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     first.copying([A, B], Lsn(10))
     first.copied(A, Lsn(10), 2)
     first.copied(B, Lsn(10), 2)
     for b_stands_at, listed in ((21, {"a"}), (20, {"a", "b"})):
-        second = TablesProgress(layout, catalog, Lsn(1), Lsn(1))
-        assert not second.unnamed, "no point has listed b yet"
+        second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
+        assert not second.naming.asks, "no point has listed b yet"
         second.moved(A.name, Lsn(20))
         second.moved(B.name, Lsn(b_stands_at))
         second.publish(Lsn(20), RECORDED)
@@ -166,10 +166,10 @@ def test_a_table_that_is_back_and_stands_at_the_newest_point_is_not_listed_there
     assert first.gone({A.name}) == [B.name]
     first.moved(A.name, Lsn(20))
     assert first.publish(Lsn(20), RECORDED)
-    second = TablesProgress(layout, catalog, Lsn(1), Lsn(1))
+    second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     assert second[B.name].replay_lsn == 20
-    assert second.unnamed
-    second.named(Lsn(22))
+    assert second.naming.asks
+    second.naming.seen(Lsn(22))
     second.publish(Lsn(20), RECORDED)
     assert _listed(second) == {"a"}
 
@@ -180,7 +180,7 @@ def test_a_mirror_that_cannot_be_read_holds_no_other_up(tmp_path: Path) -> None:
     both_published(layout, catalog, Lsn(20))
     torn = layout.mirror(A.name) / "_delta_log" / f"{2:020}.json"
     path_of(torn).write_bytes(path_of(torn).read_bytes()[:100])
-    progress = TablesProgress(layout, catalog, Lsn(1), Lsn(1))
+    progress = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     assert [entry.table for entry in progress.followed()] == [B]
     assert torn.name in (progress[A.name].reason or "")
     assert progress.recovered == {}
@@ -202,7 +202,7 @@ def test_what_another_hand_changed_is_told_until_a_new_copy(tmp_path: Path) -> N
     assert newest is not None
     assert newest.changed.keys() == first.changed.keys() == {A.name}
     write_deltalake(str(layout.mirror(B.name)), rows, mode="append")
-    second = TablesProgress(layout, catalog, Lsn(1), Lsn(1))
+    second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     assert second.changed == {A.name: first.changed[A.name], B.name: second[B.name].reason}
     assert all(facts.reason for facts in read_tables(layout, catalog))
     second.moved(A.name, Lsn(26), table=replace(A, rows=7))
@@ -214,7 +214,7 @@ def test_what_another_hand_changed_is_told_until_a_new_copy(tmp_path: Path) -> N
         )
         second.copied(table, Lsn(30), version)
     assert second.publish(Lsn(30), RECORDED)
-    for progress in (second, TablesProgress(layout, catalog, Lsn(1), Lsn(1))):
+    for progress in (second, TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))):
         assert progress.changed == {}
     assert not any(facts.reason for facts in read_tables(layout, catalog))
 
@@ -229,7 +229,9 @@ def test_a_table_below_the_logs_start_is_copied_anew(tmp_path: Path, began: int,
     layout = Layout.of(tmp_path)
     copied_at_10_applied_to_20(layout, A)
     TableStates(layout).set(A, TableState.CATCHING_UP, Lsn(10))
-    progress = TablesProgress(layout, Catalog(OWNER, "p", 180000, (A,)), Lsn(began), Lsn(start))
+    progress = TablesProgress(
+        layout, Catalog(OWNER, "p", 180000, (A,)), delta_target(layout, OWNER), Lsn(began), Lsn(start)
+    )
     assert progress[A.name].state is state
 
 

@@ -24,7 +24,7 @@ from pgcdc_assets.flow.maintenance import MaintenanceReport
 from pgcdc_assets.flow.plain import from_plain, to_plain
 from pgcdc_assets.flow.reports import RangeReport, SyncReport, TableTurn, Untaken
 from pgcdc_assets.flow.requests import Answer, Job, Request
-from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 

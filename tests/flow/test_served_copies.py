@@ -19,7 +19,7 @@ from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.requests import Job, Request
 from pgcdc_assets.flow.serving import COPIES, Serving
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.mirror.delta.copy import CopyReport
+from pgcdc_assets.mirror.target import CopyReport
 from tests.flow.test_drift import A, B, work
 
 __all__ = ["work"]

@@ -17,7 +17,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked, LockHeld, NotRepairable, RangeGap, UnknownTable, UsageError
-from pgcdc_assets.flow import hold, lock, outcomes, requests, sync
+from pgcdc_assets.flow import copies, hold, lock, outcomes, requests
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
@@ -161,7 +161,7 @@ def test_a_copy_that_was_asked_for_is_published_before_the_run_ends(rig: Rig) ->
 
 def test_a_table_that_cannot_be_copied_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """The others go on, and the run that follows tries it again by itself."""
-    monkeypatch.setattr(sync, "COPY_ROUNDS", 1)
+    monkeypatch.setattr(copies, "COPY_ROUNDS", 1)
     rig.setup()
     rig.sync()
     pid = rig.conn.info.backend_pid

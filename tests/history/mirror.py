@@ -19,9 +19,10 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta import datafile
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema
-from pgcdc_assets.mirror.delta.tablework import Applied, TableWork, merged
+from pgcdc_assets.mirror.delta.tablework import TableWork, merged
 from pgcdc_assets.mirror.delta.task import Effect, collapse_units
 from pgcdc_assets.mirror.delta.units import PendingChanges
+from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files, opened
 from tests.oracle import Rows, mirror_rows

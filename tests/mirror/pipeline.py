@@ -27,7 +27,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.mirror.delta.apply import apply_tables
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, create_mirror
-from pgcdc_assets.mirror.delta.tablework import Applied
+from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.store.local import path_of

@@ -11,8 +11,8 @@ from pyspark.errors import AnalysisException
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.delta.failures import ATTEMPTS, machine_told, of_one_table, of_the_machine
 from pgcdc_assets.errors import LakeError, LogCorrupt, MachineError, ProtocolError, SourceUnavailable, SparkDied
+from pgcdc_assets.failures import ATTEMPTS, machine_told, of_one_table, of_the_machine
 from pgcdc_assets.mirror.delta import apply, compaction, tablework
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files

@@ -21,9 +21,10 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
 from pgcdc_assets.mirror.delta import copy
-from pgcdc_assets.mirror.delta.copy import TABLES_PER_JOB, CopyReport, copy_tables
+from pgcdc_assets.mirror.delta.copy import TABLES_PER_JOB, copy_tables
 from pgcdc_assets.mirror.delta.copyblock import BlockReader
 from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.snapshot.export import exported_snapshot
 from pgcdc_assets.store import storage

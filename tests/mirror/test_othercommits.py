@@ -19,8 +19,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.datafile import DataFile, in_int96, read_footer
-from pgcdc_assets.delta.failures import ATTEMPTS, again_after_lost_races
 from pgcdc_assets.errors import CommitLost, LakeError
+from pgcdc_assets.failures import ATTEMPTS, again_after_lost_races
 from pgcdc_assets.lake import Lake
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema
 from pgcdc_assets.mirror.delta.othercommits import change_since, seen

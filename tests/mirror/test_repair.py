@@ -13,7 +13,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import NotRepairable
 from pgcdc_assets.mirror.delta.repair import repair_table
-from pgcdc_assets.mirror.delta.tablework import Applied
+from pgcdc_assets.mirror.target import Applied
 from tests.fix_postgres import Database
 from tests.mirror.pipeline import Pipeline
 

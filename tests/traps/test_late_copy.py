@@ -12,12 +12,14 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.flow import copying
+from pgcdc_assets.flow import copies, copying
 from pgcdc_assets.flow import sync as sync_module
 from pgcdc_assets.flow.decide import LATE_SHARE, Bounds
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta.copy import Failures, copy_tables
+from pgcdc_assets.mirror.delta import deltatarget
+from pgcdc_assets.mirror.delta.copy import copy_tables
+from pgcdc_assets.mirror.target import Failures
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.end_to_end.command import wait_for
 from tests.traps.scenario import empty_rig
@@ -47,7 +49,7 @@ def test_a_late_copy_meets_the_others_and_holds_none_up(
         rig.conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)")
         rig.setup()
         rig.sync()
-        monkeypatch.setattr(copying, "copy_tables", late)
+        monkeypatch.setattr(deltatarget, "copy_tables", late)
         monkeypatch.setattr(sync_module, "take_turn", told)
         points, log = ConsistentPoints(rig.settings.layout), ChangeLog(rig.settings.layout).open()
         stop = threading.Event()
@@ -98,7 +100,7 @@ def test_a_table_dropped_before_its_copy_holds_nobody_up(
             rig.conn.execute("DROP TABLE IF EXISTS u")
             return copying.copy(work, conninfo, asked, beside)
 
-        monkeypatch.setattr(sync_module, "copy", late)
+        monkeypatch.setattr(copies, "copy", late)
         assert [copied.table for copied in rig.sync().copied] == [T]
         assert names == [[T, U]]
         rig.assert_equal("public.t")

@@ -3,6 +3,7 @@
 snapshot -> copy -> copyblock                            one commit brings rows and position
 feed -> apply -> tablework -> units -> task -> match     one commit brings changes and position
 
+deltatarget all of it as the flow asks for it: mirror.target
 mirror      its columns, how it is made, where it stands
 copy        COPY in parallel tasks              copyblock   a block of CSV as the mirror's columns
 apply       the feeds of a turn into mirrors    tablework   one table's part of it

@@ -9,7 +9,7 @@ however little there is to do. Each commit carries the position with the data.
 A merge fails before its commit where the mirror lacks a row that changed or holds one that was
 inserted, where the changes contradict each other, or where a file of one table cannot be read. Then the
 mirror stays as it was, and the table is to be set aside: going on would hide that it differs from the
-source. What fails for one table (:mod:`pgcdc_assets.delta.failures`) keeps no other from its commit.
+source. What fails for one table (:mod:`pgcdc_assets.failures`) keeps no other from its commit.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_compaction
-from pgcdc_assets.delta.failures import ATTEMPTS, lost_race, of_one_table
 from pgcdc_assets.delta.log import Added, DeltaVersion
+from pgcdc_assets.failures import ATTEMPTS, lost_race, of_one_table
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.mirror.delta.compaction import Compacted, compact_mirror, worth_rewriting
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
-from pgcdc_assets.mirror.delta.tablework import Applied, TableWork
+from pgcdc_assets.mirror.delta.tablework import TableWork
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect, collapse_units
+from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.spark.tasks import run_tasks
 
 _COMMITS: Final = 8

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.delta.datafile import DataFile, FileReport
-from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.delta.log import Added
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 
 SMALL_BYTES: Final = 4 << 20

@@ -26,9 +26,9 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.datafile import DataFile, FileReport
-from pgcdc_assets.delta.failures import again_after_lost_races, of_one_table
 from pgcdc_assets.delta.tombstones import keeping
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
+from pgcdc_assets.failures import again_after_lost_races, of_one_table
 from pgcdc_assets.feed.table import moved_away
 from pgcdc_assets.mirror.delta.copyblock import BlockReader
 from pgcdc_assets.mirror.delta.mirror import (
@@ -40,6 +40,7 @@ from pgcdc_assets.mirror.delta.mirror import (
     own_fields,
     sql_path,
 )
+from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, read_whole
@@ -64,19 +65,6 @@ TABLES_PER_JOB: Final = 10
 JOBS: Final = 2
 """Spark jobs at a time, at least: the tasks of the next fill the cores that the last tasks of one leave, and its
 mirrors are made meanwhile."""
-
-
-@dataclass(frozen=True)
-class CopyReport:
-    """``bytes``: of the data files. ``seconds``: until the commit, from the start of the table's job."""
-
-    table: TableName
-    consistent_point: Lsn
-    rows: int
-    bytes: int
-    files: int
-    seconds: float
-    version: int
 
 
 @dataclass(frozen=True)
@@ -138,7 +126,6 @@ def copy_tables(
     return failures
 
 
-Failures = dict[TableName, PgcdcError]
 _Outcome = tuple[list[CopyReport], Failures]
 
 

@@ -18,17 +18,18 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import commit_files
-from pgcdc_assets.delta.failures import again_after_lost_races
 from pgcdc_assets.errors import NotRepairable
+from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.apply import collapsed
 from pgcdc_assets.mirror.delta.match import LACKS
 from pgcdc_assets.mirror.delta.mirror import Mirror
-from pgcdc_assets.mirror.delta.tablework import Applied, Counts, merged, total
+from pgcdc_assets.mirror.delta.tablework import Counts, merged, total
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.mirror.delta.units import PendingChanges
+from pgcdc_assets.mirror.target import Applied
 
 
 def repair_table(

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from pgcdc_assets.core.arrays import Bools
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.datafile import opened_parquet
-from pgcdc_assets.delta.failures import unreadable
 from pgcdc_assets.delta.log import Added
 from pgcdc_assets.delta.vectors import kept, read_vector
+from pgcdc_assets.failures import unreadable
 
 WantedKeys = Mapping[str, NDArray[Any]]
 """Wanted values, ascending, by the column's name in the feed. Integers and texts only: other types prune nothing."""

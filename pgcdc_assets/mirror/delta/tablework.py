@@ -34,29 +34,8 @@ from pgcdc_assets.mirror.delta.mirror import (
 )
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.mirror.delta.units import PendingChanges
+from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.store import storage
-
-
-@dataclass(frozen=True)
-class Applied:
-    """The result of an apply for one table; counts are rows of the mirror."""
-
-    table: Table
-    """The table as the feed's part has it: with the columns that appeared."""
-    version: int
-    """The version of the mirror; -1 if it was not looked at, or could not be."""
-    replay_lsn: Lsn
-    """The mirror's position now: the end of what was applied, or where it stood if it is set aside."""
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
-    seconds: float = 0.0
-    set_aside: tuple[Lsn, str] | None = None
-    """The mirror and the changes disagree, or either cannot be read: from which LSN on, and how."""
-    outrun: bool = False
-    """Another writer's commits came first, each time: nothing was applied, and the next turn tries again."""
-    foreign: tuple[str, ...] = ()
-    """Columns that the mirror has by another hand; rows that come have no value there."""
 
 
 @dataclass(frozen=True)

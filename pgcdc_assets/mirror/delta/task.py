@@ -19,8 +19,8 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset
-from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import MergeMismatch
+from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.schema import COMMIT_LSN, XID, feed_columns, feed_schema
 from pgcdc_assets.mirror.delta.match import Merged, Write, merge_keyed, merge_multiset
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget

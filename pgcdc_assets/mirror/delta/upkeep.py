@@ -20,11 +20,11 @@ from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.commit import commit_rewritten
 from pgcdc_assets.delta.datafile import in_int96, read_footer
 from pgcdc_assets.delta.definition import commit_properties
-from pgcdc_assets.delta.failures import again_after_lost_races
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.delta.logfiles import VERSIONED
 from pgcdc_assets.delta.tombstones import lacking
 from pgcdc_assets.errors import LakeError
+from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.mirror.delta.compaction import compact_file
 from pgcdc_assets.mirror.delta.mirror import Mirror, sql_path
 from pgcdc_assets.store import storage

@@ -1,0 +1,16 @@
+"""Mends what a power cut left of the feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.recovery import recover
+
+
+def recover_feeds(layout: Layout, names: Iterable[TableName]) -> Iterator[tuple[Location, tuple[str, ...]]]:
+    """Each feed's folder, and the files put aside there; one is mended as the next is asked for."""
+    for name in names:
+        yield layout.changes(name), recover(layout.changes(name)).aside

@@ -1,0 +1,170 @@
+"""The copies of one run: begun beside its turns, taken in as they land, tried again where somebody was in the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import CopyBlocked, CopyOutdated, PgcdcError
+from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.flow.copying import Copied, CopyChannel, copy
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.mirror.target import Failures
+
+COPY_ROUNDS = 3
+"""Snapshots that a table is copied under one after the other, where somebody alters it meanwhile or right after."""
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """Tables of a round that were not copied because somebody altered or locked them."""
+
+    again: set[TableName] = field(default_factory=set)
+    """To be tried again at once."""
+    later: Failures = field(default_factory=dict)
+    """Left for a later look of a run that follows."""
+
+
+class Copies:
+    """One round at a time: the tables that wait, under one snapshot, in a thread of their own. Every method runs in the
+    run's own thread. ``follow``: the run goes on, and tries tables again after a rest."""
+
+    def __init__(self, work: Work, conninfo: str, *, follow: bool) -> None:
+        self._work = work
+        self._conninfo = conninfo
+        self._follow = follow
+        self.channel = CopyChannel()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
+        self._round: Future[Failures] | None = None
+        self._asked: Sequence[TableName] = ()
+        """The tables of the round that is under way, or was the last."""
+        self._rounds: Counter[TableName] = Counter()
+        """How often the copy of each table was begun: in this run, or, if the run follows, since a copy of it landed or
+        since the last regular look with no copy under way."""
+        self.failure: PgcdcError | None = None
+        """The first failure that is not one table's: no further round begins, and the run raises it once the other
+        tables have caught up."""
+        self.made: list[Copied] = []
+
+    @property
+    def under_way(self) -> bool:
+        return self._round is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the round under way has ended: nothing more of it lands, and :meth:`close` says how it went."""
+        return self._round is not None and self._round.done()
+
+    @property
+    def highest(self) -> Lsn:
+        """The consistent point of the last copy that landed; ZERO before any did."""
+        return max((copied.report.consistent_point for copied in self.made), default=ZERO)
+
+    def begin(self, but: Collection[TableName] = ()) -> None:
+        """Copy what waits for it, unless copies are under way or have failed: the next run tries those again."""
+        if self._round is not None or self.failure is not None:
+            return
+        names = [table.name for table in self._work.progress.waiting() if table.name not in but]
+        names = [name for name in names if self._worth_a_copy(name)]
+        if names:
+            self._rounds.update(names)
+            self._say(f"copying {len(names)} tables")
+            self._asked = names
+            self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel)
+
+    def rested(self) -> None:
+        """A regular look begins: a run that follows tries all tables anew, unless a copy is under way."""
+        if self._follow and self._round is None:
+            self._rounds.clear()
+
+    def forget(self, names: Collection[TableName]) -> None:
+        """Somebody asks for copies of these: what went before does not count."""
+        for name in names:
+            del self._rounds[name]
+
+    def landed(self) -> Iterator[Copied]:
+        """The copies that were committed since this was last asked. What they say meanwhile is told."""
+        while not self.channel.notes.empty():
+            self._say(self.channel.notes.get())
+        while not self.channel.landed.empty():
+            copied = self.channel.landed.get()
+            if self._follow:
+                del self._rounds[copied.table.name]
+            self.made.append(copied)
+            yield copied
+
+    def close(self) -> RoundEnd:
+        """End a round that has :attr:`ended`. One table that cannot be copied keeps no other from catching up."""
+        assert self._round is not None
+        ended, self._round = self._round, None
+        try:
+            failures = ended.result()
+        except PgcdcError as error:
+            self._fail(error)
+            return RoundEnd()
+        return self._sorted(failures)
+
+    def begin_next(self, end: RoundEnd) -> None:
+        """Begin the round after this one: with the tables to be tried again, and those that were found meanwhile."""
+        self.begin(but=set(self._asked) - end.again)
+
+    def give_up(self) -> None:
+        """End a round under way, and wait for its end: it must not commit once the lock is free."""
+        self.channel.given_up.set()
+        while self._round is not None and not self._round.done():
+            # Again and again: it may stand before its first job, or between two.
+            self._work.target.cancel_copies()
+            wait_for([self._round], timeout=1)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _worth_a_copy(self, name: TableName) -> bool:
+        """Whether the table may stay as it is for the time of a copy: under a storm of DDL no run would ever end."""
+        if self._rounds[name] < COPY_ROUNDS:
+            return True
+        if not self._follow:
+            why = f"was altered after or during each of its {COPY_ROUNDS} copies in this run"
+            self._fail(CopyOutdated(why, thing=f"table {name}", do="run `pgcdc sync` when its definition rests"))
+        return False
+
+    def _sorted(self, failures: Failures) -> RoundEnd:
+        """Which of the failures another copy may help.
+
+        Somebody altered or locked those tables; a run that follows tries them again and again, with rests. Any other
+        run fails in the end, as with any other failure.
+        """
+        end = RoundEnd()
+        for name, failure in failures.items():
+            if not isinstance(failure, CopyOutdated | CopyBlocked):
+                self._not_copied(name, failure)
+                continue
+            self._work.progress.not_copied(name, failure.what)
+            if self._rounds[name] < COPY_ROUNDS:
+                self._say(f"again, for {failure.thing} {failure.what}")
+                end.again.add(name)
+            elif self._follow:
+                self._say(f"left for later: {failure.thing} {failure.what}")
+                end.later[name] = failure
+            elif name in self._work.progress:
+                self._fail(failure)
+        return end
+
+    def _not_copied(self, name: TableName, failure: PgcdcError) -> None:
+        """A failure of this table's copy alone sets the table aside; a run that follows goes on with the others."""
+        reason, progress = of_one_table(failure), self._work.progress
+        if reason is None or name not in progress:
+            self._fail(failure)
+            return
+        progress.put_aside(name, progress[name].replay_lsn, reason)
+        self._say(f"{name} is set aside: {reason}")
+
+    def _fail(self, error: PgcdcError) -> None:
+        self.failure = self.failure or error
+        self._say(f"failed: {error}")
+
+    def _say(self, message: str) -> None:
+        self._work.observer.progress("snapshot", message)

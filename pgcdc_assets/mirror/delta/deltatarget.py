@@ -1,0 +1,149 @@
+"""Mirrors as Delta tables, as the flow knows them: the contract of :mod:`pgcdc_assets.mirror.target`.
+
+A mirror's position is the application transaction of the Delta commit that brings the rows. A version is Delta's.
+Durable means synced: :mod:`pgcdc_assets.mirror.delta.settlement`. Points are those of :mod:`pgcdc_assets.points`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.feed.schema import FeedPart
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.delta import upkeep
+from pgcdc_assets.mirror.delta.apply import apply_tables
+from pgcdc_assets.mirror.delta.copy import copy_tables
+from pgcdc_assets.mirror.delta.mirror import Mirror, refusal
+from pgcdc_assets.mirror.delta.repair import repair_table
+from pgcdc_assets.mirror.delta.settlement import Settlement
+from pgcdc_assets.mirror.delta.thinning import passing
+from pgcdc_assets.mirror.target import Applied, Chore, ChoreKind, CopyReport, Failures, Freed, Generation
+from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.spark.session import cancel_jobs
+
+if TYPE_CHECKING:
+    from pgcdc_assets.source.snapshot.export import Snapshot
+
+
+class DeltaTarget:
+    """The mirrors of a lake. ``retention``: for how long versions are promised to readers."""
+
+    def __init__(self, layout: Layout, identity: Identity, spark: SparkOnDemand, retention: timedelta) -> None:
+        self._layout = layout
+        self._identity = identity
+        self._spark = spark
+        self._retention = retention
+        self._points = ConsistentPoints(layout)
+        self._settlement = Settlement(layout, identity.app_id())
+
+    def _mirror(self, name: TableName) -> Mirror:
+        """As it is now."""
+        return Mirror(self._layout, self._identity, name)
+
+    # Standing -----------------------------------------------------------------------------------
+
+    def refusal(self, table: Table) -> str | None:
+        return refusal(table)
+
+    def recover(self, names: Iterable[TableName]) -> dict[str, tuple[str, ...]]:
+        aside = self._settlement.recover(names, self._points)
+        return {str(self._layout.mirror(name)): files for name, files in aside.items()}
+
+    def standing(self, name: TableName) -> Generation | None:
+        mirror = self._mirror(name)
+        snapshot_lsn = mirror.snapshot_lsn
+        if snapshot_lsn is None:
+            return None
+        return Generation(snapshot_lsn, mirror.effective_replay_lsn(self._points) or snapshot_lsn, mirror.version)
+
+    def version(self, name: TableName) -> int:
+        return self._mirror(name).version
+
+    @property
+    def changed(self) -> Mapping[TableName, str]:
+        return self._settlement.changed
+
+    # Copy ---------------------------------------------------------------------------------------
+
+    def copy(self, tables: Sequence[Table], snapshot: Snapshot, on_table: Callable[[CopyReport], None]) -> Failures:
+        return copy_tables(
+            self._spark(), snapshot.conninfo, tables, self._layout, self._identity, snapshot, on_table, self._retention
+        )
+
+    def cancel_copies(self) -> None:
+        """All that runs in Spark: no apply is under way while the run's thread asks this."""
+        if self._spark.started is not None:
+            cancel_jobs(self._spark.started)
+
+    # Apply --------------------------------------------------------------------------------------
+
+    def apply(self, parts: Sequence[FeedPart], upto: Lsn, known: Mapping[TableName, Table]) -> list[Applied]:
+        return apply_tables(self._spark(), self._layout, self._identity, parts, upto, known)
+
+    def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
+        return repair_table(self._spark(), log, self._layout, self._identity, table, span, replay_lsn)
+
+    # Publish ------------------------------------------------------------------------------------
+
+    def settle(self, versions: Mapping[TableName, int]) -> None:
+        self._settlement.settle(versions)
+
+    def publish(
+        self,
+        lsn: Lsn,
+        versions: Mapping[TableName, int],
+        changed: Mapping[TableName, str],
+        beside: Point | None = None,
+    ) -> None:
+        positions = self._settlement.settle(versions)
+        if beside is not None:
+            versions = {**beside.tables, **versions}
+            positions = {**beside.positions, **positions}
+            changed = {**beside.changed, **changed}
+        self._points.publish(lsn, versions, positions, changed)
+
+    # Upkeep -------------------------------------------------------------------------------------
+
+    def unmoved(self, name: TableName, version: int) -> int | None:
+        mirror = self._mirror(name)
+        return mirror.version if mirror.exists and upkeep.stands_as(mirror, version) else None
+
+    def upkeep(
+        self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]
+    ) -> Iterator[Chore]:
+        mirror = self._mirror(name)
+        if not mirror.exists or not upkeep.stands_as(mirror, published):
+            return
+        # Before anything follows it: points of the last days name this version.
+        upkeep.keep_readable(mirror)
+        upkeep.keep_promised(mirror, self._retention)
+        if table is not None and may_begin() and (found := upkeep.without_int96(mirror, table)):
+            told = f"{name}: {found} files with INT96 timestamps, by another hand, were written anew"
+            yield Chore(ChoreKind.REWRITTEN, told)
+        mirror = mirror.again()
+        if upkeep.worth_optimizing(mirror.delta.files if mirror.delta else ()) and may_begin():
+            upkeep.optimize(self._spark(), mirror)
+            passed(FaultPoint.MIRROR_OPTIMIZED)
+            yield Chore(ChoreKind.OPTIMIZED, f"optimized {name}")
+
+    def let_go(
+        self, name: TableName, promised: Collection[int], grace: timedelta, may_begin: Callable[[], bool]
+    ) -> Freed | None:
+        mirror = self._mirror(name)
+        if not mirror.exists:
+            return None
+        found = passing(mirror, promised, grace)
+        if not (found.files or found.log_files) or not may_begin():
+            return None
+        freed = Freed(len(found.files), found.bytes)
+        found.delete()
+        return freed

@@ -1,0 +1,14 @@
+"""Upkeep of the tables in which points and states are kept."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.delta.sweep import sweep
+
+
+def sweep_ledgers(layout: Layout, grace: timedelta) -> None:
+    """Delete what no version of late of them needs."""
+    for ledger in (layout.consistent_points, layout.table_states, layout.untaken_rows):
+        sweep(ledger, grace)
