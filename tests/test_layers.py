@@ -51,7 +51,7 @@ NOT_OF_THE_LAKE = {
 }
 SAME = {
     "commit", "recovery", "upkeep", "task", "messages",  # of log and lake, feed and mirror, wire and pipe
-    "sync", "maintenance", "observer", "thinning", "ranges", "retention", "states", "failures", "drift",
+    "sync", "maintenance", "observer", "thinning", "ranges", "retention", "states", "failures", "drift", "sentinel",
 }  # fmt: skip
 """File names that stand in two rooms, for one concept."""
 

@@ -6,7 +6,7 @@ problem, not raised.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from pgcdc_assets.checks.last_runs import of_outcomes
 from pgcdc_assets.checks.origin import is_embedded, refuse_other_identity, source_of
 from pgcdc_assets.checks.source_facts import read_source, with_settings
 from pgcdc_assets.checks.table_facts import read_left, read_tables, read_untaken
+from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
@@ -179,9 +180,17 @@ def _last(layout: Layout) -> tuple[dict[str, Outcome], list[Problem]]:
         return {}, [replace(_problem(error, "lake"), severity="warning")]
 
 
+def lowest_replayed(layout: Layout, catalog: Catalog) -> Lsn | None:
+    """``replay_lsn`` of the lake: the lowest of the followed tables."""
+    return _lowest(read_tables(layout, catalog))
+
+
+def _lowest(tables: Iterable[TableFacts]) -> Lsn | None:
+    return min((t.replay_lsn for t in tables if t.state.readable and t.replay_lsn is not None), default=None)
+
+
 def _status(facts: Facts, found: Sequence[Problem], last: Mapping[str, Outcome]) -> Status:
-    followed = [t.replay_lsn for t in facts.tables if t.state.readable and t.replay_lsn is not None]
-    replay_lsn = min(followed, default=None)
+    replay_lsn = _lowest(facts.tables)
     behind = facts.source.flush_lsn - replay_lsn if facts.source and replay_lsn is not None else None
     return Status(
         slot=facts.slot,

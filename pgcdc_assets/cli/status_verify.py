@@ -107,7 +107,7 @@ def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, sync_to: Callable
     """The consistent point at exactly ``lsn``."""
     from pgcdc_assets.core.states import TableState
     from pgcdc_assets.errors import LakeError, LockHeld
-    from pgcdc_assets.flow import lock
+    from pgcdc_assets.flow import lock, sentinel
     from pgcdc_assets.points.points import ConsistentPoints
     from pgcdc_assets.points.states import TableStates
 
@@ -118,6 +118,8 @@ def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, sync_to: Callable
         stored = states.all().values()
         if stored and not any(row.state.readable or row.state is TableState.COPYING for row in stored):
             raise LakeError("follows no table: all are set aside", thing=str(settings.lake), do="see `pgcdc status`")
+        if sentinel.read(settings.layout).paused:
+            raise sentinel.apply_paused(settings.layout)
         if lock.holder(settings.layout) is not None:
             time.sleep(_POLL_SECONDS)
             continue

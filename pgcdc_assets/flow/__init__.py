@@ -13,6 +13,7 @@ progress    where each table stands             accounting  rows that no mirror 
 drift       the catalog, looked at              backfill    ranges by hand, repair
 maintenance what nobody needs goes              thinning    the same while a run goes on
 recovering  what a power cut left               outcomes    how the last operations ended
+sentinel    what an operator says to runs
 lock, hold, requests, asking, serving, plain                other processes
 observer, reports                                           what is told
 """

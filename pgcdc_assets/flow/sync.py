@@ -15,7 +15,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.failures import of_one_table
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated, PgcdcError
 from pgcdc_assets.feed.table import begin_anew_if_unreadable
-from pgcdc_assets.flow import hold
+from pgcdc_assets.flow import hold, sentinel
 from pgcdc_assets.flow.accounting import untaken
 from pgcdc_assets.flow.closing import closed_range, merge_files
 from pgcdc_assets.flow.copying import Copied, CopyChannel, copy
@@ -35,6 +35,7 @@ from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import OpenRange
 from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.sentinel import Sentinel
 from pgcdc_assets.flow.serving import Serving
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.thinning import Thinning
@@ -87,6 +88,7 @@ class Sync:
         self._turns = self._transactions = self._rows = 0
         self._told: set[tuple[int, str]] = set()
         """Relations of which it was said that no mirror takes their rows, and why."""
+        self._sentinel = Sentinel()
         self._serving = Serving(work, self, lambda max_seconds: Allowance(max_seconds, bounds.stop))
 
     def run(self) -> SyncReport:
@@ -94,6 +96,7 @@ class Sync:
             self._stream.start()
             # Points that an earlier version published above the log, and copies that died before it came so far.
             self._stream.mark(self._work.progress.highest)
+            self._heed_operator()
             self._watch()
             self._tell_changed()
             if self._copies is None:
@@ -117,6 +120,7 @@ class Sync:
         before, arrived = self._stream.complete_to, self._stream.arrived
         self._stream.take_events()
         moved = self._stream.complete_to > before
+        self._heed_operator()
         if self._stream.arrived and not arrived:
             self._work.observer.progress("receive", f"the log is complete to {self._stream.complete_to}")
         moved |= self._take_copies()
@@ -158,7 +162,7 @@ class Sync:
 
     def _begin_copies(self, but: Collection[TableName] = ()) -> None:
         """Copy what waits for it, unless copies are under way or have failed: the next run tries those again."""
-        if self._copies is not None or self._failure is not None:
+        if self._copies is not None or self._failure is not None or self._paused:
             return
         names = [table.name for table in self._work.progress.waiting() if table.name not in but]
         names = [name for name in names if self._worth_a_copy(name)]
@@ -279,6 +283,27 @@ class Sync:
         if not self.following:
             self._stream.until(max(self._bounds.until or max(self._stream.source_position(), self._named), copied))
 
+    # What an operator says ------------------------------------------------------------------------
+
+    def _heed_operator(self) -> None:
+        """Take up what was said since the last look: an end for whoever follows, and whether to apply."""
+        before, now = self._sentinel, sentinel.read(self._work.layout)
+        self._sentinel = now
+        if self.following and now.endpos != before.endpos:
+            copied = max((c.report.consistent_point for c in self._copied), default=ZERO)
+            if now.endpos is None:
+                self._stream.follow()
+            else:
+                self._stream.until(max(now.endpos, copied))
+        if now.paused is not before.paused:
+            self._work.observer.progress("apply", "paused: changes go into the log" if now.paused else "goes on")
+            if before.paused:
+                self._begin_copies()
+
+    @property
+    def _paused(self) -> bool:
+        return self._bounds.receive_only or self._sentinel.paused
+
     @property
     def following(self) -> bool:
         return self._bounds.follow and self._failure is None
@@ -315,6 +340,7 @@ class Sync:
             share_bytes=self._work.settings.range_bytes,
             gathers=not (self.following or self._copies is not None or self._stream.arrived),
             held=request is not None and request.lsn is None,
+            paused=self._paused,
             exact=None if exact is None or progress.points.has(exact) else exact,
         )
 
@@ -400,11 +426,11 @@ class Sync:
         situation = Situation(
             running_seconds=now - self._started,
             idle_seconds=now - self._moved,
-            following=self.following,
+            following=self.following and self._sentinel.endpos is None,
             copying=self.copying,
             answering=self._serving.busy,
             arrived=self._stream.arrived,
-            level=self._level,
+            level=self._level or self._paused,
         )
         return finished(self._bounds, situation)
 
@@ -457,5 +483,6 @@ class Sync:
             seconds=time.monotonic() - self._started,
             set_aside=[(entry.table.name, entry.reason or "") for entry in progress.set_aside()],
             changed=sorted(progress.changed.items()),
+            paused=self._paused,
             refused=frozenset(entry.table.name for entry in progress.set_aside() if entry.refused),
         )
