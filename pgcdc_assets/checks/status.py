@@ -34,7 +34,7 @@ from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception
-from pgcdc_assets.source.slot.slotstatus import SlotStatus, slot_status
+from pgcdc_assets.source.slot.slotstatus import Decoded, SlotStatus, slot_status
 
 _CONNECT_SECONDS = 3
 """connect_timeout, because the whole answer is promised within five seconds."""
@@ -223,6 +223,8 @@ def _slot_json(slot: SlotStatus | None) -> dict[str, Any]:
 def _plain(value: object) -> object:
     if isinstance(value, Lsn):
         return str(value)
+    if isinstance(value, Decoded):
+        return vars(value)
     return value.isoformat() if isinstance(value, datetime) else value
 
 

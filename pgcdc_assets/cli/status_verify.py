@@ -160,6 +160,11 @@ def _print_status(found: Status) -> None:
     if slot:
         reader = f"read by pid {slot['active_pid']}" if slot["active"] else "read by nobody now"
         say(f"slot {slot['name']}: wal_status {slot['wal_status']}, {reader}")
+        done = slot["decoded"]
+        say(
+            f"decoded              {done['total_txns']:,} transactions, {done['total_bytes']:,} bytes; spilled on the "
+            f"source {done['spill_bytes']:,}, streamed {done['stream_bytes']:,}"
+        )
         say(f"confirmed_flush_lsn  {slot['confirmed_flush_lsn'] or '-'}")
     say(f"transform_lsn        {data['transform_lsn'] or '-'}")
     behind = "" if data["lag_bytes"] is None else f"  ({data['lag_bytes']:,} bytes of WAL behind the source)"
