@@ -6,7 +6,7 @@ problem, not raised.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from pgcdc_assets.checks.last_runs import of_outcomes
 from pgcdc_assets.checks.origin import is_embedded, refuse_other_identity, source_of
 from pgcdc_assets.checks.source_facts import read_source, with_settings
 from pgcdc_assets.checks.table_facts import read_left, read_tables, read_untaken
+from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
@@ -33,7 +34,7 @@ from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception
-from pgcdc_assets.source.slot.slotstatus import SlotStatus, slot_status
+from pgcdc_assets.source.slot.slotstatus import Decoded, SlotStatus, slot_status
 
 _CONNECT_SECONDS = 3
 """connect_timeout, because the whole answer is promised within five seconds."""
@@ -179,9 +180,17 @@ def _last(layout: Layout) -> tuple[dict[str, Outcome], list[Problem]]:
         return {}, [replace(_problem(error, "lake"), severity="warning")]
 
 
+def lowest_replayed(layout: Layout, catalog: Catalog) -> Lsn | None:
+    """``replay_lsn`` of the lake: the lowest of the followed tables."""
+    return _lowest(read_tables(layout, catalog))
+
+
+def _lowest(tables: Iterable[TableFacts]) -> Lsn | None:
+    return min((t.replay_lsn for t in tables if t.state.readable and t.replay_lsn is not None), default=None)
+
+
 def _status(facts: Facts, found: Sequence[Problem], last: Mapping[str, Outcome]) -> Status:
-    followed = [t.replay_lsn for t in facts.tables if t.state.readable and t.replay_lsn is not None]
-    replay_lsn = min(followed, default=None)
+    replay_lsn = _lowest(facts.tables)
     behind = facts.source.flush_lsn - replay_lsn if facts.source and replay_lsn is not None else None
     return Status(
         slot=facts.slot,
@@ -214,6 +223,8 @@ def _slot_json(slot: SlotStatus | None) -> dict[str, Any]:
 def _plain(value: object) -> object:
     if isinstance(value, Lsn):
         return str(value)
+    if isinstance(value, Decoded):
+        return vars(value)
     return value.isoformat() if isinstance(value, datetime) else value
 
 

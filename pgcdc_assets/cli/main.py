@@ -18,6 +18,7 @@ import click
 from pgcdc_assets.cli.demo import demo
 from pgcdc_assets.cli.lines import visible
 from pgcdc_assets.cli.maintenance import maintain
+from pgcdc_assets.cli.sentinel import pause, positions, resume, until
 from pgcdc_assets.cli.source import setup, teardown
 from pgcdc_assets.cli.status_verify import status, verify
 from pgcdc_assets.cli.sync import follow, repair, snapshot, sync
@@ -41,7 +42,10 @@ def pgcdc() -> None:
     """
 
 
-for command in (demo, up, setup, teardown, sync, follow, status, verify, snapshot, repair, maintain):
+COMMANDS = (demo, up, setup, teardown, sync, follow, status, verify, snapshot, repair, maintain)
+SENTINEL = (until, pause, resume, positions)
+
+for command in (*COMMANDS, *SENTINEL):
     pgcdc.add_command(command)
 
 

@@ -107,7 +107,7 @@ def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, sync_to: Callable
     """The consistent point at exactly ``lsn``."""
     from pgcdc_assets.core.states import TableState
     from pgcdc_assets.errors import LakeError, LockHeld
-    from pgcdc_assets.flow import lock
+    from pgcdc_assets.flow import lock, sentinel
     from pgcdc_assets.points.points import ConsistentPoints
     from pgcdc_assets.points.states import TableStates
 
@@ -118,6 +118,8 @@ def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, sync_to: Callable
         stored = states.all().values()
         if stored and not any(row.state.readable or row.state is TableState.COPYING for row in stored):
             raise LakeError("follows no table: all are set aside", thing=str(settings.lake), do="see `pgcdc status`")
+        if sentinel.read(settings.layout).paused:
+            raise sentinel.apply_paused(settings.layout)
         if lock.holder(settings.layout) is not None:
             time.sleep(_POLL_SECONDS)
             continue
@@ -158,6 +160,11 @@ def _print_status(found: Status) -> None:
     if slot:
         reader = f"read by pid {slot['active_pid']}" if slot["active"] else "read by nobody now"
         say(f"slot {slot['name']}: wal_status {slot['wal_status']}, {reader}")
+        done = slot["decoded"]
+        say(
+            f"decoded              {done['total_txns']:,} transactions, {done['total_bytes']:,} bytes; spilled on the "
+            f"source {done['spill_bytes']:,}, streamed {done['stream_bytes']:,}"
+        )
         say(f"confirmed_flush_lsn  {slot['confirmed_flush_lsn'] or '-'}")
     say(f"transform_lsn        {data['transform_lsn'] or '-'}")
     behind = "" if data["lag_bytes"] is None else f"  ({data['lag_bytes']:,} bytes of WAL behind the source)"

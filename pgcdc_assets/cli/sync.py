@@ -30,9 +30,10 @@ def sync(until: Lsn | None, as_json: bool) -> int:
 
 
 @click.command()
-def follow() -> int:
+@click.option("--receive-only", is_flag=True, help="Bring changes into the log alone: the slot is freed, mirrors wait.")
+def follow(receive_only: bool) -> int:
     """Keep the mirrors following, in the foreground; Ctrl-C ends it at a boundary."""
-    report = _synced("follow", follow=True)
+    report = _synced("follow", follow=True, receive_only=receive_only or None)
     _print_sync(report, False)
     return _code(report)
 
@@ -92,6 +93,8 @@ def _print_sync(report: SyncReport, as_json: bool) -> None:
     say(f"{report.transactions} transactions, {report.rows} rows in {report.seconds:.1f} s; replay_lsn {report.end}")
     from pgcdc_assets.mirror.delta.mirror import way_back
 
+    if report.paused:
+        say(f"pgcdc: nothing was applied: the log stands at {report.transform_lsn}", err=True)
     for table, reason in report.set_aside:
         do = way_back(table, refused=table in report.refused)
         say(f"pgcdc: {table} is set aside: {reason}; {do}", err=True)

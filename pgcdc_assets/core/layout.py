@@ -79,6 +79,16 @@ class Layout:
         return self.own / "hold"
 
     @property
+    def endpos(self) -> Location:
+        """The file with the LSN at which following ends; see :mod:`pgcdc_assets.flow.sentinel`."""
+        return self.own / "endpos"
+
+    @property
+    def apply_paused(self) -> Location:
+        """The file that is there while nothing is applied."""
+        return self.own / "apply_paused"
+
+    @property
     def request(self) -> Location:
         """The file in which another command asks the sync that holds the lock."""
         return self.own / "request"

@@ -45,6 +45,7 @@ SELECT EXISTS (
 
 def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Cursor) -> SourceLook:
     """Positions of source and lake now. Raises SlotMissing, or SourceUnavailable if the connection is lost."""
+    from pgcdc_assets.flow import sentinel
     from pgcdc_assets.log.reader import ChangeLog
 
     slot = catalog.identity.slot
@@ -54,14 +55,18 @@ def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Curso
     active, (confirmed, restart, flushed) = found[0], (Lsn.parse(text) for text in found[1:])
     log = ChangeLog(layout)
     position = log.position() if log.exists else confirmed
+    told = sentinel.read(layout)
     seen = SourceLook(
         now=time.time(),
         flush_lsn=flushed,
         position=position,
         to_copy=_to_copy(catalog, layout),
         unapplied=_unapplied(log, layout),
+        paused=told.paused,
+        endpos=told.endpos,
     )
-    if seen.to_copy or seen.unapplied or not ZERO < flushed - position < FOREIGN_WAL_BYTES:
+    to_apply = (seen.to_copy or seen.unapplied) and not seen.paused
+    if to_apply or told.reached(position) or not ZERO < flushed - position < FOREIGN_WAL_BYTES:
         return seen
     if cursor.empty_to == flushed:
         return seen.with_published(False)

@@ -30,6 +30,10 @@ class SourceLook:
     """Published tables without a finished copy."""
     unapplied: int = 0
     """Batches in the log that the mirrors lack."""
+    paused: bool = False
+    """Nothing is to be applied, and nothing copied, for now."""
+    endpos: Lsn | None = None
+    """Following ends here."""
     published: bool | None = None
     """Whether the slot has a published change waiting; None if that was not checked, or cannot be."""
 
@@ -107,10 +111,12 @@ def busy(runs: Runs, now: float) -> str | None:
 
 def decide(look: SourceLook, cursor: Cursor, range_seconds: float) -> Decision:
     """Request a run when a mirror is behind, or WAL has moved on by 16 MiB or for ``range_seconds``."""
-    if look.to_copy:
-        return Decision(True, f"{look.to_copy} tables are to be copied")
-    if look.unapplied:
+    if look.unapplied and not look.paused:
         return Decision(True, f"{look.unapplied} batches of the log are not applied")
+    if look.endpos is not None and look.position >= look.endpos:
+        return Decision(False, f"following ends at {look.endpos}: `pgcdc until --clear` lets it go on")
+    if look.to_copy and not look.paused:
+        return Decision(True, f"{look.to_copy} tables are to be copied")
     ahead = look.flush_lsn - look.position
     if ahead <= 0:
         return Decision(False, f"the source stands at {look.flush_lsn}, and so do we")

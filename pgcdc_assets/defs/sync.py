@@ -43,6 +43,8 @@ class SyncConfig(dg.Config):
     """Go on until idle, stopped or out of time."""
     max_seconds: float | None = None
     idle_seconds: float | None = None
+    receive_only: bool = False
+    """Apply nothing: bring changes into the log, so that the slot is freed."""
     copy_anew: list[str] = []  # noqa: RUF012  (pydantic copies it)
     """Tables to copy anew first."""
     command: str = SYNC_JOB
@@ -98,7 +100,9 @@ def run_sync(context: dg.OpExecutionContext, config: SyncConfig, engines: Engine
     with writing_run(context, stop):
         settings = Settings.load()
         observer = DagsterObserver(context, settings.layout, watcher)
-        bounds = Bounds(_until(config), config.follow, config.max_seconds, config.idle_seconds, stop)
+        bounds = Bounds(
+            _until(config), config.follow, config.max_seconds, config.idle_seconds, config.receive_only, stop
+        )
         copy_anew = [TableName.parse(table) for table in config.copy_anew]
         engine = engines.engine(settings, observer, config.command)
         if not config.give_way:

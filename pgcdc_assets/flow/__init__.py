@@ -15,6 +15,7 @@ accounting  rows that no mirror takes
 drift       the catalog, looked at              backfill    ranges by hand, repair
 maintenance what nobody needs goes              thinning    the same while a run goes on
 recovering  what a power cut left               outcomes    how the last operations ended
+sentinel    what an operator says to runs
 lock, hold, requests, asking, serving, plain                other processes
 observer, reports                                           what is told
 """

@@ -50,6 +50,8 @@ class Copies:
         """The first failure that is not one table's: no further round begins, and the run raises it once the other
         tables have caught up."""
         self.made: list[Copied] = []
+        self.paused = False
+        """No round begins for now."""
 
     @property
     def under_way(self) -> bool:
@@ -66,8 +68,8 @@ class Copies:
         return max((copied.report.consistent_point for copied in self.made), default=ZERO)
 
     def begin(self, but: Collection[TableName] = ()) -> None:
-        """Copy what waits for it, unless copies are under way or have failed: the next run tries those again."""
-        if self._round is not None or self.failure is not None:
+        """Copy what waits for it, unless copies are under way, paused, or have failed: the next run tries those again."""
+        if self._round is not None or self.failure is not None or self.paused:
             return
         names = [table.name for table in self._work.progress.waiting() if table.name not in but]
         names = [name for name in names if self._worth_a_copy(name)]

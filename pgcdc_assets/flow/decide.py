@@ -35,6 +35,8 @@ class Bounds:
     follow: bool = False
     max_seconds: float | None = None
     idle_seconds: float | None = None
+    receive_only: bool = False
+    """Apply nothing, and copy nothing."""
     stop: threading.Event = field(default_factory=threading.Event)
     """End at the next boundary; a copy under way is given up."""
     give_way: threading.Event = field(default_factory=threading.Event)
@@ -90,6 +92,8 @@ class View:
     """That LSN."""
     caught_up: bool = False
     """Late tables have had their turn since the last turn of all."""
+    paused: bool = False
+    """Nothing is to be applied for now."""
 
     def behind(self, limit: Lsn) -> bool:
         return any(table.replay_lsn < limit for table in self.standings)
@@ -123,7 +127,7 @@ Step = Wait | TakeLateTurn | TakeTurn
 
 def next_step(view: View) -> Step:
     """What to do now. After TakeLateTurn it is asked again, with ``caught_up``."""
-    if view.held:
+    if view.held or view.paused:
         return Wait()
     if view.exact is None:
         if not view.caught_up and _gathering(view):
@@ -182,7 +186,7 @@ class Situation:
     arrived: bool
     """The receiver has reached its goal."""
     level: bool
-    """The mirrors hold all that the log holds, and a point lists them."""
+    """The mirrors hold all that the log holds, and a point lists them; or nothing is to be applied."""
 
 
 def finished(bounds: Bounds, now: Situation) -> bool:

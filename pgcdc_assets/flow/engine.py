@@ -17,7 +17,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SetupNeeded
 from pgcdc_assets.failures import machine_told
-from pgcdc_assets.flow import asking
+from pgcdc_assets.flow import asking, sentinel
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.drift import refuse_emptied
 from pgcdc_assets.flow.lock import lake_lock
@@ -28,6 +28,7 @@ from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.recovering import put_aside, recover_log_and_feeds
 from pgcdc_assets.flow.reports import RangeReport, SyncReport
 from pgcdc_assets.flow.requests import Job, Request
+from pgcdc_assets.flow.sentinel import apply_paused
 from pgcdc_assets.flow.serving import OUTCOMES, maintained, ranged
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.sync import Sync
@@ -70,6 +71,8 @@ class Engine:
 
         Where a sync that follows goes on already, new copies are asked of it.
         """
+        if copy_anew:
+            self._refuse_while_paused()
         do = partial(self._sync, bounds, copy_anew)
         if not copy_anew or bounds.follow or bounds.until is not None:
             return do()
@@ -112,10 +115,12 @@ class Engine:
 
     def apply_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
         """Mirrors by hand: forward above their ``replay_lsn``, repair below."""
+        self._refuse_while_paused()
         return self._ranged(Job.APPLY, tables, span)
 
     def repair(self, table: TableName, span: LsnRange) -> RangeReport:
         """Derive the keys that a range touched again, and merge them."""
+        self._refuse_while_paused()
         return self._ranged(Job.REPAIR, [table], span)
 
     def maintain(self, allowance: Allowance) -> MaintenanceReport:
@@ -127,6 +132,10 @@ class Engine:
                 return maintained(work, work.operation, allowance)
 
         return self._done(request, MaintenanceReport, do, allowance.stop)
+
+    def _refuse_while_paused(self) -> None:
+        if sentinel.read(self._settings.layout).paused:
+            raise apply_paused(self._settings.layout)
 
     def _ranged(self, job: Job, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
         request = Request(job, self._command, tuple(tables), span)

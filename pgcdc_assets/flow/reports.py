@@ -82,3 +82,5 @@ class SyncReport:
     """Followed tables of which another hand has changed rows in the mirror, and how."""
     refused: frozenset[TableName] = frozenset()
     """The set-aside tables that cannot be mirrored at all."""
+    paused: bool = False
+    """Nothing was applied at its end: an operator has paused that, or the run only received."""

@@ -39,6 +39,10 @@ class LogStream:
         """Receive up to here, then end."""
         self._receiver.until(lsn)
 
+    def follow(self) -> None:
+        """Take back a goal that is not reached yet: receive until told otherwise."""
+        self._receiver.follow()
+
     def mark(self, lsn: Lsn) -> None:
         """Have the log recorded to here, a known boundary, as soon as it is complete so far; go on receiving."""
         if lsn > self.complete_to and lsn not in self._marks:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.table import begin_anew_if_unreadable
-from pgcdc_assets.flow import hold
+from pgcdc_assets.flow import hold, sentinel
 from pgcdc_assets.flow.closing import RunRanges
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import (
@@ -27,6 +27,7 @@ from pgcdc_assets.flow.drift import CatalogWatch
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.sentinel import Sentinel
 from pgcdc_assets.flow.serving import Serving
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.turn import take_turn
@@ -51,12 +52,14 @@ class Sync:
         self._point = PointDue(work.progress.unlisted)
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
+        self._sentinel = Sentinel()
 
     def run(self) -> SyncReport:
         try:
             self._stream.start()
             # Points that an earlier version published above the log, and copies that died before it came so far.
             self._stream.mark(self._work.progress.highest)
+            self._heed_operator()
             self._watch()
             self._tell_changed()
             if not self._copies.under_way:
@@ -80,6 +83,7 @@ class Sync:
         before, arrived = self._stream.complete_to, self._stream.arrived
         self._stream.take_events()
         moved = self._stream.complete_to > before
+        self._heed_operator()
         if self._stream.arrived and not arrived:
             self._work.observer.progress("receive", f"the log is complete to {self._stream.complete_to}")
         moved |= self._take_copies()
@@ -148,6 +152,27 @@ class Sync:
             goal = self._bounds.until or max(self._stream.source_position(), self._catalog.named)
             self._stream.until(max(goal, copied))
 
+    # What an operator says ------------------------------------------------------------------------
+
+    def _heed_operator(self) -> None:
+        """Take up what was said since the last look: an end for whoever follows, and whether to apply."""
+        before, now = self._sentinel, sentinel.read(self._work.layout)
+        self._sentinel = now
+        self._copies.paused = self._paused
+        if self.following and now.endpos != before.endpos:
+            if now.endpos is None:
+                self._stream.follow()
+            else:
+                self._stream.until(max(now.endpos, self._copies.highest))
+        if now.paused is not before.paused:
+            self._work.observer.progress("apply", "paused: changes go into the log" if now.paused else "goes on")
+            if before.paused:
+                self._copies.begin()
+
+    @property
+    def _paused(self) -> bool:
+        return self._bounds.receive_only or self._sentinel.paused
+
     @property
     def following(self) -> bool:
         return self._bounds.follow and self._copies.failure is None
@@ -184,6 +209,7 @@ class Sync:
             share_bytes=self._work.settings.range_bytes,
             gathers=not (self.following or self.copying or self._stream.arrived),
             held=request is not None and request.lsn is None,
+            paused=self._paused,
             exact=None if exact is None or progress.points.has(exact) else exact,
         )
 
@@ -241,11 +267,11 @@ class Sync:
         situation = Situation(
             running_seconds=now - self._started,
             idle_seconds=now - self._moved,
-            following=self.following,
+            following=self.following and self._sentinel.endpos is None,
             copying=self.copying,
             answering=self._serving.busy,
             arrived=self._stream.arrived,
-            level=self._level,
+            level=self._level or self._paused,
         )
         return finished(self._bounds, situation)
 
@@ -297,5 +323,6 @@ class Sync:
             seconds=time.monotonic() - self._started,
             set_aside=[(entry.table.name, entry.reason or "") for entry in progress.set_aside()],
             changed=sorted(progress.changed.items()),
+            paused=self._paused,
             refused=frozenset(entry.table.name for entry in progress.set_aside() if entry.refused),
         )

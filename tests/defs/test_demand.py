@@ -33,6 +33,20 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             replace(AHEAD, flush_lsn=Lsn(0xFFF + FOREIGN_WAL_BYTES), published=False), OLD, False, "nothing published",
             id="one byte less than 16 MiB",
         ),
+        pytest.param(
+            replace(LEVEL, to_copy=2, unapplied=3, paused=True), OLD, False, "so do we", id="nothing is to be applied"
+        ),
+        pytest.param(
+            replace(AHEAD, published=True, paused=True), FRESH, True, "published changes wait", id="yet it is received"
+        ),
+        pytest.param(
+            replace(AHEAD, published=True, to_copy=1, endpos=Lsn(0x1000)), OLD, False, "following ends at 0/1000",
+            id="following has reached its end",
+        ),
+        pytest.param(
+            replace(AHEAD, unapplied=1, endpos=Lsn(0x1000)), OLD, True, "1 batches", id="what it has is applied"
+        ),
+        pytest.param(replace(AHEAD, published=True, endpos=Lsn(0x1001)), OLD, True, "changes wait", id="not yet"),
         pytest.param(replace(LEVEL, flush_lsn=Lsn(0xF00)), OLD, False, "and so do we", id="source behind us"),
     ],
 )  # fmt: skip

@@ -61,6 +61,8 @@ NEXT = {
         view(BEHIND, gathers=True, batches=lambda a, b: [replace(log(a, b)[0], bytes=GATHERED_BYTES)]), turn(50, A, B),
     ),
     "verify is about to name its LSN": (view(BEHIND, held=True), Wait()),
+    "an operator has paused it": (view(BEHIND, paused=True, point=PointDue(True)), Wait()),
+    "also where verify waits": (view(BEHIND, paused=True, exact=Lsn(50)), Wait()),
     "its LSN lies ahead": (view(LEVEL, exact=Lsn(60)), Wait()),
     "its LSN is where all stand": (view(LEVEL, exact=Lsn(50)), turn(50, A, B, exact=True)),
     "its LSN lies before the log's end": (view([Standing(A, Lsn(20))], exact=Lsn(30)), turn(30, A, exact=True)),

@@ -73,6 +73,10 @@ class ReceiverProcess:
         """Receive up to here, then end."""
         self._order(OrderName.UNTIL, lsn)
 
+    def follow(self) -> None:
+        """Take back a goal that is not reached yet."""
+        self._order(OrderName.FOLLOW)
+
     def mark(self, lsn: Lsn) -> None:
         """Record the log to here (a known boundary), say ``complete``, and go on."""
         self._order(OrderName.MARK, lsn)

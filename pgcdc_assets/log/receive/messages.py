@@ -45,6 +45,8 @@ class ReceiverSettings:
 class OrderName(StrEnum):
     UNTIL = "until"
     """Receive up to ``lsn``, then end."""
+    FOLLOW = "follow"
+    """Take back a goal that is not reached yet: go on until told otherwise."""
     MARK = "mark"
     """Record the log to ``lsn``, a known boundary, say COMPLETE, and go on."""
     REPORT_APPLY = "report_apply"

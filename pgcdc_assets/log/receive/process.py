@@ -124,6 +124,8 @@ class ReceiverRun:
             match order.name:
                 case OrderName.UNTIL:
                     receiver.until(order.lsn)
+                case OrderName.FOLLOW:
+                    receiver.follow()
                 case OrderName.MARK:
                     receiver.mark(order.lsn)
                 case OrderName.REPORT_APPLY:

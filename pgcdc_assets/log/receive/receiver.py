@@ -115,6 +115,10 @@ class Receiver:
         if max(self._intake.boundary, self._intake.seen) >= lsn:
             self._arrived = True
 
+    def follow(self) -> None:
+        """Take back a goal that is not reached yet."""
+        self._goal = self._intake.goal = None
+
     def mark(self, lsn: Lsn) -> None:
         """Record the log to ``lsn`` once everything that commits below it has come, report that, and go on.
 

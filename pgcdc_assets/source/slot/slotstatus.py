@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 
@@ -20,9 +20,28 @@ PLUGIN = "pgoutput"
 # As JSON, so that one query serves every version: columns that a version lacks are absent.
 _QUERY = f"""
 SELECT to_jsonb(s), current_database()::text, age(s.catalog_xmin), age(s.xmin), pg_is_in_recovery(),
-       {INSERT_LSN}::text
+       {INSERT_LSN}::text,
+       (SELECT to_jsonb(d) FROM pg_catalog.pg_stat_replication_slots d WHERE d.slot_name::text = s.slot_name::text)
 FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
 """  # noqa: S608  (put together of our own constants)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What the server has decoded for a slot since its statistics began (pg_stat_replication_slots)."""
+
+    total_txns: int = 0
+    total_bytes: int = 0
+    spill_txns: int = 0
+    """Transactions too large for ``logical_decoding_work_mem``: written to the source's disk, and read again."""
+    spill_bytes: int = 0
+    stream_txns: int = 0
+    """Transactions that were sent while they went on."""
+    stream_bytes: int = 0
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        return cls(**{one.name: int(row.get(one.name) or 0) for one in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -53,6 +72,7 @@ class SlotStatus:
     synced: bool | None
     """Whether it is a copy of a primary's slot, on a standby. The column itself stays true when that standby is
     promoted."""
+    decoded: Decoded = Decoded()
 
     @property
     def lost(self) -> str | None:
@@ -75,10 +95,11 @@ def slot_status(conn: psycopg.Connection[Any], slot: str) -> SlotStatus | None:
     found = conn.execute(_QUERY, [slot]).fetchone()
     if found is None:
         return None
-    row, here, catalog_age, xmin_age, on_standby, wal_lsn = found
+    row, here, catalog_age, xmin_age, on_standby, wal_lsn, decoded = found
     if not on_standby and "synced" in row:
         row["synced"] = False
-    return _status(slot, row, here, catalog_age, xmin_age, Lsn.parse(wal_lsn))
+    status = _status(slot, row, here, catalog_age, xmin_age, Lsn.parse(wal_lsn))
+    return replace(status, decoded=Decoded.of(decoded or {}))
 
 
 def _status(

@@ -1,0 +1,71 @@
+"""The positions of a lake's stream: written, flushed and replayed, where it ends, and whether changes are applied.
+
+What ``pgcopydb stream sentinel get`` prints. Plain SQL and reads of small tables; it works beside whoever writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pgcdc_assets.checks.origin import source_of
+from pgcdc_assets.checks.status import lowest_replayed
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.flow import lock, sentinel
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.positions import flush_lsn
+
+_WRITTEN = """
+SELECT r.write_lsn::text FROM pg_catalog.pg_replication_slots s
+JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid WHERE s.slot_name = %s
+"""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """None where there is no such position yet."""
+
+    source: Lsn
+    """The source's flush position."""
+    write: Lsn | None
+    """Received: boundaries up to here; where nobody streams, what is flushed."""
+    flush: Lsn | None
+    """``transform_lsn``: durable in the log, and confirmed to the slot."""
+    replay: Lsn | None
+    """``replay_lsn``: the lowest of the followed tables."""
+    endpos: Lsn | None
+    paused: bool
+    at_work: str | None
+    """The command that holds the lake's lock."""
+
+    def to_json(self) -> dict[str, str | None]:
+        found = {
+            "source": self.source, "write_lsn": self.write, "flush_lsn": self.flush, "replay_lsn": self.replay,
+            "endpos": self.endpos,
+        }  # fmt: skip
+        texts = {name: None if lsn is None else str(lsn) for name, lsn in found.items()}
+        return {**texts, "apply": "paused" if self.paused else "running", "at_work": self.at_work}
+
+
+def positions(settings: Settings) -> Positions:
+    """Where the stream of this project stands now. Raises SourceUnavailable, LakeError."""
+    layout, catalog = settings.layout, load_catalog(CATALOG_FILE)
+    with connect(source_of(settings), application_name=f"{APPLICATION}/positions") as conn:
+        row = conn.execute(_WRITTEN, [settings.slot]).fetchone()
+        # Before the source's: none of ours seems ahead of it.
+        log = ChangeLog(layout)
+        flushed = log.position() if log.exists else None
+        source = flush_lsn(conn)
+    written = Lsn.parse(row[0]) if row and row[0] else None
+    told, holder = sentinel.read(layout), lock.holder(layout)
+    return Positions(
+        source=source,
+        write=max((lsn for lsn in (written, flushed) if lsn is not None), default=None),
+        flush=flushed,
+        replay=lowest_replayed(layout, catalog) if catalog is not None else None,
+        endpos=told.endpos,
+        paused=told.paused,
+        at_work=holder.command if holder else None,
+    )

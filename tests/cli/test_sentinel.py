@@ -1,0 +1,56 @@
+"""The commands that speak to runs, in a project where nobody runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Shell
+
+
+def test_words_are_given_shown_and_taken_back(shell: Shell) -> None:
+    shell.pgcdc("setup")
+    before = json.loads(shell.pgcdc("positions", "--json"))
+    assert before["apply"] == "running"
+    assert before["endpos"] is None
+    assert before["at_work"] is None
+    assert shell.pgcdc("until", "7/AB") == "following ends at 7/AB\n"
+    assert shell.pgcdc("pause", "apply") == "apply is paused: changes go into the log alone\n"
+    assert "already" in shell.pgcdc("pause", "apply")
+    found = json.loads(shell.pgcdc("positions", "--json"))
+    assert (found["endpos"], found["apply"]) == ("7/AB", "paused")
+    assert "endpos         7/AB" in shell.pgcdc("positions")
+    assert shell.pgcdc("resume", "apply") == "changes are applied\n"
+    assert shell.pgcdc("until", "--current").startswith("following ends at ")
+    assert shell.pgcdc("until", "--clear") == "following goes on\n"
+    after = json.loads(shell.pgcdc("positions", "--json"))
+    assert (after["endpos"], after["apply"]) == (None, "running")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["until"], "Give an LSN, --current or --clear."),
+        (["until", "1/0", "--clear"], "Give an LSN, --current or --clear."),
+        (["until", "nowhere"], "nowhere"),
+        (["pause"], "Missing argument"),
+        (["pause", "copies"], "'copies' is not 'apply'"),
+    ],
+)
+def test_a_mistake_is_told(shell: Shell, arguments: list[str], told: str) -> None:
+    shell.pgcdc("setup")
+    assert told in shell.pgcdc(*arguments, expect=2)
+
+
+def test_without_a_project_there_is_nobody_to_speak_to(shell: Shell) -> None:
+    for arguments in (["until", "1/0"], ["pause", "apply"], ["positions"]):
+        assert "run `pgcdc setup`" in shell.pgcdc(*arguments, expect=1)
+    assert not any(name.startswith("lake") for name in shell.files())
+
+
+def test_status_tells_what_the_server_decoded(shell: Shell) -> None:
+    shell.pgcdc("setup")
+    found = json.loads(shell.pgcdc("status", "--json", expect=None))
+    assert found["slot"]["decoded"].keys() >= {"total_txns", "spill_bytes", "stream_bytes"}
+    assert "spilled on the source" in shell.pgcdc("status", expect=None)

@@ -1,0 +1,128 @@
+"""What an operator says to runs while they go on: an end for whoever follows, and whether to apply."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from pgcdc_assets.checks.sentinel import positions
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.flow import sentinel
+from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.sentinel import Sentinel
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.store import storage
+from tests.end_to_end.command import wait_for
+from tests.flow.test_serving import following, newest
+from tests.flow.test_sync import Rig, T, U, rig  # noqa: F401
+from tests.oracle import mirror_rows
+
+pytestmark = pytest.mark.spark
+
+
+def _write(rig: Rig, number: int) -> Lsn:  # noqa: F811
+    rig.conn.execute("INSERT INTO t VALUES (%s, 'new')", (number,))
+    return rig.flush()
+
+
+def _logged(rig: Rig) -> Lsn:  # noqa: F811
+    return ChangeLog(rig.settings.layout).position()
+
+
+def _ids(rig: Rig) -> set[int]:  # noqa: F811
+    return {int(row[0]) for row in mirror_rows(rig.lake, "public/t", ["id"])}
+
+
+def test_each_word_stands_until_it_is_taken_back(rig: Rig) -> None:  # noqa: F811
+    layout = rig.settings.layout
+    assert sentinel.read(layout) == Sentinel()
+    sentinel.follow_until(layout, Lsn(0x10))
+    assert sentinel.pause_apply(layout, paused=True)
+    assert not sentinel.pause_apply(layout, paused=True)
+    assert sentinel.read(layout) == Sentinel(Lsn(0x10), paused=True)
+    assert sentinel.read(layout).reached(Lsn(0x10))
+    sentinel.follow_until(layout, None)
+    assert sentinel.pause_apply(layout, paused=False)
+    assert sentinel.read(layout) == Sentinel()
+    storage.replace(layout.endpos, b"nowhere")
+    with pytest.raises(LakeError, match="does not hold an LSN"):
+        sentinel.read(layout)
+
+
+def test_the_slot_drains_while_nothing_is_applied(rig: Rig) -> None:  # noqa: F811
+    layout = rig.settings.layout
+    rig.setup()
+    rig.sync()
+    point = newest(rig)
+    with following(rig):
+        sentinel.pause_apply(layout, paused=True)
+        # The run looks for the word after it has heard of new changes, and before it applies them.
+        at = _write(rig, 1001)
+        wait_for(lambda: _logged(rig) >= at, what="the change in the log")
+        assert newest(rig) == point
+        found = positions(rig.settings)
+        assert (found.paused, found.replay, found.at_work) == (True, point.replay_lsn, "follow")
+        assert found.flush is not None
+        assert found.flush >= at
+        for refused in (
+            lambda: rig.engine("repair").repair(T, LsnRange(Lsn(1), at)),
+            lambda: rig.engine("apply").apply_range([T], LsnRange(Lsn(1), at)),
+            lambda: rig.engine("snapshot").sync(Bounds(), copy_anew=[U]),
+        ):
+            with pytest.raises(LakeError, match=r"paused.*pgcdc resume apply"):
+                refused()
+        sentinel.pause_apply(layout, paused=False)
+        wait_for(lambda: newest(rig).replay_lsn >= at, what="the change in the mirror")
+    rig.assert_equal()
+
+
+def test_a_run_that_only_receives_ends_well_and_copies_nothing(rig: Rig) -> None:  # noqa: F811
+    rig.setup()
+    at = _write(rig, 1001)
+    report = rig.sync(receive_only=True)
+    assert (report.paused, report.copied, report.turns) == (True, [], 0)
+    assert report.transform_lsn >= at
+    report = rig.sync()
+    assert not report.paused
+    assert {copy.table for copy in report.copied} == {T, U}
+    rig.assert_equal()
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the run", "meanwhile"])
+def test_whoever_follows_ends_at_the_word(rig: Rig, early: bool) -> None:  # noqa: F811
+    layout = rig.settings.layout
+    rig.setup()
+    rig.sync()
+    reports: list[SyncReport] = []
+    run = threading.Thread(target=lambda: reports.append(rig.engine("follow").sync(Bounds(follow=True))))
+    if early:
+        end = _write(rig, 1001)
+        _write(rig, 1002)
+        sentinel.follow_until(layout, end)
+        run.start()
+    else:
+        run.start()
+        wait_for(rig.streaming, what="the stream")
+        first = _write(rig, 1000)
+        # Taken back before it is reached, it ends nothing.
+        sentinel.follow_until(layout, Lsn(first + (1 << 40)))
+        wait_for(lambda: newest(rig).replay_lsn >= first, what="the first change")
+        sentinel.follow_until(layout, None)
+        end = _write(rig, 1001)
+        wait_for(lambda: newest(rig).replay_lsn >= end, what="the second change")
+        sentinel.follow_until(layout, end)
+    run.join(120)
+    assert not run.is_alive()
+    (report,) = reports
+    assert report.end <= end
+    assert 1001 in _ids(rig)
+    assert 1002 not in _ids(rig)
+    assert positions(rig.settings).endpos == end
+
+    sentinel.follow_until(layout, None)
+    rig.sync()
+    rig.assert_equal()
