@@ -92,6 +92,8 @@ class Engine:
                 replication_connections=self._settings.replication_connections,
                 highest=work.progress.highest,
                 published=work.progress.published,
+                messages=self._settings.messages,
+                origin=self._settings.origin,
             )
             stream = LogStream(receiver, log, conn)
             self._check_level(work, stream.source_position())
