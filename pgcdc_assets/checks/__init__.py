@@ -3,5 +3,6 @@
 source_facts, table_facts -> facts -> health -> status      facts in, problems in words out
 compared -> rendering -> digest -> verify                   every row and value, at one LSN
 
+message_facts   how the feed of messages stands
 last_runs   failures that nobody looked at      origin      which source a command means
 """

@@ -8,6 +8,7 @@ engine      every operation                     work        what each of them wo
 decide      what a run does next: pure
 sync        the run that does it                     stream      its view of the receiver
 turn        up to a boundary, one point         ranges      when a range is cut
+messages    the feed of logical messages within a run
 closing     a closed range's report             copying     snapshot copies within a run
 progress    where each table stands             accounting  rows that no mirror takes
 drift       the catalog, looked at              backfill    ranges by hand, repair

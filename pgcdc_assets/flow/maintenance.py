@@ -23,6 +23,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.feed.table import FeedTable
+from pgcdc_assets.flow.messages import messages_needed
 from pgcdc_assets.flow.thinning import prune_points
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.upkeep import forget
@@ -130,7 +131,7 @@ class Maintenance:
         if any(now[name] != newest.tables[name] for name in now):
             positions = {**newest.positions, **self._work.progress.settled(now)}
             changed = {**newest.changed, **self._work.progress.changed}
-            points.publish(newest.replay_lsn, {**newest.tables, **now}, positions, changed)
+            points.publish(newest.replay_lsn, {**newest.tables, **now}, positions, changed, newest.messages)
 
     def prune(self) -> None:
         """Take back the promise of points that are older than the retention, and thin out the others."""
@@ -142,7 +143,7 @@ class Maintenance:
         """Forget the front of the log, and of the feeds with it; then the keys of ranges that are gone."""
         work = self._work
         files = [LogFile(s.first_batch_end, s.batch_end, s.written) for s in work.log.all_segments()]
-        needed = [entry.replay_lsn for entry in work.progress.followed()]
+        needed = [entry.replay_lsn for entry in work.progress.followed()] + messages_needed(work)
         oldest = oldest_kept(self._now, work.settings.retention, self._grace)
         self._report.log_files = forget(work.log, log_cut(files, work.log.start, needed, oldest))
         UntakenLedger(work.layout).forget(work.log.start)
@@ -151,6 +152,8 @@ class Maintenance:
             self._say(f"the log now starts at {work.log.start}")
         for feed in self._feeds():
             self._report.feed_files += feed.forget(work.log.start)
+        if work.messages is not None:
+            self._report.feed_files += work.messages.forget(work.log.start) + work.messages.compact()
         for entry in work.progress.followed():
             with self._told(entry.table.name):
                 feed = FeedTable(work.layout, work.identity, entry.table)
@@ -191,7 +194,8 @@ class Maintenance:
         """Delete the removed files of the tables that are ours alone, and what killed runs left."""
         layout = self._work.layout
         feeds = [feed.path for feed in self._feeds()]
-        for path in (layout.change_log, layout.consistent_points, layout.table_states, layout.untaken_rows, *feeds):
+        own = (layout.change_log, layout.consistent_points, layout.table_states, layout.untaken_rows, layout.messages)
+        for path in (*own, *feeds):
             sweep(path, self._grace)
             passed(FaultPoint.LOG_SWEPT)
         storage.delete_folder(layout.staging)

@@ -14,7 +14,7 @@ from pgcdc_assets.points.states import TableStates
 def recover_log_and_feeds(layout: Layout) -> Iterator[tuple[Location, tuple[str, ...]]]:
     """All but the mirrors, which are measured by the points: each folder, and the files put aside there."""
     yield layout.change_log, recover_log(layout.change_log)
-    for ledger in (layout.table_states, layout.consistent_points, layout.untaken_rows):
+    for ledger in (layout.table_states, layout.consistent_points, layout.untaken_rows, layout.messages):
         yield ledger, recover(ledger).aside
     for name in TableStates(layout).all():
         yield layout.changes(name), recover(layout.changes(name)).aside
