@@ -66,7 +66,7 @@ def look(
         flush_lsn=flushed,
         position=position,
         to_copy=_to_copy(catalog, layout),
-        unapplied=_unapplied(log, layout),
+        unapplied=_unapplied(log, layout, messages=messages),
     )
     if seen.to_copy or seen.unapplied or not ZERO < flushed - position < FOREIGN_WAL_BYTES:
         return seen
@@ -85,15 +85,16 @@ def _to_copy(catalog: Catalog, layout: Layout) -> int:
     return sum(states.get(table.name) in (None, TableState.COPYING) for table in catalog.tables)
 
 
-def _unapplied(log: ChangeLog, layout: Layout) -> int:
-    """Batches with transactions beyond the newest consistent point."""
+def _unapplied(log: ChangeLog, layout: Layout, *, messages: bool) -> int:
+    """Batches with transactions, or with messages that are asked for, beyond the newest consistent point."""
     from pgcdc_assets.points.points import ConsistentPoints
 
     if not log.exists:
         return 0
     point = ConsistentPoints(layout).newest()
     return sum(
-        batch.transactions > 0 or "M" in batch.others for batch in log.batches(point.replay_lsn if point else log.start)
+        batch.transactions > 0 or (messages and "M" in batch.others)
+        for batch in log.batches(point.replay_lsn if point else log.start)
     )
 
 

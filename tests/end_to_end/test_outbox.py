@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from pgcdc_assets import Lake
@@ -14,6 +16,7 @@ from tests.fix_postgres import Database
 
 
 @pytest.mark.process
+@pytest.mark.long
 def test_killed_runs_bring_row_and_message_once(database: Database, tmp_path: Path) -> None:
     project = Project(
         tmp_path,
@@ -41,12 +44,12 @@ def test_killed_runs_bring_row_and_message_once(database: Database, tmp_path: Pa
     assert told == list(range(written))
     assert sorted(at.arrow("orders")["id"].to_pylist()) == told
     assert project.run("status", "--json").json["messages"]["replay_lsn"] == str(at.lsn)
-    shown = project.run("status").stdout
+    shown = project.run("status").out
     assert f"messages             {at.lsn}" in shown
 
 
-def _held(conn: object, project: Project) -> bool:
-    found = conn.execute(  # type: ignore[attr-defined]
-        "SELECT count(*) FROM pg_replication_slots WHERE active AND slot_name = %s", [project.env["PGCDC_SLOT"]]
+def _held(conn: psycopg.Connection[Any], project: Project) -> bool:
+    found = conn.execute(
+        "SELECT count(*) FROM pg_replication_slots WHERE active AND slot_name = %s", [project.settings["PGCDC_SLOT"]]
     ).fetchone()
-    return bool(found[0])
+    return found is not None and found[0] > 0

@@ -9,7 +9,7 @@ import pytest
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from tests.fix_postgres import fresh_database
-from tests.log.conftest import Source, rows
+from tests.log.conftest import Source, eventually, rows
 
 
 @pytest.fixture
@@ -74,3 +74,45 @@ def test_the_setting_may_change_while_the_slot_is_behind(source: Source, first: 
     source.run("INSERT INTO a VALUES (9, 'own')")
     source.receive(log, source.lsn(), origin=second)
     assert len(rows(log)) == before + 2
+
+
+@pytest.mark.versions(16, 18)
+def test_two_that_replicate_to_each_other_bring_each_change_once(
+    version_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """By subscriptions of PostgreSQL's own, both ways."""
+    with (
+        fresh_database(version_server) as one, fresh_database(version_server) as two,
+        one.connect() as first, two.connect() as second,
+    ):  # fmt: skip
+        sources = [Source(one, first, tmp_path / "one"), Source(two, second, tmp_path / "two")]
+        logs = []
+        for source in sources:
+            source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a")
+            source.run(f"SELECT pg_create_logical_replication_slot('sub_{source.database.name}', 'pgoutput')")
+        try:
+            for source, other in (sources, sources[::-1]):
+                conninfo = other.database.conninfo.replace("'", "''")
+                source.run(
+                    f"CREATE SUBSCRIPTION s_{source.database.name} CONNECTION '{conninfo}' PUBLICATION p WITH "
+                    f"(create_slot = false, slot_name = 'sub_{other.database.name}', copy_data = false, origin = none)"
+                )
+                logs.append(source.log())
+            sources[0].run("INSERT INTO a VALUES (1, 'one')")
+            sources[1].run("INSERT INTO a VALUES (2, 'two')")
+            count = "SELECT count(*) FROM a"
+            eventually(lambda: all(conn.execute(count).fetchone() == (2,) for conn in (first, second)))
+            for source, log in zip(sources, logs, strict=True):
+                source.receive(log, source.lsn(), origin="none")
+        finally:
+            for source in sources:
+                name = f"s_{source.database.name}"
+                source.run(
+                    f"ALTER SUBSCRIPTION {name} DISABLE", f"ALTER SUBSCRIPTION {name} SET (slot_name = NONE)",
+                    f"DROP SUBSCRIPTION {name}",
+                )  # fmt: skip
+                for receiver in source.running:
+                    receiver.kill()
+        assert [[row["kind"] for row in rows(log)] for log in logs] == [["I", "C"], ["I", "C"]]
+        assert b"one" in rows(logs[0], "kind = 'I'")[0]["payload"]
+        assert b"two" in rows(logs[1], "kind = 'I'")[0]["payload"]
