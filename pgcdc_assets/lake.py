@@ -15,10 +15,12 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.feed.messages import read_messages
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, own_position
 from pgcdc_assets.points.points import ConsistentPoints, Point
 
@@ -111,6 +113,18 @@ class LakeAt:
         name = self._as_published(table)
         reader = session.read.format("delta").option("versionAsOf", self._point.tables[name])
         return reader.load(str(self._layout.mirror(name)))
+
+    def messages(self, after: Lsn | str | int = ZERO) -> pa.Table:
+        """The logical messages below this point, in order; those from ``after`` on, the ``lsn`` of an earlier look.
+
+        Exactly those of the transactions that the mirrors hold at this point, and those that stand between them.
+        LakeError if the point has none (the setting ``messages`` was empty), or if the feed cannot be read.
+        """
+        start = Lsn.parse(after) if isinstance(after, str) else Lsn(after)
+        if self._point.messages is None:
+            raise LakeError("holds no messages", thing=f"consistent point {self.lsn}",
+                            do="the setting `messages` asks for them, from the next run on")  # fmt: skip
+        return read_messages(self._layout, LsnRange(min(start, self.lsn), self.lsn), self._point.messages)
 
     def _as_published(self, table: TableName | str) -> TableName:
         """The name of a table of the point. LakeError if its version is not as published: the version's own position is

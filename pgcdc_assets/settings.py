@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic_settings
 from psycopg import ProgrammingError
@@ -27,6 +27,7 @@ from pydantic_settings import (
 
 from pgcdc_assets import projectfile
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.prefixes import PrefixPatterns
 from pgcdc_assets.errors import SettingsError
 
 PREFIX = "PGCDC_"
@@ -80,6 +81,10 @@ class Settings(BaseSettings):
     publication: str = "pgcdc"
     tables: tuple[str, ...] = ()
     """Patterns ``schema.table`` (``*`` and ``?`` allowed); a leading ``-`` excludes. Empty: all permanent tables."""
+    messages: tuple[str, ...] = ()
+    """Patterns of prefixes of logical messages (``*`` and ``?`` allowed); a leading ``-`` excludes. Empty: none."""
+    origin: Literal["any", "none"] = "any"
+    """``none``: without the transactions that the source itself got by replication."""
     spark: dict[str, str] = Field(default_factory=lambda: {"master": "local[*]"})
     """``master``, and any ``spark.*`` setting."""
     range_bytes: Size = 256 << 20
@@ -152,6 +157,21 @@ class Settings(BaseSettings):
             raise ValueError(f"is a list of patterns; write it like {_EXAMPLES['tables']}")
         return value
 
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _messages_form(cls, value: Any) -> Any:
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+            raise ValueError(f"is a list of patterns of prefixes; write it like {_EXAMPLES['messages']}")
+        PrefixPatterns.parse(value)
+        return value
+
+    @field_validator("origin", mode="before")
+    @classmethod
+    def _origin_form(cls, value: Any) -> Any:
+        if value not in ("any", "none"):
+            raise ValueError(f"{value!r} is neither `any` nor `none`")
+        return value
+
     @classmethod
     def load(cls) -> Self:
         """Read the settings, or raise one SettingsError that names the field and never quotes a value, which may be
@@ -179,7 +199,11 @@ class Settings(BaseSettings):
         return Layout.of(self.lake)
 
 
-_EXAMPLES = {"tables": '["public.*", "-public.audit_*"]', "spark": '{"master": "local[4]"}'}
+_EXAMPLES = {
+    "tables": '["public.*", "-public.audit_*"]',
+    "messages": '["outbox.*", "app"]',
+    "spark": '{"master": "local[4]"}',
+}
 
 
 def _wrong(error: Mapping[str, Any]) -> SettingsError:

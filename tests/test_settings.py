@@ -56,3 +56,29 @@ def _opened(folder: Path) -> bool:
         return DeltaTable.is_deltatable(str(folder)) and table.to_pyarrow_table()["a"].to_pylist() == [1, 2]
     except Exception:  # noqa: BLE001 - of whatever kind delta-rs makes it
         return False
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("MESSAGES", '[""]', r"setting `messages`: '' is not a pattern"),
+        ("MESSAGES", '["-debug"]', "setting `messages`: excludes prefixes and includes none"),
+        ("MESSAGES", '"app"', "setting `messages`: is a list of patterns of prefixes"),
+        ("MESSAGES", "app", "PGCDC_MESSAGES is not JSON"),
+        ("ORIGIN", "local", "setting `origin`: 'local' is neither `any` nor `none`"),
+    ],
+)
+def test_what_is_asked_of_the_stream_is_refused_in_one_line(
+    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PGCDC_{name}", value)
+    with pytest.raises(SettingsError, match=said) as refused:
+        Settings.load()
+    assert "\n" not in str(refused.value)
+
+
+def test_messages_and_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (Settings.load().messages, Settings.load().origin) == ((), "any")
+    monkeypatch.setenv("PGCDC_MESSAGES", '["outbox.*", "app"]')
+    monkeypatch.setenv("PGCDC_ORIGIN", "none")
+    assert (Settings.load().messages, Settings.load().origin) == (("outbox.*", "app"), "none")

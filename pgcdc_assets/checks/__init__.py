@@ -4,5 +4,6 @@ source_facts, table_facts -> facts -> health -> status      facts in, problems i
 compared -> rendering -> digest -> verify                   every row and value, at one LSN
 
 sentinel    the stream's positions
+message_facts   how the feed of messages stands
 last_runs   failures that nobody looked at      origin      which source a command means
 """

@@ -92,6 +92,16 @@ class TableFacts:
 
 
 @dataclass(frozen=True)
+class MessageFacts:
+    """The feed of logical messages, where the setting asks for them."""
+
+    complete_to: Lsn | None = None
+    """None before the first run that asked for them."""
+    failure: str | None = None
+    """Why it cannot be read."""
+
+
+@dataclass(frozen=True)
 class UntakenFacts:
     """Rows of the log that no mirror took."""
 
@@ -121,6 +131,8 @@ class Facts:
     left: Mapping[TableName, Lsn] = field(default_factory=dict)
     """Mirrors of tables that the saved catalog does not have: where each stands."""
     untaken: Sequence[UntakenFacts] = ()
+    messages: MessageFacts | None = None
+    """None where they are not asked for."""
 
 
 def span(of: timedelta) -> str:

@@ -52,7 +52,7 @@ class Problem:
 def problems(facts: Facts) -> list[Problem]:
     """Every rule's findings, errors first."""
     rules = (_setup, _slot, _slot_use, _wal_held, _positions, _source, _publications, _unpublished, _left,
-             _untaken, _identities, _tables)  # fmt: skip
+             _untaken, _identities, _tables, _messages)  # fmt: skip
     found = list(chain.from_iterable(rule(facts) for rule in rules))
     return sorted(found, key=lambda problem: problem.severity != "error")
 
@@ -369,6 +369,19 @@ def _tables(facts: Facts) -> Iterator[Problem]:
                 yield _warning(
                     f"table {table.name}", f"is {_size(lag)} of WAL behind the source", "let `pgcdc sync` catch up"
                 )
+
+
+def _messages(facts: Facts) -> Iterator[Problem]:
+    """The feed of messages stands with the newest point, or is behind what readers of the tables see."""
+    found, thing = facts.messages, "feed of messages"
+    if found is None or facts.log is None:
+        return
+    published = facts.log.published
+    if found.failure is not None:
+        yield _error(thing, f"does not go on: {found.failure}", "see that its folder is there and whole")
+    elif found.complete_to is not None and published is not None and found.complete_to < published:
+        yield _error(thing, f"stands at {found.complete_to}, below the newest consistent point {published}",
+                     "the log keeps its messages: run `pgcdc sync`, and see what it says")  # fmt: skip
 
 
 def _error(thing: str, what: str, do: str) -> Problem:

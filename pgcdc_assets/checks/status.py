@@ -15,9 +15,10 @@ from typing import Any
 import psycopg
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.checks.facts import Facts, LogFacts, TableFacts
+from pgcdc_assets.checks.facts import Facts, LogFacts, MessageFacts, TableFacts
 from pgcdc_assets.checks.health import Problem, problems
 from pgcdc_assets.checks.last_runs import of_outcomes
+from pgcdc_assets.checks.message_facts import read_message_facts
 from pgcdc_assets.checks.origin import is_embedded, refuse_other_identity, source_of
 from pgcdc_assets.checks.source_facts import read_source, with_settings
 from pgcdc_assets.checks.table_facts import read_left, read_tables, read_untaken
@@ -53,6 +54,8 @@ class Status:
     lag_bytes: int | None
     tables: tuple[TableFacts, ...]
     problems: tuple[Problem, ...]
+    messages: MessageFacts | None = None
+    """None where no messages are asked for."""
     last: Mapping[str, Outcome] = field(default_factory=dict)
     """The outcome of the last operation of each kind."""
 
@@ -68,6 +71,7 @@ class Status:
             "transform_lsn": _text(self.transform_lsn),
             "replay_lsn": _text(self.replay_lsn),
             "lag_bytes": self.lag_bytes,
+            **_messages_json(self.messages),
             "tables": [
                 {
                     "name": str(table.name),
@@ -105,6 +109,8 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     except psycopg.Error as error:
         unread.append(_problem(of_exception(error).typed("source"), "source"))
     facts, more = _with_lake(facts, settings.layout)
+    if settings.messages:
+        facts = replace(facts, messages=read_message_facts(settings.layout, facts))
     last, unknown = _last(settings.layout)
     found = [*unread, *more, *unknown, *problems(facts), *of_outcomes(last)]
     return _status(facts, sorted(found, key=lambda problem: problem.severity != "error"), last)
@@ -199,6 +205,7 @@ def _status(facts: Facts, found: Sequence[Problem], last: Mapping[str, Outcome])
         lag_bytes=None if behind is None else max(0, behind),
         tables=tuple(facts.tables),
         problems=tuple(found),
+        messages=facts.messages,
         last=last,
     )
 
@@ -226,6 +233,12 @@ def _plain(value: object) -> object:
     if isinstance(value, Decoded):
         return vars(value)
     return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _messages_json(found: MessageFacts | None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    return {"messages": {"replay_lsn": _text(found.complete_to), "reason": found.failure}}
 
 
 def _text(lsn: Lsn | None) -> str | None:

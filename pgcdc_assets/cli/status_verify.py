@@ -169,6 +169,9 @@ def _print_status(found: Status) -> None:
     say(f"transform_lsn        {data['transform_lsn'] or '-'}")
     behind = "" if data["lag_bytes"] is None else f"  ({data['lag_bytes']:,} bytes of WAL behind the source)"
     say(f"replay_lsn           {data['replay_lsn'] or '-'}{behind}")
+    if "messages" in data:
+        reason = f"  {data['messages']['reason']}" if data["messages"]["reason"] else ""
+        say(f"messages             {data['messages']['replay_lsn'] or '-'}{reason}")
     width = max((len(visible(table["name"])) for table in data["tables"]), default=0)
     for table in data["tables"]:
         reason = f"  {table['reason']}" if table["reason"] else ""

@@ -3,6 +3,7 @@
 lsn, ranges         positions in the WAL; half-open spans of it
 names, catalog      names of tables; what the source's catalog says, as plain facts
 endpos, retention   where a run must stop; what may be forgotten
+prefixes            which logical messages a setting asks for
 states, reported    the life of a table; the positions of a status update, which never fall
 location, layout    places as values; where everything lies in the lake
 arrays              names for numpy arrays, and the array functions that several packages share

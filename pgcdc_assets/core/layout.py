@@ -60,6 +60,11 @@ class Layout:
         return self.own / "untaken_rows"
 
     @property
+    def messages(self) -> Location:
+        """The feed of logical messages."""
+        return self.own / "messages"
+
+    @property
     def staging(self) -> Location:
         """Copies whose columns are to replace a mirror's, deleted after their commit."""
         return self.own / "copy"

@@ -24,8 +24,8 @@ Chosen = Mapping[str, Table]
 Outputs = Iterator[dg.Output[None]]
 
 
-def pipeline_assets(catalog: Catalog) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """All assets of the catalog's tables, except the slot."""
+def pipeline_assets(catalog: Catalog, *, messages: bool = False) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """All assets of the catalog's tables, but the slot; and that of messages, where they are asked for."""
     tables = list(catalog.tables)
     return [
         change_log_asset(),
@@ -33,6 +33,7 @@ def pipeline_assets(catalog: Catalog) -> list[dg.AssetsDefinition | dg.AssetSpec
         changes_assets(tables),
         mirror_assets(tables),
         consistent_points(tables),
+        *([messages_asset()] if messages else []),
     ]
 
 
@@ -61,6 +62,33 @@ def change_log_asset() -> dg.AssetsDefinition:
         return dg.MaterializeResult()
 
     return change_log
+
+
+def messages_asset() -> dg.AssetsDefinition:
+    @dg.asset(
+        key=keys.MESSAGES,
+        deps=[keys.CHANGE_LOG],
+        partitions_def=LSN_RANGES,
+        backfill_policy=IN_ONE_RUN,
+        group_name="changes",
+        kinds={"postgres", "deltalake"},
+        description=(
+            "Logical messages (pg_logical_emit_message) of the prefixes that the setting `messages` names, in the "
+            "order of their commits. Written by the sync job, with the mirrors: Lake(root).at(lsn).messages() reads "
+            "those of a consistent point. Materialising a range derives it again from the log."
+        ),
+    )
+    def messages(
+        context: dg.AssetExecutionContext, engines: Engines, watcher: dg.ResourceParam[Watcher]
+    ) -> dg.MaterializeResult[None]:
+        with writing_run(context.op_execution_context):
+            selection = _selection(context)
+            engine = engine_at_rest(context.op_execution_context, engines, watcher, "messages")
+            report = engine.messages_range(selection.span)
+        _tell(context, keys.MESSAGES, selection, metadata.of_messages(report))
+        return dg.MaterializeResult()
+
+    return messages
 
 
 def snapshot_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:

@@ -16,8 +16,9 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, SourceLook
 from pgcdc_assets.errors import SlotMissing
-from pgcdc_assets.protocol.layouts import TABLE_CHANGES
+from pgcdc_assets.protocol.layouts import CHANGES
 from pgcdc_assets.source.positions import FLUSH_LSN
+from pgcdc_assets.source.stream.subscribe import ANY_ORIGIN, stream_options
 
 if TYPE_CHECKING:
     from pgcdc_assets.log.reader import ChangeLog
@@ -34,17 +35,24 @@ SELECT active, coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(restart_lsn,
 FROM pg_replication_slots WHERE slot_name = %s
 """  # noqa: S608  (put together of our own constants)
 
-# Whole transactions of the slot that change published tables; they are not consumed.
+# Whole transactions of the slot, unconsumed, that change published tables; and messages, if they are asked for.
 _PEEK = f"""
 SELECT EXISTS (
-  SELECT FROM pg_logical_slot_peek_binary_changes(%s, %s::text::pg_lsn, NULL,
-    'proto_version', '1', 'publication_names', %s)
-  WHERE get_byte(data, 0) IN ({", ".join(str(int(kind)) for kind in TABLE_CHANGES)}))
+  SELECT FROM pg_logical_slot_peek_binary_changes(%s, %s::text::pg_lsn, NULL, VARIADIC %s::text[])
+  WHERE get_byte(data, 0) IN ({", ".join(str(int(kind)) for kind in CHANGES)}))
 """  # noqa: S608  (put together of our own constants)
 
 
-def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Cursor) -> SourceLook:
-    """Positions of source and lake now. Raises SlotMissing, or SourceUnavailable if the connection is lost."""
+def look(
+    conn: SourceConnection,
+    catalog: Catalog,
+    layout: Layout,
+    cursor: Cursor,
+    *,
+    messages: bool = False,
+    origin: str = ANY_ORIGIN,
+) -> SourceLook:
+    """Positions of source and lake now. SlotMissing, or SourceUnavailable, as the connection has it."""
     from pgcdc_assets.flow import sentinel
     from pgcdc_assets.log.reader import ChangeLog
 
@@ -61,7 +69,7 @@ def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Curso
         flush_lsn=flushed,
         position=position,
         to_copy=_to_copy(catalog, layout),
-        unapplied=_unapplied(log, layout),
+        unapplied=_unapplied(log, layout, messages=messages),
         paused=told.paused,
         endpos=told.endpos,
     )
@@ -72,7 +80,7 @@ def look(conn: SourceConnection, catalog: Catalog, layout: Layout, cursor: Curso
         return seen.with_published(False)
     if active or flushed - restart > _PEEK_WAL_BYTES:
         return seen
-    return seen.with_published(_published(conn, catalog, flushed))
+    return seen.with_published(_published(conn, catalog, flushed, messages=messages, origin=origin))
 
 
 def _to_copy(catalog: Catalog, layout: Layout) -> int:
@@ -83,23 +91,29 @@ def _to_copy(catalog: Catalog, layout: Layout) -> int:
     return sum(states.get(table.name) in (None, TableState.COPYING) for table in catalog.tables)
 
 
-def _unapplied(log: ChangeLog, layout: Layout) -> int:
-    """Batches with transactions beyond the newest consistent point."""
+def _unapplied(log: ChangeLog, layout: Layout, *, messages: bool) -> int:
+    """Batches with transactions, or with messages that are asked for, beyond the newest consistent point."""
     from pgcdc_assets.points.points import ConsistentPoints
 
     if not log.exists:
         return 0
     point = ConsistentPoints(layout).newest()
-    return sum(batch.transactions > 0 for batch in log.batches(point.replay_lsn if point else log.start))
+    return sum(
+        batch.transactions > 0 or (messages and "M" in batch.others)
+        for batch in log.batches(point.replay_lsn if point else log.start)
+    )
 
 
-def _published(conn: SourceConnection, catalog: Catalog, upto: Lsn) -> bool | None:
-    """Whether the slot holds a published change; None if PostgreSQL did not say (a reader took the slot, or time ran
-    out)."""
+def _published(conn: SourceConnection, catalog: Catalog, upto: Lsn, *, messages: bool, origin: str) -> bool | None:
+    """Whether the slot holds a published change, or a message where they are asked for; None where PostgreSQL would
+    not say (a reader came, time ran out)."""
     conn.execute("SELECT set_config('statement_timeout', %s, false)", [str(_PEEK_MILLISECONDS)])
     try:
         names = ",".join('"' + name.replace('"', '""') + '"' for name in catalog.publications)
-        found = conn.execute(_PEEK, [catalog.identity.slot, str(upto), names]).fetchone()
+        options = stream_options(conn.info.server_version, messages=messages, origin=origin)
+        told = {"proto_version": "1", "publication_names": names, **options}
+        pairs = [part for option in told.items() for part in option]
+        found = conn.execute(_PEEK, [catalog.identity.slot, str(upto), pairs]).fetchone()
     except psycopg.Error:
         return None
     return bool(found and found[0])

@@ -12,6 +12,7 @@ from pgcdc_assets.core.names import TableName
 
 SLOT = dg.AssetKey("slot")
 CHANGE_LOG = dg.AssetKey("change_log")
+MESSAGES = dg.AssetKey("messages")
 CONSISTENT_POINTS = dg.AssetKey("consistent_points")
 
 _PLAIN = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")

@@ -74,7 +74,7 @@ def _forget_runs(instance: dg.DagsterInstance, settings: Settings, allowance: "A
     catalog = load_catalog(CATALOG_FILE)
     names = [table.name for table in catalog.tables] if catalog else []
     kinds = (keys.snapshot_key, keys.changes_key, keys.mirror_key)
-    assets = [keys.CHANGE_LOG, keys.CONSISTENT_POINTS, *(key(name) for name in names for key in kinds)]
+    assets = [keys.CHANGE_LOG, keys.MESSAGES, keys.CONSISTENT_POINTS, *(key(name) for name in names for key in kinds)]
     started = time.monotonic()
     oldest = retention.oldest_kept(datetime.now(UTC), settings.retention)
     return forget_runs(instance, assets, oldest, lambda: allowance.runs_out(started))

@@ -65,6 +65,14 @@ def of_log(report: RangeReport) -> Metadata:
     )
 
 
+def of_messages(report: RangeReport) -> Metadata:
+    """The feed of messages after a range."""
+    if report.messages is None:
+        return of_range(report)
+    counts = {"rows": report.messages.count, "delta_version": report.messages.version}
+    return of_range(report) | lsns(messages_lsn=report.messages.complete_to) | numbers(counts)
+
+
 def of_changes(report: RangeReport, turn: TableTurn | None) -> Metadata:
     """A table's feed in a range; ``turn`` is None for a table without changes."""
     counts = turn.changes if turn else {}

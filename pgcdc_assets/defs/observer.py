@@ -155,6 +155,7 @@ class DagsterObserver:
         changed = [
             dg.AssetMaterialization(keys.CHANGE_LOG, partition=key, metadata=metadata.of_log(report)),
             *self._of_tables(report, key, report.tables, versions),
+            *self._of_messages(report, key),
             dg.AssetMaterialization(
                 keys.CONSISTENT_POINTS,
                 partition=key,
@@ -163,6 +164,11 @@ class DagsterObserver:
         ]
         quiet = [table for table in versions if table not in report.tables]
         return changed, self._of_tables(report, key, quiet, versions)
+
+    def _of_messages(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
+        if report.messages is None:
+            return []
+        return [dg.AssetMaterialization(keys.MESSAGES, partition=key, metadata=metadata.of_messages(report))]
 
     def _of_tables(
         self, report: RangeReport, key: str, tables: Iterable[TableName], versions: dict[TableName, int]

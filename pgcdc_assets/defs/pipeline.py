@@ -24,7 +24,7 @@ def pipeline(settings: Settings, catalog: Catalog | None) -> dg.Definitions:
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
     source = Source()
     return dg.Definitions(
-        assets=[slot_asset(), *pipeline_assets(followed)] if followed else [],
+        assets=[slot_asset(), *pipeline_assets(followed, messages=bool(settings.messages))] if followed else [],
         asset_checks=[health_checks(followed)] if followed else [],
         jobs=[sync_job, repair_job, maintain_job],
         schedules=[maintenance_schedule()],

@@ -58,7 +58,9 @@ def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source
         return dg.SensorResult(skip_reason=dg.SkipReason(reason), cursor=str(cursor), asset_events=events)
     try:
         with source.connection(settings) as conn:
-            seen = look(conn, catalog, settings.layout, cursor)
+            seen = look(
+                conn, catalog, settings.layout, cursor, messages=bool(settings.messages), origin=settings.origin
+            )
     except PgcdcError as error:
         return dg.SkipReason(str(error))
     decision = decide(seen, cursor.seen(seen), settings.range_seconds)

@@ -9,6 +9,7 @@ task        what one Spark task does: segments in, feed files out
 events      rows of the log into changes: which images there are, and what they lack
 routing     which table takes the rows of a relation
 evolve      whether a changed relation can still be followed
+messages    the feed of logical messages
 file        the Parquet file of one task        table       the feed as a Delta table
 recovery    what a power cut left of feeds, mended
 """

@@ -12,5 +12,6 @@ from pgcdc_assets.delta.recovery import recover
 
 def recover_feeds(layout: Layout, names: Iterable[TableName]) -> Iterator[tuple[Location, tuple[str, ...]]]:
     """Each feed's folder, and the files put aside there; one is mended as the next is asked for."""
+    yield layout.messages, recover(layout.messages).aside
     for name in names:
         yield layout.changes(name), recover(layout.changes(name)).aside

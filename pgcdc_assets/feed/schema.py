@@ -27,6 +27,8 @@ ORDINAL = "_pgcdc_ordinal"
 """2n for the old half of a key change (and the old image of a multiset's row), 2n + 1 otherwise."""
 COMMIT_TS = "_pgcdc_commit_ts"
 XID = "_pgcdc_xid"
+ORIGIN = "_pgcdc_origin"
+"""Name of the replication origin of the transaction; NULL for one of the source's own."""
 UNCHANGED = "_pgcdc_unchanged"
 """attnums of the columns whose TOAST value was not sent; NULL if the row has all values."""
 RAW = "_pgcdc_raw"
@@ -79,6 +81,7 @@ def feed_schema(table: Table) -> pa.Schema:
         pa.field(ORDINAL, pa.int64()),
         pa.field(COMMIT_TS, pa.timestamp("us", "UTC")),
         pa.field(XID, pa.int64()),
+        pa.field(ORIGIN, pa.string()),
         pa.field(UNCHANGED, pa.list_(pa.field("element", pa.int32()))),
         pa.field(RAW, pa.map_(pa.string(), pa.string())),
     ]

@@ -37,7 +37,7 @@ MERGED_BYTES: Final = 16 << 20
 """Size of a file that compaction makes; files larger than a quarter of it are left alone."""
 FEWEST_MERGED: Final = 8
 """Fewer small files that may get neighbours yet are not worth a commit."""
-_PROPERTIES: Final = {
+FEED_PROPERTIES: Final = {
     "delta.autoOptimize.autoCompact": "false",
     # One commit a turn; nothing that we need lives in commits alone.
     "delta.checkpointInterval": "50",
@@ -158,7 +158,7 @@ class FeedTable:
         """
         wanted = Schema.from_arrow(feed_schema(self._table))
         if self._delta is None:
-            create_table(self.path, wanted, _PROPERTIES, {}, self._root)
+            create_table(self.path, wanted, FEED_PROPERTIES, {}, self._root)
         elif not self._fits(self._delta):
             covers_nothing = {self._start_id: 0, self._end_id: 0}
             commit_columns(self._delta, wanted, gone=self._delta.files, positions=covers_nothing)

@@ -34,6 +34,7 @@ from pgcdc_assets.feed.schema import (
     LEAF,
     OP,
     ORDINAL,
+    ORIGIN,
     POSTIMAGE,
     PREIMAGE,
     RAW,
@@ -55,7 +56,7 @@ SLICE_BYTES = 8 << 20
 HELD_BYTES = 128 << 20
 """Rows of all of a task's files that are not written yet. A large transaction goes to hundreds of files."""
 
-_COLUMNS = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "relation_id", "schema_id", "payload"]
+_COLUMNS = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "relation_id", "schema_id", "payload"]
 _KINDS = ("I", "U", "D", "T")
 
 
@@ -283,7 +284,7 @@ def feed_rows(change: RowChanges, group: pa.Table, route: Route) -> pa.Table:
     """A change as rows of its table's feed."""
     table, count = route.table, len(change.rows)
     at = pa.array(change.rows)
-    head = {name: group[name].take(at) for name in ("commit_lsn", "tx_ordinal", "commit_ts", "xid")}
+    head = {name: group[name].take(at) for name in ("commit_lsn", "tx_ordinal", "commit_ts", "xid", "origin")}
     ordinal = pc.add(pc.multiply(head["tx_ordinal"].cast(pa.int64()), 2), change.half)
     columns = [column for column in table.columns if column.attnum in change.text]
     texts = [change.text[column.attnum] for column in columns]
@@ -294,6 +295,7 @@ def feed_rows(change: RowChanges, group: pa.Table, route: Route) -> pa.Table:
         ORDINAL: ordinal,
         COMMIT_TS: head["commit_ts"],
         XID: head["xid"],
+        ORIGIN: head["origin"],
         UNCHANGED: unchanged_lists(change, [column.attnum for column in table.columns]),
         RAW: done.raw,
     }

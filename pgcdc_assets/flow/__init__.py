@@ -8,6 +8,7 @@ engine      every operation                     work        what each of them wo
 decide      what a run does next: pure
 sync        the run that does it                     stream      its view of the receiver
 turn        up to a boundary, one point         ranges      when a range is cut
+messages    the feed of logical messages within a run
 closing     the ranges of a run, closed         copies      its snapshot copies, round after round
 copying     one round of them, in its thread
 progress    where each table stands             naming      from where on it has its name

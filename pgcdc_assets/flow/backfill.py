@@ -13,6 +13,7 @@ from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.flow.closing import range_report
+from pgcdc_assets.flow.messages import derive_messages
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import summed
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
@@ -56,6 +57,13 @@ def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepo
             turn = TableTurn(name, entry.replay_lsn, entry.version, changes=part.counts)
             turns[name] = summed(turns[name], turn) if name in turns else turn
     return _report(work, span, turns)
+
+
+def messages(work: Work, span: LsnRange) -> RangeReport:
+    """Write the messages of a range again, from the log."""
+    span = widened(work, span)
+    derive_messages(work, span)
+    return _report(work, span, {})
 
 
 def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:

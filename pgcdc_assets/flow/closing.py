@@ -13,6 +13,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.accounting import keep_untaken, untaken
+from pgcdc_assets.flow.messages import merge_messages, messages_report
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.ranges import ROW_KINDS, OpenRange, rows_by_kind
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
@@ -93,6 +94,7 @@ def closed_range(work: Work, open_range: OpenRange, source_position: Lsn) -> Ran
 def merge_files(work: Work, report: RangeReport) -> None:
     """Have files follow ranges, not batches and turns: what a turn asks of the log and the feeds stays cheap so."""
     compact(work.log, report.span)
+    merge_messages(work)
     for name in report.tables:
         if name in work.progress:
             _merge_feed(work, work.progress[name])
@@ -131,6 +133,7 @@ def range_report(
         tables={**_from_log(work, span, batches), **turns},
         seconds=seconds,
         untaken=untaken(work, span, batches),
+        messages=messages_report(work, batches),
     )
 
 

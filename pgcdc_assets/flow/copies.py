@@ -68,7 +68,7 @@ class Copies:
         return max((copied.report.consistent_point for copied in self.made), default=ZERO)
 
     def begin(self, but: Collection[TableName] = ()) -> None:
-        """Copy what waits for it, unless copies are under way, paused, or have failed: the next run tries those again."""
+        """Copy what waits for it, unless copies are under way or paused, or failed: the next run tries those again."""
         if self._round is not None or self.failure is not None or self.paused:
             return
         names = [table.name for table in self._work.progress.waiting() if table.name not in but]

@@ -22,6 +22,7 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.drift import refuse_emptied
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
+from pgcdc_assets.flow.messages import begin_messages
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.flow.progress import TablesProgress
@@ -97,7 +98,10 @@ class Engine:
                 replication_connections=self._settings.replication_connections,
                 highest=work.progress.highest,
                 published=work.progress.published,
+                messages=self._settings.messages,
+                origin=self._settings.origin,
             )
+            begin_messages(work)
             stream = LogStream(receiver, log, conn)
             self._check_level(work, stream.source_position())
             work.progress.request_copy(copy_anew)
@@ -112,6 +116,10 @@ class Engine:
     def transform_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
         """``changes/...`` by hand: derive the feeds of a range again."""
         return self._ranged(Job.DERIVE, tables, span)
+
+    def messages_range(self, span: LsnRange) -> RangeReport:
+        """``messages`` by hand: derive those of a range again."""
+        return self._ranged(Job.MESSAGES, (), span)
 
     def apply_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
         """Mirrors by hand: forward above their ``replay_lsn``, repair below."""
@@ -173,6 +181,7 @@ class Engine:
             self._recover()
             work = self._work(catalog, ChangeLog(self._settings.layout).open())
             work.operation = operation
+            begin_messages(work)
             yield work
 
     def _recover(self) -> None:

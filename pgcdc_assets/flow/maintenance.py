@@ -23,6 +23,7 @@ from pgcdc_assets.core.retention import LogFile, log_cut, oldest_kept
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.feed.table import FeedTable
+from pgcdc_assets.flow.messages import messages_needed
 from pgcdc_assets.flow.thinning import prune_points
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.upkeep import forget, sweep_log
@@ -126,7 +127,8 @@ class Maintenance:
             return
         now = self._level(newest)
         if any(now[name] != newest.tables[name] for name in now):
-            self._work.target.publish(newest.replay_lsn, now, self._work.progress.changed, beside=newest)
+            changed = self._work.progress.changed
+            self._work.target.publish(newest.replay_lsn, now, changed, newest.messages, beside=newest)
 
     def prune(self) -> None:
         """Take back the promise of points that are older than the retention, and thin out the others."""
@@ -138,7 +140,7 @@ class Maintenance:
         """Forget the front of the log, and of the feeds with it; then the keys of ranges that are gone."""
         work = self._work
         files = [LogFile(s.first_batch_end, s.batch_end, s.written) for s in work.log.all_segments()]
-        needed = [entry.replay_lsn for entry in work.progress.followed()]
+        needed = [entry.replay_lsn for entry in work.progress.followed()] + messages_needed(work)
         oldest = oldest_kept(self._now, work.settings.retention, self._grace)
         self._report.log_files = forget(work.log, log_cut(files, work.log.start, needed, oldest))
         UntakenLedger(work.layout).forget(work.log.start)
@@ -147,6 +149,8 @@ class Maintenance:
             self._say(f"the log now starts at {work.log.start}")
         for feed in self._feeds():
             self._report.feed_files += feed.forget(work.log.start)
+        if work.messages is not None:
+            self._report.feed_files += work.messages.forget(work.log.start) + work.messages.compact()
         for entry in work.progress.followed():
             with self._told(entry.table.name):
                 feed = FeedTable(work.layout, work.identity, entry.table)
@@ -190,6 +194,8 @@ class Maintenance:
         sweep_ledgers(layout, self._grace)
         for feed in self._feeds():
             feed.sweep(self._grace)
+        if self._work.messages is not None:
+            self._work.messages.sweep(self._grace)
         storage.delete_folder(layout.staging)
 
     # Within -------------------------------------------------------------------------------------

@@ -249,7 +249,7 @@ class TablesProgress:
         with self._writing:
             self.states.set(table, state, lsn, reason)
 
-    def publish(self, lsn: Lsn, transform_lsn: Lsn) -> bool:
+    def publish(self, lsn: Lsn, transform_lsn: Lsn, messages: Lsn | None = None) -> bool:
         """Publish a consistent point of all tables that stand exactly at ``lsn``; whether it lists every followed one.
 
         No point stands above ``transform_lsn``, the log's recorded position: LakeError for such a one, before anything
@@ -258,6 +258,8 @@ class TablesProgress:
 
         No point is made below the newest: a table whose copy took long catches up behind the others, and
         one that was copied just now stands above them; each is listed once it has met them.
+
+        ``messages``: where the feed of messages stands by its own account, if it is complete to ``lsn``.
         """
         if lsn > transform_lsn:
             raise LakeError(
@@ -272,7 +274,7 @@ class TablesProgress:
         self._target.settle(versions)
         # Told before a point rests on it.
         self._note_changed()
-        self._target.publish(lsn, versions, self.changed)
+        self._target.publish(lsn, versions, self.changed, messages)
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
         return len(versions) == len(self.followed())

@@ -40,6 +40,17 @@ class Untaken:
 
 
 @dataclass(frozen=True)
+class MessagesReport:
+    """Logical messages of a range."""
+
+    count: int
+    complete_to: Lsn
+    """Every message below it that was asked for is in the feed."""
+    version: int
+    """Delta version of the feed."""
+
+
+@dataclass(frozen=True)
 class RangeReport:
     """One closed LSN range."""
 
@@ -59,6 +70,8 @@ class RangeReport:
     """Wall seconds by stage: transform, apply, publish."""
     untaken: list[Untaken] = field(default_factory=list)
     """By relation; all other rows went into their mirrors, or lay below their copies."""
+    messages: MessagesReport | None = None
+    """None where messages are not asked for."""
 
 
 @dataclass(frozen=True)

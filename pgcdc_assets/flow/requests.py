@@ -39,6 +39,8 @@ class Job(StrEnum):
     """Check that the log holds ``span``."""
     DERIVE = "derive"
     """The feeds of ``tables`` for ``span``."""
+    MESSAGES = "messages"
+    """The feed of messages for ``span``."""
     APPLY = "apply"
     """``span`` to ``tables``."""
     MAINTAIN = "maintain"

@@ -22,6 +22,7 @@ OUTCOMES = {
     Job.REPAIR: OperationKind.REPAIR,
     Job.CHECK: OperationKind.BACKFILL,
     Job.DERIVE: OperationKind.BACKFILL,
+    Job.MESSAGES: OperationKind.BACKFILL,
     Job.APPLY: OperationKind.BACKFILL,
     Job.MAINTAIN: OperationKind.MAINTENANCE,
 }
@@ -35,6 +36,8 @@ def ranged(work: Work, request: Request) -> RangeReport:
     assert request.span is not None
     if request.job is Job.CHECK:
         return backfill.check(work, request.span)
+    if request.job is Job.MESSAGES:
+        return backfill.messages(work, request.span)
     if request.job is Job.REPAIR:
         (table,) = request.tables
         return backfill.repair(work, table, request.span)

@@ -25,6 +25,7 @@ from pgcdc_assets.flow.decide import (
 )
 from pgcdc_assets.flow.drift import CatalogWatch
 from pgcdc_assets.flow.maintenance import Allowance
+from pgcdc_assets.flow.messages import messages_at, take_messages
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.sentinel import Sentinel
@@ -223,17 +224,18 @@ class Sync:
         """Take a turn and publish; whether it brought anything, or the point that was asked for."""
         progress = self._work.progress
         turn = take_turn(self._work, step.upto, self._entries(step.tables))
+        messages = take_messages(self._work, step.upto)
         self._ranges.count(turn)
         if turn.outdated and not self._stream.arrived:
             self._copies.begin()
         if step.exact:
             progress.reread_versions()
-        if turn.tables or step.exact or self._point.due:
+        if turn.tables or messages.count or step.exact or self._point.due:
             self._point.published(step.upto, whole=self._publish(step.upto))
             if not self._point.due:
                 self._succeed()
         self._stream.report_apply(progress.replay_lsn)
-        return bool(turn.tables) or (step.exact and not self._point.due)
+        return bool(turn.tables or messages.count) or (step.exact and not self._point.due)
 
     def _entries(self, names: Sequence[TableName]) -> list[TableProgress]:
         return [self._work.progress[name] for name in names]
@@ -249,7 +251,7 @@ class Sync:
             if not self._stream.arrived:
                 # What is copied after the receiver's end could not catch up: the next run begins with it.
                 self._copies.begin()
-        whole = self._work.progress.publish(upto, self._work.log.position())
+        whole = self._work.progress.publish(upto, self._work.log.position(), messages_at(self._work, upto))
         self._tell_changed()
         return whole
 

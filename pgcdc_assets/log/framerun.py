@@ -25,6 +25,7 @@ from pgcdc_assets.protocol.layouts import (
     COMMIT,
     EPOCH,
     ROWS,
+    TABLE_CHANGES,
     XLOG_DATA,
     FrameKind,
     MessageKind,
@@ -45,6 +46,7 @@ def _kinds(*kinds: MessageKind) -> NDArray[np.bool_]:
 
 
 IS_ROW = _kinds(*ROWS)
+IS_TABLE_CHANGE = _kinds(*TABLE_CHANGES)
 IS_CHANGE = _kinds(*CHANGES)
 """What ``tx_ordinal`` counts."""
 IS_CONTROL = ~_kinds(*ROWS, MessageKind.BEGIN, MessageKind.COMMIT, MessageKind.STREAM_ABORT)
@@ -112,6 +114,22 @@ class FrameRun:
         # As cached_property keeps it.
         part.__dict__["brackets"] = self.brackets.part(start, end)
         return part
+
+    def without(self, gone: NDArray[np.bool_]) -> FrameRun:
+        """The frames but those, with bytes of their own: what is dropped is not held in memory by what stays."""
+        left = np.flatnonzero(~gone)
+        first = np.flatnonzero(np.diff(left, prepend=-2) != 1)
+        ends = np.append(first, len(left))[1:]
+        pieces: list[memoryview] = []
+        offsets = self.offsets[left].copy()
+        base = 0
+        for begin, end in zip(first.tolist(), ends.tolist(), strict=True):
+            start = int(offsets[begin])
+            stop = int(offsets[end - 1] + self.lengths[left[end - 1]])
+            pieces.append(memoryview(self.raw)[start:stop])
+            offsets[begin:end] += base - start
+            base += stop - start
+        return FrameRun(b"".join(pieces), offsets, self.lengths[left], self.kinds[left], self.sequence[left])
 
     @cached_property
     def brackets(self) -> Brackets:

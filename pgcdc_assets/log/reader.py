@@ -95,6 +95,8 @@ class Segment:
     """Holds the notes of a batch: summary, relations, facts."""
     written: datetime
     """When it was added to the table; a compacted file is as old as its compaction."""
+    unrelated: bool = True
+    """Has rows of no relation, for all that is known."""
 
     def reaches_into(self, span: LsnRange) -> bool:
         """Whether its transactions' commits may lie in the span."""
@@ -177,6 +179,15 @@ class ChangeLog:
         found = (segment for segment in self.all_segments() if segment.reaches_into(span))
         return [segment for segment in found if relation_ids is None or segment.may_hold(relation_ids)]
 
+    def segments_of(self, batches: Sequence[BatchSummary]) -> list[Segment]:
+        """The files that may hold rows of no relation, as messages are, of these batches (some, in order)."""
+        if not batches:
+            return []
+        ends = np.array([batch.end for batch in batches], np.int64)
+        found = (segment for segment in self._between(batches[0].start, batches[-1].end) if segment.unrelated)
+        # A compacted file holds several batches; it is asked for once.
+        return [s for s in found if ((ends >= s.first_batch_end) & (ends <= s.batch_end)).any()]
+
     def all_segments(self) -> list[Segment]:
         """Every file of the log."""
         version = self.version()
@@ -258,6 +269,7 @@ def _segment(folder: Location, file: Added) -> Segment:
         relation_max=high.get("relation_id"),
         # It sorts before the letters of all messages.
         notes=low.get("kind") == SUMMARY,
+        unrelated=(stats.get("nullCount") or {}).get("relation_id") != 0,
         written=datetime.fromtimestamp(file.action["modificationTime"] / 1000, UTC),
     )
 

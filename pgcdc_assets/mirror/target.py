@@ -196,11 +196,13 @@ class Target(Protocol):
         lsn: Lsn,
         versions: Mapping[TableName, int],
         changed: Mapping[TableName, str],
+        messages: Lsn | None = None,
         beside: Point | None = None,
     ) -> None:
         """Add a consistent point of these versions; all of it is durable when this returns.
 
-        ``changed``: those of the tables whose rows another hand has changed, and how. ``beside``: a point whose other
+        ``changed``: those of the tables whose rows another hand has changed, and how. ``messages``: where the feed of
+        messages stands, if it is complete to ``lsn``. ``beside``: a point whose other
         tables the new one lists as it does.
         """
 

@@ -26,7 +26,14 @@ from pgcdc_assets.points.ledger import AT, Ledger, LedgerFile, Merging
 _BY_TABLE = pa.map_(pa.string(), pa.int64())
 _TEXTS = pa.map_(pa.string(), pa.string())
 SCHEMA = pa.schema(
-    [("replay_lsn", pa.int64()), AT, ("tables", _BY_TABLE), ("positions", _BY_TABLE), ("changed", _TEXTS)]
+    [
+        ("replay_lsn", pa.int64()),
+        AT,
+        ("tables", _BY_TABLE),
+        ("positions", _BY_TABLE),
+        ("changed", _TEXTS),
+        ("messages", pa.int64()),
+    ]
 )
 
 
@@ -41,6 +48,9 @@ class Point:
     tables: Mapping[TableName, int]
     positions: Mapping[TableName, Lsn]
     changed: Mapping[TableName, str] = field(default_factory=dict)
+    messages: Lsn | None = None
+    """Where the feed of messages stood by its own account, being complete to ``replay_lsn``; None where it was not, as
+    where no messages were asked for."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class ConsistentPoints:
 
     def publish(
         self, lsn: Lsn, versions: Mapping[TableName, int], positions: Mapping[TableName, Lsn],
-        changed: Mapping[TableName, str] | None = None,
+        changed: Mapping[TableName, str] | None = None, messages: Lsn | None = None,
     ) -> None:  # fmt: skip
         """Add a point; durable when this returns. Points never go down: LakeError for one below the newest.
 
@@ -76,7 +86,8 @@ class ConsistentPoints:
         own = {str(name): int(position) for name, position in positions.items()}
         passed(FaultPoint.POINT_PUBLISHING)
         told = {str(name): what for name, what in (changed or {}).items() if name in versions}
-        self._ledger.append([{"replay_lsn": int(lsn), "tables": tables, "positions": own, "changed": told}])
+        row = {"replay_lsn": int(lsn), "tables": tables, "positions": own, "changed": told, "messages": messages}
+        self._ledger.append([row])
         passed(FaultPoint.POINT_PUBLISHED)
 
     def newest(self) -> Point | None:
@@ -176,7 +187,8 @@ def _point(row: dict[str, Any]) -> Point:
     tables = {TableName.parse(name): version for name, version in row["tables"]}
     positions = {TableName.parse(name): Lsn(position) for name, position in row["positions"] or ()}
     changed = {TableName.parse(name): what for name, what in row["changed"] or ()}
-    return Point(Lsn(row["replay_lsn"]), row["at"], tables, positions, changed)
+    messages = None if row["messages"] is None else Lsn(row["messages"])
+    return Point(Lsn(row["replay_lsn"]), row["at"], tables, positions, changed, messages)
 
 
 def _listings(rows: pa.Table) -> dict[str, Listing]:

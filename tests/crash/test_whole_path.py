@@ -76,7 +76,7 @@ class InProcess(LakeRig):
         super().__post_init__()
         self.settings = Settings(
             source=self.proxy.conninfo(self.database.conninfo), slot=self.slot, lake=self.lake, tables=("public.*",),
-            batch_seconds=0.2, range_seconds=2,
+            batch_seconds=0.2, range_seconds=2, messages=("*",),
         )  # fmt: skip
         self.observer = Silent()
         assert self.settings.source is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
@@ -13,7 +13,7 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
 from pgcdc_assets.flow.observer import Observer
-from pgcdc_assets.flow.reports import RangeReport, SyncReport, TableTurn
+from pgcdc_assets.flow.reports import MessagesReport, RangeReport, SyncReport, TableTurn
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.settings import Settings
 
@@ -57,6 +57,10 @@ class RecordingEngine:
     def transform_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
         self._script.asked.append(("transform", tuple(tables), span))
         return report_of(span, *tables)
+
+    def messages_range(self, span: LsnRange) -> RangeReport:
+        self._script.asked.append(("messages", span))
+        return replace(report_of(span), messages=MessagesReport(4, span.end, 2))
 
     def apply_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
         self._script.asked.append(("apply", tuple(tables), span))

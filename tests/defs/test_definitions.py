@@ -49,6 +49,12 @@ def test_the_graph_reads_from_slot_to_mirrors() -> None:
     }
 
 
+def test_messages_are_drawn_where_they_are_asked_for() -> None:
+    defs = pipeline(Settings(messages=("app",)), catalog_of(("public", "orders")))
+    dg.Definitions.validate_loadable(defs)
+    assert parents(defs)["messages"] == {"change_log"}
+
+
 def test_odd_names_load_and_never_collide() -> None:
     graph = parents(load(catalog_of(*ODD)))
     assert len(graph) == 3 + 3 * len(ODD)

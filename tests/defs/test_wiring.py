@@ -7,6 +7,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from pgcdc_assets.defs.runs import PROCESS_TAG, process_mark
 from pgcdc_assets.defs.sync import REPAIR_OP, SYNC_OP, repair_job, sync_job
 from pgcdc_assets.errors import LockHeld
 from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.flow.reports import MessagesReport
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
@@ -72,7 +74,7 @@ def materialize(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
         defs = dg.Definitions(
-            assets=pipeline_assets(CATALOG),
+            assets=pipeline_assets(CATALOG, messages=True),
             resources={"engines": RecordingEngines(script), "watcher": Nobody()},
             executor=dg.in_process_executor,
         )
@@ -276,6 +278,21 @@ def test_materialising_every_stage_of_a_range_goes_downstream(instance: dg.Dagst
     keys = [["public", "orders"], ["changes", "public", "orders"], ["change_log"]]
     assert materialize(instance, script, keys, [span(0x10, 0x20).key]).success
     assert [asked[0] for asked in script.asked] == ["check", "transform", "apply"]
+
+
+def test_messages_are_told_by_range_and_derived_again(instance: dg.DagsterInstance) -> None:
+    known = span(0x10, 0x20)
+    script = Script(ranges=[replace(report_of(known, ORDERS), messages=MessagesReport(3, Lsn(0x20), 1))])
+    assert sync(instance, script).success
+    found = metadata(instance, ["messages"], known.key)
+    assert (found["rows"], found["messages_lsn"], found["end_lsn"], found["delta_version"]) == (3, "0/20", "0/20", 1)
+    assert materialize(instance, script, [["messages"]], [known.key]).success
+    assert script.asked[-1] == ("messages", known)
+    assert metadata(instance, ["messages"], known.key)["rows"] == 4
+    # Where none are asked for, nothing is told of them.
+    later = span(0x20, 0x30)
+    assert sync(instance, Script(ranges=[report_of(later, ORDERS)])).success
+    assert later.key not in instance.get_materialized_partitions(dg.AssetKey(["messages"]))
 
 
 def test_a_selection_against_the_order_of_keys_fails(instance: dg.DagsterInstance) -> None:

@@ -16,11 +16,11 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.feed import task
+from pgcdc_assets.feed import table, task
 from pgcdc_assets.feed import transform as transform_module
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.routing import Place, Router
-from pgcdc_assets.feed.schema import feed_name
+from pgcdc_assets.feed.schema import feed_name, feed_schema
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.feed.transform import grouped, transform
 from pgcdc_assets.log.counting import rows_by_relation
@@ -59,8 +59,28 @@ def test_a_feed_holds_every_change_in_its_place(pipe: Pipeline) -> None:
     assert [(row["id"], row["v"]) for row in rows] == [(1, "a"), (1, "b"), (1, None), (2, "b"), (2, None), (None, None)]
     assert len({row["_pgcdc_commit_lsn"] for row in rows}) == 2
     assert len({row["_pgcdc_xid"] for row in rows}) == 2
+    assert {row["_pgcdc_origin"] for row in rows} == {None}
     assert part.counts == {op: ops.count(op) for op in ops}
     assert (part.rows, part.key_changes, part.truncates, part.insert_only) == (6, 1, 1, False)
+
+
+@pytest.mark.spark
+def test_a_feed_names_the_origin_of_each_transaction(pipe: Pipeline) -> None:
+    """Also one that was made before feeds had the column."""
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
+    pipe.follow("t")
+    name = f"o_{pipe.database.name}"
+    pipe.run("INSERT INTO t VALUES (1)")
+    with pytest.MonkeyPatch.context() as before:
+        schema = feed_schema(pipe.tables["t"])
+        former = schema.remove(schema.get_field_index("_pgcdc_origin"))
+        before.setattr(table, "feed_schema", lambda _: former)
+        pipe.derive(pipe.receive())
+    pipe.run(f"SELECT pg_replication_origin_create('{name}')", f"SELECT pg_replication_origin_session_setup('{name}')")
+    pipe.run("INSERT INTO t VALUES (2)", "SELECT pg_replication_origin_session_reset()", "INSERT INTO t VALUES (3)")
+    pipe.run(f"SELECT pg_replication_origin_drop('{name}')")
+    pipe.derive(pipe.receive())
+    assert [(row["id"], row["_pgcdc_origin"]) for row in pipe.feed("t")] == [(1, None), (2, name), (3, None)]
 
 
 @pytest.mark.spark

@@ -130,7 +130,11 @@ def project(server: EmbeddedServer, spark: SparkSession, tables: Sequence[Spec])
         workload = Workload(database, tables, conn)
         workload.make()
         settings = Settings(
-            source=database.conninfo, slot=f"s_{database.name}"[:60], tables=("*.*", "-journal.*"), batch_seconds=0.2
+            source=database.conninfo,
+            slot=f"s_{database.name}"[:60],
+            tables=("*.*", "-journal.*"),
+            batch_seconds=0.2,
+            messages=("*",),
         )
         journal = Journal.keep(conn, *(spec.title for spec in tables))
         try:
@@ -219,7 +223,12 @@ def _ahead(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
 
 def _receive(at: Project, batch_bytes: int) -> None:
     receiver = ReceiverProcess(
-        at.conninfo, at.settings.layout, ("pgcdc", "pgcdc_inserts"), batch_bytes=batch_bytes, batch_seconds=0.2
+        at.conninfo,
+        at.settings.layout,
+        ("pgcdc", "pgcdc_inserts"),
+        batch_bytes=batch_bytes,
+        batch_seconds=0.2,
+        messages=at.settings.messages,
     )
     receiver.start()
     try:

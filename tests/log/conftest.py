@@ -20,6 +20,7 @@ from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import Event
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
+from pgcdc_assets.source.stream.subscribe import ANY_ORIGIN
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
 
@@ -78,20 +79,24 @@ class Source:
     def receiver(
         self, log: ChangeLog, *, batch_seconds: float = 0.2, batch_bytes: int = 32 << 20, conninfo: str | None = None,
         drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO, published: Lsn = ZERO,
+        messages: Sequence[str] = ("*",), origin: str = ANY_ORIGIN,
     ) -> ReceiverProcess:  # fmt: skip
         """Started; killed at the end of the test if it still runs."""
         receiver = ReceiverProcess(
             conninfo or self.database.conninfo, Layout.of(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
             replication_connections=self.replication, highest=highest, published=published,
+            messages=messages, origin=origin,
         )  # fmt: skip
         self.running.append(receiver)
         receiver.start()
         return receiver
 
-    def receive(self, log: ChangeLog, until: Lsn) -> list[Event]:
+    def receive(
+        self, log: ChangeLog, until: Lsn, *, messages: Sequence[str] = ("*",), origin: str = ANY_ORIGIN
+    ) -> list[Event]:
         """One run to a goal; all its events."""
-        receiver = self.receiver(log)
+        receiver = self.receiver(log, messages=messages, origin=origin)
         receiver.until(until)
         events = until_event(receiver, "arrived")
         receiver.join(SECONDS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.receiver import Limits, Receiver
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.source.connect.connection import SourceConnection, connect
@@ -21,6 +22,7 @@ from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
 from tests.log.conftest import PUBLICATION, Source
 
 Confirmation = Callable[[Lsn], None]
+MESSAGES = {"messages": "true"}
 
 
 class Watched(ReplicationConnection):
@@ -51,7 +53,8 @@ def receive_inside(
     writer: type[BatchWriter] = BatchWriter, batch_seconds: float = 0.02, batch_bytes: int = 1 << 20,
     drain_bytes: int = LEAST_BYTES, replication: bool = True,
     orders: Callable[[Receiver], None] = lambda receiver: None, conninfo: str | None = None,
-    patience: Patience = FOR_STREAMS, limits: RangeLimits = RANGE_LIMITS, **options: Any,
+    patience: Patience = FOR_STREAMS, limits: RangeLimits = RANGE_LIMITS, plugin: Mapping[str, str] = MESSAGES,
+    **options: Any,
 ) -> Lsn:  # fmt: skip
     """One run (to a goal, if there is one), as the receiver's process makes it; where the log stands then."""
     log.open()
@@ -63,13 +66,13 @@ def receive_inside(
         if isinstance(stream, Watched):
             stream.confirming = confirming
         found = check_identity(stream, identity, timeline, position)
-        asked = Subscription(conn, identity.slot, [PUBLICATION])
+        asked = Subscription(conn, identity.slot, [PUBLICATION], dict(plugin))
         frames, floor = begin(asked, stream, position, drain_bytes=drain_bytes, limits=limits)
         relations = Relations()
         receiver = Receiver(
             frames, conn, writer(log.path, identity, found.timeline, relations), relations,
             publications=[PUBLICATION], floor=floor, limits=Limits(batch_bytes, batch_seconds),
-            report=lambda report: None, orders=orders, patience=patience,
+            report=lambda report: None, orders=orders, patience=patience, choice=Choice(["*"]),
         )  # fmt: skip
         if until is not None:
             receiver.until(until)

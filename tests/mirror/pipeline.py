@@ -88,7 +88,7 @@ class Pipeline:
         # A commit of another table gives the receiver a boundary above all others.
         goal = self.lsn("pg_current_wal_insert_lsn()")
         receiver = ReceiverProcess(
-            self.database.conninfo, self.layout, ("p",), batch_bytes=32 << 20, batch_seconds=0.1
+            self.database.conninfo, self.layout, ("p",), batch_bytes=32 << 20, batch_seconds=0.1, messages=["*"]
         )  # fmt: skip
         receiver.start()
         try:

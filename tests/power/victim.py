@@ -36,9 +36,9 @@ def often(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compaction, "MOST_SMALL", 3)
     patch.setattr(table, "FEWEST_MERGED", 3)
     patch.setitem(commit._PROPERTIES, "delta.checkpointInterval", "9")
-    for properties, every in ((table._PROPERTIES, "6"), (ledger._PROPERTIES, "5"), (mirror.PROPERTIES, "7")):
+    for properties, every in ((table.FEED_PROPERTIES, "6"), (ledger._PROPERTIES, "5"), (mirror.PROPERTIES, "7")):
         patch.setitem(properties, "delta.checkpointInterval", every)
-    for properties in (table._PROPERTIES, ledger._PROPERTIES):
+    for properties in (table.FEED_PROPERTIES, ledger._PROPERTIES):
         patch.setitem(properties, "delta.logRetentionDuration", "interval 0 seconds")
 
 

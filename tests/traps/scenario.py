@@ -73,7 +73,7 @@ def empty_rig(server: EmbeddedServer, spark: SparkSession, folder: Path, **setti
     ):  # fmt: skip
         folder.mkdir(exist_ok=True)
         patch.chdir(folder)
-        named = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], **settings)
+        named = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], messages=("*",), **settings)
         yield Rig(named, conn, lambda: spark, Silent())
 
 

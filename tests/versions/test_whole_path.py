@@ -48,7 +48,9 @@ def test_without_replication_connections(spark: SparkSession, tmp_path: Path, mo
 
 def _whole_path(server: EmbeddedServer, spark: SparkSession, **more: Any) -> None:
     with fresh_database(server) as database, database.connect() as conn:
-        settings = Settings(source=database.conninfo, slot=f"s_{database.name}", tables=("-journal.*",), **more)
+        settings = Settings(
+            source=database.conninfo, slot=f"s_{database.name}", tables=("-journal.*",), messages=("*",), **more
+        )
         rig = Rig(settings, conn, lambda: spark, Silent())
         work = Workload(database)
         make(conn, server.version)

@@ -7,5 +7,6 @@ messages    settings and orders in, events out
 client      the parent's side              process     the process: orders in, events out
 describe    what the catalog says of relations
 receiver    the loop                       intake      what frames mean for the positions
+choice      which frames the settings ask for
 overlap     what the server sends again is what the lake holds
 """

@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import IO
 
 from pgcdc_assets.core.layout import Layout
@@ -15,6 +16,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied
 from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings, heard
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
+from pgcdc_assets.source.stream.subscribe import ANY_ORIGIN
 
 _ALLOCATION = {
     # One malloc arena and returned pages, for all of Python, libpq and Arrow: measured on one transaction
@@ -35,11 +37,11 @@ class ReceiverProcess:
     def __init__(
         self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float,
         drain_bytes: int = LEAST_BYTES, replication_connections: bool = True,
-        highest: Lsn = ZERO, published: Lsn = ZERO,
+        highest: Lsn = ZERO, published: Lsn = ZERO, messages: Sequence[str] = (), origin: str = ANY_ORIGIN,
     ) -> None:  # fmt: skip
         self._settings = ReceiverSettings(
             conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, replication_connections,
-            highest, published,
+            highest, published, tuple(messages), origin,
         )  # fmt: skip
         self._child: subprocess.Popen[bytes] | None = None
         self._events: queue.SimpleQueue[Event | PgcdcError | None] = queue.SimpleQueue()

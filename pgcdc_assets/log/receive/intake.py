@@ -11,6 +11,7 @@ import numpy as np
 from pgcdc_assets.core.endpos import Endpos
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.framerun import IS_CONTROL, FrameRun
+from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
@@ -42,12 +43,14 @@ class Intake:
     """Keeps the stream's state: open transaction, last boundary, relations in force."""
 
     def __init__(
-        self, describe: Describe, relations: Relations, transform_lsn: Lsn, overlap: Overlap | None = None
-    ) -> None:
+        self, describe: Describe, relations: Relations, transform_lsn: Lsn, overlap: Overlap | None = None,
+        choice: Choice | None = None,
+    ) -> None:  # fmt: skip
         self._describe = describe
         self._relations = relations
         self._transform_lsn = transform_lsn
         self._overlap = overlap
+        self._choice = choice or Choice()
         self.boundary = transform_lsn
         """The last transaction boundary that has been received: all that ends at or below it is taken."""
         self.seen = ZERO
@@ -75,6 +78,7 @@ class Intake:
         self.sequence += len(run)
         self.stream_aborts += len(run.at(MessageKind.STREAM_ABORT))
         before = self.transaction
+        run = self._choice.kept(run, before)
         after = transaction_after(run, before)
         standalone = self._control(run)
         first = self._first_new(run, before, standalone)

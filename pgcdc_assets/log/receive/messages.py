@@ -14,6 +14,7 @@ from typing import Any
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied, of_plain
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
+from pgcdc_assets.source.stream.subscribe import ANY_ORIGIN
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class ReceiverSettings:
     """The highest position that the lake holds of any table: a source that stands below is another one."""
     published: Lsn = ZERO
     """The newest consistent point of followed tables: the source had nothing published between the log's end and it."""
+    messages: tuple[str, ...] = ()
+    """Patterns of the prefixes of logical messages that are asked for."""
+    origin: str = ANY_ORIGIN
 
     def to_line(self) -> bytes:
         return _line(asdict(self))
@@ -39,7 +43,8 @@ class ReceiverSettings:
     def from_line(cls, line: bytes) -> ReceiverSettings:
         given = json.loads(line)
         lsns = {name: Lsn(given[name]) for name in ("highest", "published")}
-        return cls(**{**given, **lsns, "publications": tuple(given["publications"])})
+        return cls(**{**given, **lsns, "publications": tuple(given["publications"]),
+                      "messages": tuple(given["messages"])})  # fmt: skip
 
 
 class OrderName(StrEnum):

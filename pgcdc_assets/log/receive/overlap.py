@@ -15,15 +15,20 @@ from dataclasses import dataclass, replace
 from typing import NoReturn, Self
 
 import numpy as np
+import pyarrow.compute as pc
 
 from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogAhead
-from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun
+from pgcdc_assets.log.framerun import IS_TABLE_CHANGE, FrameRun
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.choice import of_origin, within_transactions
+from pgcdc_assets.log.segment import read_rows
 from pgcdc_assets.log.transactions import OpenTransaction
-from pgcdc_assets.protocol.layouts import MessageKind
+from pgcdc_assets.protocol.layouts import TABLE_CHANGES, MessageKind
 from pgcdc_assets.source.connect.failures import NEW_LAKE
+
+_OF_TABLES = {chr(kind) for kind in TABLE_CHANGES}
 
 
 @dataclass
@@ -37,12 +42,12 @@ class Overlap:
     newest: int | None
     """The xid of that transaction; None where none is to come."""
     came: bool = False
-    """Whether it has come."""
+    """Whether it has come, or need not."""
 
     @classmethod
-    def of(cls, log: ChangeLog, confirmed: Lsn | None, published: Lsn) -> Self | None:
+    def of(cls, log: ChangeLog, confirmed: Lsn | None, published: Lsn, *, origins: bool = True) -> Self | None:
         """The overlap of a slot at ``confirmed`` and the newest point ``published``; None where the slot stands above
-        both."""
+        both. ``origins``: whether transactions of an origin are asked for."""
         position = log.position()
         end = max(position, published)
         if confirmed is None or confirmed >= end:
@@ -53,7 +58,8 @@ class Overlap:
         newest = max((s.commit_max for s in log.all_segments() if s.commit_max is not None), default=None)
         if not batches or newest is None or newest < confirmed:
             return cls(confirmed, end, None)
-        return cls(newest, end, batches[-1].last_xid)
+        # Where the settings changed, messages and transactions of an origin need not come again.
+        return cls(newest, end, batches[-1].last_xid, came=not _comes_again(log, newest, origins=origins))
 
     def above(self, floor: Lsn) -> Self | None:
         """The rest of the overlap once the slot stands at ``floor``: whoever held the slot before us may have
@@ -71,12 +77,12 @@ class Overlap:
             self.came = self.start in finals
             if self.came and self.newest not in found.xid[found.final_lsn == self.start]:
                 self._fail(self.start)
-        begun, ended = np.cumsum(run.kinds == MessageKind.BEGIN), np.cumsum(run.kinds == MessageKind.COMMIT)
-        # A loose message belongs to no transaction. An empty one (14) says nothing: what is published may differ.
-        within = begun - ended + (before is not None) == 1
-        commit_lsn = finals[begun]
+        # An empty transaction (14) says nothing: what is published may differ. Nor do messages, and transactions of an
+        # origin: when these were received, the settings may not have asked for them.
+        told = IS_TABLE_CHANGE[run.kinds] & within_transactions(run, before) & ~of_origin(run, before)
+        commit_lsn = finals[np.cumsum(run.kinds == MessageKind.BEGIN)]
         known = commit_lsn < self.start if self.newest is None else commit_lsn <= self.start
-        others = np.flatnonzero(IS_CHANGE[run.kinds] & within & ~known & (commit_lsn < self.end))
+        others = np.flatnonzero(told & ~known & (commit_lsn < self.end))
         if len(others):
             self._fail(int(commit_lsn[others[0]]))
 
@@ -90,3 +96,14 @@ class Overlap:
             f"stands at {self.end} with other transactions below than the source has: the source was restored to an "
             "earlier time and has gone on since", thing="lake", lsn=Lsn(lsn), do=NEW_LAKE,
         )  # fmt: skip
+
+
+def _comes_again(log: ChangeLog, commit_lsn: Lsn, *, origins: bool) -> bool:
+    """Whether the log's transaction that commits there is one that every subscription to these tables gets."""
+    asked = pc.field("commit_lsn") == int(commit_lsn)
+    for segment in log.all_segments():
+        if segment.commit_max == commit_lsn:
+            rows = read_rows(segment.path, ["kind", "origin"], asked).to_pylist()
+            if any(row["kind"] in _OF_TABLES and (origins or row["origin"] is None) for row in rows):
+                return True
+    return False

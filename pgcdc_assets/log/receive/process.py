@@ -20,6 +20,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.errors import ROOM, MachineError, PgcdcError, ReceiverDied
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.messages import (
     Event,
     EventName,
@@ -36,7 +37,7 @@ from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.plainsession import open_source
 from pgcdc_assets.source.slot.slotstatus import require_slot
 from pgcdc_assets.source.stream.catchup import begin
-from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
+from pgcdc_assets.source.stream.subscribe import ANY_ORIGIN, Subscription, check_identity, stream_options
 
 _ALONE_SECONDS = 1.0
 """The parent may have taken nine of the ten seconds that a command has to end in."""
@@ -98,8 +99,11 @@ class ReceiverRun:
             ) as stream,
         ):
             source = check_identity(stream, identity, timeline, position, settings.highest)
-            overlap = Overlap.of(log, require_slot(conn, identity.slot).confirmed_flush_lsn, settings.published)
-            asked = Subscription(conn, identity.slot, settings.publications, self._keep_waiting)
+            choice = Choice(settings.messages, origins=settings.origin == ANY_ORIGIN)
+            confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
+            overlap = Overlap.of(log, confirmed, settings.published, origins=choice.origins)
+            options = stream_options(conn.info.server_version, messages=bool(settings.messages), origin=settings.origin)
+            asked = Subscription(conn, identity.slot, settings.publications, options, self._keep_waiting)
             start_lsn = overlap.start if overlap and overlap.start < position else None
             frames, floor = begin(asked, stream, position, start_lsn=start_lsn, drain_bytes=settings.drain_bytes)
             relations = Relations()
@@ -110,6 +114,7 @@ class ReceiverRun:
             receiver = Receiver(
                 frames, conn, writer, relations,
                 publications=settings.publications, floor=floor, overlap=overlap and overlap.above(floor),
+                choice=choice,
                 limits=Limits(settings.batch_bytes, settings.batch_seconds),
                 report=_tell, orders=self._obey,
             )  # fmt: skip

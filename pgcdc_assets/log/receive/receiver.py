@@ -24,6 +24,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.reported import ReportedPositions
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
 from pgcdc_assets.log.framerun import HEADER, FrameRun
+from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.describe import CatalogFacts
 from pgcdc_assets.log.receive.intake import Intake
 from pgcdc_assets.log.receive.messages import Event, EventName
@@ -79,6 +80,7 @@ class Receiver:
         publications: Sequence[str],
         floor: Lsn,
         overlap: Overlap | None = None,
+        choice: Choice | None = None,
         limits: Limits,
         report: Callable[[Event], None],
         orders: Callable[[Receiver], None] = lambda receiver: None,
@@ -93,7 +95,7 @@ class Receiver:
         self._reported = ReportedPositions(floor)
         self._pending = PendingBatch()
         self._intake = Intake(
-            CatalogFacts(conn, publications, self._send_due_status), relations, writer.position, overlap
+            CatalogFacts(conn, publications, self._send_due_status), relations, writer.position, overlap, choice
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._job: Future[Committed | None] | None = None

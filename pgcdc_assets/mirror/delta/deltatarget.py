@@ -102,6 +102,7 @@ class DeltaTarget:
         lsn: Lsn,
         versions: Mapping[TableName, int],
         changed: Mapping[TableName, str],
+        messages: Lsn | None = None,
         beside: Point | None = None,
     ) -> None:
         positions = self._settlement.settle(versions)
@@ -109,7 +110,7 @@ class DeltaTarget:
             versions = {**beside.tables, **versions}
             positions = {**beside.positions, **positions}
             changed = {**beside.changed, **changed}
-        self._points.publish(lsn, versions, positions, changed)
+        self._points.publish(lsn, versions, positions, changed, messages)
 
     # Upkeep -------------------------------------------------------------------------------------
 

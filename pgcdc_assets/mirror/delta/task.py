@@ -21,13 +21,16 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.failures import of_one_table
-from pgcdc_assets.feed.schema import COMMIT_LSN, XID, feed_columns, feed_schema
+from pgcdc_assets.feed.schema import COMMIT_LSN, ORIGIN, XID, feed_columns, feed_schema
 from pgcdc_assets.mirror.delta.match import Merged, Write, merge_keyed, merge_multiset
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.net.keyed import ARRIVES, after_truncates, collapse, collapse_touched
 from pgcdc_assets.mirror.net.multiset import net_rows
 
 ROW_GROUP_ROWS = 1 << 20
+
+_OF_FEEDS = (XID, ORIGIN)
+"""Columns of a feed that no mirror has."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +128,12 @@ def _write(file: DataFile, target: MergeTarget, rows: pa.Table) -> None:
 
 def _none(unit: Collapsing) -> pa.Table:
     schema = feed_schema(unit.table)
-    return schema.empty_table().select([name for name in schema.names if name != XID])
+    return schema.empty_table().select([name for name in schema.names if name not in _OF_FEEDS])
 
 
 def read_events(table: Table, files: Sequence[Location], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
     """The rows of feed files whose transactions lie in the span: columns ``names``, or all that an apply needs."""
     data = dataset(files, feed_schema(table))
-    columns = list(names) or [name for name in data.schema.names if name != XID]
+    columns = list(names) or [name for name in data.schema.names if name not in _OF_FEEDS]
     at = pc.field(COMMIT_LSN)
     return data.to_table(columns=columns, filter=(at >= int(span.start)) & (at < int(span.end)))

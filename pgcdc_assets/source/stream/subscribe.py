@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import psycopg
@@ -23,8 +23,19 @@ SLOT_PATIENCE_SECONDS = 10.0
 """A slot stays active for a moment after its last holder left (0.3 s seen). Only after this time does it count as held
 by somebody else."""
 _RETRY_SECONDS = 0.1
-OPTIONS = {"messages": "true"}
-"""Logical messages (``pg_logical_emit_message``) are part of the stream, and of the log."""
+ANY_ORIGIN = "any"
+NO_ORIGIN = "none"
+"""Values of the setting ``origin``, as of the server's own option."""
+_ORIGIN_SINCE = 160000
+"""From this version on the server itself leaves out what it got by replication."""
+
+
+def stream_options(server_version: int, *, messages: bool, origin: str) -> dict[str, str]:
+    """The options of pgoutput that the settings ask for: only what this server knows, and does not do anyway."""
+    asked = {"messages": "true"} if messages else {}
+    if origin == NO_ORIGIN and server_version >= _ORIGIN_SINCE:
+        asked["origin"] = NO_ORIGIN
+    return asked
 
 
 def check_identity(
@@ -104,6 +115,8 @@ class Subscription:
     conn: psycopg.Connection[Any]
     slot: str
     publications: Sequence[str]
+    options: Mapping[str, str] = field(default_factory=dict)
+    """More options of pgoutput."""
     keep_waiting: Callable[[], bool] = lambda: True
     """Called while somebody else holds the slot; False ends the waiting."""
 
@@ -119,7 +132,8 @@ def start_stream(
     Raises what ``check_slot`` raises, or SlotActive if somebody holds it for longer than SLOT_PATIENCE_SECONDS.
     """
     check_slot(require_slot(asked.conn, asked.slot), transform_lsn)
-    _patiently(asked, lambda: stream.start(asked.slot, start_lsn or transform_lsn, asked.publications, options=OPTIONS))
+    at = start_lsn or transform_lsn
+    _patiently(asked, lambda: stream.start(asked.slot, at, asked.publications, options=asked.options))
     status = require_slot(asked.conn, asked.slot)
     check_slot(status, transform_lsn)
     return status.confirmed_flush_lsn or transform_lsn

@@ -227,6 +227,7 @@ def cohort(
             source.make(admin, schemas, story.families)
         settings = Settings(
             source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.05, range_seconds=0.3,
+            messages=("*",),
             tables=tuple(f"{schema}.*" for schemas in places for schema in schemas.both),
         )  # fmt: skip
         if kind.scope != "tables":

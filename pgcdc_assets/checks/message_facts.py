@@ -1,0 +1,26 @@
+"""How the feed of logical messages stands."""
+
+from __future__ import annotations
+
+from pgcdc_assets.checks.facts import Facts, MessageFacts
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.feed.messages import MessageFeed
+from pgcdc_assets.points.points import ConsistentPoints
+
+
+def read_message_facts(layout: Layout, facts: Facts) -> MessageFacts:
+    """Asked for where the setting names prefixes. A quiet feed has no commits: the newest point says how far it is
+    complete."""
+    if facts.log is None:
+        return MessageFacts()
+    try:
+        feed = MessageFeed(layout, facts.log.identity)
+        newest = ConsistentPoints(layout).newest()
+    except Exception as error:
+        if (failure := of_one_table(error)) is None:
+            raise
+        return MessageFacts(failure=failure)
+    if newest is not None and newest.messages is not None:
+        feed.known_to(newest.replay_lsn)
+    return MessageFacts(feed.complete_to if feed.exists else None)

@@ -1,0 +1,340 @@
+"""The feed of logical messages: those of the log, as a Delta table that readers take in order.
+
+Order is ``(order_lsn, ordinal)``. A message of a transaction stands where its transaction commits, ``commit_lsn``; one
+that stands between transactions where its record ends, less one: so at a boundary B, ``order_lsn < B`` decides exactly
+whether a message lies below B, for both kinds alike.
+
+As with the feeds of tables, what is covered without a hole is two app transactions of the commit that adds the files.
+A span without messages makes no commit: how far the feed is complete then, the newest consistent point says.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import Schema
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.commit import replace_files, settle
+from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset, opened_parquet
+from pgcdc_assets.delta.definition import create_table
+from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
+from pgcdc_assets.delta.smallfiles import neighbours
+from pgcdc_assets.delta.sweep import sweep
+from pgcdc_assets.errors import CommitLost, LakeError
+from pgcdc_assets.feed.table import FEED_PROPERTIES, FEWEST_MERGED, MERGED_BYTES
+from pgcdc_assets.log.reader import BatchSummary, ChangeLog
+from pgcdc_assets.log.segment import check_content
+
+ORDER_LSN: Final = "order_lsn"
+SCHEMA: Final = pa.schema(
+    [
+        (ORDER_LSN, pa.int64()),
+        ("ordinal", pa.int32()),
+        ("prefix", pa.string()),
+        ("content", pa.binary()),
+        ("lsn", pa.int64()),
+        ("transactional", pa.bool_()),
+        ("xid", pa.int64()),
+        ("commit_lsn", pa.int64()),
+        ("commit_ts", pa.timestamp("us", "UTC")),
+        ("origin", pa.string()),
+    ]
+)
+"""``lsn`` is the end of the message's record. ``xid``, ``commit_lsn``, ``commit_ts`` and ``origin`` are those of its
+transaction, NULL for a message that stands between transactions."""
+
+SLICE_BYTES: Final = 8 << 20
+"""Messages decoded at once."""
+_COLUMNS: Final = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "payload"]
+_HEAD: Final = struct.Struct("!xBQ")
+_LENGTH: Final = 4
+"""Bytes of the content's length, between the prefix and the content."""
+
+
+@dataclass(frozen=True)
+class MessagesTaken:
+    """What was derived of a span."""
+
+    count: int = 0
+    bytes: int = 0
+
+
+class MessageFeed:
+    """The feed of one lake. Opened at construction; not there before :meth:`begin`."""
+
+    def __init__(self, layout: Layout, identity: Identity) -> None:
+        self.path = layout.messages
+        self._root = layout.root
+        self._start_id, self._end_id = identity.app_id("messages_since"), identity.app_id("messages")
+        self._log = DeltaLog(self.path)
+        self._delta = self._log.newest()
+        self._empty_to = ZERO
+        """Looked through to here: the log holds no message between the end of what is covered and this."""
+
+    @property
+    def exists(self) -> bool:
+        return self._delta is not None and self._end_id in self._delta.positions
+
+    @property
+    def version(self) -> int:
+        return -1 if self._delta is None else self._delta.number
+
+    @property
+    def covered(self) -> LsnRange:
+        """All messages that the log got within it are here."""
+        if self._delta is None:
+            return LsnRange(ZERO, ZERO)
+        start, end = (self._delta.positions.get(app_id, 0) for app_id in (self._start_id, self._end_id))
+        return LsnRange(Lsn(start), Lsn(end))
+
+    @property
+    def complete_to(self) -> Lsn:
+        """Every message below it that was asked for is here."""
+        return max(self.covered.end, self._empty_to)
+
+    def known_to(self, lsn: Lsn) -> None:
+        """A consistent point says that the feed is complete to here, though it holds nothing for it."""
+        if self.exists:
+            self._empty_to = max(self._empty_to, lsn)
+
+    def begin(self, at: Lsn, log_start: Lsn) -> None:
+        """Make the table if there is none: messages are asked for from ``at`` on.
+
+        One that was left, and whose next messages the log holds no more, goes on from ``log_start``.
+        """
+        if not self.exists:
+            if self._delta is None:
+                create_table(self.path, Schema.from_arrow(SCHEMA), FEED_PROPERTIES, {}, self._root)
+                self._delta = self._log.newest()
+            assert self._delta is not None
+            # Of another slot, if there are any.
+            self._write(self._delta.files, [], LsnRange(at, at))
+        elif self.complete_to < log_start:
+            self._write([], [], LsnRange(min(self.covered.start, log_start), log_start))
+        self.settle()
+
+    def advance(self, log: ChangeLog, upto: Lsn) -> MessagesTaken:
+        """Add the messages of the log up to ``upto``, a boundary to which it is complete; durable when this returns."""
+        if upto <= self.complete_to:
+            return MessagesTaken()
+        files, taken = derived(self.path, log, LsnRange(self.complete_to, upto))
+        if files:
+            self._write([], files, LsnRange(self.covered.start, upto))
+            self.settle()
+        self._empty_to = max(self._empty_to, upto)
+        return taken
+
+    def derive_again(self, log: ChangeLog, span: LsnRange) -> MessagesTaken:
+        """Replace what is held of ``span`` by what the log holds of it, whole files at a time."""
+        covered = self.covered
+        span = LsnRange(max(span.start, covered.start), max(min(span.end, covered.end), covered.start))
+        if span.start >= span.end:
+            return MessagesTaken()
+        wider, gone = self._replaced(span)
+        files, taken = derived(self.path, log, wider)
+        if files or gone:
+            self._write(gone, files, covered)
+            self.settle()
+        return taken
+
+    def settle(self) -> None:
+        """Make what was committed durable: no point may outlive it."""
+        settle([self.path])
+
+    def sweep(self, grace: timedelta) -> int:
+        """Delete the files that no version of the feed needs that was its newest within ``grace``; how many."""
+        return sweep(self.path, grace)
+
+    def forget(self, upto: Lsn) -> int:
+        """Remove the files whose messages all lie below ``upto``; how many."""
+        old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
+        if old:
+            covered = self.covered
+            self._write(old, [], LsnRange(max(covered.start, upto), max(covered.end, upto)))
+            self.settle()
+        return len(old)
+
+    def compact(self) -> int:
+        """Merge neighbouring small files; how many files that saves."""
+        if self._delta is None:
+            return 0
+        bounds = sorted(self._bounds(LsnRange(ZERO, self.covered.end)), key=lambda one: one[1])
+        groups = neighbours(
+            (file for file, _, _ in bounds), lambda file: file.size, largest=MERGED_BYTES // 4, full=MERGED_BYTES,
+            fewest=FEWEST_MERGED,
+        )  # fmt: skip
+        gone: list[Added] = []
+        merged: list[FileReport] = []
+        for group in groups:
+            rows = dataset([self.path / file.path for file in group], SCHEMA).to_table()
+            merged += _written(self.path, [rows])
+            gone += group
+        if gone:
+            self._write(gone, merged, self.covered, changes=False)
+            self.settle()
+        return len(gone) - len(merged)
+
+    def _replaced(self, span: LsnRange) -> tuple[LsnRange, list[Added]]:
+        """The files that hold messages of the span, and the span widened to all that they hold."""
+        while True:
+            found = self._bounds(span)
+            low = min([span.start, *(Lsn(low) for _, low, _ in found)])
+            high = max([span.end, *(Lsn(high + 1) for _, _, high in found)])
+            if (low, high) == (span.start, span.end):
+                return span, [file for file, _, _ in found]
+            span = LsnRange(low, high)
+
+    def _bounds(self, span: LsnRange) -> list[tuple[Added, int, int]]:
+        files = self._delta.files if self._delta is not None else ()
+        found = [(file, *_bounds_of(file)) for file in files]
+        return [(file, low, high) for file, low, high in found if low < span.end and high >= span.start]
+
+    def _write(
+        self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
+    ) -> None:
+        """One commit, with what is covered from then on."""
+        positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
+        passed(FaultPoint.FEED_COMMITTING)
+        delta = self._delta
+        assert delta is not None
+        try:
+            replace_files(delta, gone, files, positions, changes=changes)
+        except CommitLost:
+            now = self._log.newest()
+            if now is None or any(file not in now.files for file in gone) or self._moved(delta, now):
+                raise
+            replace_files(now, gone, files, positions, changes=changes)
+        passed(FaultPoint.FEED_COMMITTED)
+        self._delta = self._log.newest()
+
+    def _moved(self, before: DeltaVersion, now: DeltaVersion) -> bool:
+        return any(before.positions.get(app) != now.positions.get(app) for app in (self._start_id, self._end_id))
+
+
+def derived(folder: Location, log: ChangeLog, span: LsnRange) -> tuple[list[FileReport], MessagesTaken]:
+    """Files of the messages that the log holds in a span; nobody names them yet.
+
+    Compared with what the receiver counted of them. LakeError where one is missing.
+    """
+    batches = [batch for batch in log.batches(span.start) if batch.start < span.end]
+    if not any(batch.others.get("M") for batch in batches):
+        return [], MessagesTaken()
+    count = size = 0
+
+    def counted() -> Iterator[pa.Table]:
+        nonlocal count, size
+        for rows in _messages(log, batches, span):
+            count += rows.num_rows
+            size += pc.sum(pc.binary_length(rows["content"])).as_py() or 0
+            yield rows
+
+    files = _written(folder, counted())
+    told = _told(batches, span)
+    if told is not None and told != count:
+        raise LakeError(f"the log holds {told} messages in {span}, of which {count} were taken", thing="messages")
+    return files, MessagesTaken(count, size)
+
+
+def _told(batches: Sequence[BatchSummary], span: LsnRange) -> int | None:
+    """The messages that the receiver counted in the span; None where the span cuts a batch that has some."""
+    total = 0
+    for batch in batches:
+        count = batch.others.get("M", 0)
+        if count and not span.start <= batch.start <= batch.end <= span.end:
+            return None
+        total += count
+    return total
+
+
+def _messages(log: ChangeLog, batches: Sequence[BatchSummary], span: LsnRange) -> Iterator[pa.Table]:
+    """The messages of the span, in pieces of bounded size."""
+    for segment in log.segments_of([batch for batch in batches if batch.others.get("M")]):
+        check_content(segment.path)
+        with opened_parquet(segment.path) as file:
+            for group in range(file.num_row_groups):
+                meta = file.metadata.row_group(group)
+                per_row = max(meta.total_byte_size // max(meta.num_rows, 1), 1)
+                for batch in file.iter_batches(max(SLICE_BYTES // per_row, 1), [group], columns=_COLUMNS):
+                    rows = pa.Table.from_batches([batch])
+                    rows = rows.filter(pc.equal(rows["kind"], "M"))
+                    found = _decoded(rows) if rows.num_rows else rows
+                    if rows.num_rows:
+                        yield _within(found, span)
+
+
+def _decoded(rows: pa.Table) -> pa.Table:
+    """Rows of the log as rows of the feed."""
+    flags, lsns, prefixes, contents = [], [], [], []
+    for payload in rows["payload"].to_pylist():
+        flag, lsn = _HEAD.unpack_from(payload)
+        end = payload.index(b"\0", _HEAD.size)
+        flags.append(bool(flag & 1))
+        lsns.append(lsn)
+        prefixes.append(payload[_HEAD.size : end].decode())
+        contents.append(payload[end + 1 + _LENGTH :])
+    lsn = pa.array(lsns, pa.int64())
+    data: dict[str, Any] = {
+        ORDER_LSN: pc.coalesce(rows["commit_lsn"], pc.subtract(lsn, 1)),
+        "ordinal": pc.fill_null(rows["tx_ordinal"], 0),
+        "prefix": pa.array(prefixes, pa.string()),
+        "content": pa.array(contents, pa.binary()),
+        "lsn": lsn,
+        "transactional": pa.array(flags, pa.bool_()),
+        **{name: rows[name] for name in ("xid", "commit_lsn", "commit_ts", "origin")},
+    }
+    return pa.table([data[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def _within(rows: pa.Table, span: LsnRange) -> pa.Table:
+    at = rows[ORDER_LSN]
+    return rows.filter(pc.and_(pc.greater_equal(at, int(span.start)), pc.less(at, int(span.end))))
+
+
+def _written(folder: Location, parts: Sequence[pa.Table] | Iterator[pa.Table]) -> list[FileReport]:
+    with DataFile(folder, SCHEMA) as file:
+        for rows in parts:
+            ordered = rows.sort_by([(ORDER_LSN, "ascending"), ("ordinal", "ascending")])
+            file.write([column.combine_chunks() for column in ordered.columns])
+        report = file.finish()
+    return [] if report is None else [report]
+
+
+def read_messages(layout: Layout, span: LsnRange, stood: Lsn) -> pa.Table:
+    """The messages of the span in their order, by the newest version of the feed.
+
+    ``stood``: a position that the feed has recorded before. LakeError if it stands below, or cannot be read.
+    """
+    delta = DeltaLog(layout.messages).newest()
+    if delta is None:
+        raise LakeError("does not exist", thing=f"feed {layout.messages}")
+    stands = Lsn(max(delta.positions.values(), default=0))
+    if stands < stood:
+        raise LakeError(f"stands at {stands}, where a consistent point saw it at {stood}",
+                        thing=f"feed {layout.messages}")  # fmt: skip
+    files = [file for file in delta.files if _bounds_of(file)[0] < span.end and _bounds_of(file)[1] >= span.start]
+    at = pc.field(ORDER_LSN)
+    try:
+        rows = dataset([layout.messages / file.path for file in files], SCHEMA).to_table(
+            filter=(at >= int(span.start)) & (at < int(span.end))
+        )
+    except (OSError, pa.ArrowException) as error:
+        raise LakeError(f"cannot be read: {type(error).__name__}", thing=f"feed {layout.messages}") from None
+    return rows.sort_by([(ORDER_LSN, "ascending"), ("ordinal", "ascending")])
+
+
+def _bounds_of(file: Added) -> tuple[int, int]:
+    stats = json.loads(file.action["stats"])
+    return int(stats["minValues"][ORDER_LSN]), int(stats["maxValues"][ORDER_LSN])

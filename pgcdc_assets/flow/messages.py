@@ -1,0 +1,112 @@
+"""Logical messages in a run: begun with the setting, derived with each turn, told with each range."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import UsageError
+from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.feed.messages import MessageFeed, MessagesTaken
+from pgcdc_assets.flow.reports import MessagesReport
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.log.reader import BatchSummary
+
+
+def begin_messages(work: Work) -> None:
+    """Open the feed, before the receiver asks for messages; where there is none, it begins where the log stands now.
+
+    What an earlier version took without having been asked lies below, and stays in the log alone. A feed that cannot be
+    read keeps no table back, and the log is kept for it; one that cannot be made ends the run: the next one would not
+    know where it was to begin.
+    """
+    if not work.settings.messages:
+        return
+    try:
+        feed = _opened(work)
+    except Exception as error:
+        if (failure := of_one_table(error)) is None:
+            raise
+        _tell(work, failure)
+        return
+    feed.begin(work.log.position(), work.log.start)
+    work.messages = feed
+
+
+def take_messages(work: Work, upto: Lsn) -> MessagesTaken:
+    """Bring the feed to ``upto``. A failure of its own is told, and keeps no table back: the next turn tries again."""
+    if work.messages is None:
+        begin_messages(work)
+    if work.messages is None:
+        return MessagesTaken()
+    try:
+        return work.messages.advance(work.log, upto)
+    except Exception as error:
+        if (failure := of_one_table(error)) is None:
+            raise
+        _tell(work, failure)
+        work.messages = None
+        return MessagesTaken()
+
+
+def messages_at(work: Work, lsn: Lsn) -> Lsn | None:
+    """For a point at ``lsn``: the position that the feed records itself; None where it is not complete to there."""
+    feed = work.messages
+    return feed.covered.end if feed is not None and feed.complete_to >= lsn else None
+
+
+def messages_needed(work: Work) -> list[Lsn]:
+    """From where on the feed needs the log; nothing where messages are not asked for."""
+    if not work.settings.messages:
+        return []
+    return [work.log.start if work.messages is None else work.messages.complete_to]
+
+
+def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
+    """A range by hand: derived again from the log, as far as the feed holds it."""
+    feed = work.messages or _opened(work)
+    if not feed.exists:
+        raise UsageError("does not exist", thing="the feed of messages",
+                         do="set `messages` to patterns of the prefixes to take")  # fmt: skip
+    held = LsnRange(feed.covered.start, feed.complete_to)
+    if span.end <= held.start or span.start >= held.end:
+        raise UsageError(f"holds {held}, and nothing of the range {span}", thing="the feed of messages",
+                         do="choose a range within")  # fmt: skip
+    return feed.derive_again(work.log, span)
+
+
+def messages_report(work: Work, batches: Sequence[BatchSummary]) -> MessagesReport | None:
+    """What a range brought, as the log counts it; None where messages are not asked for, or the feed is not well."""
+    feed = work.messages
+    if feed is None:
+        return None
+    count = sum(batch.others.get("M", 0) for batch in batches if batch.start >= feed.covered.start)
+    return MessagesReport(count, feed.complete_to, feed.version)
+
+
+def merge_messages(work: Work) -> None:
+    """Merge the feed's small files. Those that cannot be merged stay, and are read as they are."""
+    if work.messages is None:
+        return
+    try:
+        work.messages.compact()
+    except Exception as error:
+        if (failure := of_one_table(error)) is None:
+            raise
+        _tell(work, failure)
+
+
+def _opened(work: Work) -> MessageFeed:
+    feed = MessageFeed(work.layout, work.identity)
+    newest = work.progress.points.newest()
+    if newest is not None and newest.messages is not None:
+        # A quiet feed has no commits.
+        feed.known_to(newest.replay_lsn)
+    return feed
+
+
+def _tell(work: Work, failure: str) -> None:
+    if failure not in work.messages_told:
+        work.messages_told.add(failure)
+        work.observer.progress("messages", f"the feed of messages does not go on: {failure}")

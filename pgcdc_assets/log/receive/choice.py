@@ -1,0 +1,80 @@
+"""Decides which frames the settings ask for: chosen messages, and transactions by their origin.
+
+What is not asked for is dropped before anything else looks at it. A transaction that holds nothing but such frames is
+then an empty one: it leaves no row, and its end is a position like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.core.prefixes import PrefixPatterns
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, FrameRun
+from pgcdc_assets.log.transactions import OpenTransaction
+from pgcdc_assets.protocol.layouts import MessageKind
+
+_PREFIX_AT = HEADER + 1 + 1 + 8
+"""Of a logical message: behind its kind, its flags and its LSN; ended by a zero byte."""
+
+
+@dataclass
+class Choice:
+    """The settings ``messages`` and ``origin``, as rules for frames."""
+
+    messages: Sequence[str] = ()
+    origins: bool = True
+    """Whether transactions are taken that the source itself got by replication."""
+    _chosen: dict[bytes, bool] = field(default_factory=dict)
+    """By prefix. Applications have few; a thousand are remembered."""
+
+    def __post_init__(self) -> None:
+        self._patterns = PrefixPatterns.parse(self.messages)
+
+    def kept(self, run: FrameRun, before: OpenTransaction | None) -> FrameRun:
+        """The frames of a run that are asked for; ``before`` is the transaction that is open before it."""
+        gone = np.zeros(len(run), dtype=bool)
+        messages = run.at(MessageKind.MESSAGE)
+        if len(messages):
+            gone[messages] = [not self._matches(run, index) for index in messages.tolist()]
+        if not self.origins:
+            gone |= IS_CHANGE[run.kinds] & of_origin(run, before)
+        return run.without(gone) if gone.any() else run
+
+    def _matches(self, run: FrameRun, index: int) -> bool:
+        start = int(run.offsets[index]) + _PREFIX_AT
+        end = run.raw.find(b"\0", start, int(run.offsets[index] + run.lengths[index]))
+        if end < 0:
+            raise ProtocolError("message M has no end of its prefix", lsn=run.lsn(index))
+        prefix = run.raw[start:end]
+        found = self._chosen.get(prefix)
+        if found is None:
+            found = self._patterns.match(prefix.decode(errors="replace"))
+            if len(self._chosen) < 1000:
+                self._chosen[prefix] = found
+        return found
+
+
+def within_transactions(run: FrameRun, before: OpenTransaction | None) -> NDArray[np.bool_]:
+    """Which frames stand inside a transaction: from its Begin to the frame in front of its Commit."""
+    begun, ended = np.cumsum(run.kinds == MessageKind.BEGIN), np.cumsum(run.kinds == MessageKind.COMMIT)
+    inside: NDArray[np.bool_] = begun - ended + (before is not None) == 1
+    return inside
+
+
+def of_origin(run: FrameRun, before: OpenTransaction | None) -> NDArray[np.bool_]:
+    """Which frames belong to transactions that name an origin, as far as it has been told before them.
+
+    An Origin message stands directly behind its Begin, in front of all changes.
+    """
+    number: Ints = np.cumsum(run.kinds == MessageKind.BEGIN)
+    named: Ints = number[run.at(MessageKind.ORIGIN)]
+    if before is not None and before.origin is not None:
+        named = np.append(named, 0)
+    found: NDArray[np.bool_] = np.isin(number, named) & within_transactions(run, before)
+    return found

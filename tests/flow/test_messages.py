@@ -1,0 +1,273 @@
+"""The outbox: a row and a message of one transaction are seen at the same point, each exactly once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import Lake
+from pgcdc_assets.checks.status import status
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LakeError, ReceiverDied, UsageError
+from pgcdc_assets.feed import messages as feed_messages
+from pgcdc_assets.flow import messages as flow_messages
+from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.flow.maintenance import Allowance
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.outcomes import OperationKind
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.store.local import path_of
+from tests.end_to_end.command import wait_for
+from tests.fix_postgres import Database
+from tests.flow.test_sync import Rig, _children_running
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], messages=("outbox.*",))
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE orders (id int PRIMARY KEY, v text)")
+        rig = Rig(settings, conn, lambda: spark, Silent())
+        rig.setup()
+        rig.sync()
+        yield rig
+
+
+def order(rig: Rig, number: int) -> None:
+    """As an application does it: row and message in one transaction."""
+    with rig.conn.transaction():
+        rig.conn.execute("INSERT INTO orders VALUES (%s, 'new')", [number])
+        rig.conn.execute("SELECT pg_logical_emit_message(true, 'outbox.orders', %s::text)", [str(number)])
+
+
+def emit(rig: Rig, prefix: str, content: str) -> Lsn:
+    found = rig.conn.execute("SELECT pg_logical_emit_message(false, %s, %s)::text", [prefix, content]).fetchall()
+    return Lsn.parse(found[0][0])
+
+
+def contents(rows: pa.Table) -> list[str]:
+    return [value.decode() for value in rows["content"].to_pylist()]
+
+
+def check_points(rig: Rig) -> None:
+    """At each point, the messages of exactly those orders that the mirror has."""
+    lake = Lake(rig.lake)
+    seen = 0
+    for point in ConsistentPoints(rig.settings.layout).all():
+        if point.messages is None:
+            continue
+        at = lake.at(point.replay_lsn)
+        told = at.messages()
+        ids = sorted(int(value) for value in contents(told.filter(pa.compute.field("prefix") == "outbox.orders")))
+        assert sorted(at.arrow("orders")["id"].to_pylist()) == ids
+        assert len(told) >= seen
+        seen = len(told)
+
+
+def test_row_and_message_are_seen_at_the_same_point(rig: Rig) -> None:
+    for number in range(3):
+        order(rig, number)
+        rig.conn.execute("SELECT pg_logical_emit_message(true, 'other', 'not chosen')")
+        rig.sync()
+    with rig.conn.transaction(force_rollback=True):
+        order(rig, 99)
+    loose = emit(rig, "outbox.loose", "between")
+    order(rig, 3)
+    rig.sync()
+    check_points(rig)
+    told = Lake(rig.lake).at().messages()
+    assert contents(told) == ["0", "1", "2", "between", "3"]
+    assert told["transactional"].to_pylist() == [True, True, True, False, True]
+    row = told.slice(3, 1).to_pylist()[0]
+    assert (row["lsn"], row["order_lsn"], row["xid"], row["commit_lsn"]) == (loose, loose - 1, None, None)
+    # Since an earlier look: none twice, none missed.
+    first = Lake(rig.lake).at(ConsistentPoints(rig.settings.layout).all()[1].replay_lsn)
+    assert contents(first.messages()) + contents(Lake(rig.lake).at().messages(first.lsn)) == contents(told)
+    (row,) = rig.conn.execute("SELECT xmin::text::bigint FROM orders WHERE id = 3").fetchall()
+    assert told["xid"].to_pylist()[-1] == row[0]
+    # Another reader sees the same table.
+    plain = DeltaTable(str(rig.lake / "_pgcdc" / "messages")).to_pyarrow_table()
+    assert sorted(plain["order_lsn"].to_pylist()) == told["order_lsn"].to_pylist()
+
+
+def test_a_message_alone_makes_a_point(rig: Rig) -> None:
+    before = Lake(rig.lake).at().lsn
+    rig.conn.execute("SELECT pg_logical_emit_message(true, 'outbox.alone', 'inside')")
+    emit(rig, "outbox.alone", "between")
+    rig.sync()
+    at = Lake(rig.lake).at()
+    assert at.lsn > before
+    assert contents(at.messages()) == ["inside", "between"]
+
+
+def test_a_point_inside_a_batch_has_the_messages_below_it(rig: Rig) -> None:
+    order(rig, 1)
+    middle = emit(rig, "outbox.loose", "below")
+    above = emit(rig, "outbox.loose", "above")
+    order(rig, 2)
+    rig.sync()
+    told = Lake(rig.lake).at().messages()
+    assert contents(told) == ["1", "below", "above", "2"]
+    found = feed_messages.read_messages(rig.settings.layout, LsnRange(Lsn(0), middle), Lsn(0))
+    assert contents(found) == ["1", "below"]
+    assert above > middle
+
+
+def test_quiet_turns_make_no_commit_and_lose_no_position(rig: Rig) -> None:
+    order(rig, 1)
+    rig.sync()
+    feed = rig.lake / "_pgcdc" / "messages" / "_delta_log"
+    commits = len(list(feed.glob("*.json")))
+    for number in range(3):
+        rig.conn.execute("INSERT INTO orders VALUES (%s, 'no message')", [100 + number])
+        rig.sync()
+    assert len(list(feed.glob("*.json"))) == commits
+    found = status(rig.settings, rig.settings.source)
+    assert found.to_json()["messages"] == {"replay_lsn": str(Lake(rig.lake).at().lsn), "reason": None}
+    order(rig, 2)
+    rig.sync()
+    assert contents(Lake(rig.lake).at().messages()) == ["1", "2"]
+
+
+def test_what_is_asked_for_later_begins_then(rig: Rig) -> None:
+    emit(rig, "later.a", "before")
+    order(rig, 1)
+    rig.sync()
+    rig.settings = rig.settings.model_copy(update={"messages": ()})
+    order(rig, 2)
+    rig.sync()
+    with pytest.raises(LakeError, match="holds no messages"):
+        Lake(rig.lake).at().messages()
+    assert "messages" not in status(rig.settings, rig.settings.source).to_json()
+    rig.settings = rig.settings.model_copy(update={"messages": ("outbox.*", "later.*")})
+    order(rig, 3)
+    emit(rig, "later.a", "behind")
+    rig.sync()
+    # The second order's message was not asked for.
+    assert contents(Lake(rig.lake).at().messages()) == ["1", "3", "behind"]
+
+
+def test_a_range_is_derived_again(rig: Rig) -> None:
+    for number in range(4):
+        order(rig, number)
+        rig.sync()
+    spans = [report.span for report in rig.observer.ranges]
+    feed = rig.lake / "_pgcdc" / "messages"
+    files = set(DeltaTable(str(feed)).file_uris())
+    report = rig.engine().messages_range(spans[1])
+    assert report.messages is not None
+    assert report.messages.count == 1
+    now = set(DeltaTable(str(feed)).file_uris())
+    assert (len(files - now), len(now - files)) == (1, 1)
+    rig.engine().messages_range(LsnRange(spans[0].start, spans[-1].end))
+    assert contents(Lake(rig.lake).at().messages()) == ["0", "1", "2", "3"]
+    order(rig, 4)
+    rig.sync()
+    check_points(rig)
+    rig.settings = rig.settings.model_copy(update={"messages": (), "lake": rig.settings.lake})
+    empty = rig.settings.layout.messages
+    os.rename(path_of(empty), path_of(empty).with_name("away"))
+    with pytest.raises(UsageError, match="the feed of messages"):
+        rig.engine().messages_range(spans[0])
+
+
+def test_a_feed_that_cannot_be_written_keeps_no_table_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise LakeError("is not well", thing="messages")
+
+    order(rig, 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(feed_messages, "derived", failing)
+        rig.sync()
+        at = Lake(rig.lake).at()
+        assert at.arrow("orders").num_rows == 1
+        with pytest.raises(LakeError, match="holds no messages"):
+            at.messages()
+        told = status(rig.settings, rig.settings.source)
+        assert any(problem.thing == "feed of messages" for problem in told.problems)
+    order(rig, 2)
+    rig.sync()
+    assert contents(Lake(rig.lake).at().messages()) == ["1", "2"]
+    assert status(rig.settings, rig.settings.source).ok
+
+
+def test_maintenance_forgets_merges_and_keeps_what_is_needed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_messages, "FEWEST_MERGED", 2)
+    for number in range(5):
+        order(rig, number)
+        rig.sync()
+    rig.engine().maintain(Allowance())
+    assert contents(Lake(rig.lake).at().messages()) == ["0", "1", "2", "3", "4"]
+    assert len(DeltaTable(str(rig.lake / "_pgcdc" / "messages")).file_uris()) == 1
+    with rig.engine()._by_hand(OperationKind.MAINTENANCE) as work:
+        assert flow_messages.messages_needed(work) == [Lake(rig.lake).at().lsn]
+        work.messages = None
+        assert flow_messages.messages_needed(work) == [work.log.start]
+
+
+@pytest.mark.parametrize("where", ["feed", "point"])
+def test_a_run_that_ends_between_feed_and_point(rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def dies(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    order(rig, 1)
+    with monkeypatch.context() as broken:
+        if where == "feed":
+            broken.setattr(feed_messages, "replace_files", dies)
+        else:
+            broken.setattr(ConsistentPoints, "publish", dies)
+        with pytest.raises(KeyboardInterrupt):
+            rig.sync()
+    order(rig, 2)
+    rig.sync()
+    check_points(rig)
+    assert contents(Lake(rig.lake).at().messages()) == ["1", "2"]
+
+
+def test_killed_receivers_bring_each_message_once(rig: Rig) -> None:
+    """SIGKILL of the receiver while an application writes; what failed is done again."""
+    written = 0
+    for _ in range(4):
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def follow(stop: threading.Event = stop, failures: list[BaseException] = failures) -> None:
+            try:
+                rig.engine().sync(Bounds(follow=True, stop=stop))
+            except BaseException as error:  # noqa: BLE001
+                failures.append(error)
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        try:
+            wait_for(rig.streaming, what="the receiver")
+            for _ in range(20):
+                order(rig, written)
+                emit(rig, "outbox.loose", str(written))
+                written += 1
+            for child in _children_running("pgcdc_assets.log.receive.process"):
+                os.kill(child, signal.SIGKILL)
+            thread.join(30)
+            assert not thread.is_alive()
+            assert isinstance(failures[0], ReceiverDied)
+        finally:
+            stop.set()
+            thread.join(30)
+    rig.sync()
+    check_points(rig)
+    told = Lake(rig.lake).at().messages()
+    assert contents(told) == [str(number) for number in range(written) for _ in range(2)]

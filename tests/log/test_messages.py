@@ -1,0 +1,147 @@
+"""Logical messages: which of them the log takes, where they stand, and that each comes once."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.protocol.decode import decode
+from pgcdc_assets.protocol.messages import LogicalMessage
+from pgcdc_assets.source.stream import drain
+from tests.log.conftest import Source, rows, until_event
+from tests.log.inside import receive_inside
+
+BETWEEN = "SELECT pg_logical_emit_message(false, '{}', 'between')"
+INSIDE = "SELECT pg_logical_emit_message(true, '{}', 'inside')"
+
+
+def told(log: ChangeLog) -> list[str]:
+    """The prefixes of the messages in the log, in the order of their records."""
+    found = [(row["lsn"], decode(row["payload"])) for row in rows(log, "kind = 'M'")]
+    return [
+        message.prefix for _, message in sorted(found, key=lambda one: one[0]) if isinstance(message, LogicalMessage)
+    ]
+
+
+def emitted(source: Source, prefix: str) -> Lsn:
+    """One that stands between transactions; the end of its record."""
+    return source.scalar_lsn(f"pg_logical_emit_message(false, '{prefix}', 'content')")
+
+
+def test_without_patterns_none_is_asked_for(source: Source) -> None:
+    log = source.log()
+    source.run(BETWEEN.format("app"), INSIDE.format("app"), "INSERT INTO a VALUES (1, 'x')")
+    source.receive(log, source.lsn(), messages=())
+    assert [row["kind"] for row in rows(log)] == ["I", "C"]
+
+
+@pytest.mark.parametrize("replication", [True, False])
+def test_only_chosen_prefixes_leave_rows(source: Source, replication: bool) -> None:
+    source.replication = replication
+    log = source.log()
+    for prefix in ("app", "outbox.orders", "outbox.debug", "application"):
+        source.run(BETWEEN.format(prefix), INSIDE.format(prefix))
+        source.transaction(INSIDE.format(prefix), "INSERT INTO a VALUES (1, 'x')", "DELETE FROM a")
+    end = source.lsn()
+    source.receive(log, end, messages=["app", "outbox.*", "-*.debug"])
+    assert told(log) == 3 * ["app"] + 3 * ["outbox.orders"]
+    # Messages that are not chosen alone make an empty transaction; beside rows they take no ordinal.
+    assert sum(row["kind"] == "C" for row in rows(log)) == 2 + 4
+    assert sorted(row["tx_ordinal"] for row in rows(log, "kind = 'D'")) == [1, 1, 2, 2]
+    assert log.verify(_all(log))
+
+
+def test_each_comes_once_wherever_a_run_ends(source: Source) -> None:
+    """A goal at the end of the record, in front of it, inside it, and behind it."""
+    log = source.log()
+    expected = []
+    for number, shift in enumerate([0, 1, -1, 8, -8, -60]):
+        prefix = f"m{number}"
+        goal = Lsn(emitted(source, prefix) + shift)
+        expected.append(prefix)
+        source.run("INSERT INTO foreign_table VALUES (1, 'x')")
+        source.receive(log, goal)
+        assert told(log) == (expected if shift >= 0 else expected[:-1])
+        source.receive(log, source.lsn())
+        assert told(log) == expected
+    assert log.verify(_all(log))
+
+
+def test_a_slot_behind_the_log_brings_none_twice(source: Source) -> None:
+    """As after a kill between a batch's commit and its confirmation."""
+    log = source.log()
+    held = source.slot("held")
+    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
+    source.run(BETWEEN.format("one"), "INSERT INTO a VALUES (1, 'x')", INSIDE.format("two"), BETWEEN.format("three"))
+    source.receive(log, source.lsn())
+    assert told(log) == ["one", "two", "three"]
+    source.conn.execute("SELECT pg_drop_replication_slot(%s)", [log.identity.slot])
+    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [held, log.identity.slot])
+    source.run(BETWEEN.format("four"))
+    source.receive(log, source.lsn())
+    assert told(log) == ["one", "two", "three", "four"]
+    assert log.verify(_all(log))
+
+
+@pytest.mark.parametrize(("first", "second"), [((), ["*"]), (["*"], ()), (["one"], ["two"]), (["two"], ["one"])])
+def test_the_setting_may_change_while_the_slot_is_behind(source: Source, first: list[str], second: list[str]) -> None:
+    """What comes again is compared with the log: messages say nothing there, in neither direction."""
+    log = source.log()
+    held = source.slot("held")
+    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
+    source.run("INSERT INTO a VALUES (1, 'x')", INSIDE.format("one"), INSIDE.format("two"))
+    source.receive(log, source.lsn(), messages=first)
+    before = told(log)
+    source.conn.execute("SELECT pg_drop_replication_slot(%s)", [log.identity.slot])
+    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [held, log.identity.slot])
+    source.run(INSIDE.format("two"), INSIDE.format("one"), "INSERT INTO a VALUES (2, 'x')")
+    source.receive(log, source.lsn(), messages=second)
+    # What is added to the setting begins from then on.
+    added = [prefix for prefix in ("two", "one") if second == ["*"] or prefix in second]
+    assert told(log) == before + added
+    assert [row["kind"] for row in rows(log, "kind = 'I'")] == ["I", "I"]
+
+
+def test_a_kill_between_messages_loses_none(source: Source) -> None:
+    log = source.log()
+    for number in range(8):
+        receiver = source.receiver(log, batch_seconds=0.02)
+        source.run(BETWEEN.format(f"{number}a"), INSIDE.format(f"{number}b"))
+        if number % 2:
+            until_event(receiver, "batch")
+        receiver.kill()
+    source.receive(log, source.lsn())
+    assert told(log) == [f"{number}{kind}" for number in range(8) for kind in "ab"]
+    assert log.verify(_all(log))
+
+
+def test_ranges_of_polling_may_end_inside_a_message(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "SMALLEST_RANGE", 1000)
+    monkeypatch.setattr(drain, "LARGEST_RANGE", 1000)
+    log = source.log()
+    for number in range(20):
+        source.run(f"SELECT pg_logical_emit_message(false, 'm{number}', repeat('x', {number * 97}))")
+    receive_inside(source, log, source.lsn(), lambda lsn: None, replication=False)
+    assert told(log) == [f"m{number}" for number in range(20)]
+    assert log.verify(_all(log))
+
+
+def test_an_overlap_demands_what_every_subscription_gets(source: Source) -> None:
+    log = source.log()
+    confirmed = source.confirmed(log)
+    source.run("INSERT INTO a VALUES (1, 'x')")
+    source.receive(log, source.lsn())
+    of_rows = Overlap.of(log, confirmed, Lsn(0))
+    source.run(INSIDE.format("one"))
+    source.receive(log, source.lsn())
+    of_message = Overlap.of(log, confirmed, Lsn(0))
+    assert of_rows is not None
+    assert of_message is not None
+    assert (of_rows.came, of_message.came) == (False, True)
+
+
+def _all(log: ChangeLog) -> LsnRange:
+    return LsnRange(log.start, log.position())

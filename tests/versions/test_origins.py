@@ -1,0 +1,118 @@
+"""The setting ``origin`` on every version: by the server from 16 on, by the receiver before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.demo.server import EmbeddedServer
+from tests.fix_postgres import fresh_database
+from tests.log.conftest import Source, eventually, rows
+
+
+@pytest.fixture
+def source(version_server: EmbeddedServer, tmp_path: Path) -> Iterator[Source]:
+    with fresh_database(version_server) as database, database.connect() as conn:
+        source = Source(database, conn, tmp_path)
+        source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a")
+        source.run(f"SELECT pg_replication_origin_create('o_{database.name}')")
+        yield source
+        for receiver in source.running:
+            receiver.kill()
+        source.run(f"SELECT pg_replication_origin_drop('o_{database.name}')")
+
+
+def write(source: Source) -> None:
+    """Own transactions around those of an origin, the last of which is the newest of all."""
+    name = f"o_{source.database.name}"
+    source.run("INSERT INTO a VALUES (1, 'own')", f"SELECT pg_replication_origin_session_setup('{name}')")
+    source.run("INSERT INTO a VALUES (2, 'theirs')")
+    source.transaction("INSERT INTO a VALUES (3, 'theirs')", "SELECT pg_logical_emit_message(true, 'app', 'theirs')")
+    source.run("SELECT pg_replication_origin_session_reset()", "INSERT INTO a VALUES (4, 'own')")
+    source.run("SELECT pg_logical_emit_message(false, 'app', 'own')")
+    source.run(f"SELECT pg_replication_origin_session_setup('{name}')", "UPDATE a SET v = 'theirs' WHERE id = 1")
+    source.run("SELECT pg_replication_origin_session_reset()")
+
+
+@pytest.mark.parametrize("replication", [True, False], ids=["stream", "polled"])
+def test_none_leaves_out_what_came_by_replication(source: Source, replication: bool) -> None:
+    source.replication = replication
+    log = source.log()
+    write(source)
+    end = source.lsn()
+    source.receive(log, end, origin="none")
+    assert [row["kind"] for row in rows(log, "commit_lsn IS NOT NULL")] == ["I", "C", "I", "C"]
+    assert [row["kind"] for row in rows(log, "commit_lsn IS NULL AND kind = 'M'")] == ["M"]
+    assert {row["origin"] for row in rows(log)} == {None}
+    # The end of what is left out is a position like any other, and confirmed.
+    assert log.position() >= end
+    assert source.confirmed(log) == log.position()
+
+
+def test_any_takes_all_with_their_origins(source: Source) -> None:
+    log = source.log()
+    write(source)
+    source.receive(log, source.lsn())
+    name = f"o_{source.database.name}"
+    kinds = [(row["kind"], row["origin"]) for row in rows(log, "kind IN ('I', 'U')")]
+    assert kinds == [("I", None), ("I", name), ("I", name), ("I", None), ("U", name)]
+
+
+@pytest.mark.parametrize(("first", "second"), [("any", "none"), ("none", "any")])
+def test_the_setting_may_change_while_the_slot_is_behind(source: Source, first: str, second: str) -> None:
+    """As after a kill before a confirmation: what comes again, or does not, is no sign of another source."""
+    log = source.log()
+    held = source.slot("held")
+    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
+    write(source)
+    source.receive(log, source.lsn(), origin=first)
+    before = len(rows(log))
+    source.conn.execute("SELECT pg_drop_replication_slot(%s)", [log.identity.slot])
+    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [held, log.identity.slot])
+    source.run("INSERT INTO a VALUES (9, 'own')")
+    source.receive(log, source.lsn(), origin=second)
+    assert len(rows(log)) == before + 2
+
+
+@pytest.mark.versions(16, 18)
+def test_two_that_replicate_to_each_other_bring_each_change_once(
+    version_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """By subscriptions of PostgreSQL's own, both ways."""
+    with (
+        fresh_database(version_server) as one, fresh_database(version_server) as two,
+        one.connect() as first, two.connect() as second,
+    ):  # fmt: skip
+        sources = [Source(one, first, tmp_path / "one"), Source(two, second, tmp_path / "two")]
+        logs = []
+        for source in sources:
+            source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a")
+            source.run(f"SELECT pg_create_logical_replication_slot('sub_{source.database.name}', 'pgoutput')")
+        try:
+            for source, other in (sources, sources[::-1]):
+                conninfo = other.database.conninfo.replace("'", "''")
+                source.run(
+                    f"CREATE SUBSCRIPTION s_{source.database.name} CONNECTION '{conninfo}' PUBLICATION p WITH "
+                    f"(create_slot = false, slot_name = 'sub_{other.database.name}', copy_data = false, origin = none)"
+                )
+                logs.append(source.log())
+            sources[0].run("INSERT INTO a VALUES (1, 'one')")
+            sources[1].run("INSERT INTO a VALUES (2, 'two')")
+            count = "SELECT count(*) FROM a"
+            eventually(lambda: all(conn.execute(count).fetchone() == (2,) for conn in (first, second)))
+            for source, log in zip(sources, logs, strict=True):
+                source.receive(log, source.lsn(), origin="none")
+        finally:
+            for source in sources:
+                name = f"s_{source.database.name}"
+                source.run(
+                    f"ALTER SUBSCRIPTION {name} DISABLE", f"ALTER SUBSCRIPTION {name} SET (slot_name = NONE)",
+                    f"DROP SUBSCRIPTION {name}",
+                )  # fmt: skip
+                for receiver in source.running:
+                    receiver.kill()
+        assert [[row["kind"] for row in rows(log)] for log in logs] == [["I", "C"], ["I", "C"]]
+        assert b"one" in rows(logs[0], "kind = 'I'")[0]["payload"]
+        assert b"two" in rows(logs[1], "kind = 'I'")[0]["payload"]
