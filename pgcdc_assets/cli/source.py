@@ -134,17 +134,25 @@ def _tell_waiting(holders: Sequence[Blocker]) -> None:
 def _removed(settings: Settings, lake_too: bool, *, forget: bool) -> list[str]:
     """Clear away under the lake's lock, so that nobody writes meanwhile."""
     from pgcdc_assets.checks.origin import ORIGIN_FILE
-    from pgcdc_assets.flow.lock import lake_lock
+    from pgcdc_assets.errors import MachineError
+    from pgcdc_assets.flow.lock import lake_lock, unwritable
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.store import storage
 
     # Without a lake there is no writer, and taking the lock would make the folder.
-    with lake_lock(settings.layout, "teardown") if storage.exists(settings.layout.lock) else nullcontext():
+    try:
+        there = storage.exists(settings.layout.lock)
+    except OSError as error:
+        raise unwritable(settings.layout, error) from None
+    with lake_lock(settings.layout, "teardown") if there else nullcontext():
         gone = _retired_log(settings) if forget else _removed_from_source(settings)
         CATALOG_FILE.unlink(missing_ok=True)
         ORIGIN_FILE.unlink(missing_ok=True)
         if lake_too:
             storage.delete_folder(settings.layout.root)
+            if any(True for _ in storage.walk(settings.layout.root, hidden=True)):
+                raise MachineError("could not be removed whole", thing=f"lake {settings.layout.root}",
+                                   do="remove the rest of the folder as its owner")  # fmt: skip
             gone.append(f"removed lake {settings.layout.root}")
     return gone
 

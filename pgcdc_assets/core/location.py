@@ -7,8 +7,8 @@ a disk: :mod:`pgcdc_assets.store` does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os import PathLike, path
-from pathlib import PurePosixPath
+from os import PathLike
+from pathlib import Path, PurePosixPath
 from typing import Final, Self
 
 LOCAL: Final = ""
@@ -29,7 +29,8 @@ class Location:
         if isinstance(place, cls):
             return place
         text = str(place)
-        return cls(text.rstrip("/") if _MARK in text else path.abspath(text))
+        # As the file system would go: behind a link, ``..`` is not what the text says.
+        return cls(text.rstrip("/") if _MARK in text else str(Path(text).absolute()))
 
     @property
     def scheme(self) -> str:

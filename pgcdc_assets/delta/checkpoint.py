@@ -1,7 +1,7 @@
 """Checkpoints: what a version holds as one file, so that no reader begins at the first commit.
 
-delta-rs makes them, on this machine's own disk, from the part of the log that they take: in the table's folder it
-would list all of the log, and give the name before the content is whole.
+delta-rs makes them, in a scratch folder, from the part of the log that they take: in the table's own it would list all
+of the log, and give the name before the content is whole.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from pgcdc_assets.delta.logfiles import (
 from pgcdc_assets.delta.tombstones import forget_the_short_lived, log_retention
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import Entry
-from pgcdc_assets.store.scratch import DraftFile, temporary
+from pgcdc_assets.store.scratch import DraftFile
 
 _STALE_SECONDS: Final = 3600
 """The age after which a commit that waits for its number is deleted: its writer is dead."""
+_SCRATCH: Final = "_checkpoint"
+"""In the table's folder, for whom its other files are readable; no reader takes it for a part of the table."""
 _STAGED: Final = ("_", ".tmp")
 """How the name of such a commit begins and ends."""
 
@@ -69,7 +71,7 @@ def write_checkpoint(folder: Location, version: int) -> Made:
     log = folder / DELTA_LOG
     parts = checkpoint_files(log, version)
     begin = next((number for number, found in parts.items() if is_whole(found)), -1)
-    with temporary() as scratch:
+    with storage.scratch(folder / _SCRATCH).temporary() as scratch:
         made = scratch / DELTA_LOG / checkpoint_name(version)
         commits = [log / commit_name(number) for number in range(begin + 1, version + 1)]
         for path in (*parts.get(begin, ()), *commits):

@@ -66,7 +66,10 @@ def write_vectors(folder: Location, vectors: Sequence[BitMap64]) -> list[Descrip
             "sizeInBytes": len(data), "cardinality": len(vector),
         })  # fmt: skip
         content += len(data).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big")
-    storage.create(folder / f"deletion_vector_{uuid}.bin", bytes(content))
+    place = folder / f"deletion_vector_{uuid}.bin"
+    draft = storage.draft(place)
+    draft.write(bytes(content))
+    storage.put(draft, place)
     return found
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.store.base import HIDDEN, Entry, Store
-from pgcdc_assets.store.durable import sync_all, sync_file, write_whole
+from pgcdc_assets.store.durable import sync_all, sync_file, sync_folder
 from pgcdc_assets.store.private import private_folder
 
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
@@ -83,15 +83,8 @@ class LocalStore(Store):
 
     def put(self, draft: str, to: Location) -> None:
         sync_file(Path(draft))
-        if draft == to.text:
-            return
-        try:
+        if draft != to.text:
             os.replace(draft, to.text)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            write_whole(Path(to.text), Path(draft).read_bytes())
-            os.unlink(draft)
 
     def create(self, to: Location, content: bytes) -> None:
         staged = to.with_name(_STAGED.format(to.name, uuid.uuid4().hex)).text
@@ -109,8 +102,15 @@ class LocalStore(Store):
                 os.unlink(staged)
 
     def replace(self, to: Location, content: bytes) -> None:
-        _make_folder(to.parent.text)
-        write_whole(Path(to.text), content)
+        staged = to.with_name(_STAGED.format(to.name, uuid.uuid4().hex)).text
+        try:
+            _write(staged, content)
+            os.replace(staged, to.text)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(staged)
+            raise
+        sync_folder(Path(to.parent.text))
 
     def copy(self, source: Location, to: Location) -> None:
         _make_folder(to.parent.text)
@@ -135,7 +135,10 @@ class LocalStore(Store):
         private_folder(Path(root.text))
 
     def delete_folder(self, folder: Location) -> None:
-        shutil.rmtree(folder.text, ignore_errors=True)
+        # A lake may be a link to one.
+        shutil.rmtree(os.path.realpath(folder.text), ignore_errors=True)
+        if os.path.islink(folder.text):
+            os.unlink(folder.text)
 
     def move_folder(self, source: Location, to: Location) -> None:
         _make_folder(to.parent.text)
@@ -175,5 +178,8 @@ def _write(path: str, content: bytes) -> None:
         while left:
             left = left[os.write(descriptor, left) :]
         os.fsync(descriptor)
+    except OSError as error:
+        # The system names no file here.
+        raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(descriptor)

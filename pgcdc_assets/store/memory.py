@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -58,6 +59,8 @@ class MemoryStore(Store):
     def put(self, draft: str, to: Location) -> None:
         self.replace(to, Path(draft).read_bytes())
         Path(draft).unlink()
+        with suppress(OSError):
+            Path(draft).parent.rmdir()
 
     def create(self, to: Location, content: bytes) -> None:
         with self._lock:

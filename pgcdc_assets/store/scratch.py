@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +18,7 @@ from pgcdc_assets.store.durable import sync_file
 from pgcdc_assets.store.private import OWNER_ONLY
 
 _PIECE: Final = 1 << 20
+_STALE_SECONDS: Final = 3600
 
 
 class DraftFile:
@@ -32,6 +36,10 @@ class DraftFile:
         with open(self.path, "rb") as file:
             while piece := file.read(_PIECE):
                 yield piece
+
+    def write(self, content: bytes) -> None:
+        """Its whole content."""
+        Path(self.path).write_bytes(content)
 
     def settle(self) -> None:
         """Make its content durable now, so that little is left to do when it is put in its place."""
@@ -56,6 +64,26 @@ class Scratch:
         for left in Path(self._path).iterdir():
             left.unlink()
 
+    @contextmanager
+    def temporary(self) -> Iterator[Location]:
+        """A folder of its own for the time of the block; the scratch folder goes with the last of them.
+
+        What killed processes left there for long goes, too.
+        """
+        before = time.time() - _STALE_SECONDS
+        with suppress(FileNotFoundError):
+            for left in [left for left in Path(self._path).iterdir() if left.stat().st_mtime < before]:
+                shutil.rmtree(left, ignore_errors=True)
+        path = os.path.join(self._path, uuid.uuid4().hex)
+        # Whoever makes another one here at the same time may have removed the scratch folder.
+        os.makedirs(path)
+        try:
+            yield Location(path)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                os.rmdir(self._path)
+
 
 def folder_for(folder: Location) -> str:
     """A folder on this machine for drafts of a store that is elsewhere: the same one for the same place."""
@@ -68,10 +96,3 @@ def folder_for(folder: Location) -> str:
 def write_scratch(to: Location, content: bytes) -> None:
     os.makedirs(to.parent.text, exist_ok=True)
     Path(to.text).write_bytes(content)
-
-
-@contextmanager
-def temporary() -> Iterator[Location]:
-    """A folder of this machine for the time of the block."""
-    with tempfile.TemporaryDirectory(prefix="pgcdc-") as path:
-        yield Location(path)

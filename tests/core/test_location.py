@@ -13,7 +13,8 @@ from pgcdc_assets.core.location import LOCAL, Location
 def test_a_path_is_absolute_and_a_url_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert Location.of("lake").text == str(tmp_path / "lake")
-    assert Location.of(Path("lake/../lake/")).text == str(tmp_path / "lake")
+    assert Location.of(Path("lake//./")).text == str(tmp_path / "lake")
+    assert Location.of("lake/../other").text == f"{tmp_path}/lake/../other", "lake may be a link"
     assert Location.of("memory://store/lake/").text == "memory://store/lake"
     assert Location.of(Location.of("lake")) == Location.of("lake")
 

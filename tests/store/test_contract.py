@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Iterator
@@ -10,8 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import Schema
 
 from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.checkpoint import make_checkpoint
+from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.store import storage
 
 
@@ -178,3 +182,39 @@ def test_a_file_goes_from_one_store_to_another(folder: Location, tmp_path: Path)
 def test_another_scheme_is_refused() -> None:
     with pytest.raises(ValueError, match="no store serves odd://"):
         storage.read(Location.of("odd://bucket/key"))
+
+
+def test_what_a_killed_process_left_in_scratch_goes(folder: Location) -> None:
+    drafts = storage.scratch(folder / "_checkpoint")
+    with drafts.temporary() as first:
+        left = Path(first.text)
+        (left / "log").mkdir()
+        os.utime(left, (1, 1))
+        with storage.scratch(folder / "_checkpoint").temporary() as second:
+            assert not left.exists()
+            assert Path(second.text).is_dir()
+    assert not left.parent.exists()
+    assert list(storage.walk(folder)) == []
+
+
+def test_a_lake_that_is_a_link_is_removed_with_what_it_links_to(tmp_path: Path) -> None:
+    (tmp_path / "lake").symlink_to(tmp_path / "disk", target_is_directory=True)
+    (tmp_path / "disk").mkdir()
+    lake = Location.of(tmp_path / "lake")
+    storage.create(lake / "t/part", b"x")
+    storage.delete_folder(lake)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_belongs_to_those_who_may_read_the_table(tmp_path: Path) -> None:
+    """Its folder says to whom: what is made elsewhere and moved there would not be theirs."""
+    table = tmp_path / "t"
+    table.mkdir()
+    os.chown(table, -1, 12345)
+    table.chmod(0o2750)
+    place = Location.of(table)
+    create_table(place, Schema.from_arrow(pa.schema([("a", pa.int64())])), {}, {}, place.parent)
+    make_checkpoint(place, 0)
+    groups = {path.name: path.stat().st_gid for path in (table / "_delta_log").iterdir()}
+    assert set(groups.values()) == {12345}, groups
+    assert len(groups) == 3
