@@ -51,6 +51,7 @@ NOT_OF_THE_LAKE = {
 }
 SAME = {
     "commit", "recovery", "upkeep", "task", "messages",  # of log and lake, feed and mirror, wire and pipe
+    "streamed",  # messages one by one, and by column
     "sync", "maintenance", "observer", "thinning", "ranges", "retention", "states", "failures", "drift",
 }  # fmt: skip
 """File names that stand in two rooms, for one concept."""
