@@ -16,8 +16,9 @@ from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.connect.libpq import LibpqConnection
 from pgcdc_assets.source.connect.plainsession import SqlConnection
+from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.stream import catchup, drain, polling, subscribe
+from pgcdc_assets.source.stream import drain, polling, subscribe
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
 from tests.log.inside import receive_inside
 from tests.log.test_drain import everything, origin, ranges_of
@@ -224,7 +225,7 @@ def test_values_larger_than_all_that_is_read_at_once(source: Source) -> None:
 
 @pytest.mark.usefixtures("transport")
 def test_an_error_of_the_server_comes_as_what_it_means(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catchup, "OPTIONS", {"proto_version": "99"})
+    monkeypatch.setattr(PluginOptions, "whole", PluginOptions(proto_version=99))
     log = source.log("polled")
     with pytest.raises(SourceFailed, match="proto_version=99"):
         polled(source, log, source.run("INSERT INTO a VALUES (1, 'x')"))

@@ -14,7 +14,7 @@ from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
 from pgcdc_assets.source.stream.drain import LEAST_BYTES, Drain, SlotCopy
 from pgcdc_assets.source.stream.polling import Polling
-from pgcdc_assets.source.stream.subscribe import OPTIONS, Subscription, free_slot, start_stream
+from pgcdc_assets.source.stream.subscribe import Subscription, free_slot, start_stream
 
 
 class FrameStream(Protocol):
@@ -151,4 +151,4 @@ def _copied(asked: Subscription, connection: LibpqConnection, at: Lsn) -> SlotCo
     # Checked after the copying: if somebody advanced the slot past the log meanwhile, its copy may be past it too.
     check_slot(require_slot(asked.conn, asked.slot), at)
     position = require_slot(asked.conn, name).confirmed_flush_lsn or at
-    return SlotCopy(connection, asked.slot, name, position, asked.publications, OPTIONS)
+    return SlotCopy(connection, asked.slot, name, position, asked.publications, asked.options.whole)

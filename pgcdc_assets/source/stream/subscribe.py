@@ -14,6 +14,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotActive
 from pgcdc_assets.source.connect.failures import NEW_LAKE
 from pgcdc_assets.source.connect.libpq import LibpqConnection, SystemIdentity
+from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.slotstatus import SlotStatus, check_slot, require_slot
 
@@ -23,8 +24,6 @@ SLOT_PATIENCE_SECONDS = 10.0
 """A slot stays active for a moment after its last holder left (0.3 s seen). Only after this time does it count as held
 by somebody else."""
 _RETRY_SECONDS = 0.1
-OPTIONS = {"messages": "true"}
-"""Logical messages (``pg_logical_emit_message``) are part of the stream, and of the log."""
 
 
 def check_identity(
@@ -99,13 +98,14 @@ def _check_timeline(stream: LibpqConnection, now: int, log_timeline: int, stands
 
 @dataclass(frozen=True)
 class Subscription:
-    """The slot and publications to subscribe to, and a connection that reads the catalog."""
+    """The slot and publications to subscribe to, and how; and a connection that reads the catalog."""
 
     conn: psycopg.Connection[Any]
     slot: str
     publications: Sequence[str]
     keep_waiting: Callable[[], bool] = lambda: True
     """Called while somebody else holds the slot; False ends the waiting."""
+    options: PluginOptions = FIRST_VERSION
 
 
 def start_stream(
@@ -119,7 +119,8 @@ def start_stream(
     Raises what ``check_slot`` raises, or SlotActive if somebody holds it for longer than SLOT_PATIENCE_SECONDS.
     """
     check_slot(require_slot(asked.conn, asked.slot), transform_lsn)
-    _patiently(asked, lambda: stream.start(asked.slot, start_lsn or transform_lsn, asked.publications, options=OPTIONS))
+    at = start_lsn or transform_lsn
+    _patiently(asked, lambda: stream.start(asked.slot, at, asked.publications, asked.options))
     status = require_slot(asked.conn, asked.slot)
     check_slot(status, transform_lsn)
     return status.confirmed_flush_lsn or transform_lsn
