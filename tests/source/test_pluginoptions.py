@@ -41,6 +41,12 @@ def test_two_phase_is_refused_where_there_is_none() -> None:
         PluginOptions.of(14, two_phase=True)
 
 
+def test_messages_come_if_they_are_asked_for() -> None:
+    options = PluginOptions.of(18, streaming=True, messages=False)
+    assert "messages" not in options.given(["p"])
+    assert "messages" not in options.whole.given(["p"])
+
+
 @pytest.mark.parametrize(("version", "by_server"), [(14, False), (15, False), (16, True), (18, True)])
 def test_origins_are_left_out_by_the_server_where_it_can(version: int, by_server: bool) -> None:
     options = PluginOptions.of(version, origins=Origins.NONE)

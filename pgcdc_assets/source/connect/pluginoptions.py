@@ -55,13 +55,16 @@ class PluginOptions:
     """What the server is told; see :attr:`filters_origins`."""
     two_phase: bool = False
     """Turns it on for the slot, for good."""
+    messages: bool = True
+    """Logical messages (``pg_logical_emit_message``) are part of the stream."""
     filters_origins: bool = False
     """Whether the receiver has to leave out what came by replication: the server knows no `origin`."""
 
     @classmethod
     def of(
-        cls, version: int, *, streaming: bool = False, origins: Origins = Origins.ANY, two_phase: bool = False
-    ) -> Self:
+        cls, version: int, *, streaming: bool = False, origins: Origins = Origins.ANY, two_phase: bool = False,
+        messages: bool = True,
+    ) -> Self:  # fmt: skip
         """For a server of this major version.
 
         Raises SourceNotReady where it cannot send prepared transactions at their PREPARE.
@@ -76,7 +79,8 @@ class PluginOptions:
         if streaming:
             mode = Streaming.PARALLEL if newest >= _PARALLEL else Streaming.ON
         told = origins if version >= _ORIGIN_SINCE else Origins.ANY
-        return cls(newest if streaming or two_phase else 1, mode, told, two_phase, filters_origins=origins != told)
+        proto_version = newest if streaming or two_phase else 1
+        return cls(proto_version, mode, told, two_phase, messages, filters_origins=origins != told)
 
     @property
     def parallel(self) -> bool:
@@ -96,9 +100,9 @@ class PluginOptions:
         given = {
             "proto_version": str(self.proto_version),
             "publication_names": ",".join(identifier(name) for name in publications),
-            # Logical messages (pg_logical_emit_message) are part of the stream, and of the log.
-            "messages": "true",
         }
+        if self.messages:
+            given["messages"] = "true"
         if self.streaming != Streaming.OFF:
             given["streaming"] = str(self.streaming)
         if self.origins != Origins.ANY:
