@@ -212,14 +212,18 @@ class Stream:
             self._confirmed = walsender.create_slot(self.slot).consistent_point
         self.begin()
 
-    def begin(self) -> None:
-        """Connect, with no memory of what came before; an earlier connection, if one is left, has failed."""
+    def begin(self, options: PluginOptions | None = None, at: Lsn | None = None) -> None:
+        """Connect, with no memory of what came before; an earlier connection, if one is left, has failed.
+
+        ``at`` may lie above what was confirmed: what commits below does not come again.
+        """
         if self._walsender is not None:
             self._walsender.close()
-        self.read = Reading(parallel=self._options.parallel)
+        options = options or self._options
+        self.read = Reading(parallel=options.parallel)
         walsender = ReplicationConnection.open(self._database.conninfo, options=self._memory)
         self._walsender = walsender
-        walsender.start(self.slot, self._confirmed, [PUBLICATION], self._options)
+        walsender.start(self.slot, at or self._confirmed, [PUBLICATION], options)
 
     def leave(self) -> None:
         """Confirm all that came, and go. No transaction is lost by that: what is open keeps its WAL."""

@@ -15,7 +15,7 @@ import pytest
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import SourceFailed
-from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions
+from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, Origins, PluginOptions
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from tests.fix_postgres import Database, fresh_database
 from tests.versions.streaming import FOREIGN, IMMEDIATE_SINCE, PUBLICATION, Reading, Stream, streaming
@@ -176,6 +176,25 @@ def test_messages(database: Database) -> None:
     lost = [change for change in streamed.changes if change not in whole.changes]
     assert [change.payload[-4:] for change in lost] == [b"gone"]
     assert [change for change in streamed.changes if change not in lost] == list(whole.changes)
+
+
+def test_what_is_unsure_comes_again_by_version_1(database: Database) -> None:
+    """From the boundary in front of it, where nothing was confirmed: what committed before does not come again, what is
+    still open comes whole."""
+    emit = "SELECT pg_logical_emit_message(true, 'prefix', '{}')"
+    with streaming(database) as stream, database.connect() as conn, database.connect() as other:
+        run(stream, conn, "BEGIN", many(1), "SAVEPOINT s", emit.format("gone"), many(1001), "/", "ROLLBACK TO s",
+            emit.format("kept"))  # fmt: skip
+        run(stream, other, "INSERT INTO b VALUES (1, 1)", "BEGIN", many(5001), "/")
+        run(stream, conn, "COMMIT", "/")
+        unsure = stream.read.transactions[-1]
+        assert stream.read.ambiguous == {unsure.xid}
+        stream.close()
+        stream.begin(FIRST_VERSION, unsure.commit_lsn)
+        run(stream, other, "COMMIT")
+        found, expected = stream.catch_up(), stream.whole()
+    assert found.transactions == expected.transactions[1:]
+    assert [len(transaction.changes) for transaction in found.transactions] == [401, 400]
 
 
 def test_origins(database: Database) -> None:
