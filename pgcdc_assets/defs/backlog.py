@@ -17,8 +17,8 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, SourceLook
 from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.protocol.layouts import CHANGES
+from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions
 from pgcdc_assets.source.positions import FLUSH_LSN
-from pgcdc_assets.source.stream.subscribe import ANY_ORIGIN, stream_options
 
 if TYPE_CHECKING:
     from pgcdc_assets.log.reader import ChangeLog
@@ -50,7 +50,7 @@ def look(
     cursor: Cursor,
     *,
     messages: bool = False,
-    origin: str = ANY_ORIGIN,
+    origin: str = Origins.ANY,
 ) -> SourceLook:
     """Positions of source and lake now. SlotMissing, or SourceUnavailable, as the connection has it."""
     from pgcdc_assets.flow import sentinel
@@ -109,10 +109,8 @@ def _published(conn: SourceConnection, catalog: Catalog, upto: Lsn, *, messages:
     not say (a reader came, time ran out)."""
     conn.execute("SELECT set_config('statement_timeout', %s, false)", [str(_PEEK_MILLISECONDS)])
     try:
-        names = ",".join('"' + name.replace('"', '""') + '"' for name in catalog.publications)
-        options = stream_options(conn.info.server_version, messages=messages, origin=origin)
-        told = {"proto_version": "1", "publication_names": names, **options}
-        pairs = [part for option in told.items() for part in option]
+        options = PluginOptions.of(conn.info.server_version // 10000, messages=messages, origins=Origins(origin))
+        pairs = [part for option in options.given(catalog.publications).items() for part in option]
         found = conn.execute(_PEEK, [catalog.identity.slot, str(upto), pairs]).fetchone()
     except psycopg.Error:
         return None

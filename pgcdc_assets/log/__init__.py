@@ -5,6 +5,8 @@ receive/ -> framerun -> rows -> segment (spill) -> batch -> commit        writte
                                           reader, counting <--+           read by everybody
 
 framerun    frames as they came, indexed        rows        frames into rows of the log
+streamed    which frames are of which transaction in progress, and as version 1 has them
+inprogress  transactions in progress            prepared    those whose content came at their PREPARE
 segment     its Parquet files                   spill       segments of open transactions
 batch       the smallest durable piece          commit      compare-and-set, on disk before anybody is told
 reader      position, batches, segments         counting    rows by relation, as the receiver counted them

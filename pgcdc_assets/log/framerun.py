@@ -33,6 +33,8 @@ from pgcdc_assets.protocol.layouts import (
 )
 from pgcdc_assets.protocol.messages import Message
 
+Raw = bytes | bytearray
+"""Frames as they lie in memory. Nobody changes them once they are a run's."""
 Records = NDArray[Any]
 
 HEADER = XLOG_DATA.size
@@ -82,7 +84,7 @@ class Brackets:
 class FrameRun:
     """Consecutive frames: their bytes, and one entry per frame."""
 
-    raw: bytes
+    raw: Raw
     offsets: Ints
     lengths: Ints
     kinds: NDArray[np.uint8]
@@ -157,7 +159,7 @@ class FrameRun:
 
     def payload(self, index: int) -> bytes:
         offset = int(self.offsets[index])
-        return self.raw[offset + HEADER : offset + int(self.lengths[index])]
+        return bytes(self.raw[offset + HEADER : offset + int(self.lengths[index])])
 
     def lsn(self, index: int) -> Lsn:
         offset = int(self.offsets[index])
@@ -172,7 +174,11 @@ class FrameRun:
 
     def relation_ids(self, index: Ints) -> Ints:
         """The relations that messages begin with."""
-        return self._numbers(index, HEADER + CHANGE.at("relation_id"), CHANGE.dtype["relation_id"])
+        return self.field(index, CHANGE, "relation_id")
+
+    def field(self, index: Ints, layout: WireLayout, name: str) -> Ints:
+        """A field of messages that have this layout."""
+        return self._numbers(index, HEADER + layout.at(name), layout.dtype[name])
 
     def _numbers(self, index: Ints, at: int, dtype: np.dtype[Any]) -> Ints:
         return anywhere(self.raw, dtype)[self.offsets[index] + at].astype(np.int64, copy=False)
@@ -181,9 +187,9 @@ class FrameRun:
         return anywhere(self.raw, layout.dtype)[self.offsets[index] + HEADER]
 
 
-def anywhere(raw: bytes, kind: DTypeLike) -> Records:
+def anywhere(raw: Raw, kind: DTypeLike) -> Records:
     """``raw`` as an array of values that begin at each of its bytes: picking from it is one gather, whatever the number
-    of values."""
+    of values. So is writing, where ``raw`` can be written."""
     dtype = np.dtype(kind)
     return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw, strides=(1,))
 

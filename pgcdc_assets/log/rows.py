@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, IS_ROW, FrameRun, anywhere
+from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, IS_ROW, FrameRun, Raw, anywhere
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.transactions import OpenTransaction
 from pgcdc_assets.protocol.layouts import MessageKind
@@ -31,7 +31,7 @@ _INLINE = 12
 class Rows:
     """Rows of the log in columns; ABSENT stands for NULL. All arrays have one entry per row."""
 
-    raw: bytes
+    raw: Raw
     offset: Ints
     length: Ints
     """Where each payload lies in ``raw``."""

@@ -1,4 +1,4 @@
-"""The codec of pgoutput (protocol version 1), pure: bytes and Arrow arrays in, messages and Arrow arrays out.
+"""The codec of pgoutput, pure: bytes and Arrow arrays in, messages and Arrow arrays out.
 
 bytes -> copydata -> frames -> messages           one by one, for control messages: decode
                         |
@@ -8,7 +8,8 @@ layouts     letters, fixed-width fields and the clock, each once
 copydata    where the data messages of a connection lie
 frames      XLogData, keepalive, status update
 messages    the messages as values
-decode      one message at a time: the reference decoder
+decode      one message of version 1 at a time: the reference decoder
+streamed    the same for versions 2 to 4, with the transaction that each message belongs to
 columns     row messages by column
 shape       how a relation's rows are to be decoded: its Relation message and the catalog's facts
 text/       PostgreSQL's text form into typed columns

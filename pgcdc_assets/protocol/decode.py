@@ -1,13 +1,14 @@
-"""Decodes one message at a time: the reference decoder, and the one for control messages.
+"""Decodes one message of protocol version 1 at a time: the reference decoder, and the one for control messages.
 
-Their layouts stand in :mod:`pgcdc_assets.protocol.layouts`.
+Their layouts stand in :mod:`pgcdc_assets.protocol.layouts`. What later versions add is read in
+:mod:`pgcdc_assets.protocol.streamed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from struct import Struct, unpack
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from pgcdc_assets.core.catalog import ReplicaIdentity
 from pgcdc_assets.core.lsn import ZERO, Lsn
@@ -34,6 +35,8 @@ from pgcdc_assets.protocol.messages import (
     Value,
 )
 
+MessageT = TypeVar("MessageT")
+
 _U8 = Struct("!B")
 _U16 = Struct("!H")
 _U32 = Struct("!I")
@@ -46,27 +49,31 @@ def decode(payload: bytes, lsn: Lsn = ZERO) -> Message:
     Raises ProtocolError, with kind and LSN, for whatever is truncated, malformed, unknown or followed
     by bytes that do not belong to it.
     """
-    if not payload:
-        raise ProtocolError("empty message", lsn=lsn)
-    read = _READERS.get(payload[0])
-    reader = _Reader(payload, lsn)
-    if read is None:
-        reader.fail("its kind is unknown to protocol version 1")
-    message = read(reader)
-    if reader.at != len(payload):
-        reader.fail(f"{len(payload) - reader.at} bytes follow its end")
-    return message
+    return MessageReader(payload, lsn).whole(READERS, "its kind is unknown to protocol version 1")
 
 
-class _Reader:
+class MessageReader:
     """Checked reads that move a cursor over one message."""
 
     __slots__ = ("at", "lsn", "payload")
 
     def __init__(self, payload: bytes, lsn: Lsn) -> None:
+        """The cursor stands behind the letter. ProtocolError where there is none."""
+        if not payload:
+            raise ProtocolError("empty message", lsn=lsn)
         self.payload = payload
         self.lsn = lsn
         self.at = 1
+
+    def whole(self, readers: Mapping[int, Callable[[MessageReader], MessageT]], otherwise: str) -> MessageT:
+        """Read to the end of the message; ``otherwise`` says what is wrong where no reader is for its kind."""
+        read = readers.get(self.payload[0])
+        if read is None:
+            self.fail(otherwise)
+        message = read(self)
+        if self.at != len(self.payload):
+            self.fail(f"{len(self.payload) - self.at} bytes follow its end")
+        return message
 
     def fail(self, what: str) -> NoReturn:
         kind = self.payload[:1].decode("ascii", "backslashreplace")
@@ -110,52 +117,53 @@ class _Reader:
         return letter
 
     def flags(self, known: int) -> int:
-        flags = self.number(_U8)
+        return self.known(self.number(_U8), known)
+
+    def known(self, flags: int, known: int) -> int:
+        """The flags, if all of them are known."""
         if flags & ~known:
             self.fail(f"unknown flags {flags:#x}")
         return flags
 
 
-def _begin(reader: _Reader) -> Begin:
+def _begin(reader: MessageReader) -> Begin:
     final_lsn, commit_ts, xid = reader.fields(layouts.BEGIN)
     return Begin(Lsn(final_lsn), commit_ts + EPOCH, xid)
 
 
-def _commit(reader: _Reader) -> Commit:
+def _commit(reader: MessageReader) -> Commit:
     flags, commit_lsn, end_lsn, commit_ts = reader.fields(layouts.COMMIT)
-    if flags:
-        reader.fail(f"unknown flags {flags:#x}")
-    return Commit(flags, Lsn(commit_lsn), Lsn(end_lsn), commit_ts + EPOCH)
+    return Commit(reader.known(flags, 0), Lsn(commit_lsn), Lsn(end_lsn), commit_ts + EPOCH)
 
 
-def _origin(reader: _Reader) -> Origin:
+def _origin(reader: MessageReader) -> Origin:
     return Origin(Lsn(*reader.fields(layouts.ORIGIN)), reader.string())
 
 
-def _relation(reader: _Reader) -> Relation:
+def _relation(reader: MessageReader) -> Relation:
     relation_id, schema, name = reader.number(_U32), reader.string(), reader.string()
     identity = cast("ReplicaIdentity", reader.letter(layouts.IDENTITIES))
     columns = tuple(_relation_column(reader) for _ in range(reader.number(_U16)))
     return Relation(relation_id, schema, name, identity, columns)
 
 
-def _relation_column(reader: _Reader) -> RelationColumn:
+def _relation_column(reader: MessageReader) -> RelationColumn:
     key, name = reader.flags(1), reader.string()
     type_oid, typmod = reader.unpacked(_TYPE_OF_COLUMN)
     return RelationColumn(bool(key), name, type_oid, typmod)
 
 
-def _type(reader: _Reader) -> Type:
+def _type(reader: MessageReader) -> Type:
     return Type(reader.number(_U32), reader.string(), reader.string())
 
 
-def _insert(reader: _Reader) -> Insert:
+def _insert(reader: MessageReader) -> Insert:
     relation_id = reader.number(_U32)
     reader.letter("N")
     return Insert(relation_id, _tuple(reader))
 
 
-def _update(reader: _Reader) -> Update:
+def _update(reader: MessageReader) -> Update:
     relation_id = reader.number(_U32)
     letter = reader.letter("KON")
     if letter == "N":
@@ -165,17 +173,17 @@ def _update(reader: _Reader) -> Update:
     return Update(relation_id, cast("OldKind", letter), old, _tuple(reader))
 
 
-def _delete(reader: _Reader) -> Delete:
+def _delete(reader: MessageReader) -> Delete:
     relation_id = reader.number(_U32)
     letter = cast("OldKind", reader.letter("KO"))
     return Delete(relation_id, letter, _tuple(reader))
 
 
-def _tuple(reader: _Reader) -> TupleData:
+def _tuple(reader: MessageReader) -> TupleData:
     return tuple(_value(reader) for _ in range(reader.number(_U16)))
 
 
-def _value(reader: _Reader) -> Value:
+def _value(reader: MessageReader) -> Value:
     letter = reader.letter("nutb")
     if letter == "n":
         return None
@@ -186,27 +194,25 @@ def _value(reader: _Reader) -> Value:
     return reader.text(reader.take(reader.number(_U32)))
 
 
-def _truncate(reader: _Reader) -> Truncate:
+def _truncate(reader: MessageReader) -> Truncate:
     count, flags = reader.fields(layouts.TRUNCATE)
-    if flags & ~3:
-        reader.fail(f"unknown flags {flags:#x}")
+    reader.known(flags, 3)
     relations = unpack(f"!{count}I", reader.take(4 * count))
     return Truncate(relations, bool(flags & 1), bool(flags & 2))
 
 
-def _message(reader: _Reader) -> LogicalMessage:
+def _message(reader: MessageReader) -> LogicalMessage:
     flags, lsn = reader.fields(layouts.MESSAGE)
-    if flags & ~1:
-        reader.fail(f"unknown flags {flags:#x}")
+    reader.known(flags, 1)
     prefix = reader.string()
     return LogicalMessage(bool(flags), Lsn(lsn), prefix, reader.take(reader.number(_U32)))
 
 
-def _stream_abort(reader: _Reader) -> StreamAbort:
+def _stream_abort(reader: MessageReader) -> StreamAbort:
     return StreamAbort(*reader.fields(layouts.STREAM_ABORT))
 
 
-_READERS: Final[dict[int, Callable[[_Reader], Message]]] = {
+READERS: Final[Mapping[int, Callable[[MessageReader], Message]]] = {
     MessageKind.BEGIN: _begin,
     MessageKind.COMMIT: _commit,
     MessageKind.ORIGIN: _origin,

@@ -94,6 +94,25 @@ ROWS: Final = (MessageKind.INSERT, MessageKind.UPDATE, MessageKind.DELETE)
 TABLE_CHANGES: Final = (*ROWS, MessageKind.TRUNCATE)
 CHANGES: Final = (*TABLE_CHANGES, MessageKind.MESSAGE)
 """The messages that ``tx_ordinal`` counts."""
+CONTENT: Final = (*CHANGES, MessageKind.RELATION, MessageKind.TYPE, MessageKind.ORIGIN)
+"""What stands between the beginning and the end of a transaction or of a stream's block."""
+CARRY_XID: Final = (*CHANGES, MessageKind.RELATION, MessageKind.TYPE)
+"""What carries an xid after its letter within a stream's block: all of CONTENT but Origin."""
+BRACKETS: Final = {
+    MessageKind.BEGIN: MessageKind.COMMIT,
+    MessageKind.BEGIN_PREPARE: MessageKind.PREPARE,
+    MessageKind.STREAM_START: MessageKind.STREAM_STOP,
+}
+"""What begins a transaction or a block, and what ends it. None of them stands within another."""
+BETWEEN: Final = (
+    MessageKind.STREAM_COMMIT,
+    MessageKind.STREAM_ABORT,
+    MessageKind.STREAM_PREPARE,
+    MessageKind.COMMIT_PREPARED,
+    MessageKind.ROLLBACK_PREPARED,
+    MessageKind.MESSAGE,
+)
+"""What stands outside of all brackets. A logical message does where it is not transactional."""
 
 RowKind = Literal["I", "U", "D"]
 Image = Literal["N", "O", "K"]
@@ -152,3 +171,16 @@ CHANGE: Final = WireLayout(relation_id=U32)
 TRUNCATE: Final = WireLayout(count=U32, flags=U8)
 MESSAGE: Final = WireLayout(flags=U8, lsn=LSN)
 STREAM_ABORT: Final = WireLayout(xid=U32, subxid=U32)
+PARALLEL_STREAM_ABORT: Final = WireLayout(xid=U32, subxid=U32, abort_lsn=LSN, abort_ts=TIME)
+"""Where streaming is parallel: on every Stream Abort of that connection."""
+STREAM_START: Final = WireLayout(xid=U32, first=U8)
+STREAM_COMMIT: Final = WireLayout(xid=U32, flags=U8, commit_lsn=LSN, end_lsn=LSN, commit_ts=TIME)
+XID: Final = WireLayout(xid=U32)
+"""Of the messages that carry an xid in a stream's block."""
+BEGIN_PREPARE: Final = WireLayout(prepare_lsn=LSN, end_lsn=LSN, prepare_ts=TIME, xid=U32)
+PREPARE: Final = WireLayout(flags=U8, prepare_lsn=LSN, end_lsn=LSN, prepare_ts=TIME, xid=U32)
+"""Of a stream prepare, too."""
+COMMIT_PREPARED: Final = WireLayout(flags=U8, commit_lsn=LSN, end_lsn=LSN, commit_ts=TIME, xid=U32)
+ROLLBACK_PREPARED: Final = WireLayout(
+    flags=U8, prepare_end_lsn=LSN, rollback_end_lsn=LSN, prepare_ts=TIME, rollback_ts=TIME, xid=U32
+)

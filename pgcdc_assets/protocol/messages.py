@@ -1,4 +1,4 @@
-"""The messages of pgoutput, protocol version 1.
+"""The messages of pgoutput: those of protocol version 1, then what versions 2 to 4 add.
 
 Names and fields are those of PostgreSQL's "Logical Replication Message Formats"; LSNs are
 :class:`Lsn`, times are microseconds since 1970-01-01 UTC, texts are decoded from UTF-8.
@@ -125,14 +125,119 @@ class LogicalMessage:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """The rollback of a streamed transaction, or of one of its subtransactions.
+    """The rollback of a streamed transaction (``subxid`` is ``xid``), or of one of its subtransactions.
 
-    PostgreSQL 18 sends it to protocol version 1 too, between transactions: once per subtransaction of a transaction
-    that outgrew ``logical_decoding_work_mem`` and was rolled back. Nothing of that transaction is ever sent.
+    A released subtransaction of one that is rolled back gets its own. One for a transaction of which no block came
+    means nothing: PostgreSQL 18 sends it, to protocol version 1 too, once per subtransaction of a transaction that
+    outgrew ``logical_decoding_work_mem`` and was already rolled back when it was decoded.
     """
 
     xid: int
     subxid: int
+    abort_lsn: Lsn | None = None
+    abort_ts: int | None = None
+    """Both only where streaming is parallel. Where the transaction has an origin, the time is the origin's."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left of the transaction."""
+        return self.subxid == self.xid
 
 
 Message = Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | LogicalMessage | StreamAbort
+"""What protocol version 1 sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """A block of a transaction that is still in progress begins."""
+
+    xid: int
+    """Of the top transaction."""
+    first: bool
+    """What came of this xid before is void: a new decoder sends the transaction again from its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStop:
+    """The block ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCommit:
+    """The blocks of a transaction, less its aborted subtransactions, are one that commits here."""
+
+    xid: int
+    flags: int
+    """Always 0: no flag is defined."""
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginPrepare:
+    """In place of Begin, where a transaction is sent as it is prepared."""
+
+    prepare_lsn: Lsn
+    """Start of the PREPARE's record."""
+    end_lsn: Lsn
+    prepare_ts: int
+    xid: int
+    gid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """In place of Commit. Its content is never sent again once ``end_lsn`` is confirmed."""
+
+    flags: int
+    prepare_lsn: Lsn
+    end_lsn: Lsn
+    prepare_ts: int
+    xid: int
+    gid: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPrepare:
+    """As Prepare, of a transaction whose content came in blocks."""
+
+    flags: int
+    prepare_lsn: Lsn
+    end_lsn: Lsn
+    prepare_ts: int
+    xid: int
+    gid: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPrepared:
+    """COMMIT PREPARED: the transaction belongs where this commits."""
+
+    flags: int
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_ts: int
+    xid: int
+    gid: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackPrepared:
+    """ROLLBACK PREPARED. It may come for a prepare that was never sent."""
+
+    flags: int
+    prepare_end_lsn: Lsn
+    """Tells apart the prepares of one gid, which may be used again."""
+    rollback_end_lsn: Lsn
+    prepare_ts: int
+    rollback_ts: int
+    xid: int
+    gid: str
+
+
+StreamMessage = StreamStart | StreamStop | StreamCommit
+TwoPhaseMessage = BeginPrepare | Prepare | StreamPrepare | CommitPrepared | RollbackPrepared
+AnyMessage = Message | StreamMessage | TwoPhaseMessage
+"""What any version sends."""

@@ -18,9 +18,9 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import Event
+from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
-from pgcdc_assets.source.stream.subscribe import ANY_ORIGIN
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
 
@@ -79,7 +79,7 @@ class Source:
     def receiver(
         self, log: ChangeLog, *, batch_seconds: float = 0.2, batch_bytes: int = 32 << 20, conninfo: str | None = None,
         drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO, published: Lsn = ZERO,
-        messages: Sequence[str] = ("*",), origin: str = ANY_ORIGIN,
+        messages: Sequence[str] = ("*",), origin: str = Origins.ANY,
     ) -> ReceiverProcess:  # fmt: skip
         """Started; killed at the end of the test if it still runs."""
         receiver = ReceiverProcess(
@@ -93,7 +93,7 @@ class Source:
         return receiver
 
     def receive(
-        self, log: ChangeLog, until: Lsn, *, messages: Sequence[str] = ("*",), origin: str = ANY_ORIGIN
+        self, log: ChangeLog, until: Lsn, *, messages: Sequence[str] = ("*",), origin: str = Origins.ANY
     ) -> list[Event]:
         """One run to a goal; all its events."""
         receiver = self.receiver(log, messages=messages, origin=origin)

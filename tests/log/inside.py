@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pgcdc_assets.core.lsn import Lsn
@@ -14,6 +14,7 @@ from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.source.connect.connection import SourceConnection, connect
 from pgcdc_assets.source.connect.libpq import LibpqConnection
 from pgcdc_assets.source.connect.plainsession import SqlConnection
+from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions
 from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.stream.catchup import begin
@@ -22,7 +23,6 @@ from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
 from tests.log.conftest import PUBLICATION, Source
 
 Confirmation = Callable[[Lsn], None]
-MESSAGES = {"messages": "true"}
 
 
 class Watched(ReplicationConnection):
@@ -53,7 +53,7 @@ def receive_inside(
     writer: type[BatchWriter] = BatchWriter, batch_seconds: float = 0.02, batch_bytes: int = 1 << 20,
     drain_bytes: int = LEAST_BYTES, replication: bool = True,
     orders: Callable[[Receiver], None] = lambda receiver: None, conninfo: str | None = None,
-    patience: Patience = FOR_STREAMS, limits: RangeLimits = RANGE_LIMITS, plugin: Mapping[str, str] = MESSAGES,
+    patience: Patience = FOR_STREAMS, limits: RangeLimits = RANGE_LIMITS, plugin: PluginOptions = FIRST_VERSION,
     **options: Any,
 ) -> Lsn:  # fmt: skip
     """One run (to a goal, if there is one), as the receiver's process makes it; where the log stands then."""
@@ -66,7 +66,7 @@ def receive_inside(
         if isinstance(stream, Watched):
             stream.confirming = confirming
         found = check_identity(stream, identity, timeline, position)
-        asked = Subscription(conn, identity.slot, [PUBLICATION], dict(plugin))
+        asked = Subscription(conn, identity.slot, [PUBLICATION], plugin)
         frames, floor = begin(asked, stream, position, drain_bytes=drain_bytes, limits=limits)
         relations = Relations()
         receiver = Receiver(

@@ -45,7 +45,7 @@ def _in_parts(frames: list[bytes], cuts: list[int], choice: Choice) -> list[byte
     for start, end in itertools.pairwise(edges):
         run = choice.kept(run_of(frames[start:end], start), state)
         offsets, lengths = run.offsets.tolist(), run.lengths.tolist()
-        found += [run.raw[at : at + length] for at, length in zip(offsets, lengths, strict=True)]
+        found += [bytes(run.raw[at : at + length]) for at, length in zip(offsets, lengths, strict=True)]
         state = transaction_after(run, state)
     return found
 

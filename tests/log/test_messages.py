@@ -10,9 +10,9 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import LogicalMessage
-from pgcdc_assets.source.stream import drain
 from tests.log.conftest import Source, rows, until_event
 from tests.log.inside import receive_inside
+from tests.log.test_drain import ranges_of
 
 BETWEEN = "SELECT pg_logical_emit_message(false, '{}', 'between')"
 INSIDE = "SELECT pg_logical_emit_message(true, '{}', 'inside')"
@@ -118,13 +118,11 @@ def test_a_kill_between_messages_loses_none(source: Source) -> None:
     assert log.verify(_all(log))
 
 
-def test_ranges_of_polling_may_end_inside_a_message(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "SMALLEST_RANGE", 1000)
-    monkeypatch.setattr(drain, "LARGEST_RANGE", 1000)
+def test_ranges_of_polling_may_end_inside_a_message(source: Source) -> None:
     log = source.log()
     for number in range(20):
         source.run(f"SELECT pg_logical_emit_message(false, 'm{number}', repeat('x', {number * 97}))")
-    receive_inside(source, log, source.lsn(), lambda lsn: None, replication=False)
+    receive_inside(source, log, source.lsn(), lambda lsn: None, replication=False, limits=ranges_of(1000))
     assert told(log) == [f"m{number}" for number in range(20)]
     assert log.verify(_all(log))
 

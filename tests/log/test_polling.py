@@ -17,6 +17,7 @@ from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.connect.libpq import LibpqConnection
 from pgcdc_assets.source.connect.plainsession import SqlConnection
+from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.stream import polling, subscribe
 from pgcdc_assets.source.stream.drain import RANGE_LIMITS
@@ -223,11 +224,11 @@ def test_values_larger_than_all_that_is_read_at_once(source: Source) -> None:
 
 
 @pytest.mark.usefixtures("transport")
-def test_an_error_of_the_server_comes_as_what_it_means(source: Source) -> None:
+def test_an_error_of_the_server_comes_as_what_it_means(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PluginOptions, "whole", PluginOptions(proto_version=99))
     log = source.log("polled")
     with pytest.raises(SourceFailed, match="proto_version=99"):
-        receive_inside(source, log, source.run("INSERT INTO a VALUES (1, 'x')"), lambda lsn: None, replication=False,
-                       plugin={"proto_version": "99"})  # fmt: skip
+        polled(source, log, source.run("INSERT INTO a VALUES (1, 'x')"))
 
 
 def test_a_slot_that_has_nothing_to_follow_is_touched(source: Source) -> None:

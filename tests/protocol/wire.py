@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import pack
 
+from pgcdc_assets.protocol.layouts import EPOCH
 from pgcdc_assets.protocol.messages import (
     UNCHANGED,
+    AnyMessage,
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
     Delete,
     Insert,
+    LogicalMessage,
+    Origin,
+    Prepare,
     Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
     Truncate,
     TupleData,
     Type,
@@ -75,3 +90,51 @@ def truncate(message: Truncate) -> bytes:
     flags = message.cascade | message.restart_identity << 1
     ids: Sequence[int] = message.relation_ids
     return b"T" + pack("!IB", len(ids), flags) + pack(f"!{len(ids)}I", *ids)
+
+
+def message(of: AnyMessage) -> bytes:
+    """Any message, as outside of a block."""
+    match of:
+        case Insert() | Update() | Delete():
+            return row_message(of)
+        case Relation():
+            return relation(of)
+        case Type():
+            return type_(of)
+        case Truncate():
+            return truncate(of)
+        case Begin():
+            return b"B" + pack("!QqI", of.final_lsn, of.commit_ts - EPOCH, of.xid)
+        case Commit():
+            return b"C" + pack("!BQQq", of.flags, of.commit_lsn, of.end_lsn, of.commit_ts - EPOCH)
+        case Origin():
+            return b"O" + pack("!Q", of.commit_lsn) + string(of.name)
+        case LogicalMessage():
+            head = pack("!BQ", of.transactional, of.lsn) + string(of.prefix)
+            return b"M" + head + pack("!I", len(of.content)) + of.content
+        case StreamStart():
+            return b"S" + pack("!IB", of.xid, of.first)
+        case StreamStop():
+            return b"E"
+        case StreamCommit():
+            return b"c" + pack("!IBQQq", of.xid, of.flags, of.commit_lsn, of.end_lsn, of.commit_ts - EPOCH)
+        case StreamAbort():
+            tail = b"" if of.abort_ts is None else pack("!Qq", of.abort_lsn or 0, of.abort_ts - EPOCH)
+            return b"A" + pack("!II", of.xid, of.subxid) + tail
+        case BeginPrepare():
+            return b"b" + pack("!QQqI", of.prepare_lsn, of.end_lsn, of.prepare_ts - EPOCH, of.xid) + string(of.gid)
+        case Prepare() | StreamPrepare():
+            fields = pack("!BQQqI", of.flags, of.prepare_lsn, of.end_lsn, of.prepare_ts - EPOCH, of.xid)
+            return (b"P" if isinstance(of, Prepare) else b"p") + fields + string(of.gid)
+        case CommitPrepared():
+            fields = pack("!BQQqI", of.flags, of.commit_lsn, of.end_lsn, of.commit_ts - EPOCH, of.xid)
+            return b"K" + fields + string(of.gid)
+        case RollbackPrepared():
+            lsns = of.prepare_end_lsn, of.rollback_end_lsn
+            times = of.prepare_ts - EPOCH, of.rollback_ts - EPOCH
+            return b"r" + pack("!BQQqqI", of.flags, *lsns, *times, of.xid) + string(of.gid)
+
+
+def within(payload: bytes, xid: int) -> bytes:
+    """A message as it stands in a block of a stream."""
+    return payload[:1] + pack("!I", xid) + payload[1:]

@@ -51,7 +51,7 @@ class Choice:
         end = run.raw.find(b"\0", start, int(run.offsets[index] + run.lengths[index]))
         if end < 0:
             raise ProtocolError("message M has no end of its prefix", lsn=run.lsn(index))
-        prefix = run.raw[start:end]
+        prefix = bytes(run.raw[start:end])
         found = self._chosen.get(prefix)
         if found is None:
             found = self._patterns.match(prefix.decode(errors="replace"))

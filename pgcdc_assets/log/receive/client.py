@@ -15,8 +15,8 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied
 from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings, heard
+from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
-from pgcdc_assets.source.stream.subscribe import ANY_ORIGIN
 
 _ALLOCATION = {
     # One malloc arena and returned pages, for all of Python, libpq and Arrow: measured on one transaction
@@ -37,7 +37,7 @@ class ReceiverProcess:
     def __init__(
         self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float,
         drain_bytes: int = LEAST_BYTES, replication_connections: bool = True,
-        highest: Lsn = ZERO, published: Lsn = ZERO, messages: Sequence[str] = (), origin: str = ANY_ORIGIN,
+        highest: Lsn = ZERO, published: Lsn = ZERO, messages: Sequence[str] = (), origin: str = Origins.ANY,
     ) -> None:  # fmt: skip
         self._settings = ReceiverSettings(
             conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, replication_connections,

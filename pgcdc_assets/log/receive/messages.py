@@ -13,8 +13,8 @@ from typing import Any
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied, of_plain
+from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
-from pgcdc_assets.source.stream.subscribe import ANY_ORIGIN
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ReceiverSettings:
     """The newest consistent point of followed tables: the source had nothing published between the log's end and it."""
     messages: tuple[str, ...] = ()
     """Patterns of the prefixes of logical messages that are asked for."""
-    origin: str = ANY_ORIGIN
+    origin: str = Origins.ANY
 
     def to_line(self) -> bytes:
         return _line(asdict(self))

@@ -35,9 +35,10 @@ from pgcdc_assets.log.receive.receiver import Limits, Receiver
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.plainsession import open_source
+from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions
 from pgcdc_assets.source.slot.slotstatus import require_slot
 from pgcdc_assets.source.stream.catchup import begin
-from pgcdc_assets.source.stream.subscribe import ANY_ORIGIN, Subscription, check_identity, stream_options
+from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
 
 _ALONE_SECONDS = 1.0
 """The parent may have taken nine of the ten seconds that a command has to end in."""
@@ -99,10 +100,12 @@ class ReceiverRun:
             ) as stream,
         ):
             source = check_identity(stream, identity, timeline, position, settings.highest)
-            choice = Choice(settings.messages, origins=settings.origin == ANY_ORIGIN)
+            choice = Choice(settings.messages, origins=settings.origin == Origins.ANY)
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
             overlap = Overlap.of(log, confirmed, settings.published, origins=choice.origins)
-            options = stream_options(conn.info.server_version, messages=bool(settings.messages), origin=settings.origin)
+            options = PluginOptions.of(
+                conn.info.server_version // 10000, messages=bool(settings.messages), origins=Origins(settings.origin)
+            )
             asked = Subscription(conn, identity.slot, settings.publications, options, self._keep_waiting)
             start_lsn = overlap.start if overlap and overlap.start < position else None
             frames, floor = begin(asked, stream, position, start_lsn=start_lsn, drain_bytes=settings.drain_bytes)

@@ -4,5 +4,6 @@ connection    SQL by psycopg                 plainsession  an ordinary session i
 libpq         a connection at libpq's level  walsender     the replication connection
 readers       data off a connection          socketreader  the same, thousands of frames at a time
 quoting       names and values in commands   failures      SQLSTATE -> class of error and advice
+pluginoptions what pgoutput is asked for, by version
 silence       how long the source may say nothing
 """

@@ -1,14 +1,6 @@
-"""Quotes names and values in commands, and holds the options of pgoutput."""
+"""Quotes names and values in commands."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-
-
-def plugin_options(publications: Sequence[str], more: Mapping[str, str], *, proto: int = 1) -> dict[str, str]:
-    """The options of pgoutput, for START_REPLICATION and for the SQL functions."""
-    names = ",".join(identifier(name) for name in publications)
-    return {"proto_version": str(proto), "publication_names": names, **more}
 
 
 def identifier(name: str) -> str:

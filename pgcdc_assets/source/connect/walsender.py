@@ -22,7 +22,8 @@ from pgcdc_assets.source.connect.libpq import (
     LibpqConnection,
     SystemIdentity,
 )
-from pgcdc_assets.source.connect.quoting import identifier, literal, plugin_options
+from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions
+from pgcdc_assets.source.connect.quoting import identifier, literal
 from pgcdc_assets.source.connect.readers import FrameReader, LibpqReader
 from pgcdc_assets.source.connect.silence import Silence
 
@@ -64,13 +65,11 @@ class ReplicationConnection(LibpqConnection):
         self.execute(f"DROP_REPLICATION_SLOT {identifier(name)} WAIT")
 
     def start(
-        self, slot: str, start_lsn: Lsn, publications: Sequence[str], *, proto: int = 1,
-        options: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+        self, slot: str, start_lsn: Lsn, publications: Sequence[str], options: PluginOptions = FIRST_VERSION
+    ) -> None:
         """START_REPLICATION with pgoutput. The server silently raises a start below the slot's own position to that
         position."""
-        plugin = plugin_options(publications, options or {}, proto=proto)
-        given = ", ".join(f"{name} {literal(value)}" for name, value in plugin.items())
+        given = ", ".join(f"{name} {literal(value)}" for name, value in options.given(publications).items())
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})"
         reader = self.socket()
         if reader is None:

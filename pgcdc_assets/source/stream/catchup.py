@@ -153,4 +153,4 @@ def _copied(asked: Subscription, connection: LibpqConnection, at: Lsn) -> SlotCo
     # Checked after the copying: if somebody advanced the slot past the log meanwhile, its copy may be past it too.
     check_slot(require_slot(asked.conn, asked.slot), at)
     position = require_slot(asked.conn, name).confirmed_flush_lsn or at
-    return SlotCopy(connection, asked.slot, name, position, asked.publications, asked.options)
+    return SlotCopy(connection, asked.slot, name, position, asked.publications, asked.options.whole)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
@@ -32,7 +32,8 @@ from pgcdc_assets.protocol.frames import FrameBlock, keepalive_frame
 from pgcdc_assets.protocol.layouts import COMMIT, XLOG_DATA, MessageKind
 from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.libpq import LibpqConnection
-from pgcdc_assets.source.connect.quoting import literal, plugin_options
+from pgcdc_assets.source.connect.pluginoptions import PluginOptions
+from pgcdc_assets.source.connect.quoting import literal
 from pgcdc_assets.source.connect.readers import FrameSource, RowReader
 from pgcdc_assets.source.positions import FLUSH_LSN, WITHIN
 
@@ -109,7 +110,7 @@ class SlotCopy:
     name: str
     position: Lsn
     publications: Sequence[str]
-    options: Mapping[str, str]
+    options: PluginOptions
 
 
 class Ranges(FrameSource):
@@ -126,7 +127,7 @@ class Ranges(FrameSource):
         self._limits = limits
         self._wire: RowReader = copy.connection.rows()
         self._slot, self._copy = copy.slot, copy.name
-        told = plugin_options(copy.publications, copy.options)
+        told = copy.options.given(copy.publications)
         self._options = ", ".join(literal(part) for option in told.items() for part in option)
         self._advanced = self._flushed = copy.position
         self._touch_due = 0.0

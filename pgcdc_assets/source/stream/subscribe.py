@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
@@ -14,6 +14,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotActive
 from pgcdc_assets.source.connect.failures import NEW_LAKE
 from pgcdc_assets.source.connect.libpq import LibpqConnection, SystemIdentity
+from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.slotstatus import SlotStatus, check_slot, require_slot
 
@@ -23,19 +24,6 @@ SLOT_PATIENCE_SECONDS = 10.0
 """A slot stays active for a moment after its last holder left (0.3 s seen). Only after this time does it count as held
 by somebody else."""
 _RETRY_SECONDS = 0.1
-ANY_ORIGIN = "any"
-NO_ORIGIN = "none"
-"""Values of the setting ``origin``, as of the server's own option."""
-_ORIGIN_SINCE = 160000
-"""From this version on the server itself leaves out what it got by replication."""
-
-
-def stream_options(server_version: int, *, messages: bool, origin: str) -> dict[str, str]:
-    """The options of pgoutput that the settings ask for: only what this server knows, and does not do anyway."""
-    asked = {"messages": "true"} if messages else {}
-    if origin == NO_ORIGIN and server_version >= _ORIGIN_SINCE:
-        asked["origin"] = NO_ORIGIN
-    return asked
 
 
 def check_identity(
@@ -110,13 +98,12 @@ def _check_timeline(stream: LibpqConnection, now: int, log_timeline: int, stands
 
 @dataclass(frozen=True)
 class Subscription:
-    """The slot and publications to subscribe to, and a connection that reads the catalog."""
+    """The slot and publications to subscribe to, and how; and a connection that reads the catalog."""
 
     conn: psycopg.Connection[Any]
     slot: str
     publications: Sequence[str]
-    options: Mapping[str, str] = field(default_factory=dict)
-    """More options of pgoutput."""
+    options: PluginOptions = FIRST_VERSION
     keep_waiting: Callable[[], bool] = lambda: True
     """Called while somebody else holds the slot; False ends the waiting."""
 
@@ -133,7 +120,7 @@ def start_stream(
     """
     check_slot(require_slot(asked.conn, asked.slot), transform_lsn)
     at = start_lsn or transform_lsn
-    _patiently(asked, lambda: stream.start(asked.slot, at, asked.publications, options=asked.options))
+    _patiently(asked, lambda: stream.start(asked.slot, at, asked.publications, asked.options))
     status = require_slot(asked.conn, asked.slot)
     check_slot(status, transform_lsn)
     return status.confirmed_flush_lsn or transform_lsn

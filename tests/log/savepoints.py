@@ -1,0 +1,156 @@
+"""A server that streams transactions with savepoints, in a few lines: what it sends, and what commits.
+
+As real servers do (tests/versions holds that): a subtransaction gets its xid with its first change, after those
+around it; what is rolled back before its block is cut is never sent; a rollback to a savepoint tells of each
+subtransaction that it takes, released ones among them, and a whole rollback of the top transaction as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.protocol.layouts import EPOCH
+from pgcdc_assets.protocol.messages import (
+    AnyMessage,
+    Insert,
+    LogicalMessage,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+)
+from tests.log.streams import frame
+from tests.protocol import wire
+
+RELATION = 7
+
+
+@dataclass
+class Level:
+    """A savepoint that is open; the first is the transaction itself."""
+
+    xid: int | None = None
+    released: list[int] = field(default_factory=list)
+    """The subtransactions released into it."""
+
+    @property
+    def xids(self) -> list[int]:
+        return [*([] if self.xid is None else [self.xid]), *self.released]
+
+
+@dataclass
+class Session:
+    levels: list[Level] = field(default_factory=lambda: [Level()])
+    changes: list[tuple[int, AnyMessage]] = field(default_factory=list)
+    """Of subtransactions that were not rolled back, in order."""
+    unsent: list[tuple[int, AnyMessage]] = field(default_factory=list)
+    streamed: bool = False
+
+
+class StreamingServer:
+    """Sessions by number. ``frames`` is what it sent, ``committed`` the changes of each transaction that it committed,
+    by its ``commit_lsn``."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.committed: dict[int, list[AnyMessage]] = {}
+        self._sessions: dict[int, Session] = {}
+        self._xid, self._lsn, self._row = 700, 1000, 0
+
+    def insert(self, number: int) -> None:
+        self._row += 1
+        self._change(number, Insert(RELATION, (str(self._row),)))
+
+    def message(self, number: int) -> None:
+        """Its xid is the top transaction's. Rolled back it cannot be told from one that is not: not done here behind a
+        savepoint."""
+        if len(self._session(number).levels) == 1:
+            self._change(number, LogicalMessage(True, Lsn(self._lsn), "p", b"content"))
+
+    def savepoint(self, number: int) -> None:
+        self._session(number).levels.append(Level())
+
+    def release(self, number: int) -> None:
+        levels = self._session(number).levels
+        if len(levels) > 1:
+            released = levels.pop()
+            levels[-1].released += released.xids
+
+    def rollback_to(self, number: int, depth: int) -> None:
+        session = self._session(number)
+        if len(session.levels) < 2:
+            return
+        depth = 1 + depth % (len(session.levels) - 1)
+        gone = [xid for level in session.levels[depth:] for xid in level.xids]
+        session.levels[depth:] = [Level()]
+        self._roll_back(session, gone)
+
+    def stream(self, number: int) -> None:
+        """The memory is full: what has not been sent of this transaction is."""
+        session = self._session(number)
+        top = session.levels[0].xid
+        if top is None or not session.unsent:
+            return
+        self._send(StreamStart(top, not session.streamed))
+        for xid, change in session.unsent:
+            self._send(change, xid)
+        self._send(StreamStop())
+        session.unsent, session.streamed = [], True
+
+    def commit(self, number: int) -> None:
+        session = self._session(number)
+        top = session.levels[0].xid
+        if top is not None:
+            # One that was never streamed would come whole.
+            self.stream(number)
+            self._lsn += 100
+            if session.streamed:
+                commit_lsn = Lsn(self._lsn)
+                self._send(StreamCommit(top, 0, commit_lsn, Lsn(commit_lsn + 8), EPOCH))
+                self.committed[commit_lsn] = [change for _, change in session.changes]
+        del self._sessions[number]
+
+    def rollback(self, number: int) -> None:
+        session = self._session(number)
+        if session.levels[0].xid is not None:
+            self._roll_back(session, [xid for level in reversed(session.levels) for xid in reversed(level.xids)])
+        del self._sessions[number]
+
+    def finish(self) -> None:
+        for number in list(self._sessions):
+            self.commit(number)
+
+    def open(self) -> Iterator[int]:
+        """The xids of what was streamed and has not ended."""
+        for session in self._sessions.values():
+            if session.streamed and session.levels[0].xid is not None:
+                yield session.levels[0].xid
+
+    def _session(self, number: int) -> Session:
+        return self._sessions.setdefault(number, Session())
+
+    def _change(self, number: int, change: AnyMessage) -> None:
+        session = self._session(number)
+        for level in session.levels:
+            if level.xid is None:
+                self._xid += 1
+                level.xid = self._xid
+        xid = session.levels[-1].xid if isinstance(change, Insert) else session.levels[0].xid
+        assert xid is not None
+        session.changes.append((xid, change))
+        session.unsent.append((xid, change))
+
+    def _roll_back(self, session: Session, gone: list[int]) -> None:
+        session.changes = [(xid, change) for xid, change in session.changes if xid not in gone]
+        session.unsent = [(xid, change) for xid, change in session.unsent if xid not in gone]
+        top = session.levels[0].xid
+        if session.streamed and top is not None:
+            for xid in gone:
+                self._send(StreamAbort(top, xid, Lsn(self._lsn), EPOCH))
+
+    def _send(self, message: AnyMessage, xid: int | None = None) -> None:
+        self._lsn += 1
+        payload = wire.message(message)
+        self.frames.append(frame(payload if xid is None else wire.within(payload, xid), self._lsn))

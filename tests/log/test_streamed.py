@@ -1,0 +1,237 @@
+"""Transactions in progress in runs of frames: by column as the reference has them, however the stream is cut."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.log.framerun import FrameRun
+from pgcdc_assets.log.rows import ABSENT
+from pgcdc_assets.log.streamed import Located, StreamPlace, located
+from pgcdc_assets.protocol.layouts import BRACKETS, CARRY_XID, CONTENT, EPOCH
+from pgcdc_assets.protocol.messages import (
+    UNCHANGED,
+    AnyMessage,
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Origin,
+    Prepare,
+    Relation,
+    RelationColumn,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+    Update,
+)
+from pgcdc_assets.protocol.streamed import Placed, StreamDecoder
+from tests.log.streams import frame, run_of
+from tests.protocol import wire
+
+LSN, OTHER = Lsn(0x16_B374_D848), Lsn(0x16_B374_D878)
+FIRST = 1000
+"""LSN of the first frame; each one's is its own."""
+LETTERS = st.sampled_from([b"S", b"E", b"BC", b"w\0\0\0I", b"", b"I" * 30])
+XIDS = st.sampled_from([1, 7, 0x4945_5342, 0xFFFF_FFFE])
+"""Among them one whose bytes are letters."""
+CHANGES: st.SearchStrategy[AnyMessage] = st.one_of(
+    st.builds(lambda text: Insert(7, (text.decode(), None)), LETTERS),
+    st.builds(lambda text: Update(7, None, None, (text.decode(), UNCHANGED)), LETTERS),
+    st.builds(lambda text: Delete(8, "K", (text.decode(),)), LETTERS),
+    st.just(Truncate((7, 8), False, True)),
+    st.just(Relation(7, "public", "t", "d", (RelationColumn(True, "c", 25, -1),))),
+    st.just(Type(16390, "public", "mood")),
+    st.builds(lambda content: LogicalMessage(True, LSN, "p", content), LETTERS),
+)
+ORIGIN = Origin(Lsn(0), "elsewhere")
+LOOSE = LogicalMessage(False, LSN, "p", b"loose")
+CONTENTS = st.lists(st.tuples(CHANGES | st.just(ORIGIN), XIDS), max_size=5)
+BETWEEN: st.SearchStrategy[AnyMessage] = st.one_of(
+    st.just(LOOSE),
+    st.builds(lambda xid: StreamCommit(xid, 0, LSN, OTHER, EPOCH), XIDS),
+    st.builds(lambda xid, subxid: StreamAbort(xid, subxid, LSN, EPOCH), XIDS, XIDS),
+    st.builds(lambda xid: StreamPrepare(0, LSN, OTHER, EPOCH, xid, "g"), XIDS),
+    st.builds(lambda xid: CommitPrepared(0, LSN, OTHER, EPOCH, xid, "g"), XIDS),
+    st.builds(lambda xid: RollbackPrepared(0, LSN, OTHER, EPOCH, EPOCH, xid, "g"), XIDS),
+)
+BEGIN, COMMIT = Begin(LSN, EPOCH, 5), Commit(0, LSN, OTHER, EPOCH)
+BEGIN_PREPARE, PREPARE = BeginPrepare(LSN, OTHER, EPOCH, 5, "g"), Prepare(0, LSN, OTHER, EPOCH, 5, "g")
+
+Frames = list[bytes]
+
+
+@st.composite
+def streams(draw: st.DrawFn, *, parallel: bool) -> Frames:
+    """Blocks of several transactions, whole ones, and what stands between them."""
+    payloads: list[bytes] = []
+    for _ in range(draw(st.integers(0, 6))):
+        sort = draw(st.sampled_from(["block", "whole", "prepared", "between"]))
+        if sort == "between":
+            payloads.append(wire.message(_of(draw(BETWEEN), parallel)))
+            continue
+        contents = draw(CONTENTS)
+        if sort == "block":
+            start = StreamStart(draw(XIDS), draw(st.booleans()))
+            held = [_within(of, xid) for of, xid in contents]
+            payloads += [wire.message(start), *held, wire.message(StreamStop())]
+        else:
+            begin, end = (BEGIN, COMMIT) if sort == "whole" else (BEGIN_PREPARE, PREPARE)
+            payloads += [wire.message(of) for of in (begin, *(of for of, _ in contents), end)]
+    return payloads
+
+
+def _within(of: AnyMessage, xid: int) -> bytes:
+    payload = wire.message(of)
+    return wire.within(payload, xid) if payload[0] in CARRY_XID else payload
+
+
+def _of(of: AnyMessage, parallel: bool) -> AnyMessage:
+    return of if parallel or not isinstance(of, StreamAbort) else StreamAbort(of.xid, of.subxid)
+
+
+def _reference(payloads: Frames, parallel: bool) -> list[Placed]:
+    """Up to the first that the reference refuses."""
+    decoder, found = StreamDecoder(parallel=parallel), []
+    for payload in payloads:
+        try:
+            found.append(decoder.take(payload))
+        except ProtocolError:
+            break
+    return found
+
+
+def _parts(payloads: Frames, cuts: Sequence[int], parallel: bool) -> list[Located]:
+    """The stream in runs, each located from where the one in front of it ended."""
+    edges = sorted({0, len(payloads), *(cut % (len(payloads) + 1) for cut in cuts)})
+    frames = [frame(payload, FIRST + number) for number, payload in enumerate(payloads)]
+    found: list[Located] = []
+    place = StreamPlace()
+    for start, end in itertools.pairwise(edges):
+        found.append(located(run_of(frames[start:end], start), place, parallel=parallel))
+        place = found[-1].after
+    return found
+
+
+def _told(run: FrameRun) -> list[bytes]:
+    return [run.payload(index) for index in range(len(run))]
+
+
+CUTS = st.lists(st.integers(0, 100), max_size=4)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), CUTS, st.booleans())
+def test_frames_belong_where_the_reference_says(data: st.DataObject, cuts: list[int], parallel: bool) -> None:
+    payloads = data.draw(streams(parallel=parallel))
+    expected = _reference(payloads, parallel)
+    assert len(expected) == len(payloads)
+    parts = _parts(payloads, cuts, parallel)
+    told = [one for part in parts for one in _told(part.run)]
+    assert told == [wire.message(one.message) for one in expected]
+    top = [one for part in parts for one in part.top.tolist()]
+    assert top == [ABSENT if one.top is None else one.top for one in expected]
+    subxid = [one for part in parts for one in part.subxid.tolist()]
+    assert subxid == [ABSENT if one.subxid is None else one.subxid for one in expected]
+    lsns = [part.run.lsn(index) for part in parts for index in range(len(part.run))]
+    assert lsns == list(range(FIRST, FIRST + len(payloads)))
+    sequence = [one for part in parts for one in part.run.sequence.tolist()]
+    assert sequence == list(range(len(payloads)))
+    if parts:
+        assert parts[-1].after == StreamPlace()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), CUTS, st.booleans())
+def test_what_the_reference_refuses_is_refused(data: st.DataObject, cuts: list[int], parallel: bool) -> None:
+    """Any messages in any order: the error is of the same frame."""
+    anything: st.SearchStrategy[AnyMessage] = st.one_of(
+        CHANGES, BETWEEN, st.sampled_from([ORIGIN, BEGIN, COMMIT, BEGIN_PREPARE, PREPARE, StreamStop()]),
+        st.builds(StreamStart, XIDS, st.booleans()),
+    )  # fmt: skip
+    payloads: Frames = []
+    opened = 0
+    for of in data.draw(st.lists(anything, max_size=8)):
+        payload = wire.message(_of(of, parallel))
+        in_block = opened == ord("S") and payload[0] in CARRY_XID
+        payloads.append(wire.within(payload, 7) if in_block else payload)
+        if payload[0] in BRACKETS:
+            opened = payload[0]
+        elif payload[0] not in CONTENT:
+            opened = 0
+    expected = _reference(payloads, parallel)
+    if len(expected) == len(payloads):
+        assert len([one for part in _parts(payloads, cuts, parallel) for one in _told(part.run)]) == len(payloads)
+        return
+    with pytest.raises(ProtocolError) as caught:
+        _parts(payloads, cuts, parallel)
+    assert caught.value.lsn == FIRST + len(expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), CUTS)
+def test_pieces_are_all_frames(data: st.DataObject, cuts: list[int]) -> None:
+    for part in _parts(data.draw(streams(parallel=True)), cuts, True):
+        stretches = list(part.stretches())
+        edges = [stretch.start for stretch in stretches] + [len(part.run)] * bool(stretches)
+        assert edges == sorted(set(edges))
+        assert [stretch.end for stretch in stretches] == edges[1:]
+        assert all(one.top != other.top for one, other in itertools.pairwise(stretches))
+        assert all(set(part.top[stretch.start : stretch.end].tolist()) == {stretch.top} for stretch in stretches)
+
+
+@pytest.mark.parametrize(
+    ("payload", "parallel"),
+    [
+        (b"S\0\0\0\1", True),
+        (b"S\0\0\0\1\1\0", True),
+        (b"S\0\0\0\1\2", True),
+        (b"E\0", True),
+        (b"c" + bytes(28), True),
+        (b"c" + bytes(30), True),
+        (b"A" + bytes(8), True),
+        (b"A" + bytes(24), False),
+        (b"B" + bytes(19), True),
+        (b"\0", True),
+        (b"x", True),
+    ],
+)
+def test_wrong_lengths_and_letters_are_refused(payload: bytes, parallel: bool) -> None:
+    with pytest.raises(ProtocolError, match="wrong length, at LSN 0/5"):
+        located(run_of([frame(payload, 5)], 0), StreamPlace(), parallel=parallel)
+
+
+@pytest.mark.parametrize("payload", [b"I", b"I\0\0\0", b"M\0\0\0\1", b"M\0\0\0\1\0" + bytes(14)])
+def test_a_message_without_its_xid_is_refused(payload: bytes) -> None:
+    run = run_of([frame(b"S\0\0\0\7\1"), frame(payload, 5), frame(b"E")], 0)
+    with pytest.raises(ProtocolError, match="at LSN 0/5"):
+        located(run, StreamPlace(), parallel=True)
+
+
+def test_frames_outside_of_blocks_are_not_copied() -> None:
+    run = run_of([frame(wire.message(of)) for of in (BEGIN, Insert(7, ("a",)), COMMIT)], 0)
+    assert located(run, StreamPlace(), parallel=True).run is run
+
+
+def test_a_part_of_a_run_keeps_its_own_bytes_alone() -> None:
+    """Keepalives cut one piece of memory into many runs."""
+    block = [wire.message(StreamStart(7, True)), wire.within(wire.message(Insert(7, ("a",))), 8), b"E"]
+    run = run_of([frame(payload) for payload in block * 100], 0)
+    found = located(run.part(3, 6), StreamPlace(), parallel=True)
+    assert len(found.run.raw) == run.part(3, 6).size
+    assert found.run.relation_ids(np.array([1])).tolist() == [7]

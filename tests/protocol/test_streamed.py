@@ -1,0 +1,227 @@
+"""Messages of versions 2 to 4, against bytes written by hand, and where they may stand."""
+
+from __future__ import annotations
+
+from struct import pack
+
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.messages import (
+    AnyMessage,
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Insert,
+    LogicalMessage,
+    Origin,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+)
+from pgcdc_assets.protocol.streamed import Placed, StreamDecoder, decode_any
+from tests.protocol import wire
+from tests.protocol.test_decode import EXAMPLES as FIRST_VERSION
+
+AT = Lsn.parse("16/B374D848")
+ONE, TWO = "00000016B374D848", "00000016B374D878"
+LSN_ONE, LSN_TWO = Lsn.parse("16/B374D848"), Lsn.parse("16/B374D878")
+TIME, AT_TIME = "0000000000000001", 946_684_800_000_001
+XID = "FFFFFFFE"
+
+EXAMPLES: list[tuple[bytes, AnyMessage]] = [
+    (b"S" + bytes.fromhex(f"{XID} 01"), StreamStart(4_294_967_294, True)),
+    (b"S" + bytes.fromhex("00000001 00"), StreamStart(1, False)),
+    (b"E", StreamStop()),
+    (
+        b"c" + bytes.fromhex(f"{XID} 00 {ONE} {TWO} {TIME}"),
+        StreamCommit(4_294_967_294, 0, LSN_ONE, LSN_TWO, AT_TIME),
+    ),
+    (
+        b"b" + bytes.fromhex(f"{ONE} {TWO} {TIME} {XID}") + b"g \xc3\xa9\0",
+        BeginPrepare(LSN_ONE, LSN_TWO, AT_TIME, 4_294_967_294, "g é"),
+    ),
+    (
+        b"P" + bytes.fromhex(f"00 {ONE} {TWO} {TIME} {XID}") + b"g\0",
+        Prepare(0, LSN_ONE, LSN_TWO, AT_TIME, 4_294_967_294, "g"),
+    ),
+    (
+        b"p" + bytes.fromhex(f"00 {ONE} {TWO} {TIME} {XID}") + b"g\0",
+        StreamPrepare(0, LSN_ONE, LSN_TWO, AT_TIME, 4_294_967_294, "g"),
+    ),
+    (
+        b"K" + bytes.fromhex(f"00 {ONE} {TWO} {TIME} {XID}") + b"g\0",
+        CommitPrepared(0, LSN_ONE, LSN_TWO, AT_TIME, 4_294_967_294, "g"),
+    ),
+    (
+        b"r" + bytes.fromhex(f"00 {ONE} {TWO} {TIME} FFFFFFFFFFFFFFFF {XID}") + b"g\0",
+        RollbackPrepared(0, LSN_ONE, LSN_TWO, AT_TIME, 946_684_799_999_999, 4_294_967_294, "g"),
+    ),
+]
+PARALLEL_ABORT = (
+    b"A" + bytes.fromhex(f"00000007 {XID} {ONE} {TIME}"),
+    StreamAbort(7, 4_294_967_294, LSN_ONE, AT_TIME),
+)
+SHORT_ABORT = (b"A" + bytes.fromhex(f"00000007 {XID}"), StreamAbort(7, 4_294_967_294))
+CARRIED: list[AnyMessage] = [
+    Insert(7, ("a", None)),
+    Truncate((7, 9), True, False),
+    Relation(7, "public", "t", "d", ()),
+    Type(16390, "public", "mood"),
+    LogicalMessage(True, Lsn(16), "p", b"a\0\xff"),
+]
+"""They carry an xid in a block; the layouts behind it are those of version 1."""
+
+BEGIN, COMMIT = Begin(LSN_ONE, AT_TIME, 5), Commit(0, LSN_ONE, LSN_TWO, AT_TIME)
+START, STOP = StreamStart(7, True), StreamStop()
+BEGIN_PREPARE, PREPARE = (of for _, of in EXAMPLES[4:6])
+ROW, LOOSE = Insert(7, ("a",)), LogicalMessage(False, Lsn(16), "p", b"")
+HELD = LogicalMessage(True, Lsn(16), "p", b"")
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize(("payload", "message"), EXAMPLES, ids=lambda item: type(item).__name__)
+def test_every_kind_is_read(payload: bytes, message: AnyMessage, parallel: bool) -> None:
+    assert decode_any(payload, AT, parallel=parallel) == message
+    assert wire.message(message) == payload
+
+
+@pytest.mark.parametrize(("payload", "message"), FIRST_VERSION[:-1], ids=lambda item: type(item).__name__)
+def test_those_of_version_1_are_read(payload: bytes, message: AnyMessage) -> None:
+    assert decode_any(payload, AT, parallel=True) == message
+    assert wire.message(message) == payload
+
+
+def test_an_abort_has_the_length_that_was_agreed() -> None:
+    assert decode_any(PARALLEL_ABORT[0], parallel=True) == PARALLEL_ABORT[1]
+    assert decode_any(SHORT_ABORT[0], parallel=False) == SHORT_ABORT[1]
+    with pytest.raises(ProtocolError, match="16 bytes follow its end"):
+        decode_any(PARALLEL_ABORT[0], parallel=False)
+    with pytest.raises(ProtocolError, match="truncated"):
+        decode_any(SHORT_ABORT[0], parallel=True)
+    assert StreamAbort(7, 7).whole
+    assert not StreamAbort(7, 8).whole
+
+
+@pytest.mark.parametrize("payload", [payload for payload, _ in [*EXAMPLES, PARALLEL_ABORT]])
+def test_every_truncation_and_every_surplus_is_refused(payload: bytes) -> None:
+    for end in range(1, len(payload)):
+        with pytest.raises(ProtocolError) as caught:
+            decode_any(payload[:end], AT, parallel=True)
+        assert caught.value.lsn == AT
+        assert f"{chr(payload[0])!r}" in str(caught.value)
+    with pytest.raises(ProtocolError, match="1 bytes follow its end"):
+        decode_any(payload + b"\0", AT, parallel=True)
+
+
+@pytest.mark.parametrize(
+    ("payload", "what"),
+    [
+        (b"", "empty"),
+        (b"\xff", "unknown to the protocol"),
+        (b"S" + pack("!IB", 1, 2), "unknown flags 0x2"),
+        (b"c" + pack("!IB", 1, 1) + bytes(24), "unknown flags 0x1"),
+        (b"P\1" + bytes(28) + b"g\0", "unknown flags 0x1"),
+        (b"p\1" + bytes(28) + b"g\0", "unknown flags 0x1"),
+        (b"K\1" + bytes(28) + b"g\0", "unknown flags 0x1"),
+        (b"r\1" + bytes(36) + b"g\0", "unknown flags 0x1"),
+        (b"b" + bytes(28) + b"g", "does not end"),
+    ],
+)
+def test_what_is_malformed_says_kind_and_lsn(payload: bytes, what: str) -> None:
+    with pytest.raises(ProtocolError, match="at LSN 16/B374D848") as caught:
+        decode_any(payload, AT, parallel=True)
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize("message", CARRIED, ids=lambda item: type(item).__name__)
+def test_what_stands_in_a_block_carries_an_xid(message: AnyMessage) -> None:
+    decoder = StreamDecoder(parallel=True)
+    payload = wire.within(wire.message(message), 4_000_000_000)
+    assert decoder.take(wire.message(START)) == Placed(START, 7)
+    assert decoder.take(payload) == Placed(message, 7, 4_000_000_000)
+    assert decoder.take(wire.message(STOP)) == Placed(STOP, 7)
+    for end in range(1, len(payload)):
+        decoder = StreamDecoder(parallel=True)
+        decoder.take(wire.message(START))
+        with pytest.raises(ProtocolError):
+            decoder.take(payload[:end])
+
+
+def test_an_origin_in_a_block_carries_none() -> None:
+    decoder = StreamDecoder(parallel=False)
+    decoder.take(wire.message(START))
+    origin = Origin(Lsn(0), "elsewhere")
+    assert decoder.take(wire.message(origin)) == Placed(origin, 7)
+
+
+def test_blocks_and_whole_transactions_take_turns() -> None:
+    stream: list[AnyMessage] = [
+        START, ROW, STOP, BEGIN, ROW, COMMIT, StreamStart(9, True), STOP, LOOSE, StreamAbort(9, 11),
+        BEGIN_PREPARE, ROW, PREPARE, StreamStart(7, False), HELD, STOP,
+    ]  # fmt: skip
+    decoder = StreamDecoder(parallel=False)
+    placed: list[Placed] = []
+    for of in stream:
+        inside = bool(placed) and placed[-1].top is not None and not isinstance(placed[-1].message, StreamStop)
+        payload = wire.message(of)
+        placed.append(decoder.take(wire.within(payload, 8) if inside and of != STOP else payload))
+    assert [one.message for one in placed] == stream
+    assert [one.top for one in placed] == [7] * 3 + [None] * 3 + [9] * 2 + [None] * 5 + [7] * 3
+    assert [n for n, one in enumerate(placed) if one.subxid == 8] == [1, 14]
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        [START, START],
+        [STOP],
+        [START, STOP, STOP],
+        [START, BEGIN],
+        [START, COMMIT],
+        [START, StreamCommit(7, 0, LSN_ONE, LSN_TWO, 0)],
+        [START, StreamAbort(7, 7)],
+        [START, EXAMPLES[6][1]],
+        [START, EXAMPLES[7][1]],
+        [START, EXAMPLES[8][1]],
+        [START, BEGIN_PREPARE],
+        [BEGIN, START],
+        [BEGIN, BEGIN],
+        [BEGIN, PREPARE],
+        [BEGIN, StreamAbort(7, 7)],
+        [BEGIN, STOP],
+        [BEGIN_PREPARE, COMMIT],
+        [BEGIN_PREPARE, START],
+        [BEGIN_PREPARE, BEGIN],
+        [COMMIT],
+        [PREPARE],
+        [ROW],
+        [HELD],
+        [Relation(7, "public", "t", "d", ())],
+        [START, STOP, ROW],
+        [START, STOP, BEGIN, COMMIT, HELD],
+    ],
+    ids=lambda stream: " ".join(type(of).__name__ for of in stream),
+)
+def test_what_stands_outside_of_its_place_is_refused(stream: list[AnyMessage]) -> None:
+    decoder = StreamDecoder(parallel=False)
+    for of in stream[:-1]:
+        decoder.take(wire.message(of))
+    with pytest.raises(ProtocolError, match="stands outside of its place, at LSN 16/B374D848"):
+        decoder.take(wire.message(stream[-1]), AT)
+
+
+def test_a_loose_message_is_of_no_block() -> None:
+    decoder = StreamDecoder(parallel=False)
+    decoder.take(wire.message(START))
+    with pytest.raises(ProtocolError, match="stands outside of its place"):
+        decoder.take(wire.within(wire.message(LOOSE), 7))
