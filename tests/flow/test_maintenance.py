@@ -17,12 +17,14 @@ from pgcdc_assets import Lake
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.definition import commit_properties
+from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import RangeGap
 from pgcdc_assets.feed import table
 from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import upkeep
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 from tests.flow.test_sync import Rig, T, U, rig  # noqa: F401
@@ -216,6 +218,21 @@ def test_the_log_of_a_version_that_stood_for_long_outlives_it(rig: Rig) -> None:
     delta = DeltaTable(rig.lake / "public/u", version=stood)
     kept = pa.table(QueryBuilder().register("u", delta).execute("SELECT * FROM u").read_all())
     assert sorted(row["a"] for row in kept.to_pylist()) == sorted(row[0] for row in before[newest, str(U)])
+
+
+def test_a_mirror_that_cannot_be_read_or_is_a_stranger_s_ends_no_maintenance(rig: Rig) -> None:  # noqa: F811
+    rig.setup()
+    rig.sync()
+    turns(rig, 1)
+    layout = rig.settings.layout
+    torn = layout.mirror(T) / "_delta_log" / f"{Mirror(layout, ChangeLog(layout).identity, T).version:020}.json"
+    torn.write_bytes(torn.read_bytes()[:100])
+    report = maintain(rig, days=7)
+    assert {name for name, _ in report.failed} == {T}
+    assert report.optimized == [U], "the others are kept"
+    commit_properties(DeltaLog(layout.mirror(U)).at(Mirror(layout, ChangeLog(layout).identity, U).version),
+                      {IDENTITY: "somebody else"})  # fmt: skip
+    assert {name for name, _ in maintain(rig, days=7).failed} == {T}
 
 
 @pytest.mark.long
