@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.batch import BatchWriter
@@ -23,6 +23,7 @@ from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
 from tests.log.conftest import PUBLICATION, Source
 
 Confirmation = Callable[[Lsn], None]
+RECEIVING: Final = Limits(batch_bytes=1 << 20, batch_seconds=0.02)
 
 
 class Watched(ReplicationConnection):
@@ -50,9 +51,8 @@ def watched(conn: SourceConnection, confirming: Confirmation) -> SourceConnectio
 
 def receive_inside(
     source: Source, log: ChangeLog, until: Lsn | None, confirming: Confirmation, *,
-    writer: type[BatchWriter] = BatchWriter, batch_seconds: float = 0.02, batch_bytes: int = 1 << 20,
-    drain_bytes: int = LEAST_BYTES, replication: bool = True,
-    orders: Callable[[Receiver], None] = lambda receiver: None, conninfo: str | None = None,
+    writer: type[BatchWriter] = BatchWriter, receiving: Limits = RECEIVING, drain_bytes: int = LEAST_BYTES,
+    replication: bool = True, orders: Callable[[Receiver], None] = lambda receiver: None, conninfo: str | None = None,
     patience: Patience = FOR_STREAMS, limits: RangeLimits = RANGE_LIMITS, plugin: PluginOptions = FIRST_VERSION,
     **options: Any,
 ) -> Lsn:  # fmt: skip
@@ -71,7 +71,7 @@ def receive_inside(
         relations = Relations()
         receiver = Receiver(
             frames, conn, writer(log.path, identity, found.timeline, relations), relations,
-            publications=[PUBLICATION], floor=floor, limits=Limits(batch_bytes, batch_seconds),
+            publications=[PUBLICATION], floor=floor, limits=receiving,
             report=lambda report: None, orders=orders, patience=patience, choice=Choice(["*"]),
         )  # fmt: skip
         if until is not None:

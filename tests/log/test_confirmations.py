@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,9 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive import receiver
 from tests.log.conftest import Source, content, eventually, rows
 from tests.log.durable import Disk
-from tests.log.inside import receive_inside
+from tests.log.inside import RECEIVING, receive_inside
 from tests.log.writers import writing
 
 
@@ -34,7 +34,8 @@ def test_no_confirmation_lies_inside_a_commit_record(source: Source) -> None:
             start, stop = chance.choice([record for record in _commit_records(source, witness) if record[0] > position])
             goal = Lsn(start + 8 if number % 2 else start - chance.randrange(1000))
             assert goal < stop
-            receive_inside(source, log, goal, confirmed.append, batch_seconds=chance.choice([0, 0.005, 0.05]))
+            receiving = replace(RECEIVING, batch_seconds=chance.choice([0, 0.005, 0.05]))
+            receive_inside(source, log, goal, confirmed.append, receiving=receiving)
             assert log.position() <= max(goal, position)
     end = source.lsn()
     receive_inside(source, log, end, confirmed.append)
@@ -65,7 +66,7 @@ def test_the_machine_crashes_between_write_and_confirmation(
     disk = Disk(tmp_path, os.fsync)
     monkeypatch.setattr(os, "fsync", disk.fsync)
     # So that segments are written before their batch, and before their transaction has ended.
-    monkeypatch.setattr(receiver, "SEGMENT_BYTES", 1 << 19)
+    receiving = replace(RECEIVING, segment_bytes=1 << 19)
     log, left = source.log(), dict[Lsn, Path]()
 
     def confirming(flush: Lsn) -> None:
@@ -73,7 +74,7 @@ def test_the_machine_crashes_between_write_and_confirmation(
             left[flush] = disk.left(tmp_path.parent / f"{tmp_path.name}_crash" / str(int(flush))) / "s"
 
     for number in range(4):
-        receive_inside(source, log, _work(source, number), confirming)
+        receive_inside(source, log, _work(source, number), confirming, receiving=receiving)
     monkeypatch.undo()
     assert len(left) > 4
     assert max(left) == log.position()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.receive import describe, receiver
 from pgcdc_assets.source.catalog import tables as catalog_tables
 from pgcdc_assets.source.connect.connection import SourceConnection
 from tests.log.conftest import Source, content, rows
-from tests.log.inside import receive_inside
+from tests.log.inside import RECEIVING, receive_inside
 
 
 def tables(source: Source, count: int) -> None:
@@ -53,21 +53,17 @@ def test_the_catalog_is_asked_for_many_at_a_time(source: Source, monkeypatch: py
     assert len(rows(log, "kind = 'I'")) == 303
 
 
-def test_the_log_is_the_one_of_questions_one_by_one(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_is_the_one_of_questions_one_by_one(source: Source) -> None:
     tables(source, 40)
     log, twin = source.log(), source.log("twin")
     end = fill(source, 40)
     receive_inside(source, log, end, lambda lsn: None)
-    monkeypatch.setattr(describe, "RELATIONS_AT_ONCE", 1)
-    receive_inside(source, twin, end, lambda lsn: None)
+    receive_inside(source, twin, end, lambda lsn: None, receiving=replace(RECEIVING, relations_at_once=1))
     assert content(log) == content(twin)
 
 
 def test_the_server_hears_of_us_between_two_rounds(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiver, "STATUS_SECONDS", 0.0)
-    monkeypatch.setattr(receiver, "_RUN_SECONDS", 5.0)
-    monkeypatch.setattr(receiver, "_LINGER_SECONDS", 1.0)
-    monkeypatch.setattr(describe, "RELATIONS_AT_ONCE", 10)
+    receiving = replace(RECEIVING, status_seconds=0.0, run_seconds=5.0, linger_seconds=1.0, relations_at_once=10)
     tables(source, 100)
     log = source.log()
     told: list[Lsn] = []
@@ -80,7 +76,7 @@ def test_the_server_hears_of_us_between_two_rounds(source: Source, monkeypatch: 
         return asked_for(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr("pgcdc_assets.log.receive.describe.relation_facts", slow)
-    receive_inside(source, log, fill(source, 100), told.append)
+    receive_inside(source, log, fill(source, 100), told.append, receiving=receiving)
     assert asking[0] >= 10
     assert asking[1] >= asking[0] - 1, "a status after each round"
 

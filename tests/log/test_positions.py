@@ -8,7 +8,7 @@ import psutil
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.log.receive.receiver import FOREIGN_WAL_BYTES
+from pgcdc_assets.log.receive.receiver import Limits
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
 from tests.log.conftest import Source, content, eventually, rows, until_event
@@ -49,7 +49,7 @@ def test_foreign_wal_is_recorded_then_let_go(source: Source) -> None:
     before = source.lsn()
     source.run(_FOREIGN)
     position = until_event(receiver, "position")[-1].lsn
-    assert position - before >= FOREIGN_WAL_BYTES // 2
+    assert position - before >= Limits.foreign_wal_bytes // 2
     assert log.position() >= position
     eventually(lambda: source.confirmed(log) >= position)
     assert rows(log, "true") == []

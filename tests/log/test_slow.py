@@ -95,7 +95,7 @@ def test_a_slow_disk_keeps_no_request_waiting(source: Source, tmp_path: Path) ->
     def confirming(flush: Lsn) -> None:
         asked.append(time.monotonic())
 
-    receive_inside(source, log, end, confirming, writer=SlowDisk, batch_bytes=1 << 20, wal_sender_timeout="1s")
+    receive_inside(source, log, end, confirming, writer=SlowDisk, wal_sender_timeout="1s")
     assert len(rows(log, "kind = 'I'")) == 30
     assert len(log.batches(log.start)) > 1
     assert max(later - earlier for earlier, later in pairwise(asked)) < 1

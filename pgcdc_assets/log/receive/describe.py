@@ -11,19 +11,17 @@ from pgcdc_assets.log.receive.intake import Described, described
 from pgcdc_assets.protocol.messages import Relation
 from pgcdc_assets.source.catalog.tables import relation_facts
 
-RELATIONS_AT_ONCE = 500
-"""How many relations are asked about in one query: a second or two of work for a busy server, and some megabytes."""
-
 
 class CatalogFacts:
-    """``between`` is called after each query: a transaction may touch thousands of tables, and the server must hear
-    from us meanwhile."""
+    """Asks about ``at_once`` relations in one query. ``between`` is called after each query: a transaction may touch
+    thousands of tables, and the server must hear from us meanwhile."""
 
     def __init__(
-        self, conn: psycopg.Connection[Any], publications: Sequence[str], between: Callable[[], None] = lambda: None
+        self, conn: psycopg.Connection[Any], publications: Sequence[str], at_once: int, between: Callable[[], None]
     ) -> None:
         self._conn = conn
         self._publications = publications
+        self._at_once = at_once
         self._between = between
 
     def __call__(self, relations: Sequence[Relation]) -> Described:
@@ -31,7 +29,7 @@ class CatalogFacts:
         found: Described = {}
         while asked:
             # A relation that comes twice, with other columns, is asked for in two rounds: a round takes each OID once.
-            together = dict(asked[:RELATIONS_AT_ONCE])
+            together = dict(asked[: self._at_once])
             answers = relation_facts(self._conn, together, self._publications)
             found |= {(oid, types): answers[oid] for oid, types in together.items()}
             asked = [one for one in asked if one not in found]

@@ -35,25 +35,14 @@ from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience, Silence
 from pgcdc_assets.source.stream.catchup import FrameStream
 from pgcdc_assets.source.stream.clock import SourceClock
 
-SEGMENT_BYTES = 16 << 20
-"""Frames in memory before they are written. Twice this is held at the worst (one being written, one
-filling), which with the libraries' own footprint stays well below 300 MB."""
-FOREIGN_WAL_BYTES = 16 << 20
-"""WAL that holds nothing for us is released each time this much has passed: one WAL segment file."""
-
 _RUN_BYTES = 1 << 20
 """Bytes of frames that are indexed together: large enough that numpy's calls cost nothing per frame."""
-_RUN_SECONDS = 0.05
-_LINGER_SECONDS = 0.002
-"""A run that is not full waits for more: so long for the next frame, and _RUN_SECONDS in all."""
 _GATHER_SECONDS = 0.0003
 """The walsender sends message by message: woken by each we would spend more on waking than on reading. Short
 enough that a Unix socket's buffer, some 300 small messages, does not fill meanwhile."""
 _IDLE_SECONDS = 0.1
-STATUS_SECONDS = 5.0
-"""Between status updates; a twelfth of the walsender's timeout, so that it never has to ask."""
 PROGRESS_SECONDS = 1.0
-"""The same while positions move: pg_stat_replication then shows nothing older."""
+"""Between status updates while positions move: pg_stat_replication then shows nothing older."""
 _BUSY_SECONDS = 0.3
 """Between status updates while nothing is read, because the writing thread is behind. A request for a status, which a
 server sends at half of its timeout, may lie in what is not read yet."""
@@ -63,8 +52,24 @@ _ASK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Limits:
+    """How much is held or passed over before it is written, and for how long. Sizes are bytes."""
+
     batch_bytes: int
     batch_seconds: float
+    segment_bytes: int = 16 << 20
+    """Frames in memory before they are written. Twice this is held at the worst (one being written, one
+    filling), which with the libraries' own footprint stays well below 300 MB."""
+    foreign_wal_bytes: int = 16 << 20
+    """WAL that holds nothing for us is released each time this much has passed: one WAL segment file."""
+    run_seconds: float = 0.05
+    """A run that is not full waits this long for more, counted from its first look."""
+    linger_seconds: float = 0.002
+    """A run that is not full waits this long for its next frame."""
+    status_seconds: float = 5.0
+    """Between status updates; a twelfth of the walsender's timeout, so that it never has to ask."""
+    relations_at_once: int = 500
+    """How many relations the catalog is asked about in one query: a second or two of work for a busy server, and some
+    megabytes."""
 
 
 class Receiver:
@@ -95,8 +100,9 @@ class Receiver:
         self._reported = ReportedPositions(floor)
         self._pending = PendingBatch()
         self._intake = Intake(
-            CatalogFacts(conn, publications, self._send_due_status), relations, writer.position, overlap, choice
-        )
+            CatalogFacts(conn, publications, limits.relations_at_once, self._send_due_status),
+            relations, writer.position, overlap, choice,
+        )  # fmt: skip
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._job: Future[Committed | None] | None = None
         self._planned = writer.position
@@ -156,7 +162,7 @@ class Receiver:
     def _receive(self) -> bool:
         """Take what has arrived, up to one run; returns whether the stream is quiet."""
         frames, came = self._stream.frames, False
-        deadline = time.monotonic() + _RUN_SECONDS
+        deadline = time.monotonic() + self._limits.run_seconds
         while time.monotonic() < deadline:
             if frames.pull():
                 came = True
@@ -165,11 +171,11 @@ class Receiver:
                     break
                 continue
             if not frames.held:
-                self._stream.wait(_LINGER_SECONDS if self._job else _IDLE_SECONDS)
+                self._stream.wait(self._limits.linger_seconds if self._job else _IDLE_SECONDS)
                 self._silence.listened()
                 return True
             time.sleep(_GATHER_SECONDS)
-            if not self._stream.wait(_LINGER_SECONDS):
+            if not self._stream.wait(self._limits.linger_seconds):
                 break
         taken = frames.take()
         # What is held may be the beginning of a frame whose end never comes.
@@ -195,7 +201,7 @@ class Receiver:
         taken = self._intake.take(FrameRun.of(frames, self._intake.sequence))
         self._pending.receive(taken.run, taken.whole, taken.after, time.monotonic())
         self._arrived |= taken.arrived
-        if self._pending.in_memory >= SEGMENT_BYTES:
+        if self._pending.in_memory >= self._limits.segment_bytes:
             self._write_ahead()
 
     def _keepalive(self, frame: bytes) -> None:
@@ -222,7 +228,7 @@ class Receiver:
             self._cut_if_due(now)
         self._tell_marks()
         moved = self._intake.boundary > self._reported.write
-        if now - self._status_at > (PROGRESS_SECONDS if moved else STATUS_SECONDS):
+        if now - self._status_at > (PROGRESS_SECONDS if moved else self._limits.status_seconds):
             self._send_status()
         if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
             self._look_ahead(now)
@@ -241,7 +247,7 @@ class Receiver:
             full = pending.closed_size >= self._limits.batch_bytes
             if full or self._flush_now or now - pending.since >= self._limits.batch_seconds:
                 self._cut()
-        elif self._intake.boundary - self._planned >= (1 if self._flush_now else FOREIGN_WAL_BYTES):
+        elif self._intake.boundary - self._planned >= (1 if self._flush_now else self._limits.foreign_wal_bytes):
             self._cut()
         self._flush_now = False
 
@@ -264,7 +270,7 @@ class Receiver:
             else:
                 frames, staged = pending.stage_closed()
                 self._submit(lambda: self._writer.stage(frames, staged))
-        if state is not None and pending.open.size >= SEGMENT_BYTES // 2:
+        if state is not None and pending.open.size >= self._limits.segment_bytes // 2:
             opened, spilled = pending.spill_open(state)
             self._submit(lambda: self._writer.stage(opened, spilled))
 
@@ -329,7 +335,7 @@ class Receiver:
 
     def _send_due_status(self) -> None:
         """Between two rounds of something that may take longer than the server's patience."""
-        if time.monotonic() - self._status_at > STATUS_SECONDS:
+        if time.monotonic() - self._status_at > self._limits.status_seconds:
             self._send_status()
 
     def _send_status(self, *, ask: bool = False) -> None:
