@@ -17,7 +17,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.errors import LakeError, UnknownTable
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, create_mirror, sql_name, sql_path
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, sql_name, sql_path
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.deltatables import commit
 

@@ -12,7 +12,7 @@ from pgcdc_assets.checks.facts import Facts, PublicationFacts, SourceFacts, span
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.mirror.delta.mirror import way_back
+from pgcdc_assets.mirror.delta.mirrorschema import way_back
 from pgcdc_assets.source.connect.connection import APPLICATION
 from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
 from pgcdc_assets.source.setup.findings import matches_standby_names

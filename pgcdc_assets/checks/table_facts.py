@@ -17,7 +17,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import of_one_table
-from pgcdc_assets.mirror.delta.mirror import Mirror, refusal
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.mirror.delta.othercommits import change_since
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates

@@ -26,7 +26,7 @@ from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError, SourceUnavailable, UnknownTable
-from pgcdc_assets.mirror.delta.mirror import refusal
+from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.published import read_published

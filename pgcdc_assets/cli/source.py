@@ -116,7 +116,7 @@ def _saved_source(settings: Settings) -> list[Finding]:
 
 def _refused(catalog: Catalog) -> list[Finding]:
     """Tables that are published and cannot be mirrored; sync, status and verify report them too."""
-    from pgcdc_assets.mirror.delta.mirror import refusal, way_back
+    from pgcdc_assets.mirror.delta.mirrorschema import refusal, way_back
     from pgcdc_assets.source.setup.findings import Finding
 
     reasons = {table.name: reason for table in catalog.tables if (reason := refusal(table)) is not None}

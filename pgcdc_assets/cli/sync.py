@@ -91,7 +91,7 @@ def _print_sync(report: SyncReport, as_json: bool) -> None:
     for copy in report.copied:
         say(f"{copy.table}: {copy.rows} rows copied at {copy.consistent_point}")
     say(f"{report.transactions} transactions, {report.rows} rows in {report.seconds:.1f} s; replay_lsn {report.end}")
-    from pgcdc_assets.mirror.delta.mirror import way_back
+    from pgcdc_assets.mirror.delta.mirrorschema import way_back
 
     if report.paused:
         say(f"pgcdc: nothing was applied: the log stands at {report.transform_lsn}", err=True)

@@ -29,7 +29,8 @@ from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta import compaction
 from pgcdc_assets.mirror.delta.compaction import compact_file, small_files, worth_rewriting
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import live_files, opened

@@ -22,7 +22,8 @@ from pgcdc_assets.delta.tombstones import DELETED_FILES, LOG, keeping, lacking
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake import Lake
 from pgcdc_assets.mirror.delta.compaction import compact_file
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.othercommits import change_since
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.points.points import ConsistentPoints

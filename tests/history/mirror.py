@@ -18,7 +18,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta import datafile
 from pgcdc_assets.feed.schema import FeedPart
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.tablework import TableWork, merged
 from pgcdc_assets.mirror.delta.task import Effect, collapse_units
 from pgcdc_assets.mirror.delta.units import PendingChanges

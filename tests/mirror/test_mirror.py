@@ -18,15 +18,8 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.errors import IdentityMismatch, LakeError
-from pgcdc_assets.mirror.delta.mirror import (
-    IDENTITY,
-    Mirror,
-    MirrorSchema,
-    create_mirror,
-    needs_column_mapping,
-    refusal,
-    sql_path,
-)
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal, sql_path
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
 

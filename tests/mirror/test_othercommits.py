@@ -22,7 +22,8 @@ from pgcdc_assets.delta.datafile import DataFile, in_int96, read_footer
 from pgcdc_assets.errors import CommitLost, LakeError
 from pgcdc_assets.failures import ATTEMPTS, again_after_lost_races
 from pgcdc_assets.lake import Lake
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.othercommits import change_since, seen
 from pgcdc_assets.mirror.delta.settlement import Settlement
 from pgcdc_assets.mirror.delta.upkeep import without_int96

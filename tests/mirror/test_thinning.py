@@ -21,7 +21,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.log import DeltaLog, hinted
 from pgcdc_assets.delta.recovery import recover
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, MirrorSchema, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.thinning import Passing, passing
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import path_of

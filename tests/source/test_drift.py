@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from pgcdc_assets.core.catalog import Table
-from pgcdc_assets.mirror.delta.mirror import refusal
+from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.source.catalog.drift import Drift, DriftKind, Remedy, table_changes
 from pgcdc_assets.source.catalog.published import PublicationRows
 from pgcdc_assets.source.catalog.tables import read_tables

@@ -1,11 +1,12 @@
 """Mirrors as Delta tables.
 
-snapshot -> copy -> copyblock                            one commit brings rows and position
+snapshot -> copy -> copytask -> copyblock                one commit brings rows and position
 feed -> apply -> tablework -> units -> task -> match     one commit brings changes and position
 
 deltatarget all of it as the flow asks for it: mirror.target
-mirror      its columns, how it is made, where it stands
-copy        COPY in parallel tasks              copyblock   a block of CSV as the mirror's columns
+mirror      how it is made, where it stands     mirrorschema  its columns, and who has no mirror
+copy        COPY in parallel tasks              copytask    what one Spark task does
+copyblock   a block of CSV as the mirror's columns
 apply       the feeds of a turn into mirrors    tablework   one table's part of it
 units       how the work divides                task        what one Spark task does
 match       changes against the mirror's rows   keyindex    which rows have one of some keys

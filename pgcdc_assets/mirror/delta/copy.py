@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -25,25 +25,17 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_files
-from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.tombstones import keeping
-from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
-from pgcdc_assets.failures import again_after_lost_races, of_one_table
+from pgcdc_assets.errors import CopyOutdated, LakeError
+from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.table import moved_away
-from pgcdc_assets.mirror.delta.copyblock import BlockReader
-from pgcdc_assets.mirror.delta.mirror import (
-    IDENTITY,
-    SOURCE_TABLE,
-    Mirror,
-    MirrorSchema,
-    create_mirror,
-    own_fields,
-    sql_path,
-)
+from pgcdc_assets.mirror.delta.copytask import CopyPart, CopyTarget, CopyTask, WrittenPart, copy_failure, copy_parts
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, sql_path
 from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
-from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, read_whole
 from pgcdc_assets.spark.tasks import run_tasks
 from pgcdc_assets.store import storage
 
@@ -53,8 +45,6 @@ if TYPE_CHECKING:
     from pgcdc_assets.source.connect.connection import SourceConnection
     from pgcdc_assets.source.snapshot.export import Snapshot
 
-BLOCK_BYTES: Final = 8 << 20
-"""CSV at a time in a task: bounds its memory to some 100 MB, and is a row group of its file."""
 LARGEST_PIECE: Final = 128 << 20
 SMALLEST_PIECE: Final = 4 << 20
 """On the source's disk. Below, a connection and a file cost more than their share of the rows."""
@@ -65,44 +55,6 @@ TABLES_PER_JOB: Final = 10
 JOBS: Final = 2
 """Spark jobs at a time, at least: the tasks of the next fill the cores that the last tasks of one leave, and its
 mirrors are made meanwhile."""
-
-
-@dataclass(frozen=True)
-class _Target:
-    """The folder for the files of one table, and their columns."""
-
-    table: Table
-    folder: Location
-    schema: pa.Schema
-    commit_lsn: int
-    staged: bool
-
-    @property
-    def reader(self) -> BlockReader:
-        return BlockReader(self.table, tuple(one.name for one in own_fields(self.table)), self.commit_lsn)
-
-
-_Part = tuple[Table, tuple[Piece, ...]]
-"""A table and pieces of it; none where a partitioned table has no partition."""
-
-
-@dataclass(frozen=True)
-class _Task:
-    """Pieces of one or several tables, read one after the other."""
-
-    conninfo: str = field(repr=False)
-    snapshot: str
-    parts: tuple[_Part, ...]
-    targets: dict[TableName, _Target] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Written:
-    """The result of one task for one table."""
-
-    table: TableName
-    file: FileReport | None = None
-    error: PgcdcError | None = None
 
 
 def copy_tables(
@@ -130,7 +82,7 @@ _Outcome = tuple[list[CopyReport], Failures]
 
 
 def _in_parallel(
-    copy: Callable[[list[_Task]], _Outcome], jobs: Sequence[list[_Task]], at_a_time: int
+    copy: Callable[[list[CopyTask]], _Outcome], jobs: Sequence[list[CopyTask]], at_a_time: int
 ) -> Iterator[_Outcome]:
     """The outcomes as they come."""
     pool = ThreadPoolExecutor(at_a_time, thread_name_prefix="copy")
@@ -163,7 +115,7 @@ class _Copier:
 
     # Planning -------------------------------------------------------------------------------------
 
-    def jobs(self, tables: Sequence[Table]) -> tuple[list[list[_Task]], Failures]:
+    def jobs(self, tables: Sequence[Table]) -> tuple[list[list[CopyTask]], Failures]:
         """Spark jobs, the largest tables first: a task for each piece of a large table, one for some small ones."""
         with connect(self._conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
             cut, failures = self._cut(conn, tables)
@@ -186,15 +138,15 @@ class _Copier:
         smaller, more = _pieces(conn, [table for table in tables if table.name in larger], size)
         return {name: found for name, found in (whole | smaller).items() if name not in more}, failures | more
 
-    def _task(self, parts: Sequence[_Part]) -> _Task:
-        return _Task(self._conninfo, self._snapshot.name, tuple(parts))
+    def _task(self, parts: Sequence[CopyPart]) -> CopyTask:
+        return CopyTask(self._conninfo, self._snapshot.name, tuple(parts))
 
     # One job --------------------------------------------------------------------------------------
 
-    def copy(self, job: list[_Task]) -> _Outcome:
+    def copy(self, job: list[CopyTask]) -> _Outcome:
         started = time.monotonic()
         targets, failures = self._targets({table.name: table for task in job for table, _ in task.parts})
-        written = [one for found in run_tasks(self._session, _copy_parts, _ready(job, targets)) for one in found]
+        written = [one for found in run_tasks(self._session, copy_parts, _ready(job, targets)) for one in found]
         reports: list[CopyReport] = []
         for name, target in targets.items():
             try:
@@ -203,7 +155,7 @@ class _Copier:
                 version = again_after_lost_races(partial(self._commit, target, files))
                 passed(FaultPoint.COPY_COMMITTED)
             except Exception as error:
-                if (failure := _own(name, error)) is None:
+                if (failure := copy_failure(name, error)) is None:
                     raise
                 failures[name] = failure
                 continue
@@ -215,32 +167,32 @@ class _Copier:
             reports.append(CopyReport(name, point, rows, size, len(files), seconds, version))
         return reports, failures
 
-    def _targets(self, tables: dict[TableName, Table]) -> tuple[dict[TableName, _Target], Failures]:
-        targets: dict[TableName, _Target] = {}
+    def _targets(self, tables: dict[TableName, Table]) -> tuple[dict[TableName, CopyTarget], Failures]:
+        targets: dict[TableName, CopyTarget] = {}
         failures: Failures = {}
         for name, table in tables.items():
             try:
                 targets[name] = self._target(table)
             except Exception as error:
-                if (failure := _own(name, error)) is None:
+                if (failure := copy_failure(name, error)) is None:
                     raise
                 failures[name] = failure
         return targets, failures
 
-    def _target(self, table: Table) -> _Target:
+    def _target(self, table: Table) -> CopyTarget:
         """The mirror's folder, the mirror made; a staging folder where its columns are to change."""
         schema = MirrorSchema.of(table)
         mirror = self._opened(table.name)
         point = int(self._snapshot.consistent_point)
         if mirror.exists and not mirror.holds(schema):
             folder = self._layout.staging / uuid.uuid4().hex
-            return _Target(table, folder, schema.arrow, point, staged=True)
+            return CopyTarget(table, folder, schema.arrow, point, staged=True)
         if not mirror.exists:
             properties = {IDENTITY: self._identity.app_id(), SOURCE_TABLE: str(table.name), **keeping(self._retention)}
             create_mirror(self._session, mirror.path, schema, properties)
             passed(FaultPoint.MIRROR_MADE)
             mirror = Mirror(self._layout, self._identity, table.name)
-        return _Target(table, mirror.path, mirror.physical(schema), point, staged=False)
+        return CopyTarget(table, mirror.path, mirror.physical(schema), point, staged=False)
 
     def _opened(self, name: TableName) -> Mirror:
         """The mirror. If its own log cannot be read it is moved away first, so that the copy begins again."""
@@ -252,7 +204,7 @@ class _Copier:
             return Mirror(self._layout, self._identity, name)
         return mirror
 
-    def _commit(self, target: _Target, files: Sequence[FileReport]) -> int:
+    def _commit(self, target: CopyTarget, files: Sequence[FileReport]) -> int:
         mirror = Mirror(self._layout, self._identity, target.table.name)
         if not target.staged:
             assert mirror.delta is not None
@@ -303,9 +255,9 @@ def _pieces(
     return found, gone
 
 
-def _packed(small: Sequence[_Part], sizes: dict[TableName, int]) -> Iterator[list[_Part]]:
+def _packed(small: Sequence[CopyPart], sizes: dict[TableName, int]) -> Iterator[list[CopyPart]]:
     """Small tables in shares of about one piece's size, and no more than should wait for each other."""
-    share: list[_Part] = []
+    share: list[CopyPart] = []
     size = 0
     for table, cut in small:
         share.append((table, cut))
@@ -317,9 +269,9 @@ def _packed(small: Sequence[_Part], sizes: dict[TableName, int]) -> Iterator[lis
         yield share
 
 
-def _ready(job: Sequence[_Task], targets: dict[TableName, _Target]) -> list[_Task]:
+def _ready(job: Sequence[CopyTask], targets: dict[TableName, CopyTarget]) -> list[CopyTask]:
     """The tasks with what they need of each table, less the tables that have no target."""
-    ready: list[_Task] = []
+    ready: list[CopyTask] = []
     for task in job:
         parts = tuple(part for part in task.parts if part[0].name in targets)
         if parts:
@@ -327,49 +279,9 @@ def _ready(job: Sequence[_Task], targets: dict[TableName, _Target]) -> list[_Tas
     return ready
 
 
-def _sound(written: Sequence[_Written]) -> list[FileReport]:
+def _sound(written: Sequence[WrittenPart]) -> list[FileReport]:
     """The files of one table; raises what one of its pieces failed with."""
     for one in written:
         if one.error is not None:
             raise one.error
     return [one.file for one in written if one.file is not None]
-
-
-# In the tasks -------------------------------------------------------------------------------------
-
-
-def _copy_parts(task: _Task) -> list[_Written]:
-    return [_copy_part(task, task.targets[table.name], cut) for table, cut in task.parts]
-
-
-def _copy_part(task: _Task, target: _Target, cut: Sequence[Piece]) -> _Written:
-    try:
-        report = read_whole(lambda: _file(task, target, cut))
-        passed(FaultPoint.PIECE_COPIED)
-        return _Written(target.table.name, report)
-    except Exception as error:
-        if (failure := _own(target.table.name, error)) is None:
-            raise
-        return _Written(target.table.name, error=failure)
-
-
-def _own(name: TableName, error: Exception) -> PgcdcError | None:
-    """The failure of one table's copy; None if the error concerns all tables."""
-    if isinstance(error, PgcdcError):
-        return error
-    failure = of_one_table(error)
-    return None if failure is None else LakeError(failure, thing=f"copy of {name}")
-
-
-def _file(task: _Task, target: _Target, cut: Sequence[Piece]) -> FileReport | None:
-    """The file of one reading. The file of an interrupted reading is deleted: the next one begins its own."""
-    reader = target.reader
-    with DataFile(target.folder, target.schema) as file:
-        try:
-            for piece in cut:
-                for block in copy_blocks(task.conninfo, task.snapshot, piece, BLOCK_BYTES):
-                    file.write(reader.columns(block, piece.leaf))
-        except Interrupted:
-            file.discard()
-            raise
-        return file.finish()

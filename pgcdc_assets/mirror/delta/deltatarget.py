@@ -21,7 +21,8 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.mirror.delta.apply import apply_tables
 from pgcdc_assets.mirror.delta.copy import copy_tables
-from pgcdc_assets.mirror.delta.mirror import Mirror, refusal
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.mirror.delta.repair import repair_table
 from pgcdc_assets.mirror.delta.settlement import Settlement
 from pgcdc_assets.mirror.delta.thinning import passing

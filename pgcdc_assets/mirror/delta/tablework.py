@@ -23,8 +23,8 @@ from pgcdc_assets.delta.datafile import FileReport, odd_columns, read_footer
 from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
-from pgcdc_assets.mirror.delta.mirror import (
-    Mirror,
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirrorschema import (
     MirrorSchema,
     needs_column_mapping,
     refusal,

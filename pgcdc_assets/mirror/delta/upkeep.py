@@ -26,7 +26,8 @@ from pgcdc_assets.delta.tombstones import lacking
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.mirror.delta.compaction import compact_file
-from pgcdc_assets.mirror.delta.mirror import Mirror, sql_path
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirrorschema import sql_path
 from pgcdc_assets.store import storage
 
 if TYPE_CHECKING:

@@ -1,0 +1,102 @@
+"""A task of a copy: reads pieces of tables from the source, and writes them to files of the mirrors.
+
+Imported by Spark's workers: no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.errors import LakeError, PgcdcError
+from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.mirror.delta.copyblock import BlockReader
+from pgcdc_assets.mirror.delta.mirrorschema import own_fields
+from pgcdc_assets.source.snapshot.pieces import Piece
+from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, read_whole
+
+BLOCK_BYTES: Final = 8 << 20
+"""CSV at a time in a task: bounds its memory to some 100 MB, and is a row group of its file."""
+
+
+@dataclass(frozen=True)
+class CopyTarget:
+    """The folder for the files of one table, and their columns."""
+
+    table: Table
+    folder: Location
+    schema: pa.Schema
+    commit_lsn: int
+    staged: bool
+
+    @property
+    def reader(self) -> BlockReader:
+        return BlockReader(self.table, tuple(one.name for one in own_fields(self.table)), self.commit_lsn)
+
+
+CopyPart = tuple[Table, tuple[Piece, ...]]
+"""A table and pieces of it; none where a partitioned table has no partition."""
+
+
+@dataclass(frozen=True)
+class CopyTask:
+    """Pieces of one or several tables, read one after the other."""
+
+    conninfo: str = field(repr=False)
+    snapshot: str
+    parts: tuple[CopyPart, ...]
+    targets: dict[TableName, CopyTarget] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WrittenPart:
+    """The result of one task for one table."""
+
+    table: TableName
+    file: FileReport | None = None
+    error: PgcdcError | None = None
+
+
+def copy_parts(task: CopyTask) -> list[WrittenPart]:
+    return [_copy_part(task, task.targets[table.name], cut) for table, cut in task.parts]
+
+
+def _copy_part(task: CopyTask, target: CopyTarget, cut: Sequence[Piece]) -> WrittenPart:
+    try:
+        report = read_whole(lambda: _file(task, target, cut))
+        passed(FaultPoint.PIECE_COPIED)
+        return WrittenPart(target.table.name, report)
+    except Exception as error:
+        if (failure := copy_failure(target.table.name, error)) is None:
+            raise
+        return WrittenPart(target.table.name, error=failure)
+
+
+def copy_failure(name: TableName, error: Exception) -> PgcdcError | None:
+    """The failure of one table's copy; None if the error concerns all tables."""
+    if isinstance(error, PgcdcError):
+        return error
+    failure = of_one_table(error)
+    return None if failure is None else LakeError(failure, thing=f"copy of {name}")
+
+
+def _file(task: CopyTask, target: CopyTarget, cut: Sequence[Piece]) -> FileReport | None:
+    """The file of one reading. The file of an interrupted reading is deleted: the next one begins its own."""
+    reader = target.reader
+    with DataFile(target.folder, target.schema) as file:
+        try:
+            for piece in cut:
+                for block in copy_blocks(task.conninfo, task.snapshot, piece, BLOCK_BYTES):
+                    file.write(reader.columns(block, piece.leaf))
+        except Interrupted:
+            file.discard()
+            raise
+        return file.finish()
