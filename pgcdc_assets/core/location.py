@@ -57,13 +57,6 @@ class Location:
         """The place beside this one."""
         return self.parent / name
 
-    def within(self, folder: Location) -> str:
-        """The name relative to a folder that holds it. ValueError if that one does not."""
-        prefix = f"{folder.text.rstrip('/')}/"
-        if not self.text.startswith(prefix):
-            raise ValueError(f"{self} is not in {folder}")
-        return self.text.removeprefix(prefix)
-
     def up_to(self, root: Location) -> list[Location]:
         """This folder and those that it stands in, to the one that holds ``root``: to settle all of them makes a new
         folder durable."""
