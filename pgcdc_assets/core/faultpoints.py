@@ -36,6 +36,9 @@ class FaultPoint(StrEnum):
     BATCH_COMMITTED = "batch-committed"
     BATCH_DURABLE = "batch-durable"
     BATCH_CONFIRMED = "batch-confirmed"
+    STREAM_SPOOLED = "stream-spooled"
+    STREAM_DROPPED = "stream-dropped"
+    STREAM_RESTARTED = "stream-restarted"
     LOG_FILES_REPLACING = "log-files-replacing"
     LOG_FILES_REPLACED = "log-files-replaced"
 

@@ -1,7 +1,7 @@
 """Batches: the smallest durable piece of the log.
 
 Two sides. :class:`PendingBatch` belongs to the receiving thread: frames of whole transactions, frames of
-the open one, and the segments already staged for either. :class:`BatchWriter` belongs to the writing
+the open one, the segments already staged for either, and the transactions in progress. :class:`BatchWriter` belongs to the writing
 thread: it turns frames into segments and commits them, one job after the other.
 """
 
@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import LogWriter
-from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, joined
+from pgcdc_assets.log.framerun import FRAME_BYTES, IS_CHANGE, FrameRun, joined
 from pgcdc_assets.log.relations import RelationRecord, Relations
-from pgcdc_assets.log.rows import ABSENT, Rows, Tally, rows_of
+from pgcdc_assets.log.rows import ABSENT, Ended, Rows, Tally, rows_of
 from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes
 from pgcdc_assets.log.spill import SpillFolder, Staged
+from pgcdc_assets.log.spool import BlockFrames, EndedStream, PendingBlocks, PendingStream, PendingStreams, StreamEnd
 from pgcdc_assets.log.transactions import OpenTransaction
-
-_BOOKKEEPING_BYTES = 64
-"""Charged per frame: with short rows the columns built over a segment weigh more than the messages."""
-
 
 @dataclass
 class PendingFrames:
@@ -40,13 +40,21 @@ class PendingFrames:
 
     def append(self, run: FrameRun) -> None:
         self.runs.append(run)
-        self.size += run.size + _BOOKKEEPING_BYTES * len(run)
+        self.size += run.size + FRAME_BYTES * len(run)
 
     def rows(self, relations: Relations) -> Rows:
         """The rows that these frames put into the log. The frames are released, so that their bytes exist only once."""
         run = joined(self.runs)
         self.runs.clear()
         return rows_of(run, self.opening, relations)
+
+
+@dataclass(frozen=True)
+class ClosedFrames:
+    """Frames of whole transactions, as they are handed over."""
+
+    frames: PendingFrames
+    ended: Sequence[EndedStream] = ()
 
 
 @dataclass
@@ -66,14 +74,22 @@ class PendingBatch:
     staged_size: int = 0
     spilled_size: int = 0
     """Bytes of the frames that went into those segments."""
+    streams: PendingStreams = field(default_factory=PendingStreams)
+    """Transactions in progress."""
+    ended: list[EndedStream] = field(default_factory=list)
+    """Whole transactions that were in progress, and are not staged."""
 
     @property
     def in_memory(self) -> int:
-        return self.closed.size + self.open.size
+        return self.closed_in_memory + self.open.size + self.streams.size
+
+    @property
+    def closed_in_memory(self) -> int:
+        return self.closed.size + sum(ended.size for ended in self.ended)
 
     @property
     def closed_size(self) -> int:
-        return self.closed.size + self.staged_size
+        return self.closed_in_memory + self.staged_size
 
     def receive(self, run: FrameRun, whole: int, after: OpenTransaction | None, now: float) -> None:
         """Take in frames, of which the first ``whole`` belong to complete transactions; ``after`` is the transaction
@@ -88,16 +104,27 @@ class PendingBatch:
         if len(rest) and after is not None:
             self.open.append(rest)
 
-    def take_closed(self) -> tuple[PendingFrames, list[Staged]]:
-        """Hand over all whole transactions; the open one stays."""
-        taken = self.closed, self.staged
-        self.closed, self.staged, self.since, self.staged_size = PendingFrames(), [], None, 0
+    def end(self, xid: int, end: StreamEnd, commit: FrameRun, now: float) -> None:
+        """A transaction in progress has committed; ``commit`` is its Commit, as one frame."""
+        stream = self.streams.pop(xid)
+        if stream is None or not stream.changes:
+            return
+        stream.add(BlockFrames(commit, np.full(len(commit), ABSENT, dtype=np.int64)), stream.pending.opening.origin)
+        self.ended.append(EndedStream(stream, end))
+        self.staged_size += stream.spooled_size
+        self.since = now if self.since is None else self.since
+
+    def take_closed(self) -> tuple[ClosedFrames, list[Staged]]:
+        """Hand over all whole transactions; the open ones stay."""
+        taken = ClosedFrames(self.closed, self.ended), self.staged
+        self.closed, self.ended, self.staged, self.since, self.staged_size = PendingFrames(), [], [], None, 0
         return taken
 
-    def stage_closed(self) -> tuple[PendingFrames, Staged]:
+    def stage_closed(self) -> tuple[ClosedFrames, Staged]:
         """Hand over the frames of whole transactions, to be written ahead of their commit."""
-        frames, self.closed = self.closed, PendingFrames()
-        self.staged_size += frames.size
+        self.staged_size += self.closed_in_memory
+        frames = ClosedFrames(self.closed, self.ended)
+        self.closed, self.ended = PendingFrames(), []
         self.staged.append(Staged())
         return frames, self.staged[-1]
 
@@ -145,21 +172,47 @@ class BatchWriter:
         self._relations = relations
         self.position = self._log.position
 
-    def stage(self, frames: PendingFrames, into: Staged) -> None:
+    def stage(self, closed: ClosedFrames, into: Staged) -> None:
         """Write frames as segments of a batch to come."""
-        into.add(self._spill.stage(frames.rows(self._relations)))
+        into.add(self._spill.stage(closed.frames.rows(self._relations)))
+        for ended in closed.ended:
+            staged, rows = self._spill.settled(ended)
+            into.add(staged)
+            into.add(self._spill.stage(rows))
         passed(FaultPoint.SEGMENT_STAGED)
 
-    def commit(self, closed: PendingFrames, parts: Sequence[Staged], end: Lsn) -> Committed:
+    def spool(self, pending: PendingBlocks, stream: PendingStream) -> None:
+        """Write frames of a transaction in progress."""
+        stream.spooled += self._spill.spool(pending.rows(stream.overlay))
+        passed(FaultPoint.STREAM_SPOOLED)
+
+    def drop(self, stream: PendingStream) -> None:
+        """A transaction in progress was rolled back, or is none of the log's."""
+        for spooled in stream.spooled:
+            spooled.segment.draft.discard()
+        passed(FaultPoint.STREAM_DROPPED)
+
+    def commit(self, closed: ClosedFrames, parts: Sequence[Staged], end: Lsn) -> Committed:
         """One batch: what was staged, the frames still in memory, and the notes that make it readable alone."""
-        last, rest = self._spill.stage_large(closed.rows(self._relations))
         staged = Staged()
-        for part in (*parts, last):
+        for part in parts:
             staged.add(part)
+        in_memory = [closed.frames.rows(self._relations)]
+        for ended in closed.ended:
+            part, rows = self._spill.settled(ended)
+            staged.add(part)
+            in_memory.append(rows)
+        tables: list[pa.Table] = []
+        for rows in in_memory:
+            part, rest = self._spill.stage_large(rows)
+            staged.add(part)
+            tables.append(table_of(rest))
+        if not staged.tally.rows:
+            return self.advance(end)
         start, tally = self.position, staged.tally
         notes = table_of_notes(self._notes(start, end, tally))
         # The notes come first and alone in a row group: whoever wants only them reads only them.
-        staged.files.append(self._spill.write([notes, table_of(rest)]))
+        staged.files.append(self._spill.write([notes, *tables]))
         passed(FaultPoint.SEGMENT_WRITTEN)
         self._move(end, staged)
         return Committed(start, end, tally.transactions, tally.rows, tally.bytes)
@@ -199,9 +252,9 @@ def summary_of(start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Seque
         "end": int(end),
         "timeline": timeline,
         "transactions": tally.transactions,
-        "last_xid": tally.last_xid,
-        "first_commit_ts": _time(tally.first_ts),
-        "last_commit_ts": _time(tally.last_ts),
+        "last_xid": tally.last.xid if tally.last else None,
+        "first_commit_ts": _time(tally.first),
+        "last_commit_ts": _time(tally.last),
         "counts": counts,
         "bytes": tally.bytes,
         "relations": {str(record.relation_id): [record.name.schema, record.name.name] for record in records},
@@ -224,8 +277,8 @@ def _json(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _time(microseconds: int | None) -> str | None:
+def _time(ended: Ended | None) -> str | None:
     """ISO 8601: whoever opens the log with another tool reads it without arithmetic."""
-    if microseconds is None:
+    if ended is None:
         return None
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)).isoformat()
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ended.commit_ts)).isoformat()

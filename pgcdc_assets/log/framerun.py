@@ -23,6 +23,7 @@ from pgcdc_assets.protocol.layouts import (
     CHANGE,
     CHANGES,
     COMMIT,
+    CONTENT,
     EPOCH,
     ROWS,
     TABLE_CHANGES,
@@ -51,8 +52,10 @@ IS_ROW = _kinds(*ROWS)
 IS_TABLE_CHANGE = _kinds(*TABLE_CHANGES)
 IS_CHANGE = _kinds(*CHANGES)
 """What ``tx_ordinal`` counts."""
-IS_CONTROL = ~_kinds(*ROWS, MessageKind.BEGIN, MessageKind.COMMIT, MessageKind.STREAM_ABORT)
+IS_CONTROL = _kinds(*(kind for kind in CONTENT if kind not in ROWS))
 """These messages are few, and are decoded one by one."""
+FRAME_BYTES = 64
+"""Charged per frame: with short rows the columns built over a segment weigh more than the messages."""
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,10 @@ class TransactionsInProgress:
         return self._open[xid]
 
     @property
+    def xids(self) -> list[int]:
+        return list(self._open)
+
+    @property
     def bytes(self) -> int:
         """Of all that is held."""
         return sum(transaction.bytes for transaction in self._open.values())

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, IS_ROW, FrameRun, Raw, anywhere
-from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.transactions import OpenTransaction
+from pgcdc_assets.log.relations import Overlay, Relations
+from pgcdc_assets.log.transactions import OpenBlock, OpenTransaction
 from pgcdc_assets.protocol.layouts import MessageKind
 from pgcdc_assets.protocol.messages import LogicalMessage, Origin, Truncate
 
@@ -46,6 +46,8 @@ class Rows:
     """Meaningless where ``relation_id`` is ABSENT."""
     origin: NDArray[np.object_] | None
     """Names or None; absent as a whole in a stream without origins."""
+    subxid: Ints | None = None
+    """The subtransaction of each row, while its transaction is in progress."""
     partitions: frozenset[tuple[int, int]] = frozenset()
     """Root and leaf of rows that came under the root's OID."""
 
@@ -78,6 +80,15 @@ class Rows:
         return pa.Array.from_buffers(pa.binary_view(), len(self), [None, pa.py_buffer(views), pa.py_buffer(self.raw)])
 
 
+class Ended(NamedTuple):
+    """A whole transaction, in the order of commits."""
+
+    commit_lsn: int
+    xid: int
+    commit_ts: int
+    """Microseconds since 1970."""
+
+
 @dataclass
 class Tally:
     """What a batch says of itself. Tallies of its segments add up."""
@@ -87,10 +98,9 @@ class Tally:
     schema_ids: set[int] = field(default_factory=set)
     partitions: set[tuple[int, int]] = field(default_factory=set)
     transactions: int = 0
-    last_xid: int | None = None
-    first_ts: int | None = None
-    last_ts: int | None = None
-    """commit_ts of the first and last transaction, microseconds since 1970."""
+    first: Ended | None = None
+    last: Ended | None = None
+    """The transactions that committed first and last."""
     bytes: int = 0
 
     @property
@@ -98,15 +108,14 @@ class Tally:
         return self.counts.total()
 
     def add(self, other: Tally) -> None:
-        """Take in what follows."""
+        """Take in those of other rows."""
         self.counts.update(other.counts)
         self.schema_ids |= other.schema_ids
         self.partitions |= other.partitions
         self.transactions += other.transactions
         self.bytes += other.bytes
-        if other.last_xid is not None:
-            self.last_xid, self.last_ts = other.last_xid, other.last_ts
-            self.first_ts = other.first_ts if self.first_ts is None else self.first_ts
+        self.first = min((end for end in (self.first, other.first) if end), default=None)
+        self.last = max((end for end in (self.last, other.last) if end), default=None)
 
 
 def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations) -> Rows:
@@ -119,14 +128,7 @@ def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations
     transactions = _Transactions.of(run, opening)
     stored = IS_CHANGE[run.kinds]
     stored[transactions.commits] = transactions.changes_of_commits > 0
-    frames = np.flatnonzero(stored)
-    relation_of_frame = np.full(len(run), ABSENT, dtype=np.int64)
-    row_frames = np.flatnonzero(IS_ROW[run.kinds])
-    relation_of_frame[row_frames] = run.relation_ids(row_frames)
-    frames, relation_id = _with_truncates(run, frames, relation_of_frame[frames])
-    known = np.flatnonzero(relation_id != ABSENT)
-    schema_id = np.zeros(len(frames), dtype=np.int64)
-    schema_id[known] = relations.schema_ids(relation_id[known], run.sequence[frames[known]])
+    frames, relation_id = _frames(run, stored)
     columns = transactions.columns(frames)
     lsn = run.starts(frames)
     for index in np.flatnonzero(run.kinds[frames] == MessageKind.MESSAGE).tolist():
@@ -138,10 +140,55 @@ def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations
         kind=run.kinds[frames],
         lsn=lsn,
         relation_id=relation_id,
-        schema_id=schema_id,
+        schema_id=_schema_ids(run, frames, relation_id, relations),
         partitions=_partitions(run),
         **columns,
     )
+
+
+def rows_in_progress(run: FrameRun, subxid: Ints, opening: OpenBlock, overlay: Overlay) -> Rows:
+    """The rows of a transaction in progress, whose frames these are: without ``commit_lsn`` and ``commit_ts``, and with
+    provisional schema ids. ``subxid`` has an entry per frame.
+
+    A frame of a Commit, which the end of the transaction was made to, becomes a row as well.
+    """
+    stored = IS_CHANGE[run.kinds] | (run.kinds == MessageKind.COMMIT)
+    frames, relation_id = _frames(run, stored)
+    number = len(frames)
+    absent = np.full(number, ABSENT, dtype=np.int64)
+    before: Ints = np.cumsum(IS_CHANGE[run.kinds]) - IS_CHANGE[run.kinds]
+    return Rows(
+        raw=run.raw,
+        offset=run.offsets[frames] + HEADER,
+        length=run.lengths[frames] - HEADER,
+        kind=run.kinds[frames],
+        commit_lsn=absent,
+        ordinal=opening.ordinal + before[frames],
+        xid=np.full(number, opening.xid, dtype=np.int64),
+        commit_ts=absent,
+        lsn=run.starts(frames),
+        relation_id=relation_id,
+        schema_id=_schema_ids(run, frames, relation_id, overlay),
+        origin=None if opening.origin is None else np.full(number, opening.origin, dtype=object),
+        subxid=subxid[frames],
+        partitions=_partitions(run),
+    )
+
+
+def _frames(run: FrameRun, stored: Bools) -> tuple[Ints, Ints]:
+    """The frames that rows are made of, in order, and the relation of each row."""
+    relation_of_frame = np.full(len(run), ABSENT, dtype=np.int64)
+    row_frames = np.flatnonzero(IS_ROW[run.kinds])
+    relation_of_frame[row_frames] = run.relation_ids(row_frames)
+    frames = np.flatnonzero(stored)
+    return _with_truncates(run, frames, relation_of_frame[frames])
+
+
+def _schema_ids(run: FrameRun, frames: Ints, relation_id: Ints, relations: Relations | Overlay) -> Ints:
+    known = np.flatnonzero(relation_id != ABSENT)
+    schema_id = np.zeros(len(frames), dtype=np.int64)
+    schema_id[known] = relations.schema_ids(relation_id[known], run.sequence[frames[known]])
+    return schema_id
 
 
 def tally_of(rows: Rows) -> Tally:
@@ -155,9 +202,12 @@ def tally_of(rows: Rows) -> Tally:
         bytes=int(rows.length.sum()),
     )
     if len(commits):
-        tally.last_xid = int(rows.xid[commits[-1]])
-        tally.first_ts, tally.last_ts = int(rows.commit_ts[commits[0]]), int(rows.commit_ts[commits[-1]])
+        tally.first, tally.last = _ended(rows, commits[0]), _ended(rows, commits[-1])
     return tally
+
+
+def _ended(rows: Rows, index: int) -> Ended:
+    return Ended(int(rows.commit_lsn[index]), int(rows.xid[index]), int(rows.commit_ts[index]))
 
 
 def _numbers(values: Ints) -> pa.Array:

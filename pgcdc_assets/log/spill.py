@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.datafile import FileReport
+from pgcdc_assets.log.framerun import IS_CHANGE
 from pgcdc_assets.log.rows import Rows, Tally, tally_of
 from pgcdc_assets.log.segment import StagedSegment, clustered, draft_name, table_of, write_segment
+from pgcdc_assets.log.spool import EndedStream, SpooledSegment
 from pgcdc_assets.store import storage
 
 SPILL = "_spill"
@@ -60,6 +63,30 @@ class SpillFolder:
         alone, rest = clustered(rows)
         files = [self.write([table_of(part)]) for part in alone]
         return Staged(files, tally_of(rows)), rest
+
+    def spool(self, rows: Rows) -> list[SpooledSegment]:
+        """Write rows of a transaction in progress, clustered by relation."""
+        alone, rest = clustered(rows)
+        spooled = [self._spooled(part) for part in (*alone, rest) if len(part)]
+        return spooled
+
+    def _spooled(self, rows: Rows) -> SpooledSegment:
+        assert rows.subxid is not None
+        segment = self.write([table_of(rows)])
+        return SpooledSegment(segment, tally_of(rows), int(rows.subxid.min()), int(rows.subxid.max()))
+
+    def settled(self, ended: EndedStream) -> tuple[Staged, Rows]:
+        """What counts of a transaction that has committed: the segments that hold some of it, and its other rows."""
+        staged, stream = Staged(), ended.stream
+        for spooled in stream.spooled:
+            if (counted := spooled.at(ended.end)) is None:
+                spooled.segment.draft.discard()
+            else:
+                staged.add(Staged([counted[0]], counted[1]))
+        rows = ended.end.rows(stream.pending.rows(stream.overlay))
+        if not staged.files and not IS_CHANGE[rows.kind].any():
+            rows = rows.take(np.zeros(0, dtype=np.int64))
+        return staged, rows
 
     def move(self, files: Iterable[StagedSegment], batch_end: Lsn) -> list[FileReport]:
         """Move segments into the table, as they are; they are those of the batch that ends there."""

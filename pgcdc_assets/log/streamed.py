@@ -92,6 +92,12 @@ def located(run: FrameRun, before: StreamPlace, *, parallel: bool) -> Located:
     return Located(_without_xids(run, carrying), top, subxid, after)
 
 
+def commit_frame(run: FrameRun, index: int) -> FrameRun:
+    """A Stream Commit as the Commit that protocol version 1 would have sent."""
+    found = run.part(index, index + 1)
+    return _without_xids(replace(found, kinds=np.array([MessageKind.COMMIT], dtype=np.uint8)), np.zeros(1, np.int64))
+
+
 def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bools]:
     """For each frame, the letter of what is open around it (its own, where it begins or ends that); and which are
     beginnings within something open, or ends of something else.

@@ -1,17 +1,14 @@
-"""Transactions in runs of frames: the one that is open after a run, and what no pgoutput stream looks like.
+"""Transactions whose frames continue in the next run: a whole one, and those in progress.
 
-Protocol version 1 sends whole transactions one after the other, so at most one is open.
+Whole transactions come one after the other, so at most one of them is open. Blocks of those in progress stand between.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.log.framerun import IS_CHANGE, IS_ROW, FrameRun, check_lengths
-from pgcdc_assets.protocol.layouts import STREAM_ABORT, MessageKind
+from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun
+from pgcdc_assets.protocol.layouts import MessageKind
 from pgcdc_assets.protocol.messages import Origin
 
 
@@ -28,9 +25,22 @@ class OpenTransaction:
     origin: str | None = None
 
 
+@dataclass(frozen=True)
+class OpenBlock:
+    """A transaction in progress, where some frames of its blocks begin."""
+
+    xid: int
+    """Of the top transaction."""
+    ordinal: int = 0
+    """Changes that came before, also those that were rolled back since."""
+    origin: str | None = None
+
+
 def transaction_after(run: FrameRun, before: OpenTransaction | None) -> OpenTransaction | None:
-    """The transaction that is open after a run, given the one that was open before it."""
-    _check_nesting(run, before)
+    """The transaction that is open after a run, given the one that was open before it.
+
+    That Begin and Commit take turns has been seen before (:func:`pgcdc_assets.log.streamed.located`).
+    """
     brackets = run.brackets
     last = int(brackets.begins[-1]) if len(brackets.begins) else -1
     if len(brackets.commits) and brackets.commits[-1] > last:
@@ -52,18 +62,3 @@ def origin_in(run: FrameRun) -> str | None:
     found = run.at(MessageKind.ORIGIN)
     message = run.message(int(found[-1])) if len(found) else None
     return message.name if isinstance(message, Origin) else None
-
-
-def _check_nesting(run: FrameRun, before: OpenTransaction | None) -> None:
-    """Begin and Commit take turns, rows stand between them, and Stream Abort does not. ProtocolError otherwise."""
-    aborts = run.at(MessageKind.STREAM_ABORT)
-    check_lengths(run, aborts, STREAM_ABORT)
-    steps = np.zeros(len(run), dtype=np.int64)
-    steps[run.brackets.begins], steps[run.brackets.commits] = 1, -1
-    depth = np.cumsum(steps) + (before is not None)
-    misplaced = IS_ROW[run.kinds] & (depth != 1)
-    misplaced[aborts] = depth[aborts] != 0
-    wrong = np.flatnonzero((depth < 0) | (depth > 1) | misplaced)
-    if len(wrong):
-        first = int(wrong[0])
-        raise ProtocolError(f"message {chr(run.kinds[first])} stands outside of its place", lsn=run.lsn(first))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.prefixes import PrefixPatterns
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, FrameRun
@@ -38,13 +38,24 @@ class Choice:
 
     def kept(self, run: FrameRun, before: OpenTransaction | None) -> FrameRun:
         """The frames of a run that are asked for; ``before`` is the transaction that is open before it."""
+        gone = self._unwanted_messages(run)
+        if not self.origins:
+            gone |= IS_CHANGE[run.kinds] & of_origin(run, before)
+        return run.without(gone) if gone.any() else run
+
+    def unwanted(self, run: FrameRun, *, foreign: bool) -> Bools:
+        """The frames of a transaction in progress that are not asked for; ``foreign``: whether it names an origin."""
+        gone = self._unwanted_messages(run)
+        if foreign and not self.origins:
+            gone |= IS_CHANGE[run.kinds]
+        return gone
+
+    def _unwanted_messages(self, run: FrameRun) -> Bools:
         gone = np.zeros(len(run), dtype=bool)
         messages = run.at(MessageKind.MESSAGE)
         if len(messages):
             gone[messages] = [not self._matches(run, index) for index in messages.tolist()]
-        if not self.origins:
-            gone |= IS_CHANGE[run.kinds] & of_origin(run, before)
-        return run.without(gone) if gone.any() else run
+        return gone
 
     def _matches(self, run: FrameRun, index: int) -> bool:
         start = int(run.offsets[index]) + _PREFIX_AT

@@ -1,23 +1,41 @@
 """Decides what a run of frames means for the positions: which part of it is taken, and where the boundaries lie. No
-I/O."""
+I/O.
+
+A transaction in progress belongs where its Stream Commit says, like any other. What came of it before moves no position.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pgcdc_assets.core.endpos import Endpos
 from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.framerun import IS_CONTROL, FrameRun
+from pgcdc_assets.log.inprogress import TransactionsInProgress
+from pgcdc_assets.log.receive.blocks import Block, Blocks, Dropped
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.rows import ABSENT
+from pgcdc_assets.log.spool import StreamEnd
+from pgcdc_assets.log.streamed import StreamPlace, commit_frame, located
 from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
 from pgcdc_assets.protocol.layouts import MessageKind
-from pgcdc_assets.protocol.messages import LogicalMessage, Relation, Type
+from pgcdc_assets.protocol.messages import LogicalMessage, Relation, StreamAbort, StreamCommit, Type
 from pgcdc_assets.protocol.shape import RelationFacts
+from pgcdc_assets.protocol.streamed import decode_any
+
+_PREPARED = (
+    MessageKind.BEGIN_PREPARE,
+    MessageKind.PREPARE,
+    MessageKind.COMMIT_PREPARED,
+    MessageKind.ROLLBACK_PREPARED,
+    MessageKind.STREAM_PREPARE,
+)
 
 RelationKey = tuple[int, frozenset[int]]
 """OID of a relation and the types of its columns, which a run may change."""
@@ -28,15 +46,35 @@ Describe = Callable[[Sequence[Relation]], Described]
 
 @dataclass(frozen=True)
 class Taken:
-    """The part of a run that belongs to the log."""
+    """The part of a run that belongs to the log, of transactions that come as a whole."""
 
     run: FrameRun
     whole: int
     """Number of leading frames that belong to complete transactions, or stand between transactions."""
     after: OpenTransaction | None
     """The transaction that is open after it."""
-    arrived: bool
-    """The goal was reached within the run; the frames after it are left out."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A transaction in progress has committed, and belongs to the log."""
+
+    xid: int
+    end: StreamEnd
+    commit: FrameRun
+    """Its Commit, as one frame."""
+
+
+Part = Taken | Block | Dropped | Ended
+
+
+class StreamUnsure(Exception):
+    """A transaction in progress has committed, and what came does not say which of its messages count. As a whole it
+    says so: the stream has to begin anew with version 1, until ``end_lsn`` is passed."""
+
+    def __init__(self, end_lsn: Lsn) -> None:
+        super().__init__()
+        self.end_lsn = end_lsn
 
 
 class Intake:
@@ -51,15 +89,26 @@ class Intake:
         self._transform_lsn = transform_lsn
         self._overlap = overlap
         self._choice = choice or Choice()
+        self._place = StreamPlace()
+        self._blocks = Blocks(self._choice)
         self.boundary = transform_lsn
         """The last transaction boundary that has been received: all that ends at or below it is taken."""
         self.seen = ZERO
         """All transactions that commit below it have been received (it need be no boundary)."""
         self.transaction: OpenTransaction | None = None
         self.goal: Endpos | None = None
+        self.arrived = False
+        """The goal was reached; the frames after it are left out."""
         self.sequence = 0
-        self.stream_aborts = 0
+
+    @property
+    def stream_aborts(self) -> int:
         """Stream Aborts that were passed over. PostgreSQL 18 sends them for transactions that it never sends."""
+        return self._blocks.transactions.unknown_aborts
+
+    @property
+    def in_progress(self) -> TransactionsInProgress:
+        return self._blocks.transactions
 
     def sent(self, wal_end: int) -> None:
         """All that commits below it has been sent."""
@@ -73,25 +122,77 @@ class Intake:
     def passed(self, lsn: int) -> None:
         self.seen = max(self.seen, Lsn(lsn))
 
-    def take(self, run: FrameRun) -> Taken:
-        """Take in the frames of whole and open transactions between ``transform_lsn`` and the goal."""
+    def take(self, run: FrameRun, *, parallel: bool = False) -> Iterator[Part]:
+        """Take in the frames between ``transform_lsn`` and the goal, in order; none once :attr:`arrived`.
+
+        ``parallel`` is whether streaming is. Raises ProtocolError, and :class:`StreamUnsure`.
+        """
         self.sequence += len(run)
-        self.stream_aborts += len(run.at(MessageKind.STREAM_ABORT))
+        found = located(run, self._place, parallel=parallel)
+        self._place = found.after
+        for stretch in found.stretches():
+            part = found.run.part(stretch.start, stretch.end)
+            if stretch.top == ABSENT:
+                yield from self._between(part, parallel)
+            else:
+                yield from self._blocks.take(stretch.top, part, found.subxid[stretch.start : stretch.end])
+            if self.arrived:
+                return
+
+    def _between(self, run: FrameRun, parallel: bool) -> Iterator[Part]:
+        """Frames that stand in no block: whole transactions, and the ends of those in progress."""
+        _refuse_prepared(run)
+        first = 0
+        for index in np.union1d(run.at(MessageKind.STREAM_COMMIT), self._blocks.aborts(run)).tolist():
+            if first < index:
+                yield self._whole_transactions(run.part(first, index))
+            if self.arrived:
+                return
+            first = index + 1
+            message = decode_any(run.payload(index), run.lsn(index), parallel=parallel)
+            if isinstance(message, StreamCommit):
+                yield self._commit(message, run, index)
+            elif isinstance(message, StreamAbort) and (dropped := self._blocks.abort(message)) is not None:
+                yield dropped
+        if first < len(run) and not self.arrived:
+            yield self._whole_transactions(run.part(first, len(run)))
+
+    def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> Ended | Dropped:
+        """A transaction in progress commits. Its Relation messages take effect whether the log takes it or not."""
+        transaction, overlay = self._blocks.commit(message, run, index)
+        known = self._describe(overlay.relations)
+        facts = [known[described(relation)] for relation in overlay.relations]
+        schema_ids = overlay.promote(self._relations, facts, int(run.sequence[index]))
+        self.passed(message.commit_lsn)
+        if message.commit_lsn < self._transform_lsn:
+            return Dropped(message.xid)
+        goal = self.goal
+        if goal is not None and (goal.arrived_at_begin(message.commit_lsn) or not goal.allows(message.end_lsn)):
+            self.arrived = True
+            if goal.allows(message.commit_lsn):
+                self.reached(message.commit_lsn)
+            return Dropped(message.xid)
+        if transaction.ambiguous:
+            raise StreamUnsure(message.end_lsn)
+        self.reached(message.end_lsn)
+        aborted = np.array(sorted(transaction.aborted), dtype=np.int64)
+        end = StreamEnd(int(message.commit_lsn), message.commit_ts, aborted, schema_ids)
+        return Ended(message.xid, end, commit_frame(run, index))
+
+    def _whole_transactions(self, run: FrameRun) -> Taken:
         before = self.transaction
         run = self._choice.kept(run, before)
         after = transaction_after(run, before)
         standalone = self._control(run)
         first = self._first_new(run, before, standalone)
         self._compare(run, before, first)
-        end, arrived = self._first_beyond(run, before, standalone)
+        end, self.arrived = self._first_beyond(run, before, standalone)
         end = max(first, end)
         self._pass_begins(run)
         self.transaction = after
         taken = run.part(first, end)
         whole = self._whole(taken, first, standalone)
-        if arrived:
-            after = None
-        return Taken(taken, whole, after, arrived)
+        return Taken(taken, whole, None if self.arrived else after)
 
     def _compare(self, run: FrameRun, before: OpenTransaction | None, first: int) -> None:
         """Compare what comes with what the lake holds; ``first`` is the first frame that is new to the log."""
@@ -178,6 +279,12 @@ class Intake:
                 self.reached(lsn)
                 ends.append(index - first + 1)
         return max(ends, default=0)
+
+
+def _refuse_prepared(run: FrameRun) -> None:
+    odd = np.flatnonzero(np.isin(run.kinds, _PREPARED))
+    if len(odd):
+        raise ProtocolError("a prepared transaction came, which was not asked for", lsn=run.lsn(int(odd[0])))
 
 
 def described(relation: Relation) -> RelationKey:

@@ -1,0 +1,105 @@
+"""Takes in the blocks of transactions in progress: which there are, and what their frames mean. No I/O."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+
+from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.log.framerun import IS_CHANGE, IS_CONTROL, FrameRun
+from pgcdc_assets.log.inprogress import StreamedTransaction, TransactionsInProgress
+from pgcdc_assets.log.receive.choice import Choice
+from pgcdc_assets.log.relations import Overlay
+from pgcdc_assets.log.spool import BlockFrames
+from pgcdc_assets.log.transactions import origin_in
+from pgcdc_assets.protocol.layouts import STREAM_ABORT, STREAM_START, MessageKind
+from pgcdc_assets.protocol.messages import Relation, StreamAbort, StreamCommit, StreamStart, Type
+from pgcdc_assets.protocol.streamed import decode_any
+
+
+@dataclass(frozen=True)
+class Block:
+    """Frames of a transaction in progress."""
+
+    xid: int
+    overlay: Overlay
+    frames: BlockFrames
+    origin: str | None
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What came of this transaction counts for nothing."""
+
+    xid: int
+
+
+class Blocks:
+    """The transactions in progress of one connection."""
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+        self._overlays: dict[int, Overlay] = {}
+        self.transactions = TransactionsInProgress()
+
+    def take(self, xid: int, run: FrameRun, subxid: Ints) -> Iterator[Block | Dropped]:
+        """Frames of one transaction's blocks."""
+        starts = run.at(MessageKind.STREAM_START)
+        firsts = starts[run.field(starts, STREAM_START, "first") != 0].tolist()
+        if len(starts) and starts[0] not in firsts:
+            self._start(xid, run, int(starts[0]))
+        for begin, end in pairwise(sorted({0, *firsts, len(run)})):
+            if begin in firsts and self._start(xid, run, begin) is not None:
+                yield Dropped(xid)
+            yield self._content(xid, run.part(begin, end), subxid[begin:end])
+
+    def _start(self, xid: int, run: FrameRun, index: int) -> StreamedTransaction | None:
+        """A block begins; returns what is void from here on."""
+        message = cast(StreamStart, decode_any(run.payload(index), run.lsn(index), parallel=False))
+        void = self.transactions.start(message, run.lsn(index), time.monotonic())
+        if message.first:
+            self._overlays[xid] = Overlay()
+        return void
+
+    def _content(self, xid: int, run: FrameRun, subxid: Ints) -> Block:
+        overlay = self._overlays[xid]
+        origin = origin_in(run) or self.transactions[xid].origin
+        gone = self._choice.unwanted(run, foreign=origin is not None)
+        if gone.any():
+            run, subxid = run.without(gone), subxid[~gone]
+        for index in np.flatnonzero(IS_CONTROL[run.kinds]).tolist():
+            message = run.message(index)
+            if isinstance(message, Relation):
+                overlay.see(message, run.payload(index), int(run.sequence[index]))
+            elif isinstance(message, Type):
+                overlay.see_type(message.type_oid, run.payload(index))
+        changes, messages = int(IS_CHANGE[run.kinds].sum()), len(run.at(MessageKind.MESSAGE))
+        self.transactions.add(xid, changes=changes, size=run.size, messages=messages, origin=origin)
+        return Block(xid, overlay, BlockFrames(run, subxid), origin)
+
+    def aborts(self, run: FrameRun) -> Ints:
+        """The frames of Stream Aborts of transactions that are in progress. PostgreSQL 18 sends others, too."""
+        found = run.at(MessageKind.STREAM_ABORT)
+        if not len(found):
+            return found
+        known = np.isin(run.field(found, STREAM_ABORT, "xid"), self.transactions.xids)
+        self.transactions.unknown_aborts += len(found) - int(known.sum())
+        return found[known]
+
+    def abort(self, message: StreamAbort) -> Dropped | None:
+        """A rollback, of all or of a part."""
+        gone = self.transactions.abort(message)
+        if gone is None:
+            return None
+        del self._overlays[gone.xid]
+        return Dropped(gone.xid)
+
+    def commit(self, message: StreamCommit, run: FrameRun, index: int) -> tuple[StreamedTransaction, Overlay]:
+        """The end of a transaction in progress."""
+        transaction = self.transactions.commit(message, run.lsn(index))
+        return transaction, self._overlays.pop(message.xid)

@@ -1,0 +1,182 @@
+"""The content of transactions in progress: frames in memory, and segments under ``_spill/`` until they commit.
+
+Two threads share it as they share a batch: the receiving one fills frames, the writing one alone fills and reads
+``spooled``. What a segment holds is written once. At the commit it moves into the log as it is, and what was not known
+before stands beside it (:class:`LateFacts`); what is still in memory then becomes ordinary rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.log.framerun import FRAME_BYTES, IS_CHANGE, FrameRun, joined
+from pgcdc_assets.log.latefacts import LateFacts
+from pgcdc_assets.log.relations import Overlay
+from pgcdc_assets.log.rows import ABSENT, Rows, Tally, rows_in_progress, tally_of_table
+from pgcdc_assets.log.segment import StagedSegment, read_draft
+from pgcdc_assets.log.transactions import OpenBlock
+
+_RECOUNTED = ["relation_id", "kind", "schema_id", "subxid", "payload"]
+
+
+@dataclass(frozen=True)
+class SpooledSegment:
+    """A segment of a transaction in progress, and what it holds, rolled back rows included."""
+
+    segment: StagedSegment
+    tally: Tally
+    """With provisional schema ids."""
+    lowest: int
+    highest: int
+    """Of the subtransactions that its rows are of."""
+
+    def at(self, end: StreamEnd) -> tuple[StagedSegment, Tally] | None:
+        """As it counts once the transaction has ended; None where nothing of it does."""
+        aborted, tally = end.aborted_within(self.lowest, self.highest), self.tally
+        if len(aborted):
+            table = read_draft(self.segment.draft, _RECOUNTED)
+            subxid = table["subxid"].to_numpy()
+            aborted = aborted[np.isin(aborted, subxid)]
+            tally = tally_of_table(table.filter(~np.isin(subxid, aborted)), self.tally.partitions)
+        if not tally.rows:
+            return None
+        schema_ids = {provisional: end.schema_ids[provisional] for provisional in tally.schema_ids}
+        late = LateFacts(end.commit_lsn, end.commit_ts, tuple(aborted.tolist()), schema_ids)
+        return replace(self.segment, late=late), replace(tally, schema_ids=set(schema_ids.values()))
+
+
+@dataclass(frozen=True)
+class StreamEnd:
+    """What is known of a transaction at its commit."""
+
+    commit_lsn: int
+    commit_ts: int
+    """Microseconds since 1970."""
+    aborted: Ints
+    """The subtransactions that were rolled back, sorted."""
+    schema_ids: Mapping[int, int]
+    """From provisional ids to those of the log."""
+
+    def aborted_within(self, lowest: int, highest: int) -> Ints:
+        first, last = np.searchsorted(self.aborted, (lowest, highest + 1))
+        return self.aborted[first:last]
+
+    def rows(self, rows: Rows) -> Rows:
+        """Rows in progress as rows of the log: those that count, with all that was not known before."""
+        assert rows.subxid is not None
+        kept = rows.take(np.flatnonzero(~np.isin(rows.subxid, self.aborted)))
+        number = len(kept)
+        schema_id = kept.schema_id.copy()
+        known = np.flatnonzero(kept.relation_id != ABSENT)
+        if len(known):
+            final = np.array([self.schema_ids[provisional] for provisional in range(len(self.schema_ids))], np.int64)
+            schema_id[known] = final[schema_id[known]]
+        return replace(
+            kept,
+            commit_lsn=np.full(number, self.commit_lsn, dtype=np.int64),
+            commit_ts=np.full(number, self.commit_ts, dtype=np.int64),
+            schema_id=schema_id,
+            subxid=None,
+        )
+
+
+@dataclass(frozen=True)
+class BlockFrames:
+    """Frames of one transaction's blocks, as protocol version 1 would send them, and the subtransaction of each."""
+
+    run: FrameRun
+    subxid: Ints
+
+
+@dataclass
+class PendingBlocks:
+    """Frames of a transaction in progress that are in memory."""
+
+    opening: OpenBlock
+    blocks: list[BlockFrames] = field(default_factory=list)
+    size: int = 0
+    """Bytes that they take or will take."""
+
+    def rows(self, overlay: Overlay) -> Rows:
+        """The rows that these frames put into the log. The frames are released, so that their bytes exist only once."""
+        run = joined([block.run for block in self.blocks])
+        subxid = np.concatenate([block.subxid for block in self.blocks if len(block.run)] or [_NONE])
+        self.blocks.clear()
+        return rows_in_progress(run, subxid, self.opening, overlay)
+
+
+_NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+
+@dataclass
+class PendingStream:
+    """What has been received of one transaction in progress."""
+
+    pending: PendingBlocks
+    overlay: Overlay
+    changes: int = 0
+    """All that came, those that were rolled back included."""
+    spooled: list[SpooledSegment] = field(default_factory=list)
+    spooled_size: int = 0
+    """Bytes of the frames that went into those segments."""
+
+    def add(self, frames: BlockFrames, origin: str | None) -> None:
+        """Take in what came next. ``origin`` is the transaction's, which is told before its first change."""
+        pending = self.pending
+        if not self.changes:
+            pending.opening = replace(pending.opening, origin=origin)
+        pending.blocks.append(frames)
+        pending.size += frames.run.size + FRAME_BYTES * len(frames.run)
+        self.changes += int(IS_CHANGE[frames.run.kinds].sum())
+
+    def take(self) -> PendingBlocks:
+        """Hand over the frames in memory, to be spooled."""
+        taken = self.pending
+        self.pending = PendingBlocks(replace(taken.opening, ordinal=self.changes))
+        self.spooled_size += taken.size
+        return taken
+
+
+@dataclass(frozen=True)
+class EndedStream:
+    """A transaction that has committed, and of which something may still be in memory."""
+
+    stream: PendingStream
+    end: StreamEnd
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        return self.stream.pending.size
+
+
+class PendingStreams:
+    """The transactions in progress, by xid."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, PendingStream] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes of all frames in memory."""
+        return sum(stream.pending.size for stream in self._open.values())
+
+    def add(self, xid: int, overlay: Overlay, frames: BlockFrames, origin: str | None) -> None:
+        stream = self._open.get(xid)
+        if stream is None:
+            stream = self._open[xid] = PendingStream(PendingBlocks(OpenBlock(xid)), overlay)
+        stream.add(frames, origin)
+
+    def pop(self, xid: int) -> PendingStream | None:
+        """It is no longer in progress. None where nothing of it was kept."""
+        return self._open.pop(xid, None)
+
+    @property
+    def largest(self) -> PendingStream:
+        """The one with the most frames in memory."""
+        return max(self._open.values(), key=lambda stream: stream.pending.size)
