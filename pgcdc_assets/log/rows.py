@@ -48,6 +48,8 @@ class Rows:
     """Names or None; absent as a whole in a stream without origins."""
     partitions: frozenset[tuple[int, int]] = frozenset()
     """Root and leaf of rows that came under the root's OID."""
+    subxid: Ints | None = None
+    """The subtransaction of each row, while its transaction is in progress."""
 
     def __len__(self) -> int:
         return len(self.kind)
