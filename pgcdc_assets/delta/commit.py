@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -62,18 +62,19 @@ def commit_files(table: DeltaVersion, files: Sequence[FileReport], mode: Mode, p
 
 def replace_files(
     table: DeltaVersion, gone: Sequence[Added], files: Sequence[FileReport], positions: Mapping[str, int],
-    *, changes: bool = True,
+    *, changes: bool = True, optional: Collection[str] = (),
 ) -> int:  # fmt: skip
     """The same for any files that are removed and added, and for positions that may go down.
 
-    Without ``changes`` the rows stay the same, and readers of the change data see no change.
+    Without ``changes`` the rows stay the same, and readers of the change data see no change. Files may lack the
+    ``optional`` columns of the table, whose values are NULL there.
     """
     refuse_features(table)
     now = now_ms()
     metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(files)}
     info = commit_info(now, "WRITE" if changes else "OPTIMIZE", metrics)
     removed = [{"remove": removal(file, now, changes=changes)} for file in gone]
-    return _commit(table, info, positions, removed, files, changes=changes)
+    return _commit(table, info, positions, removed, files, changes=changes, optional=optional)
 
 
 def commit_change(
@@ -106,9 +107,9 @@ def commit_rewritten(table: DeltaVersion, files: Sequence[Added], reports: Seque
 
 def _commit(
     table: DeltaVersion, info: Action, positions: Mapping[str, int], replaced: Sequence[Action],
-    files: Sequence[FileReport], *, changes: bool = True,
+    files: Sequence[FileReport], *, changes: bool = True, optional: Collection[str] = (),
 ) -> int:  # fmt: skip
-    check_files(table.folder, files, table.schema)
+    check_files(table.folder, files, table.schema, optional)
     now = info["timestamp"]
     actions = [
         {"commitInfo": info},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
@@ -189,23 +189,26 @@ def _stated(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 
 
-def check_files(folder: Location, files: Sequence[FileReport], schema: Schema) -> None:
-    """Each file is there, is as large as reported, and has the table's columns with exactly their types."""
+def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, optional: Collection[str] = ()) -> None:
+    """Each file is there, is as large as reported, and has the table's columns (it may lack the ``optional`` ones) with
+    exactly their types."""
     for file in files:
         data = folder / file.path
         found = storage.head(data)
         footer = read_footer(data)
         if found is None or (found.size, footer.num_rows) != (file.size, file.rows):
             raise LakeError("is not the file that its task reported", thing=str(data))
-        if odd := odd_columns(footer.schema.to_arrow_schema(), schema):
+        if odd := odd_columns(footer.schema.to_arrow_schema(), schema, optional):
             raise LakeError(f"has other columns than its table: {', '.join(odd)}", thing=str(data))
 
 
-def odd_columns(file: pa.Schema, table: Schema) -> list[str]:
-    """The columns in which a file and a table differ by name or type; own columns may be more in the file."""
+def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) -> list[str]:
+    """The columns in which a file and a table differ by name or type; own columns may be more in the file, and
+    ``optional`` ones may be missing there."""
     expected = {_physical(field): str(field.type) for field in table.fields}
     found = {field.name: str(field.type) for field in Schema.from_arrow(file).fields}
-    odd = [name for name in expected if found.get(name) != expected[name]]
+    needed = [name for name in expected if name in found or name not in optional]
+    odd = [name for name in needed if found.get(name) != expected[name]]
     return sorted(odd + [name for name in found if name not in expected and not name.startswith(OWN_PREFIX)])
 
 

@@ -28,7 +28,7 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
-from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset, opened_parquet
+from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.delta.smallfiles import neighbours
@@ -36,7 +36,7 @@ from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import CommitLost, LakeError
 from pgcdc_assets.feed.table import FEED_PROPERTIES, FEWEST_MERGED, MERGED_BYTES
 from pgcdc_assets.log.reader import BatchSummary, ChangeLog
-from pgcdc_assets.log.segment import check_content
+from pgcdc_assets.log.segment import read_slices
 
 ORDER_LSN: Final = "order_lsn"
 SCHEMA: Final = pa.schema(
@@ -262,17 +262,10 @@ def _told(batches: Sequence[BatchSummary], span: LsnRange) -> int | None:
 def _messages(log: ChangeLog, batches: Sequence[BatchSummary], span: LsnRange) -> Iterator[pa.Table]:
     """The messages of the span, in pieces of bounded size."""
     for segment in log.segments_of([batch for batch in batches if batch.others.get("M")]):
-        check_content(segment.path)
-        with opened_parquet(segment.path) as file:
-            for group in range(file.num_row_groups):
-                meta = file.metadata.row_group(group)
-                per_row = max(meta.total_byte_size // max(meta.num_rows, 1), 1)
-                for batch in file.iter_batches(max(SLICE_BYTES // per_row, 1), [group], columns=_COLUMNS):
-                    rows = pa.Table.from_batches([batch])
-                    rows = rows.filter(pc.equal(rows["kind"], "M"))
-                    found = _decoded(rows) if rows.num_rows else rows
-                    if rows.num_rows:
-                        yield _within(found, span)
+        for rows in read_slices(segment.file, _COLUMNS, SLICE_BYTES):
+            messages = rows.filter(pc.equal(rows["kind"], "M"))
+            if messages.num_rows:
+                yield _within(_decoded(messages), span)
 
 
 def _decoded(rows: pa.Table) -> pa.Table:

@@ -187,7 +187,7 @@ def _facts(log: ChangeLog, schema_ids: set[int]) -> dict[int, RelationFacts]:
     for segment in filter(lambda segment: segment.notes, log.all_segments()):
         if found.keys() >= schema_ids:
             break
-        for note in read_rows(segment.path, ["schema_id", "payload"], asked).to_pylist():
+        for note in read_rows(segment.file, ["schema_id", "payload"], asked).to_pylist():
             found[note["schema_id"]] = RelationFacts.from_json(json.loads(note["payload"]))
     return found
 
@@ -198,6 +198,6 @@ def _used(log: ChangeLog, span: LsnRange, schema_ids: set[int], relations: set[i
     low, high = pc.field("commit_lsn") >= span.start, pc.field("commit_lsn") < span.end
     asked = low & high & pc.field("schema_id").isin(list(schema_ids)) & pc.field("kind").isin(["I", "U", "D", "T"])
     for segment in log.segments(span, relations):
-        rows = read_rows(segment.path, ["schema_id"], asked)
+        rows = read_rows(segment.file, ["schema_id"], asked)
         found |= set(pc.unique(rows["schema_id"]).to_pylist())
     return found

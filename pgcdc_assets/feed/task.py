@@ -23,7 +23,6 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.events import Route, RowChanges, Unfollowable, changes, unchanged_lists
 from pgcdc_assets.feed.file import FeedWriter
@@ -46,7 +45,7 @@ from pgcdc_assets.feed.schema import (
     feed_name,
     feed_schema,
 )
-from pgcdc_assets.log.segment import check_content
+from pgcdc_assets.log.segment import SegmentFile, read_slices
 from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.text.typed import row_hash, typed
 
@@ -76,7 +75,7 @@ class FeedTarget:
 class Derivation:
     """One task: some segments, and all that is needed to read them."""
 
-    segments: tuple[Location, ...]
+    segments: tuple[SegmentFile, ...]
     targets: dict[TableName, FeedTarget]
     routes: dict[int, Route]
     """By schema_id."""
@@ -98,9 +97,8 @@ def derive(task: Derivation) -> Derived:
     """Write the feed files of a task. Files of a failed attempt are orphans: only those returned count."""
     work = _Work(task)
     try:
-        for path in task.segments:
-            check_content(path)
-            for rows in _slices(path, set(task.routes) | set(task.refused)):
+        for file in task.segments:
+            for rows in _slices(file, set(task.routes) | set(task.refused)):
                 work.take(rows)
         files = work.close()
         passed(FaultPoint.FEED_FILES_WRITTEN)
@@ -110,19 +108,14 @@ def derive(task: Derivation) -> Derived:
         raise
 
 
-def _slices(path: Location, schema_ids: set[int]) -> Iterator[pa.Table]:
+def _slices(file: SegmentFile, schema_ids: set[int]) -> Iterator[pa.Table]:
     """The row messages of a segment that are wanted, in pieces of about SLICE_BYTES."""
     wanted = pa.array(sorted(schema_ids), pa.int64())
-    with opened_parquet(path) as file:
-        for group in range(file.num_row_groups):
-            meta = file.metadata.row_group(group)
-            per_row = max(meta.total_byte_size // max(meta.num_rows, 1), 1)
-            for batch in file.iter_batches(max(SLICE_BYTES // per_row, 1), [group], columns=_COLUMNS):
-                rows = pa.Table.from_batches([batch])
-                known = pc.and_(pc.is_in(rows["schema_id"], wanted), pc.is_in(rows["kind"], pa.array(_KINDS)))
-                rows = rows.filter(known)
-                if rows.num_rows:
-                    yield rows
+    for rows in read_slices(file, _COLUMNS, SLICE_BYTES):
+        known = pc.and_(pc.is_in(rows["schema_id"], wanted), pc.is_in(rows["kind"], pa.array(_KINDS)))
+        kept = rows.filter(known)
+        if kept.num_rows:
+            yield kept
 
 
 class _Work:

@@ -131,7 +131,7 @@ def _derived(spark: SparkSession, log: ChangeLog, plans: Sequence[FeedPlan]) -> 
         refused=refused,
     )  # fmt: skip
     workers = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    tasks = [replace(base, segments=tuple(s.path for s in group)) for group in grouped(segments, 2 * workers)]
+    tasks = [replace(base, segments=tuple(s.file for s in group)) for group in grouped(segments, 2 * workers)]
     return _together(run_tasks(spark, derive, tasks))
 
 

@@ -23,13 +23,14 @@ from pgcdc_assets.delta.datafile import FileReport, opened_parquet
 from pgcdc_assets.delta.definition import commit_columns, create_table
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
 from pgcdc_assets.errors import CommitLost, LakeError, LogConflict, LogCorrupt, SetupNeeded
-from pgcdc_assets.log.segment import FORMER_COLUMNS, LOG_SCHEMA
+from pgcdc_assets.log.segment import FILLED_SCHEMA, FORMER_COLUMNS, LOG_SCHEMA, OPTIONAL
 from pgcdc_assets.store import storage
 
 FORMAT: Final = "pgcdc.format"
-_FORMAT: Final = "2"
-_FORMER_FORMAT: Final = "1"
-"""Its rows had ``batch_end``. It is read as it is; the first writer makes the table one of today's."""
+_FORMAT: Final = "3"
+_FORMER_FORMATS: Final = ("1", "2")
+"""Rows of format 1 had ``batch_end``; no file of format 2 had late facts. Both are read as they are; the first writer makes
+the table one of today's."""
 _PROPERTIES: Final = {
     "delta.appendOnly": "true",
     "delta.dataSkippingStatsColumns": "relation_id,commit_lsn,kind",
@@ -78,7 +79,7 @@ def newest_of(table: DeltaLog) -> DeltaVersion:
         raise LogCorrupt(error.what, thing=error.thing or str(table.folder)) from None
     if version is None:
         raise SetupNeeded("does not exist", thing=f"change log {table.folder}")
-    if version.configuration.get(FORMAT) not in (_FORMAT, _FORMER_FORMAT):
+    if version.configuration.get(FORMAT) not in (_FORMAT, *_FORMER_FORMATS):
         raise LogCorrupt("has a format that this version does not read", thing=str(table.folder))
     return version
 
@@ -94,7 +95,7 @@ class LogWriter:
         version = newest_of(self._table)
         # A process killed between its commit and the fsync left its last commit to us.
         storage.settle([path / DELTA_LOG / commit_name(version.number)])
-        if version.configuration[FORMAT] == _FORMER_FORMAT:
+        if version.configuration[FORMAT] in _FORMER_FORMATS:
             commit_columns(version, Schema.from_arrow(LOG_SCHEMA), {**_PROPERTIES, FORMAT: _FORMAT})
         settle([path])
 
@@ -116,7 +117,7 @@ class LogWriter:
                 raise LogConflict(f"stands at {stands}, not at {start} where this batch begins", thing=str(self._path))
             passed(FaultPoint.BATCH_COMMITTING)
             try:
-                replace_files(version, (), files, self._positions(version, end, timeline))
+                replace_files(version, (), files, self._positions(version, end, timeline), optional=OPTIONAL)
                 break
             except CommitLost:
                 continue
@@ -153,5 +154,5 @@ def check_file(path: Location, size: int, rows: int) -> None:
     schema = footer.schema.to_arrow_schema()
     for name in FORMER_COLUMNS & set(schema.names):
         schema = schema.remove(schema.get_field_index(name))
-    if not schema.equals(LOG_SCHEMA):
+    if not schema.equals(LOG_SCHEMA if OPTIONAL & set(schema.names) else FILLED_SCHEMA):
         raise LogCorrupt("has other columns than the log", thing=str(path))

@@ -39,6 +39,6 @@ def _counted(log: ChangeLog, span: LsnRange) -> Iterator[tuple[int, dict[str, in
     at, kind = pc.field("commit_lsn"), pc.field("kind")
     asked = (at >= int(span.start)) & (at < int(span.end)) & kind.isin(list(ROW_KINDS))
     for segment in log.segments(span):
-        rows = read_rows(segment.path, ["relation_id", "kind"], asked)
+        rows = read_rows(segment.file, ["relation_id", "kind"], asked)
         for row in rows.group_by(["relation_id", "kind"]).aggregate([([], "count_all")]).to_pylist():
             yield row["relation_id"], {row["kind"]: row["count_all"]}

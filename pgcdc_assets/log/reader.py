@@ -6,7 +6,6 @@ Reading needs neither the source nor a JVM, and goes on beside a running receive
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -25,11 +24,11 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import LogCorrupt, SetupNeeded
 from pgcdc_assets.log.commit import check_file, create_log, newest_of, start_app_id, timeline_app_id
-from pgcdc_assets.log.segment import FACTS, FIRST_BATCH_END, LAST_BATCH_END, SUMMARY, read_rows
+from pgcdc_assets.log.latefacts import SUBXID, LateFacts
+from pgcdc_assets.log.segment import FACTS, FIRST_BATCH_END, LAST_BATCH_END, SUMMARY, SegmentFile, read_rows
+from pgcdc_assets.log.soundness import check_rows
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
 from pgcdc_assets.store import storage
-
-_NO_BATCH = -1
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,7 @@ class Segment:
     path: Location
     size: int
     rows: int
+    """As they stand in the file: with those of aborted subtransactions."""
     batch_end: Lsn
     """The highest, where a file holds several batches."""
     first_batch_end: Lsn
@@ -97,6 +97,12 @@ class Segment:
     """When it was added to the table; a compacted file is as old as its compaction."""
     unrelated: bool = True
     """Has rows of no relation, for all that is known."""
+    late: LateFacts | None = None
+
+    @property
+    def file(self) -> SegmentFile:
+        """What its rows are read from."""
+        return SegmentFile(self.path, self.late)
 
     def reaches_into(self, span: LsnRange) -> bool:
         """Whether its transactions' commits may lie in the span."""
@@ -201,15 +207,15 @@ class ChangeLog:
     def shapes(self, span: LsnRange) -> dict[int, Shape]:
         """The shapes of all rows in the span, by ``schema_id``; from the log alone."""
         wanted: set[int] = set()
-        holders: dict[Location, set[int]] = {}
+        holders: list[tuple[Segment, set[int]]] = []
         for segment in self._noted(span.start, None):
             summaries = self._summaries_in(segment)
             ids = {i for s in summaries if s.end > span.start and s.start < span.end for i in s.schemas}
             wanted |= ids
-            holders[segment.path] = ids
-        for path, ids in holders.items():
+            holders.append((segment, ids))
+        for segment, ids in holders:
             if ids - self._shapes.keys():
-                self._shapes.update(_shapes_in(path))
+                self._shapes.update(_shapes_in(segment.file))
         missing = wanted - self._shapes.keys()
         if missing:
             raise LogCorrupt(f"{len(missing)} relations of {span} are not described", thing=str(self.path))
@@ -221,14 +227,10 @@ class ChangeLog:
         Returns the batches. Every byte of their files is read.
         """
         batches = self.batches(span.start, span.end)
-        found: Counter[tuple[int, int | None, str]] = Counter()
-        for segment in self._between(span.start, span.end):
+        segments = self._between(span.start, span.end)
+        for segment in segments:
             check_file(segment.path, segment.size, segment.rows)
-            found.update(_counts_in(segment.path, span, batches))
-        for number, batch in enumerate(batches):
-            _check_counts(batch, {key[1:]: count for key, count in found.items() if key[0] == number}, self.path)
-        if any(number == _NO_BATCH for number, _, _ in found):
-            raise LogCorrupt("holds rows of a batch without a summary", thing=str(self.path), lsn=span.end)
+        check_rows(batches, [segment.file for segment in segments], span, self.path)
         return batches
 
     # Within -----------------------------------------------------------------------------------------
@@ -245,7 +247,7 @@ class ChangeLog:
     def _summaries_in(self, segment: Segment) -> tuple[BatchSummary, ...]:
         name = segment.path.name
         if name not in self._summaries:
-            payloads = _notes_in(segment.path, [SUMMARY])["payload"].to_pylist()
+            payloads = _notes_in(segment.file, [SUMMARY])["payload"].to_pylist()
             try:
                 self._summaries[name] = tuple(BatchSummary.from_json(json.loads(payload)) for payload in payloads)
             except (ValueError, KeyError, TypeError):
@@ -256,8 +258,9 @@ class ChangeLog:
 def _segment(folder: Location, file: Added) -> Segment:
     stats, tags = json.loads(file.action["stats"]), file.action.get("tags") or {}
     low, high = stats["minValues"], stats["maxValues"]
+    path = folder / file.path
     return Segment(
-        path=folder / file.path,
+        path=path,
         size=file.size,
         rows=stats["numRecords"],
         # Where a column of its rows says it, its statistics do: format 1.
@@ -271,16 +274,27 @@ def _segment(folder: Location, file: Added) -> Segment:
         notes=low.get("kind") == SUMMARY,
         unrelated=(stats.get("nullCount") or {}).get("relation_id") != 0,
         written=datetime.fromtimestamp(file.action["modificationTime"] / 1000, UTC),
+        late=_late(path, tags, needed=SUBXID in (stats.get("nullCount") or {})),
     )
 
 
-def _notes_in(path: Location, kinds: Iterable[str]) -> pa.Table:
+def _late(path: Location, tags: Mapping[str, str], *, needed: bool) -> LateFacts | None:
+    try:
+        late = LateFacts.of_tags(tags)
+    except ValueError:
+        raise LogCorrupt("has tags that cannot be read", thing=str(path)) from None
+    if needed and late is None:
+        raise LogCorrupt("has rows of a transaction in progress, and no tags of its commit", thing=str(path))
+    return late
+
+
+def _notes_in(file: SegmentFile, kinds: Iterable[str]) -> pa.Table:
     """The notes of a file. They have a row group of their own, which the filter finds by its statistics."""
-    return read_rows(path, ["kind", "relation_id", "schema_id", "payload"], pc.field("kind").isin(list(kinds)))
+    return read_rows(file, ["kind", "relation_id", "schema_id", "payload"], pc.field("kind").isin(list(kinds)))
 
 
-def _shapes_in(path: Location) -> dict[int, Shape]:
-    notes = _notes_in(path, ["R", FACTS]).to_pylist()
+def _shapes_in(file: SegmentFile) -> dict[int, Shape]:
+    notes = _notes_in(file, ["R", FACTS]).to_pylist()
     payloads = {(note["kind"], note["schema_id"]): note["payload"] for note in notes}
     shapes = {
         schema_id: Shape.resolve(payload, RelationFacts.from_json(json.loads(payloads[FACTS, schema_id])))
@@ -289,33 +303,6 @@ def _shapes_in(path: Location) -> dict[int, Shape]:
     }
     # By the ids that the rows carry: a version that notes more facts would give others to the same relations.
     return {schema_id: replace(shape, schema_id=schema_id) for schema_id, shape in shapes.items()}
-
-
-def _counts_in(path: Location, span: LsnRange, batches: Sequence[BatchSummary]) -> Counter[tuple[int, int | None, str]]:
-    """Rows of a file in the span by their batch's number (_NO_BATCH: none has them), relation and kind, without notes.
-
-    A row is of the batch that its commit begins in. The place of a message outside of transactions is its record's end.
-    """
-    table = read_rows(path, ["commit_lsn", "lsn", "relation_id", "kind"])
-    table = table.filter(pc.invert(pc.is_in(table["kind"], value_set=pa.array([SUMMARY, FACTS, "R", "Y"]))))
-    at = pc.coalesce(table["commit_lsn"], pc.subtract(table["lsn"], 1)).to_numpy()
-    starts = np.array([batch.start for batch in batches], np.int64)
-    ends = np.array([batch.end for batch in batches], np.int64)
-    number = np.searchsorted(starts, at, side="right") - 1
-    number = np.where((number >= 0) & (at < np.append(ends, 0)[number]), number, _NO_BATCH)
-    table = table.append_column("batch", pa.array(number)).filter(pa.array((at >= span.start) & (at < span.end)))
-    grouped = table.group_by(["batch", "relation_id", "kind"]).aggregate([([], "count_all")]).to_pylist()
-    return Counter({(row["batch"], row["relation_id"], row["kind"]): row["count_all"] for row in grouped})
-
-
-def _check_counts(batch: BatchSummary, held: Mapping[tuple[int | None, str], int], path: Location) -> None:
-    told: dict[tuple[int | None, str], int] = {(None, kind): number for kind, number in batch.others.items()}
-    told |= {(relation, kind): n for relation, kinds in batch.counts.items() for kind, n in kinds.items()}
-    if held != told:
-        raise LogCorrupt(
-            f"batch {batch.start}..{batch.end} holds {sum(held.values())} rows where its summary counts "
-            f"{sum(told.values())}", thing=str(path),
-        )  # fmt: skip
 
 
 def _lsn(value: int | None) -> Lsn | None:

@@ -50,6 +50,8 @@ class Rows:
     """The subtransaction of each row, while its transaction is in progress."""
     partitions: frozenset[tuple[int, int]] = frozenset()
     """Root and leaf of rows that came under the root's OID."""
+    subxid: Ints | None = None
+    """The subtransaction of each row, while its transaction is in progress."""
 
     def __len__(self) -> int:
         return len(self.kind)

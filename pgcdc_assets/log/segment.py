@@ -1,14 +1,16 @@
 """Segments: the Parquet files of the log.
 
 A segment is written before the end of its batch is known (an open transaction spills; the batch goes on), and never
-rewritten: what is known only at the end stands once for each file, as tags of its add action. Format 1 had it in each
-row, as a column ``batch_end`` that was patched when the batch was cut; such files are read as they are.
+rewritten: what is known only at the end stands once for each file, as tags of its add action. So does what is known
+only at the commit of a transaction that was in progress when its rows were written (:mod:`pgcdc_assets.log.latefacts`):
+format 3. Format 1 had a column ``batch_end`` in each row; such files are read as they are.
 
 A segment's name ends in the CRC-32 of its bytes: without a checksum a flipped bit in a value reads as another value.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,8 +25,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.delta.datafile import FileReport, statistics
+from pgcdc_assets.delta.datafile import FileReport, opened_parquet, statistics
 from pgcdc_assets.errors import LogCorrupt
+from pgcdc_assets.log.latefacts import SUBXID, LateFacts
 from pgcdc_assets.log.rows import ABSENT, Rows
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.scratch import DraftFile
@@ -41,9 +44,14 @@ LOG_SCHEMA = pa.schema(
         ("relation_id", pa.int64()),
         ("schema_id", pa.int64()),
         ("payload", pa.binary()),
+        (SUBXID, pa.int64()),
     ]
 )
-"""One row per stored message; what each column means stands in docs/concepts.md. All are nullable."""
+"""The table's columns, one row per stored message; docs/concepts.md says what each means. All are nullable."""
+OPTIONAL: Final = frozenset({SUBXID})
+"""Columns that only some files have: those with late facts."""
+FILLED_SCHEMA = pa.schema([entry for entry in LOG_SCHEMA if entry.name not in OPTIONAL])
+"""The columns of all other files, and of rows as they are read."""
 
 SUMMARY = "#"
 """Kind of our own: the summary of a batch, JSON."""
@@ -61,24 +69,20 @@ LAST_BATCH_END: Final = "pgcdc.batch_end"
 """Tags of a file's add action: where the first and the last batch end that have rows in it."""
 _CRC = re.compile(r"-([0-9a-f]{8})\.parquet$")
 _CRC_BYTES = 1 << 20
-_ROW_SCHEMA = LOG_SCHEMA.set(LOG_SCHEMA.get_field_index("payload"), pa.field("payload", pa.binary_view()))
+_ROW_SCHEMA = FILLED_SCHEMA.set(FILLED_SCHEMA.get_field_index("payload"), pa.field("payload", pa.binary_view()))
+_UNFILLED_SCHEMA = _ROW_SCHEMA.append(LOG_SCHEMA.field(SUBXID))
 _REPEATED = ["origin", "kind", "relation_id", "schema_id"]
-_GROWING = ["commit_lsn", "tx_ordinal", "xid", "commit_ts", "lsn"]
+_GROWING = ["commit_lsn", "tx_ordinal", "xid", "commit_ts", "lsn", SUBXID]
 _WRITING: dict[str, Any] = {
     "compression": "ZSTD",
     "compression_level": 1,
     "use_dictionary": _REPEATED,
     # Where transactions are small a dictionary of these is larger than they are, and costs a third of all writing.
     "column_encoding": dict.fromkeys(_GROWING, "DELTA_BINARY_PACKED"),
-    "write_statistics": ["commit_lsn", "kind", "relation_id"],
+    "write_statistics": ["commit_lsn", "kind", "relation_id", SUBXID],
     # Without the Arrow schema the payload's view type stays ours, and readers see plain binary.
     "store_schema": False,
 }
-
-
-def bounded(file: FileReport, first: int, last: int) -> FileReport:
-    """With the ends of the first and the last batch that have rows in it."""
-    return replace(file, tags={FIRST_BATCH_END: str(int(first)), LAST_BATCH_END: str(int(last))})
 
 
 def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
@@ -103,10 +107,22 @@ class StagedSegment:
     draft: DraftFile
     report: FileReport
 
-    def put(self, folder: Location, first_end: int, last_end: int) -> FileReport:
-        """Put it into the log's folder; it has rows of the batches from the one that ends at ``first_end`` on."""
+    def put(self, folder: Location, first_end: int, last_end: int, late: LateFacts | None = None) -> FileReport:
+        """Put it into the log's folder; it has rows of the batches from the one that ends at ``first_end`` on.
+
+        ``late`` is for rows with ``subxid``: what their transaction's commit says of them.
+        """
         storage.put(self.draft, folder / self.report.path)
-        return bounded(self.report, first_end, last_end)
+        tags = {FIRST_BATCH_END: str(int(first_end)), LAST_BATCH_END: str(int(last_end))}
+        if late is None:
+            return replace(self.report, tags=tags)
+        stats = json.loads(self.report.stats)
+        low, high = stats["minValues"], stats["maxValues"]
+        told = late.within(low[SUBXID], high[SUBXID]) if SUBXID in low else replace(late, aborted=())
+        # Readers find the file by its commit. None of its rows has one by itself, which is no count for anybody.
+        low["commit_lsn"] = high["commit_lsn"] = int(late.commit_lsn)
+        stats["nullCount"].pop("commit_lsn", None)
+        return replace(self.report, stats=json.dumps(stats), tags=tags | told.to_tags())
 
 
 def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> StagedSegment:
@@ -142,18 +158,53 @@ def check_content(path: Location) -> None:
         raise LogCorrupt("does not hold the bytes that were written: its checksum differs", thing=str(path))
 
 
-def read_rows(path: Location, columns: Sequence[str] | None = None, filters: pc.Expression | None = None) -> pa.Table:
-    """Rows of a segment, after :func:`check_content`: a reader of damaged Parquet may wait for ever.
+@dataclass(frozen=True)
+class SegmentFile:
+    """A segment as it is read: the file, and what its rows do not say themselves."""
 
-    Without ``columns`` those of LOG_SCHEMA, in its order. A filter on the statistics of row groups leaves the others
-    unread. Raises LogCorrupt.
+    path: Location
+    late: LateFacts | None = None
+
+
+def read_rows(
+    file: SegmentFile, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
+) -> pa.Table:
+    """Rows of a segment as they count, after :func:`check_content`: a reader of damaged Parquet may wait for ever.
+
+    Without ``columns`` those of FILLED_SCHEMA, in its order. A filter on the statistics of row groups leaves the others
+    unread; it may name any column but the payload. Raises LogCorrupt.
     """
-    check_content(path)
+    check_content(file.path)
+    columns = columns or FILLED_SCHEMA.names
     try:
-        columns = columns or LOG_SCHEMA.names
-        return pq.read_table(storage.open_file(path), columns=columns, filters=filters, partitioning=None)
+        if file.late is not None:
+            return _filled(file.path, file.late, columns, filters)
+        return pq.read_table(storage.open_file(file.path), columns=columns, filters=filters, partitioning=None)
     except (OSError, pa.ArrowException) as error:
-        raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
+        raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(file.path)) from None
+
+
+def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterator[pa.Table]:
+    """Rows of a segment as they count, in pieces of about ``size`` bytes, after :func:`check_content`."""
+    check_content(file.path)
+    asked = [*columns, *(OPTIONAL if file.late is not None else ())]
+    with opened_parquet(file.path) as parquet:
+        for group in range(parquet.num_row_groups):
+            meta = parquet.metadata.row_group(group)
+            per_row = max(meta.total_byte_size // max(meta.num_rows, 1), 1)
+            for batch in parquet.iter_batches(max(size // per_row, 1), [group], columns=asked):
+                rows = pa.Table.from_batches([batch])
+                yield rows if file.late is None else file.late.fill(rows)
+
+
+def _filled(path: Location, late: LateFacts, columns: Sequence[str], filters: pc.Expression | None) -> pa.Table:
+    """The filter is for rows as they count, so none is pushed down to the file, whose rows say other things."""
+    import pyarrow.dataset as ds
+
+    wanted = {*columns, *(OPTIONAL if filters is None else set(LOG_SCHEMA.names) - {"payload"})}
+    held = [name for name in LOG_SCHEMA.names if name in wanted]
+    rows = late.fill(pq.read_table(storage.open_file(path), columns=held, partitioning=None))
+    return ds.dataset(rows).to_table(columns=list(columns), filter=filters)
 
 
 def _crc(pieces: Iterable[bytes]) -> int:
@@ -170,16 +221,17 @@ def _pieces(path: Location) -> Iterator[bytes]:
 
 
 def table_of(rows: Rows) -> pa.Table:
-    """Rows as a table of the log's columns."""
+    """Rows as a table of the log's columns; ``subxid`` is among them where the rows have it."""
     number = len(rows)
-    in_transaction = rows.commit_lsn != ABSENT
+    committed = rows.commit_lsn != ABSENT
+    in_transaction = committed if rows.subxid is None else rows.xid != ABSENT
     of_relation = rows.relation_id != ABSENT
     kind_ends = pa.py_buffer(np.arange(number + 1, dtype=np.int32))
     arrays = {
-        "commit_lsn": _column("commit_lsn", rows.commit_lsn, in_transaction),
+        "commit_lsn": _column("commit_lsn", rows.commit_lsn, committed),
         "tx_ordinal": _column("tx_ordinal", rows.ordinal.astype(np.int32), in_transaction),
         "xid": _column("xid", rows.xid, in_transaction),
-        "commit_ts": _column("commit_ts", rows.commit_ts, in_transaction),
+        "commit_ts": _column("commit_ts", rows.commit_ts, committed),
         "origin": pa.nulls(number, pa.string()) if rows.origin is None else pa.array(rows.origin.tolist(), pa.string()),
         "lsn": _column("lsn", rows.lsn, rows.lsn != ABSENT),
         # One ASCII letter each.
@@ -188,7 +240,10 @@ def table_of(rows: Rows) -> pa.Table:
         "schema_id": _column("schema_id", rows.schema_id, of_relation),
         "payload": rows.payload(),
     }
-    return pa.table(arrays, schema=_ROW_SCHEMA)
+    if rows.subxid is None:
+        return pa.table(arrays, schema=_ROW_SCHEMA)
+    arrays[SUBXID] = _column(SUBXID, rows.subxid, rows.subxid != ABSENT)
+    return pa.table(arrays, schema=_UNFILLED_SCHEMA)
 
 
 def _column(name: str, values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.Array:
@@ -196,7 +251,7 @@ def _column(name: str, values: NDArray[Any], valid: NDArray[np.bool_] | None = N
     own: a third of a second of every receiver's first batch, and memory."""
     bits = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     held = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(_ROW_SCHEMA.field(name).type, len(values), [bits, held])
+    return pa.Array.from_buffers(LOG_SCHEMA.field(name).type, len(values), [bits, held])
 
 
 @dataclass(frozen=True)

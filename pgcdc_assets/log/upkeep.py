@@ -27,6 +27,7 @@ from pgcdc_assets.log.commit import ATTEMPTS, start_app_id
 from pgcdc_assets.log.reader import ChangeLog, Segment
 from pgcdc_assets.log.segment import (
     FACTS,
+    OPTIONAL,
     OWN_FILE_BYTES,
     SUMMARY,
     draft_name,
@@ -94,8 +95,9 @@ def _uncompressed(path: Location) -> int:
 
 
 def _merged(folder: Location, group: Sequence[Segment]) -> list[FileReport]:
-    # Checked as they are read: damage must not become the content of a sound file.
-    table = pa.concat_tables(read_rows(segment.path) for segment in group).combine_chunks()
+    # Checked as they are read: damage must not become the content of a sound file. Filled, too: a file of several
+    # transactions has no tags that are true of all its rows.
+    table = pa.concat_tables(read_rows(segment.file) for segment in group).combine_chunks()
     is_note = pc.is_in(table["kind"], value_set=_NOTES)
     notes, rows = table.filter(is_note), table.filter(pc.invert(is_note))
     # Stable: within a relation rows keep the order of their batches, which is that of commits.
@@ -136,7 +138,8 @@ def _replace(
         if any(segment.path.name not in live for segment in removed):
             break
         try:
-            replace_files(version, [live[segment.path.name] for segment in removed], added, positions, changes=False)
+            gone = [live[segment.path.name] for segment in removed]
+            replace_files(version, gone, added, positions, changes=False, optional=OPTIONAL)
         except CommitLost:
             # The receiver commits as well.
             continue

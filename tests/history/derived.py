@@ -148,7 +148,7 @@ def _derived(log: ChangeLog, layout: Layout, tables: Sequence[Table]) -> dict[st
     places = [(shape, router.place(shape)) for shape in log.shapes(span).values()]
     segments = log.segments(span, {shape.relation_id for shape, _ in places})
     task = Derivation(
-        segments=tuple(segment.path for segment in segments),
+        segments=tuple(segment.file for segment in segments),
         targets={name: FeedTarget(table, layout.changes(name), span) for name, table in by_name.items()},
         routes={s.schema_id: Route.of(s, by_name[p.table], p.leaf) for s, p in places if p.table is not None},
     )

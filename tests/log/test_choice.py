@@ -15,7 +15,7 @@ from pgcdc_assets.log.batch import PendingBatch
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.intake import Intake, described
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.segment import LOG_SCHEMA, table_of
+from pgcdc_assets.log.segment import FILLED_SCHEMA, table_of
 from pgcdc_assets.log.transactions import transaction_after
 from pgcdc_assets.protocol.shape import RelationFacts
 from tests.log.streams import TRANSACTIONS, begin, build, commit, frame, message, origin, relation, run_of
@@ -88,7 +88,7 @@ def test_the_rest_of_such_a_transaction_keeps_its_order() -> None:
     )
     taken = intake.take(run_of([frame(each, 60) for each in frames], 0))
     pending.receive(taken.run, taken.whole, taken.after, 0.0)
-    rows = table_of(pending.closed.rows(relations)).cast(LOG_SCHEMA)
+    rows = table_of(pending.closed.rows(relations)).cast(FILLED_SCHEMA)
     assert list(zip(rows["kind"].to_pylist(), rows["tx_ordinal"].to_pylist(), strict=True)) == [("M", 0), ("C", 1)]
 
 

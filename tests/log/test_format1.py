@@ -15,7 +15,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.segment import LOG_SCHEMA, read_rows
+from pgcdc_assets.log.segment import FILLED_SCHEMA, LOG_SCHEMA, read_rows
 from pgcdc_assets.log.upkeep import compact, forget
 from pgcdc_assets.store.local import path_of
 from tests.log.test_reader import START, WHO, _transaction, _writer
@@ -39,7 +39,7 @@ def test_it_is_read_as_it_is(log: ChangeLog) -> None:
     assert [batch.end for batch in log.batches(Lsn(350), Lsn(650))] == [450, 550, 650]
     assert len(log.segments(LsnRange(Lsn(250), Lsn(450)), [1])) == 1
     for segment in log.all_segments():
-        assert read_rows(segment.path).schema.equals(LOG_SCHEMA)
+        assert read_rows(segment.file).schema.equals(FILLED_SCHEMA)
     assert DeltaTable(path_of(log.path)).metadata().configuration["pgcdc.format"] == "1"
 
 
@@ -49,7 +49,7 @@ def test_the_first_writer_makes_it_one_of_today_s(log: ChangeLog) -> None:
     writer, _ = _writer(log)
     writer.commit(_transaction(800), [], Lsn(850))
     table = DeltaTable(path_of(log.path))
-    assert table.metadata().configuration["pgcdc.format"] == "2"
+    assert table.metadata().configuration["pgcdc.format"] == "3"
     assert [field.name for field in table.schema().fields] == LOG_SCHEMA.names
     assert table.version() == 10
     for one in (reader, ChangeLog(log.layout)):
@@ -89,4 +89,4 @@ def test_what_a_dead_writer_left_of_an_upgrade_is_made_again(log: ChangeLog) -> 
     again = ChangeLog(log.layout)
     assert again.position() == 800
     _writer(again)
-    assert DeltaTable(path_of(log.path)).metadata().configuration["pgcdc.format"] == "2"
+    assert DeltaTable(path_of(log.path)).metadata().configuration["pgcdc.format"] == "3"

@@ -234,5 +234,6 @@ def test_what_a_dead_process_left_is_dropped_at_the_next_start(log: ChangeLog) -
 def test_the_schema_is_the_one_that_readers_rely_on() -> None:
     assert LOG_SCHEMA.names == [
         "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "lsn", "kind", "relation_id", "schema_id", "payload",
+        "subxid",
     ]  # fmt: skip
     assert all(field.nullable for field in LOG_SCHEMA)

@@ -20,7 +20,7 @@ from pgcdc_assets.log.batch import PendingBatch, PendingFrames
 from pgcdc_assets.log.framerun import joined
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import Rows, rows_of, tally_of
-from pgcdc_assets.log.segment import LOG_SCHEMA, check_content, clustered, table_of, write_segment
+from pgcdc_assets.log.segment import FILLED_SCHEMA, check_content, clustered, table_of, write_segment
 from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
 from pgcdc_assets.store.scratch import DraftFile
 from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame, insert, origin, run_of, stream_abort
@@ -39,7 +39,7 @@ def _rows_in_parts(stream: Stream, cuts: list[int], relations: Relations) -> lis
 
 
 def _told(rows: Rows) -> list[tuple[Any, ...]]:
-    table = table_of(rows).cast(LOG_SCHEMA)
+    table = table_of(rows).cast(FILLED_SCHEMA)
     names = ("kind", "commit_lsn", "tx_ordinal", "xid", "relation_id", "schema_id", "origin", "payload", "lsn")
     return list(zip(*(table[name].to_pylist() for name in names), strict=True))
 
@@ -94,7 +94,7 @@ def test_a_segment_reads_back(transactions: list[Any]) -> None:
         table = pq.read_table(folder / file.path)
         assert file.size == (folder / file.path).stat().st_size
         check_content(Location.of(folder / file.path))
-    assert table.schema.equals(LOG_SCHEMA)
+    assert table.schema.equals(FILLED_SCHEMA)
     assert table["payload"].to_pylist() == [row[7] for row in stream.expected]
     stats = json.loads(file.stats)
     assert stats["numRecords"] == file.rows == len(rows)

@@ -103,7 +103,7 @@ def _comes_again(log: ChangeLog, commit_lsn: Lsn, *, origins: bool) -> bool:
     asked = pc.field("commit_lsn") == int(commit_lsn)
     for segment in log.all_segments():
         if segment.commit_max == commit_lsn:
-            rows = read_rows(segment.path, ["kind", "origin"], asked).to_pylist()
+            rows = read_rows(segment.file, ["kind", "origin"], asked).to_pylist()
             if any(row["kind"] in _OF_TABLES and (origins or row["origin"] is None) for row in rows):
                 return True
     return False

@@ -1,0 +1,114 @@
+"""Facts of a transaction that are known only at its commit, and hold for whole files of its rows.
+
+Rows of a transaction in progress are written before its commit. In such a file ``commit_lsn`` and ``commit_ts`` are
+NULL, ``subxid`` names the subtransaction of each row, and ``schema_id`` holds provisional ids. At the commit the file
+goes into the log as it is, and tags of its add action say what is true of its rows. Whoever reads rows of the log reads
+them filled.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+SUBXID: Final = "subxid"
+"""The column that only files with late facts have."""
+_COMMIT_LSN: Final = "pgcdc.commit_lsn"
+_COMMIT_TS: Final = "pgcdc.commit_ts"
+_ABORTED: Final = "pgcdc.aborted"
+_SCHEMA_IDS: Final = "pgcdc.schema_ids"
+
+
+@dataclass(frozen=True)
+class LateFacts:
+    """What the rows of a file do not say themselves."""
+
+    commit_lsn: int
+    commit_ts: int
+    """Microseconds since 1970."""
+    aborted: tuple[int, ...] = ()
+    """The subtransactions whose rows do not count, in ascending order."""
+    schema_ids: Mapping[int, int] = field(default_factory=dict, hash=False)
+    """Provisional to final; an id that is not among them is final already."""
+
+    @classmethod
+    def of_tags(cls, tags: Mapping[str, str]) -> Self | None:
+        """The facts in a file's tags; None where its rows say all themselves. ValueError where they cannot be read."""
+        if _COMMIT_LSN not in tags:
+            return None
+        if _COMMIT_TS not in tags:
+            raise ValueError(f"{_COMMIT_TS} is missing")
+        return cls(
+            commit_lsn=int(tags[_COMMIT_LSN]),
+            commit_ts=int(tags[_COMMIT_TS]),
+            aborted=tuple(_numbers(tags.get(_ABORTED, ""))),
+            schema_ids=dict(_pairs(tags.get(_SCHEMA_IDS, ""))),
+        )
+
+    def to_tags(self) -> dict[str, str]:
+        return {
+            _COMMIT_LSN: str(int(self.commit_lsn)),
+            _COMMIT_TS: str(self.commit_ts),
+            **({_ABORTED: _ranges(self.aborted)} if self.aborted else {}),
+            **({_SCHEMA_IDS: ",".join(f"{a}:{b}" for a, b in self.schema_ids.items())} if self.schema_ids else {}),
+        }
+
+    def within(self, low: int, high: int) -> Self:
+        """The facts that rows of the subtransactions from ``low`` to ``high`` need.
+
+        A transaction may have a million rollbacks and hundreds of files, and each file has its own tags.
+        """
+        return replace(self, aborted=self.aborted[bisect_left(self.aborted, low) : bisect_right(self.aborted, high)])
+
+    def fill(self, table: pa.Table) -> pa.Table:
+        """Rows of the file as they count: without those of aborted subtransactions, with the facts in the columns that
+        the table has, and without ``subxid``, which the table must have where ``aborted`` is not empty."""
+        if self.aborted:
+            gone = pc.is_in(table[SUBXID], value_set=pa.array(self.aborted, pa.int64()))
+            table = table.filter(pc.invert(gone))
+        if SUBXID in table.column_names:
+            table = table.drop_columns([SUBXID])
+        for name, value in (("commit_lsn", int(self.commit_lsn)), ("commit_ts", self.commit_ts)):
+            if name in table.column_names:
+                type_ = table.schema.field(name).type
+                table = _with_column(table, name, pa.repeat(pa.scalar(value, type_), table.num_rows))
+        if self.schema_ids and "schema_id" in table.column_names:
+            table = _with_column(table, "schema_id", self._final(table["schema_id"]))
+        return table
+
+    def _final(self, schema_id: pa.ChunkedArray) -> pa.ChunkedArray:
+        provisional = pa.array(list(self.schema_ids.keys()), pa.int64())
+        final = pa.array(list(self.schema_ids.values()), pa.int64())
+        return pc.coalesce(pc.take(final, pc.index_in(schema_id, value_set=provisional)), schema_id)
+
+
+def _with_column(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, table.schema.field(place), column)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as text, neighbours together: ``700-900,1000``."""
+    values = np.asarray(numbers, dtype=np.int64)
+    starts = np.flatnonzero(np.diff(values, prepend=values[0] - 2) > 1)
+    lows, highs = values[starts].tolist(), values[np.append(starts[1:], len(values)) - 1].tolist()
+    pairs = zip(lows, highs, strict=True)
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in pairs)
+
+
+def _numbers(text: str) -> Iterator[int]:
+    for part in text.split(",") if text else ():
+        low, _, high = part.partition("-")
+        yield from range(int(low), int(high or low) + 1)
+
+
+def _pairs(text: str) -> Iterator[tuple[int, int]]:
+    for part in text.split(",") if text else ():
+        provisional, _, final = part.partition(":")
+        yield int(provisional), int(final)

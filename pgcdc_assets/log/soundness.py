@@ -1,0 +1,108 @@
+"""Whether the log holds what its batches say: its rows, counted as they stand, beside the batches' summaries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LogCorrupt
+from pgcdc_assets.log.segment import FACTS, SUMMARY, SegmentFile, read_rows
+
+if TYPE_CHECKING:
+    from pgcdc_assets.log.reader import BatchSummary
+
+_NO_BATCH: Final = -1
+_NOTES: Final = (SUMMARY, FACTS, "R", "Y")
+_COLUMNS: Final = ("commit_lsn", "commit_ts", "lsn", "relation_id", "schema_id", "kind")
+
+
+def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], span: LsnRange, log: Location) -> None:
+    """Check that the files' rows of the span are those that the summaries count. Raises LogCorrupt."""
+    held = _Held(batches, span, log, _commit_times(files))
+    for file in files:
+        held.add(file)
+    for number, batch in enumerate(batches):
+        held.check(number, batch)
+    if _NO_BATCH in held.counts:
+        raise LogCorrupt("holds rows of a batch without a summary", thing=str(log), lsn=span.end)
+
+
+class _Held:
+    """Rows of the span, by the number of their batch; _NO_BATCH for those of none."""
+
+    def __init__(
+        self, batches: Sequence[BatchSummary], span: LsnRange, log: Location, commit_times: Mapping[int, int]
+    ) -> None:
+        self._starts = np.array([batch.start for batch in batches], np.int64)
+        self._ends = np.array([*(batch.end for batch in batches), 0], np.int64)
+        self._span = span
+        self._log = log
+        self._commit_times = commit_times
+        self.counts: dict[int, Counter[tuple[int | None, str]]] = {}
+        """By relation and kind."""
+        self._schema_ids: dict[int, set[int]] = {}
+
+    def add(self, file: SegmentFile) -> None:
+        """A row is of the batch that its commit begins in. The place of a message outside of transactions is its
+        record's end."""
+        rows = read_rows(file, _COLUMNS)
+        rows = rows.filter(pc.invert(pc.is_in(rows["kind"], value_set=pa.array(_NOTES))))
+        at = pc.coalesce(rows["commit_lsn"], pc.subtract(rows["lsn"], 1)).to_numpy()
+        number = np.searchsorted(self._starts, at, side="right") - 1
+        number = np.where((number >= 0) & (at < self._ends[number]), number, _NO_BATCH)
+        inside = (at >= self._span.start) & (at < self._span.end)
+        rows = rows.append_column("batch", pa.array(number)).filter(pa.array(inside))
+        groups = rows.group_by(["batch", "relation_id", "schema_id", "kind"]).aggregate([([], "count_all")])
+        for group in groups.to_pylist():
+            held = self.counts.setdefault(group["batch"], Counter())
+            held[group["relation_id"], group["kind"]] += group["count_all"]
+            if group["relation_id"] is not None:
+                self._schema_ids.setdefault(group["batch"], set()).add(group["schema_id"])
+        if self._commit_times:
+            self._check_commit_times(rows)
+
+    def check(self, number: int, batch: BatchSummary) -> None:
+        told: dict[tuple[int | None, str], int] = {(None, kind): count for kind, count in batch.others.items()}
+        told |= {(relation, kind): count for relation, kinds in batch.counts.items() for kind, count in kinds.items()}
+        held = self.counts.get(number, Counter())
+        if held != told:
+            raise LogCorrupt(
+                f"batch {batch.start}..{batch.end} holds {held.total()} rows where its summary counts "
+                f"{sum(told.values())}", thing=str(self._log),
+            )  # fmt: skip
+        if odd := self._schema_ids.get(number, set()) - set(batch.schemas):
+            raise LogCorrupt(
+                f"batch {batch.start}..{batch.end} holds rows of {len(odd)} relations that it does not describe",
+                thing=str(self._log),
+            )
+
+    def _check_commit_times(self, rows: pa.Table) -> None:
+        """The Commit of a transaction came when it was known when it committed: its row says so itself."""
+        late = pc.is_in(rows["commit_lsn"], value_set=pa.array(list(self._commit_times), pa.int64()))
+        ends = rows.filter(pc.and_(late, pc.equal(rows["kind"], "C")))
+        times = ends["commit_ts"].cast(pa.int64()).to_pylist()
+        for commit_lsn, commit_ts in zip(ends["commit_lsn"].to_pylist(), times, strict=True):
+            if self._commit_times[commit_lsn] != commit_ts:
+                raise _other_time(self._log, commit_lsn)
+
+
+def _commit_times(files: Sequence[SegmentFile]) -> dict[int, int]:
+    """When the transactions with late facts committed, by ``commit_lsn``."""
+    found: dict[int, int] = {}
+    for file in files:
+        late = file.late
+        if late is not None and found.setdefault(int(late.commit_lsn), late.commit_ts) != late.commit_ts:
+            raise _other_time(file.path, late.commit_lsn)
+    return found
+
+
+def _other_time(thing: Location, commit_lsn: int) -> LogCorrupt:
+    return LogCorrupt("says two times of one commit", thing=str(thing), lsn=Lsn(commit_lsn))
