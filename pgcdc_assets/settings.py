@@ -85,6 +85,9 @@ class Settings(BaseSettings):
     """Patterns of prefixes of logical messages (``*`` and ``?`` allowed); a leading ``-`` excludes. Empty: none."""
     origin: Literal["any", "none"] = "any"
     """``none``: without the transactions that the source itself got by replication."""
+    streaming: Literal["auto", "off"] = "auto"
+    """``auto``: transactions are received while they are in progress, as far as the server can; ``off``: each after its
+    commit."""
     spark: dict[str, str] = Field(default_factory=lambda: {"master": "local[*]"})
     """``master``, and any ``spark.*`` setting."""
     range_bytes: Size = 256 << 20
@@ -170,6 +173,16 @@ class Settings(BaseSettings):
     def _origin_form(cls, value: Any) -> Any:
         if value not in ("any", "none"):
             raise ValueError(f"{value!r} is neither `any` nor `none`")
+        return value
+
+    @field_validator("streaming", mode="before")
+    @classmethod
+    def _streaming_form(cls, value: Any) -> Any:
+        if value is False:
+            # YAML reads a bare `off` as that.
+            return "off"
+        if value not in ("auto", "off"):
+            raise ValueError(f"{value!r} is neither `auto` nor `off`")
         return value
 
     @classmethod

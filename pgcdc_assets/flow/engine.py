@@ -100,6 +100,7 @@ class Engine:
                 published=work.progress.published,
                 messages=self._settings.messages,
                 origin=self._settings.origin,
+                streaming=self._settings.streaming == "auto",
             )
             begin_messages(work)
             stream = LogStream(receiver, log, conn)

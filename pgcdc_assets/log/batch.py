@@ -1,8 +1,8 @@
 """Batches: the smallest durable piece of the log.
 
 Two sides. :class:`PendingBatch` belongs to the receiving thread: frames of whole transactions, frames of
-the open one, the segments already staged for either, and the transactions in progress. :class:`BatchWriter` belongs to the writing
-thread: it turns frames into segments and commits them, one job after the other.
+the open one, the segments already staged for either, and the transactions in progress. :class:`BatchWriter` belongs to
+the writing thread: it turns frames into segments and commits them, one job after the other.
 """
 
 from __future__ import annotations
@@ -25,9 +25,18 @@ from pgcdc_assets.log.framerun import FRAME_BYTES, IS_CHANGE, FrameRun, joined
 from pgcdc_assets.log.relations import RelationRecord, Relations
 from pgcdc_assets.log.rows import ABSENT, Ended, Rows, Tally, rows_of
 from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes
-from pgcdc_assets.log.spill import SpillFolder, Staged
-from pgcdc_assets.log.spool import BlockFrames, EndedStream, PendingBlocks, PendingStream, PendingStreams, StreamEnd
+from pgcdc_assets.log.spill import SpillFolder
+from pgcdc_assets.log.spool import (
+    BlockFrames,
+    EndedStream,
+    PendingBlocks,
+    PendingStream,
+    PendingStreams,
+    Staged,
+    StreamEnd,
+)
 from pgcdc_assets.log.transactions import OpenTransaction
+
 
 @dataclass
 class PendingFrames:
@@ -47,14 +56,6 @@ class PendingFrames:
         run = joined(self.runs)
         self.runs.clear()
         return rows_of(run, self.opening, relations)
-
-
-@dataclass(frozen=True)
-class ClosedFrames:
-    """Frames of whole transactions, as they are handed over."""
-
-    frames: PendingFrames
-    ended: Sequence[EndedStream] = ()
 
 
 @dataclass
@@ -114,19 +115,19 @@ class PendingBatch:
         self.staged_size += stream.spooled_size
         self.since = now if self.since is None else self.since
 
-    def take_closed(self) -> tuple[ClosedFrames, list[Staged]]:
+    def take_closed(self) -> tuple[PendingFrames, list[EndedStream], list[Staged]]:
         """Hand over all whole transactions; the open ones stay."""
-        taken = ClosedFrames(self.closed, self.ended), self.staged
+        taken = self.closed, self.ended, self.staged
         self.closed, self.ended, self.staged, self.since, self.staged_size = PendingFrames(), [], [], None, 0
         return taken
 
-    def stage_closed(self) -> tuple[ClosedFrames, Staged]:
+    def stage_closed(self) -> tuple[PendingFrames, list[EndedStream], Staged]:
         """Hand over the frames of whole transactions, to be written ahead of their commit."""
         self.staged_size += self.closed_in_memory
-        frames = ClosedFrames(self.closed, self.ended)
+        frames, ended = self.closed, self.ended
         self.closed, self.ended = PendingFrames(), []
         self.staged.append(Staged())
-        return frames, self.staged[-1]
+        return frames, ended, self.staged[-1]
 
     def spill_open(self, state: OpenTransaction) -> tuple[PendingFrames, Staged]:
         """Hand over the open transaction's frames; ``state`` is where it goes on."""
@@ -172,11 +173,11 @@ class BatchWriter:
         self._relations = relations
         self.position = self._log.position
 
-    def stage(self, closed: ClosedFrames, into: Staged) -> None:
+    def stage(self, frames: PendingFrames, into: Staged, ended: Sequence[EndedStream] = ()) -> None:
         """Write frames as segments of a batch to come."""
-        into.add(self._spill.stage(closed.frames.rows(self._relations)))
-        for ended in closed.ended:
-            staged, rows = self._spill.settled(ended)
+        into.add(self._spill.stage(frames.rows(self._relations)))
+        for stream in ended:
+            staged, rows = self._spill.settled(stream)
             into.add(staged)
             into.add(self._spill.stage(rows))
         passed(FaultPoint.SEGMENT_STAGED)
@@ -192,14 +193,16 @@ class BatchWriter:
             spooled.segment.draft.discard()
         passed(FaultPoint.STREAM_DROPPED)
 
-    def commit(self, closed: ClosedFrames, parts: Sequence[Staged], end: Lsn) -> Committed:
+    def commit(
+        self, closed: PendingFrames, parts: Sequence[Staged], end: Lsn, ended: Sequence[EndedStream] = ()
+    ) -> Committed:
         """One batch: what was staged, the frames still in memory, and the notes that make it readable alone."""
         staged = Staged()
         for part in parts:
             staged.add(part)
-        in_memory = [closed.frames.rows(self._relations)]
-        for ended in closed.ended:
-            part, rows = self._spill.settled(ended)
+        in_memory = [closed.rows(self._relations)]
+        for stream in ended:
+            part, rows = self._spill.settled(stream)
             staged.add(part)
             in_memory.append(rows)
         tables: list[pa.Table] = []
@@ -212,7 +215,7 @@ class BatchWriter:
         start, tally = self.position, staged.tally
         notes = table_of_notes(self._notes(start, end, tally))
         # The notes come first and alone in a row group: whoever wants only them reads only them.
-        staged.files.append(self._spill.write([notes, *tables]))
+        staged.files.append((self._spill.write([notes, *tables]), None))
         passed(FaultPoint.SEGMENT_WRITTEN)
         self._move(end, staged)
         return Committed(start, end, tally.transactions, tally.rows, tally.bytes)
@@ -228,7 +231,7 @@ class BatchWriter:
         self._spill.clear()
 
     def _move(self, end: Lsn, staged: Staged) -> None:
-        files = self._spill.move(staged.files, end)
+        files = self._spill.move(staged, end)
         passed(FaultPoint.SEGMENTS_MOVED)
         self._log.commit(self.position, end, self._timeline, files)
         self.position = end

@@ -46,8 +46,6 @@ class Rows:
     """Meaningless where ``relation_id`` is ABSENT."""
     origin: NDArray[np.object_] | None
     """Names or None; absent as a whole in a stream without origins."""
-    subxid: Ints | None = None
-    """The subtransaction of each row, while its transaction is in progress."""
     partitions: frozenset[tuple[int, int]] = frozenset()
     """Root and leaf of rows that came under the root's OID."""
     subxid: Ints | None = None
@@ -206,6 +204,20 @@ def tally_of(rows: Rows) -> Tally:
     if len(commits):
         tally.first, tally.last = _ended(rows, commits[0]), _ended(rows, commits[-1])
     return tally
+
+
+def tally_of_table(rows: pa.Table, partitions: set[tuple[int, int]]) -> Tally:
+    """Of rows that are read back and hold no Commit: ``relation_id``, ``kind``, ``schema_id``, ``payload``."""
+    counts = rows.group_by(["relation_id", "kind"]).aggregate([([], "count_all")]).to_pylist()
+    return Tally(
+        counts=Counter({
+            (ABSENT if each["relation_id"] is None else each["relation_id"], each["kind"]): each["count_all"]
+            for each in counts
+        }),
+        schema_ids=set(pc.unique(rows["schema_id"].drop_null()).to_pylist()),
+        partitions=partitions,
+        bytes=pc.sum(pc.binary_length(rows["payload"])).as_py() or 0,
+    )  # fmt: skip
 
 
 def _ended(rows: Rows, index: int) -> Ended:

@@ -175,7 +175,7 @@ def read_rows(
     unread; it may name any column but the payload. Raises LogCorrupt.
     """
     check_content(file.path)
-    columns = columns or FILLED_SCHEMA.names
+    columns = list(columns or FILLED_SCHEMA.names)
     try:
         if file.late is not None:
             return _filled(file.path, file.late, columns, filters)

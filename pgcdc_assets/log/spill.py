@@ -7,8 +7,7 @@ sends it again from the start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -17,24 +16,12 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.log.framerun import IS_CHANGE
-from pgcdc_assets.log.rows import Rows, Tally, tally_of
+from pgcdc_assets.log.rows import Rows, tally_of
 from pgcdc_assets.log.segment import StagedSegment, clustered, draft_name, table_of, write_segment
-from pgcdc_assets.log.spool import EndedStream, SpooledSegment
+from pgcdc_assets.log.spool import EndedStream, SpooledSegment, Staged
 from pgcdc_assets.store import storage
 
 SPILL = "_spill"
-
-
-@dataclass
-class Staged:
-    """Written segments that no commit names yet, and what they hold."""
-
-    files: list[StagedSegment] = field(default_factory=list)
-    tally: Tally = field(default_factory=Tally)
-
-    def add(self, other: Staged) -> None:
-        self.files += other.files
-        self.tally.add(other.tally)
 
 
 class SpillFolder:
@@ -55,20 +42,18 @@ class SpillFolder:
         """Write rows, clustered by relation."""
         staged, rest = self.stage_large(rows)
         if len(rest):
-            staged.files.append(self.write([table_of(rest)]))
+            staged.files.append((self.write([table_of(rest)]), None))
         return staged
 
     def stage_large(self, rows: Rows) -> tuple[Staged, Rows]:
         """Write the relations that get a file of their own; the rest is handed back. The tally is of all."""
         alone, rest = clustered(rows)
-        files = [self.write([table_of(part)]) for part in alone]
-        return Staged(files, tally_of(rows)), rest
+        return Staged([(self.write([table_of(part)]), None) for part in alone], tally_of(rows)), rest
 
     def spool(self, rows: Rows) -> list[SpooledSegment]:
         """Write rows of a transaction in progress, clustered by relation."""
         alone, rest = clustered(rows)
-        spooled = [self._spooled(part) for part in (*alone, rest) if len(part)]
-        return spooled
+        return [self._spooled(part) for part in (*alone, rest) if len(part)]
 
     def _spooled(self, rows: Rows) -> SpooledSegment:
         assert rows.subxid is not None
@@ -82,12 +67,12 @@ class SpillFolder:
             if (counted := spooled.at(ended.end)) is None:
                 spooled.segment.draft.discard()
             else:
-                staged.add(Staged([counted[0]], counted[1]))
+                staged.add(counted)
         rows = ended.end.rows(stream.pending.rows(stream.overlay))
         if not staged.files and not IS_CHANGE[rows.kind].any():
             rows = rows.take(np.zeros(0, dtype=np.int64))
         return staged, rows
 
-    def move(self, files: Iterable[StagedSegment], batch_end: Lsn) -> list[FileReport]:
+    def move(self, staged: Staged, batch_end: Lsn) -> list[FileReport]:
         """Move segments into the table, as they are; they are those of the batch that ends there."""
-        return [file.put(self._table, batch_end, batch_end) for file in files]
+        return [file.put(self._table, batch_end, batch_end, late) for file, late in staged.files]

@@ -11,17 +11,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.log.framerun import FRAME_BYTES, IS_CHANGE, FrameRun, joined
-from pgcdc_assets.log.latefacts import LateFacts
+from pgcdc_assets.log.latefacts import SUBXID, LateFacts
 from pgcdc_assets.log.relations import Overlay
 from pgcdc_assets.log.rows import ABSENT, Rows, Tally, rows_in_progress, tally_of_table
-from pgcdc_assets.log.segment import StagedSegment, read_draft
+from pgcdc_assets.log.segment import StagedSegment
 from pgcdc_assets.log.transactions import OpenBlock
 
-_RECOUNTED = ["relation_id", "kind", "schema_id", "subxid", "payload"]
+_COUNTED = ["relation_id", "kind", "schema_id", "payload", SUBXID]
+
+
+@dataclass
+class Staged:
+    """Written segments that no commit names yet, and what they hold."""
+
+    files: list[tuple[StagedSegment, LateFacts | None]] = field(default_factory=list)
+    """With what their rows do not say, where they were written in the midst of their transaction."""
+    tally: Tally = field(default_factory=Tally)
+
+    def add(self, other: Staged) -> None:
+        self.files += other.files
+        self.tally.add(other.tally)
 
 
 @dataclass(frozen=True)
@@ -35,19 +49,18 @@ class SpooledSegment:
     highest: int
     """Of the subtransactions that its rows are of."""
 
-    def at(self, end: StreamEnd) -> tuple[StagedSegment, Tally] | None:
-        """As it counts once the transaction has ended; None where nothing of it does."""
-        aborted, tally = end.aborted_within(self.lowest, self.highest), self.tally
-        if len(aborted):
-            table = read_draft(self.segment.draft, _RECOUNTED)
-            subxid = table["subxid"].to_numpy()
-            aborted = aborted[np.isin(aborted, subxid)]
-            tally = tally_of_table(table.filter(~np.isin(subxid, aborted)), self.tally.partitions)
-        if not tally.rows:
-            return None
-        schema_ids = {provisional: end.schema_ids[provisional] for provisional in tally.schema_ids}
+    def at(self, end: StreamEnd) -> Staged | None:
+        """What counts of it once the transaction has committed; None where nothing does."""
+        schema_ids = {provisional: end.schema_ids[provisional] for provisional in sorted(self.tally.schema_ids)}
+        aborted = end.aborted_within(self.lowest, self.highest)
+        if not len(aborted):
+            late = LateFacts(end.commit_lsn, end.commit_ts, (), schema_ids)
+            return Staged([(self.segment, late)], replace(self.tally, schema_ids=set(schema_ids.values())))
+        table = pq.read_table(self.segment.draft.path, columns=_COUNTED)
+        aborted = aborted[np.isin(aborted, table[SUBXID].to_numpy())]
         late = LateFacts(end.commit_lsn, end.commit_ts, tuple(aborted.tolist()), schema_ids)
-        return replace(self.segment, late=late), replace(tally, schema_ids=set(schema_ids.values()))
+        tally = tally_of_table(late.fill(table), self.tally.partitions)
+        return Staged([(self.segment, late)], tally) if tally.rows else None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.core.prefixes import PrefixPatterns
 from pgcdc_assets.log.batch import PendingBatch
 from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.intake import Intake, described
+from pgcdc_assets.log.receive.intake import Intake, Taken, described
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import FILLED_SCHEMA, table_of
 from pgcdc_assets.log.transactions import transaction_after
@@ -73,7 +73,8 @@ def test_a_transaction_of_what_is_left_out_is_an_empty_one(choice: Choice) -> No
     frames = [begin(100, 7), origin("elsewhere"), message(50, b"x", transactional=True), commit(100, 148)]
     relations, pending = Relations(), PendingBatch()
     intake = Intake(lambda asked: {}, relations, ZERO, choice=choice)
-    taken = intake.take(run_of([frame(each, 50) for each in frames], 0))
+    (taken,) = intake.take(run_of([frame(each, 50) for each in frames], 0))
+    assert isinstance(taken, Taken)
     pending.receive(taken.run, taken.whole, taken.after, 0.0)
     assert (intake.boundary, pending.since, pending.in_memory) == (148, None, 0)
 
@@ -86,7 +87,8 @@ def test_the_rest_of_such_a_transaction_keeps_its_order() -> None:
     intake = Intake(
         lambda asked: {described(one): RelationFacts(None) for one in asked}, relations, ZERO, choice=choice
     )
-    taken = intake.take(run_of([frame(each, 60) for each in frames], 0))
+    (taken,) = intake.take(run_of([frame(each, 60) for each in frames], 0))
+    assert isinstance(taken, Taken)
     pending.receive(taken.run, taken.whole, taken.after, 0.0)
     rows = table_of(pending.closed.rows(relations)).cast(FILLED_SCHEMA)
     assert list(zip(rows["kind"].to_pylist(), rows["tx_ordinal"].to_pylist(), strict=True)) == [("M", 0), ("C", 1)]

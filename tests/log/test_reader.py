@@ -21,7 +21,8 @@ from pgcdc_assets.log.batch import BatchWriter, PendingFrames
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import LOG_SCHEMA
-from pgcdc_assets.log.spill import SPILL, Staged
+from pgcdc_assets.log.spill import SPILL
+from pgcdc_assets.log.spool import Staged
 from pgcdc_assets.store.local import path_of
 from tests.log.streams import begin, commit, describe, frame, insert, relation, run_of
 

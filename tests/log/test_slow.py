@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingFrames
 from pgcdc_assets.log.receive.messages import ReceiverSettings
-from pgcdc_assets.log.spill import Staged
+from pgcdc_assets.log.spool import EndedStream, Staged
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
 from tests.log.inside import receive_inside
 from tests.log.writers import writing
@@ -82,7 +82,9 @@ def test_the_receiver_is_frozen(source: Source) -> None:
 class SlowDisk(BatchWriter):
     """Each commit takes three times as long as the server's patience."""
 
-    def commit(self, closed: PendingFrames, parts: list[Staged], end: Lsn) -> Committed:  # type: ignore[override]
+    def commit(  # type: ignore[override]
+        self, closed: PendingFrames, parts: list[Staged], end: Lsn, ended: Sequence[EndedStream] = ()
+    ) -> Committed:
         time.sleep(3)
         return super().commit(closed, parts, end)
 

@@ -38,10 +38,11 @@ class ReceiverProcess:
         self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float,
         drain_bytes: int = LEAST_BYTES, replication_connections: bool = True,
         highest: Lsn = ZERO, published: Lsn = ZERO, messages: Sequence[str] = (), origin: str = Origins.ANY,
+        streaming: bool = True,
     ) -> None:  # fmt: skip
         self._settings = ReceiverSettings(
             conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, replication_connections,
-            highest, published, tuple(messages), origin,
+            highest, published, tuple(messages), origin, streaming,
         )  # fmt: skip
         self._child: subprocess.Popen[bytes] | None = None
         self._events: queue.SimpleQueue[Event | PgcdcError | None] = queue.SimpleQueue()

@@ -1,7 +1,7 @@
 """Decides what a run of frames means for the positions: which part of it is taken, and where the boundaries lie. No
 I/O.
 
-A transaction in progress belongs where its Stream Commit says, like any other. What came of it before moves no position.
+A transaction in progress belongs where its Stream Commit says, like any other. Its blocks move no position.
 """
 
 from __future__ import annotations

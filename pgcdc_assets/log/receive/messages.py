@@ -35,6 +35,8 @@ class ReceiverSettings:
     messages: tuple[str, ...] = ()
     """Patterns of the prefixes of logical messages that are asked for."""
     origin: str = Origins.ANY
+    streaming: bool = True
+    """Whether transactions are asked for while they are in progress."""
 
     def to_line(self) -> bytes:
         return _line(asdict(self))

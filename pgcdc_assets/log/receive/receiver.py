@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,10 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.reported import ReportedPositions
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
 from pgcdc_assets.log.framerun import HEADER, FrameRun
+from pgcdc_assets.log.receive.blocks import Block, Dropped
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.describe import CatalogFacts
-from pgcdc_assets.log.receive.intake import Intake
+from pgcdc_assets.log.receive.intake import Ended, Intake, Part, Taken
 from pgcdc_assets.log.receive.messages import Event, EventName
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
@@ -73,7 +75,8 @@ class Limits:
 
 
 class Receiver:
-    """One run of receiving. ``run`` returns at the goal, or at a boundary after ``stop``."""
+    """One connection's receiving. ``run`` returns at the goal, or at a boundary after ``stop``, or as soon as ``leave``
+    says so of a boundary."""
 
     def __init__(
         self,
@@ -90,12 +93,14 @@ class Receiver:
         report: Callable[[Event], None],
         orders: Callable[[Receiver], None] = lambda receiver: None,
         patience: Patience = FOR_STREAMS,
+        leave: Callable[[Lsn], bool] = lambda boundary: False,
     ) -> None:
         self._stream = stream
         self._writer = writer
         self._limits = limits
         self._report = report
         self._orders = orders
+        self._leave = leave
         self._clock = SourceClock(conn)
         self._reported = ReportedPositions(floor)
         self._pending = PendingBatch()
@@ -111,6 +116,8 @@ class Receiver:
         self._flush_now = False
         self._stopping = False
         self._arrived = False
+        self.left = False
+        """It ended because it was asked to leave, at a boundary, for another connection."""
         self._status_at = self._asked_at = 0.0
         self._silence = Silence(patience, stream.endpoint, stream.at_work, lambda: self._send_status(ask=True))
         self._reported.durable(writer.position)
@@ -198,11 +205,25 @@ class Receiver:
 
     def _index(self, frames: FrameBlock) -> None:
         """Turn the frames at hand into a run and take it in."""
-        taken = self._intake.take(FrameRun.of(frames, self._intake.sequence))
-        self._pending.receive(taken.run, taken.whole, taken.after, time.monotonic())
-        self._arrived |= taken.arrived
+        run = FrameRun.of(frames, self._intake.sequence)
+        for part in self._intake.take(run, parallel=self._stream.parallel):
+            self._pend(part)
+        self._arrived |= self._intake.arrived
         if self._pending.in_memory >= self._limits.segment_bytes:
             self._write_ahead()
+
+    def _pend(self, part: Part) -> None:
+        match part:
+            case Taken(run, whole, after):
+                self._pending.receive(run, whole, after, time.monotonic())
+            case Block(xid, overlay, frames, origin):
+                self._pending.streams.add(xid, overlay, frames, origin)
+            case Ended(xid, end, commit):
+                self._pending.end(xid, end, commit, time.monotonic())
+            case Dropped(xid):
+                stream = self._pending.streams.pop(xid)
+                if stream is not None and stream.spooled_size:
+                    self._submit(partial(self._writer.drop, stream))
 
     def _keepalive(self, frame: bytes) -> None:
         """``wal_end`` is a boundary: what committed below it has been sent, whatever is open."""
@@ -230,6 +251,8 @@ class Receiver:
         moved = self._intake.boundary > self._reported.write
         if now - self._status_at > (PROGRESS_SECONDS if moved else self._limits.status_seconds):
             self._send_status()
+        if not self._stopping and self._intake.transaction is None and self._leave(self._intake.boundary):
+            self._stopping = self.left = True
         if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
             self._look_ahead(now)
 
@@ -255,8 +278,8 @@ class Receiver:
         """Commit everything up to the last boundary."""
         end = self._intake.boundary
         if self._pending.since is not None:
-            closed, staged = self._pending.take_closed()
-            self._submit(lambda: self._writer.commit(closed, staged, end))
+            closed, ended, staged = self._pending.take_closed()
+            self._submit(lambda: self._writer.commit(closed, staged, end, ended))
         elif end > self._planned:
             self._submit(lambda: self._writer.advance(end))
         self._planned = max(self._planned, end)
@@ -264,15 +287,19 @@ class Receiver:
     def _write_ahead(self) -> None:
         """Memory is full: write segments of the batch, and spill the open transaction if it is the large one."""
         pending, state = self._pending, self._intake.transaction
-        if pending.closed.runs:
+        if pending.closed_in_memory:
             if pending.closed_size >= self._limits.batch_bytes:
                 self._cut()
             else:
-                frames, staged = pending.stage_closed()
-                self._submit(lambda: self._writer.stage(frames, staged))
+                frames, ended, staged = pending.stage_closed()
+                self._submit(partial(self._writer.stage, frames, staged, ended))
         if state is not None and pending.open.size >= self._limits.segment_bytes // 2:
             opened, spilled = pending.spill_open(state)
-            self._submit(lambda: self._writer.stage(opened, spilled))
+            self._submit(partial(self._writer.stage, opened, spilled))
+        while pending.streams.size >= self._limits.segment_bytes // 2:
+            stream = pending.streams.largest
+            blocks = stream.take()
+            self._submit(partial(self._writer.spool, blocks, stream))
 
     def _submit(self, job: Callable[[], Committed | None]) -> None:
         self._let_finish()

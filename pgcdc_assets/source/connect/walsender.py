@@ -38,6 +38,8 @@ class ReplicationConnection(LibpqConnection):
     def __init__(self, connection: SourceConnection) -> None:
         super().__init__(connection)
         self._frames: FrameReader | None = None
+        self.parallel = False
+        """Whether the stream that has been started is parallel; see :class:`PluginOptions`."""
 
     def identify(self) -> SystemIdentity:
         """IDENTIFY_SYSTEM."""
@@ -71,6 +73,7 @@ class ReplicationConnection(LibpqConnection):
         position."""
         given = ", ".join(f"{name} {literal(value)}" for name, value in options.given(publications).items())
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})"
+        self.parallel = options.parallel
         reader = self.socket()
         if reader is None:
             self._result(command, None)

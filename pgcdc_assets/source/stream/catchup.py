@@ -28,6 +28,10 @@ class FrameStream(Protocol):
     def frames(self) -> FrameSource:
         """Read this each time: the reader changes when the drain ends."""
 
+    @property
+    def parallel(self) -> bool:
+        """Whether :attr:`frames` are those of a stream whose streaming is parallel."""
+
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for input; returns whether there is some."""
 
@@ -59,6 +63,10 @@ class CatchUp:
             self._begin(position)
         return self._drain or self._stream.frames
 
+    @property
+    def parallel(self) -> bool:
+        return self._drain is None and self._stream.parallel
+
     def wait(self, timeout: float) -> bool:
         return self._stream.wait(timeout)
 
@@ -80,6 +88,8 @@ class CatchUp:
 
 class Polled:
     """Frames by the SQL functions alone."""
+
+    parallel = False
 
     def __init__(self, connection: LibpqConnection, polling: Polling) -> None:
         self._connection = connection

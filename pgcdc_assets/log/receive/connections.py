@@ -1,0 +1,138 @@
+"""One receiving, from the settings to the end of the stream, over one connection after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.errors import SourceFailed
+from pgcdc_assets.log.batch import BatchWriter
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.choice import Choice
+from pgcdc_assets.log.receive.fallback import Fallback
+from pgcdc_assets.log.receive.intake import StreamUnsure
+from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings
+from pgcdc_assets.log.receive.orders import Orders
+from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.log.receive.receiver import Limits, Receiver
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.connect.plainsession import open_source
+from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions
+from pgcdc_assets.source.slot.slotstatus import require_slot
+from pgcdc_assets.source.stream.catchup import begin
+from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
+
+logger = logging.getLogger(__name__)
+
+
+class Receiving:
+    """``tell`` passes an event on to the parent."""
+
+    def __init__(self, settings: ReceiverSettings, orders: Orders, tell: Callable[[Event], None]) -> None:
+        self._settings = settings
+        self._orders = orders
+        self._tell_parent = tell
+        self._standing: list[Order] = []
+        """Orders that hold for the next connection as well."""
+        self._fallback = Fallback(settings.streaming and settings.replication_connections)
+        self._started = False
+        self._terminated = False
+
+    def terminate(self) -> None:
+        """Stop at the last boundary."""
+        self._terminated = True
+
+    def run(self) -> None:
+        """Receive until the goal or a stop."""
+        while self._connection():
+            passed(FaultPoint.STREAM_RESTARTED)
+
+    def _connection(self) -> bool:
+        """Receive over one connection; returns whether another one is to go on."""
+        settings = self._settings
+        log = ChangeLog(Layout.of(settings.lake)).open()
+        identity, timeline, position = log.identity, log.timeline, log.position()
+        with (
+            connect(settings.conninfo, application_name=f"{APPLICATION}/catalog") as conn,
+            open_source(
+                settings.conninfo,
+                replication_connections=settings.replication_connections,
+                application_name=f"{APPLICATION}/receive",
+            ) as stream,
+        ):
+            source = check_identity(stream, identity, timeline, position, settings.highest)
+            choice = Choice(settings.messages, origins=settings.origin == Origins.ANY)
+            confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
+            overlap = Overlap.of(log, confirmed, settings.published, origins=choice.origins)
+            if overlap is not None:
+                # What comes again is compared with the log, transaction by transaction.
+                self._fallback.until(overlap.end)
+            whole = self._fallback.whole
+            options = PluginOptions.of(
+                conn.info.server_version // 10000, streaming=not whole, messages=bool(settings.messages),
+                origins=Origins(settings.origin),
+            )  # fmt: skip
+            asked = Subscription(conn, identity.slot, settings.publications, options, self._keep_waiting)
+            start_lsn = overlap.start if overlap and overlap.start < position else None
+            try:
+                frames, floor = begin(asked, stream, position, start_lsn=start_lsn, drain_bytes=settings.drain_bytes)
+                writer = BatchWriter(log.path, identity, source.timeline, relations := Relations())
+                if source.timeline != timeline:
+                    # The fork has been checked. What is copied from now on lies beyond it.
+                    writer.advance(position)
+                receiver = Receiver(
+                    frames, conn, writer, relations,
+                    publications=settings.publications, floor=floor, overlap=overlap and overlap.above(floor),
+                    choice=choice, limits=Limits(settings.batch_bytes, settings.batch_seconds),
+                    report=self._tell, orders=self._obey,
+                    leave=self._fallback.over if whole else lambda boundary: False,
+                )  # fmt: skip
+                for order in self._standing.copy():
+                    _give(receiver, order)
+                if not self._started:
+                    self._tell(Event(EventName.STARTED, position))
+                    self._started = True
+                receiver.run()
+                return receiver.left
+            except StreamUnsure as unsure:
+                self._fallback.until(unsure.end_lsn)
+            except SourceFailed as error:
+                if whole:
+                    raise
+                seconds = self._fallback.failed()
+                logger.warning("%s; transactions are received after their commits for %.0f s", error, seconds)
+        return True
+
+    def _keep_waiting(self) -> bool:
+        return not (self._terminated or self._orders.ended)
+
+    def _obey(self, receiver: Receiver) -> None:
+        for order in self._orders.take():
+            if order.name != OrderName.MARK:
+                self._standing = [standing for standing in self._standing if standing.name != order.name]
+            self._standing.append(order)
+            _give(receiver, order)
+        if not self._keep_waiting():
+            receiver.stop()
+
+    def _tell(self, event: Event) -> None:
+        if event.name == EventName.COMPLETE:
+            self._standing.remove(Order(OrderName.MARK, event.lsn))
+        self._tell_parent(event)
+
+
+def _give(receiver: Receiver, order: Order) -> None:
+    match order.name:
+        case OrderName.UNTIL:
+            receiver.until(order.lsn)
+        case OrderName.FOLLOW:
+            receiver.follow()
+        case OrderName.MARK:
+            receiver.mark(order.lsn)
+        case OrderName.REPORT_APPLY:
+            receiver.report_apply(order.lsn)
+        case OrderName.STOP:
+            receiver.stop()
