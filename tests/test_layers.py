@@ -45,6 +45,7 @@ FILE_SYSTEM = {"os", "shutil", "fcntl", "pathlib", "tempfile", "glob", "io"}
 NOT_OF_THE_LAKE = {
     "log.receive.client": "pipes of the receiver",
     "log.receive.process": "pipes of the receiver",
+    "log.receive.orders": "pipes of the receiver",
     "flow.lock": "the number of this process",
     "flow.requests": "the number of this process",
     "flow.outcomes": "the number of this process",

@@ -8,6 +8,7 @@ framerun    frames as they came, indexed        rows        frames into rows of 
 streamed    which frames are of which transaction in progress, and as version 1 has them
 inprogress  transactions in progress            prepared    those whose content came at their PREPARE
 segment     its Parquet files                   spill       segments of open transactions
+spool       content of transactions in progress
 latefacts   what only a commit says of a file that was written before it
 batch       the smallest durable piece          commit      compare-and-set, on disk before anybody is told
 reader      position, batches, segments         counting    rows by relation, as the receiver counted them

@@ -23,7 +23,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import LogWriter
 from pgcdc_assets.log.framerun import FRAME_BYTES, IS_CHANGE, FrameRun, joined
 from pgcdc_assets.log.relations import RelationRecord, Relations
-from pgcdc_assets.log.rows import ABSENT, Ended, Rows, Tally, rows_of
+from pgcdc_assets.log.rows import ABSENT, Rows, Tally, TransactionEnd, rows_of
 from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes
 from pgcdc_assets.log.spill import SpillFolder
 from pgcdc_assets.log.spool import (
@@ -280,7 +280,7 @@ def _json(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _time(ended: Ended | None) -> str | None:
+def _time(ended: TransactionEnd | None) -> str | None:
     """ISO 8601: whoever opens the log with another tool reads it without arithmetic."""
     if ended is None:
         return None

@@ -80,7 +80,7 @@ class Rows:
         return pa.Array.from_buffers(pa.binary_view(), len(self), [None, pa.py_buffer(views), pa.py_buffer(self.raw)])
 
 
-class Ended(NamedTuple):
+class TransactionEnd(NamedTuple):
     """A whole transaction, in the order of commits."""
 
     commit_lsn: int
@@ -98,8 +98,8 @@ class Tally:
     schema_ids: set[int] = field(default_factory=set)
     partitions: set[tuple[int, int]] = field(default_factory=set)
     transactions: int = 0
-    first: Ended | None = None
-    last: Ended | None = None
+    first: TransactionEnd | None = None
+    last: TransactionEnd | None = None
     """The transactions that committed first and last."""
     bytes: int = 0
 
@@ -220,8 +220,8 @@ def tally_of_table(rows: pa.Table, partitions: set[tuple[int, int]]) -> Tally:
     )  # fmt: skip
 
 
-def _ended(rows: Rows, index: int) -> Ended:
-    return Ended(int(rows.commit_lsn[index]), int(rows.xid[index]), int(rows.commit_ts[index]))
+def _ended(rows: Rows, index: int) -> TransactionEnd:
+    return TransactionEnd(int(rows.commit_lsn[index]), int(rows.xid[index]), int(rows.commit_ts[index]))
 
 
 def _numbers(values: Ints) -> pa.Array:

@@ -79,14 +79,14 @@ class Source:
     def receiver(
         self, log: ChangeLog, *, batch_seconds: float = 0.2, batch_bytes: int = 32 << 20, conninfo: str | None = None,
         drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO, published: Lsn = ZERO,
-        messages: Sequence[str] = ("*",), origin: str = Origins.ANY,
+        messages: Sequence[str] = ("*",), origin: str = Origins.ANY, streaming: bool = True,
     ) -> ReceiverProcess:  # fmt: skip
         """Started; killed at the end of the test if it still runs."""
         receiver = ReceiverProcess(
             conninfo or self.database.conninfo, Layout.of(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
             replication_connections=self.replication, highest=highest, published=published,
-            messages=messages, origin=origin,
+            messages=messages, origin=origin, streaming=streaming,
         )  # fmt: skip
         self.running.append(receiver)
         receiver.start()

@@ -21,6 +21,7 @@ from pgcdc_assets.log.framerun import joined
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import Rows, rows_of, tally_of
 from pgcdc_assets.log.segment import FILLED_SCHEMA, check_content, clustered, table_of, write_segment
+from pgcdc_assets.log.streamed import StreamPlace, located
 from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
 from pgcdc_assets.store.scratch import DraftFile
 from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame, insert, origin, run_of, stream_abort
@@ -115,7 +116,7 @@ def test_a_segment_reads_back(transactions: list[Any]) -> None:
 )
 def test_frames_out_of_place_are_refused(payloads: list[bytes]) -> None:
     with pytest.raises(ProtocolError):
-        transaction_after(run_of([frame(payload) for payload in payloads], 0), None)
+        located(run_of([frame(payload) for payload in payloads], 0), StreamPlace(), parallel=False)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_frames_out_of_place_are_refused(payloads: list[bytes]) -> None:
 )
 def test_wrong_lengths_are_refused(payloads: list[bytes]) -> None:
     with pytest.raises(ProtocolError, match="wrong length"):
-        transaction_after(run_of([frame(payload) for payload in payloads], 0), None)
+        located(run_of([frame(payload) for payload in payloads], 0), StreamPlace(), parallel=False)
 
 
 def test_stream_aborts_leave_nothing_behind() -> None:

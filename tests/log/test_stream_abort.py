@@ -63,7 +63,7 @@ def test_rollbacks_are_passed_over(source: Source, way: str) -> None:
     sent = stream_aborts(source)
     assert (sent > 0) == (source.database.server.version >= SENDS_STREAM_ABORTS)
 
-    receiver = source.receiver(log, drain_bytes=1 if way == "drain" else 1 << 40)
+    receiver = source.receiver(log, drain_bytes=1 if way == "drain" else 1 << 40, streaming=False)
     receiver.until(end)
     events = until_event(receiver, "arrived")
     receiver.join(SECONDS)
@@ -86,7 +86,7 @@ def test_rollbacks_alone_make_no_batch(source: Source, way: str) -> None:
     little_memory(source)
     source.replication = way != "polling"
     log = source.log()
-    receiver = source.receiver(log, drain_bytes=1 if way == "drain" else 1 << 40)
+    receiver = source.receiver(log, drain_bytes=1 if way == "drain" else 1 << 40, streaming=False)
     # The walwriter flushes a rollback some time later, a commit is flushed at once; and its end is a boundary.
     end = source.run(*rolled_back(1), *rolled_back(1), "CREATE TABLE foreign_to_us ()")
     # The source may go on by itself meanwhile, past the goal: then only a mark says that the log may stand at it.

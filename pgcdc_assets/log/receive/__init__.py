@@ -5,8 +5,12 @@ client (parent) <-- messages --> process -> receiver -> intake
 messages    settings and orders in, events out
 
 client      the parent's side              process     the process: orders in, events out
+orders      as they are taken                  connections one after the other
+fallback    whether the next one may stream
+
 describe    what the catalog says of relations
 receiver    the loop                       intake      what frames mean for the positions
+blocks      of transactions in progress
 choice      which frames the settings ask for
 overlap     what the server sends again is what the lake holds
 """

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.reader import ChangeLog
@@ -68,8 +69,8 @@ class Receiving:
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
             overlap = Overlap.of(log, confirmed, settings.published, origins=choice.origins)
             if overlap is not None:
-                # What comes again is compared with the log, transaction by transaction.
-                self._fallback.until(overlap.end)
+                # What comes again is compared with the log, whole transaction by whole transaction, to behind its end.
+                self._fallback.until(Lsn(overlap.end + 1))
             whole = self._fallback.whole
             options = PluginOptions.of(
                 conn.info.server_version // 10000, streaming=not whole, messages=bool(settings.messages),

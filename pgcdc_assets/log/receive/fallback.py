@@ -45,7 +45,8 @@ class Fallback:
         return seconds
 
     def over(self, boundary: Lsn) -> bool:
-        """Whether a connection that asked for whole ones may give way, at this boundary, to one that streams."""
+        """Whether a connection that asked for whole ones may give way to one that streams: all that commits below this
+        boundary has been sent."""
         if boundary >= self._until:
             self._until = ZERO
         return not self.whole

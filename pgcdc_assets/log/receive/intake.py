@@ -56,7 +56,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Ended:
+class StreamEnded:
     """A transaction in progress has committed, and belongs to the log."""
 
     xid: int
@@ -65,7 +65,7 @@ class Ended:
     """Its Commit, as one frame."""
 
 
-Part = Taken | Block | Dropped | Ended
+Part = Taken | Block | Dropped | StreamEnded
 
 
 class StreamUnsure(Exception):
@@ -157,7 +157,7 @@ class Intake:
         if first < len(run) and not self.arrived:
             yield self._whole_transactions(run.part(first, len(run)))
 
-    def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> Ended | Dropped:
+    def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> StreamEnded | Dropped:
         """A transaction in progress commits. Its Relation messages take effect whether the log takes it or not."""
         transaction, overlay = self._blocks.commit(message, run, index)
         known = self._describe(overlay.relations)
@@ -177,7 +177,7 @@ class Intake:
         self.reached(message.end_lsn)
         aborted = np.array(sorted(transaction.aborted), dtype=np.int64)
         end = StreamEnd(int(message.commit_lsn), message.commit_ts, aborted, schema_ids)
-        return Ended(message.xid, end, commit_frame(run, index))
+        return StreamEnded(message.xid, end, commit_frame(run, index))
 
     def _whole_transactions(self, run: FrameRun) -> Taken:
         before = self.transaction

@@ -28,7 +28,7 @@ from pgcdc_assets.log.framerun import HEADER, FrameRun
 from pgcdc_assets.log.receive.blocks import Block, Dropped
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.describe import CatalogFacts
-from pgcdc_assets.log.receive.intake import Ended, Intake, Part, Taken
+from pgcdc_assets.log.receive.intake import Intake, Part, StreamEnded, Taken
 from pgcdc_assets.log.receive.messages import Event, EventName
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
@@ -218,7 +218,7 @@ class Receiver:
                 self._pending.receive(run, whole, after, time.monotonic())
             case Block(xid, overlay, frames, origin):
                 self._pending.streams.add(xid, overlay, frames, origin)
-            case Ended(xid, end, commit):
+            case StreamEnded(xid, end, commit):
                 self._pending.end(xid, end, commit, time.monotonic())
             case Dropped(xid):
                 stream = self._pending.streams.pop(xid)
@@ -251,7 +251,7 @@ class Receiver:
         moved = self._intake.boundary > self._reported.write
         if now - self._status_at > (PROGRESS_SECONDS if moved else self._limits.status_seconds):
             self._send_status()
-        if not self._stopping and self._intake.transaction is None and self._leave(self._intake.boundary):
+        if not self._stopping and self._intake.transaction is None and self._leave(min(self._intake.seen, self._intake.boundary)):
             self._stopping = self.left = True
         if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
             self._look_ahead(now)
