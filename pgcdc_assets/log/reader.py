@@ -85,7 +85,7 @@ class Segment:
     size: int
     rows: int
     batch_end: Lsn
-    """The highest, where a file holds several batches."""
+    """The highest end, if the file holds several batches."""
     first_batch_end: Lsn
     commit_min: Lsn | None
     commit_max: Lsn | None
@@ -96,7 +96,7 @@ class Segment:
     written: datetime
     """When it was added to the table; a compacted file is as old as its compaction."""
     unrelated: bool = True
-    """Has rows of no relation, for all that is known."""
+    """May have rows of no relation; False only if the statistics exclude that."""
 
     def reaches_into(self, span: LsnRange) -> bool:
         """Whether its transactions' commits may lie in the span."""
@@ -180,7 +180,7 @@ class ChangeLog:
         return [segment for segment in found if relation_ids is None or segment.may_hold(relation_ids)]
 
     def segments_of(self, batches: Sequence[BatchSummary]) -> list[Segment]:
-        """The files that may hold rows of no relation, as messages are, of these batches (some, in order)."""
+        """The files that may hold rows of no relation, such as messages, of these batches (any, in order)."""
         if not batches:
             return []
         ends = np.array([batch.end for batch in batches], np.int64)
@@ -260,14 +260,14 @@ def _segment(folder: Location, file: Added) -> Segment:
         path=folder / file.path,
         size=file.size,
         rows=stats["numRecords"],
-        # Where a column of its rows says it, its statistics do: format 1.
+        # In format 1 ``batch_end`` is a column of the rows, so their statistics have it.
         batch_end=Lsn(int(tags.get(LAST_BATCH_END) or high["batch_end"])),
         first_batch_end=Lsn(int(tags.get(FIRST_BATCH_END) or low["batch_end"])),
         commit_min=_lsn(low.get("commit_lsn")),
         commit_max=_lsn(high.get("commit_lsn")),
         relation_min=low.get("relation_id"),
         relation_max=high.get("relation_id"),
-        # It sorts before the letters of all messages.
+        # SUMMARY sorts before the letters of all messages.
         notes=low.get("kind") == SUMMARY,
         unrelated=(stats.get("nullCount") or {}).get("relation_id") != 0,
         written=datetime.fromtimestamp(file.action["modificationTime"] / 1000, UTC),
@@ -287,14 +287,15 @@ def _shapes_in(path: Location) -> dict[int, Shape]:
         for (kind, schema_id), payload in payloads.items()
         if kind == "R"
     }
-    # By the ids that the rows carry: a version that notes more facts would give others to the same relations.
+    # The ids are those that the rows carry: a version that notes more facts would compute others.
     return {schema_id: replace(shape, schema_id=schema_id) for schema_id, shape in shapes.items()}
 
 
 def _counts_in(path: Location, span: LsnRange, batches: Sequence[BatchSummary]) -> Counter[tuple[int, int | None, str]]:
-    """Rows of a file in the span by their batch's number (_NO_BATCH: none has them), relation and kind, without notes.
+    """Counts of a file's rows in the span, by number of the batch (_NO_BATCH: none), relation and kind, without notes.
 
-    A row is of the batch that its commit begins in. The place of a message outside of transactions is its record's end.
+    A row belongs to the batch in which its commit begins, and a message outside of transactions to that in which its
+    record ends.
     """
     table = read_rows(path, ["commit_lsn", "lsn", "relation_id", "kind"])
     table = table.filter(pc.invert(pc.is_in(table["kind"], value_set=pa.array([SUMMARY, FACTS, "R", "Y"]))))

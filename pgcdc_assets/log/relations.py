@@ -40,7 +40,7 @@ class Relations:
         self._types[oid] = payload
 
     def see(self, relation: Relation, payload: bytes, facts: RelationFacts, sequence: int) -> RelationRecord:
-        """A Relation message is in force for its table from frame ``sequence`` on."""
+        """Note a Relation message, which is in force for its table from frame ``sequence`` on."""
         schema_id = fingerprint(payload, facts)
         oids = {column.type_oid for column in relation.columns}
         record = RelationRecord(

@@ -98,7 +98,7 @@ class Tally:
         return self.counts.total()
 
     def add(self, other: Tally) -> None:
-        """Take in what follows."""
+        """Add the tally of what follows."""
         self.counts.update(other.counts)
         self.schema_ids |= other.schema_ids
         self.partitions |= other.partitions
@@ -227,7 +227,7 @@ def _origins(
 
 
 def _with_truncates(run: FrameRun, frames: Ints, relation_id: Ints) -> tuple[Ints, Ints]:
-    """Each TRUNCATE once per table that it names."""
+    """Repeat each TRUNCATE once per table that it names."""
     truncates = np.flatnonzero(run.kinds[frames] == MessageKind.TRUNCATE).tolist()
     if not truncates:
         return frames, relation_id

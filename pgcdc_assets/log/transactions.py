@@ -1,4 +1,4 @@
-"""Transactions in runs of frames: the one that is open after a run, and what no pgoutput stream looks like.
+"""Transactions in runs of frames: finds the one that is open after a run, and refuses what pgoutput never sends.
 
 Protocol version 1 sends whole transactions one after the other, so at most one is open.
 """
