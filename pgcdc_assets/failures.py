@@ -1,8 +1,9 @@
-"""Whose failure an error is: one table's, which is set aside in words, or everybody's, which ends the run.
+"""Decides whose failure an error is: one table's, which is set aside with the reason, or everybody's, which ends the
+run.
 
-A table's own is what its files, its commits, its values and its statements alone can cause. Everybody's is
-what the next table would meet as well: a full disk, a dead JVM, a lost source, a damaged change log, a
-fault of this program. Imported by Spark's workers: no Delta.
+A failure is one table's if only its files, commits, values or statements can cause it. It is everybody's if the next
+table would meet it as well: a full disk, a dead JVM, a lost source, a damaged change log, a fault of this program.
+Spark's workers import this module, so it imports no Delta.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pgcdc_assets.errors import (
 Result = TypeVar("Result")
 
 ATTEMPTS: Final = 3
-"""To commit to a mirror that somebody else commits to as well."""
+"""Attempts to commit to a mirror that somebody else commits to as well."""
 
 _OF_A_TABLE: Final = (LakeError, ProtocolError, IdentityMismatch, SourceFailed)
 """SourceFailed: the source refuses a statement about one table (it cannot convert a value of it, for one)."""
@@ -41,7 +42,7 @@ _OF_THE_MACHINE: Final = frozenset({
 })  # fmt: skip
 _WRITING: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _BY_RUST: Final = re.compile(r"\(os error (\d+)\)")
-"""delta-rs tells the system's number in its text alone."""
+"""The system's error number, which delta-rs gives in its text alone."""
 
 
 def of_one_table(error: BaseException) -> str | None:
@@ -69,7 +70,7 @@ def lost_race(error: BaseException) -> bool:
 
 
 def again_after_lost_races(step: Callable[[], Result]) -> Result:
-    """A step that looks and commits, tried again while others' commits come first; the last failure is raised."""
+    """Run a step that looks and commits, again while others' commits come first; raises the last failure."""
     for _ in range(ATTEMPTS - 1):
         try:
             return step()
@@ -90,13 +91,13 @@ def unreadable(path: Location, error: Exception) -> PgcdcError:
 
 
 def of_the_machine(error: OSError) -> MachineError | None:
-    """In words what the system refuses to every table alike; None for what it refuses to one."""
+    """The error, in words, if the system refuses this to every table alike; None if it refuses it to one."""
     return MachineError(_system(error), thing="lake", do=ROOM) if _of_the_machine(error) else None
 
 
 @contextmanager
 def machine_told(lake: Location) -> Iterator[None]:
-    """MachineError, with the folder, for what the system refuses to everybody, whichever library says it."""
+    """Raise MachineError, with the folder, for what the system refuses to everybody, whichever library reports it."""
     try:
         yield
     except OSError as error:
@@ -126,8 +127,9 @@ def _refused_to_spark(error: Exception) -> str | None:
 
 
 def _by_spark(error: BaseException) -> str | None:
-    """What Spark's driver says to one statement. A failed task is none: what failed there has come as a value."""
-    # Imported where it is asked for: the receiver, which reads files as well, has no Spark.
+    """The error of Spark's driver for one statement, in words; None for others. A failure within a task is not one,
+    because tasks return their failures as values."""
+    # Imported here, because the receiver, which uses this module to read files, has no Spark.
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException, PythonException
 

@@ -115,9 +115,9 @@ class LakeAt:
         return reader.load(str(self._layout.mirror(name)))
 
     def messages(self, after: Lsn | str | int = ZERO) -> pa.Table:
-        """The logical messages below this point, in order; those from ``after`` on, the ``lsn`` of an earlier look.
+        """The logical messages below this point, in order. ``after``: those from the ``lsn`` of an earlier look on.
 
-        Exactly those of the transactions that the mirrors hold at this point, and those that stand between them.
+        They are exactly those of the transactions that the mirrors hold at this point, and those between them.
         LakeError if the point has none (the setting ``messages`` was empty), or if the feed cannot be read.
         """
         start = Lsn.parse(after) if isinstance(after, str) else Lsn(after)

@@ -3,13 +3,13 @@
 log -> transform -> task (in the workers): routing, events, protocol.columns -> file -> table
 
 schema      the columns of a feed; which files hold a span
-plan        what is to be done for each table
-transform   a span of the log into the feeds of its tables
+plan        plans what is to be done for each table
+transform   derives the feeds of tables from a span of the log
 task        what one Spark task does: segments in, feed files out
-events      rows of the log into changes: which images there are, and what they lack
+events      turns rows of the log into changes: which images there are, and what they lack
 routing     which table takes the rows of a relation
 evolve      whether a changed relation can still be followed
 messages    the feed of logical messages
 file        the Parquet file of one task        table       the feed as a Delta table
-recovery    what a power cut left of feeds, mended
+recovery    mends what a power cut left of feeds
 """

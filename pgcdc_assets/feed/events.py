@@ -1,6 +1,6 @@
-"""Rows of the log into changes of a table, still as text: which images there are, and what they lack.
+"""Turns rows of the log into changes of a table, still as text: which images there are, and what they lack.
 
-One group is all rows of one kind under one shape. No step here touches a row by itself.
+One group is all rows of one kind under one shape. Every step here works on a whole group, never on a single row.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _change(op: str, image: Images, route: Route) -> RowChanges:
 
 
 def _filled(post: RowChanges, pre: RowChanges, at: Ints) -> RowChanges:
-    """Values that were not sent, out of the old tuple where that has them."""
+    """Fill in values that were not sent from the old tuple, if that has them."""
     text, unchanged = dict(post.text), dict(post.unchanged)
     for attnum, mask in post.unchanged.items():
         if attnum not in pre.text:
@@ -164,7 +164,7 @@ def _filled(post: RowChanges, pre: RowChanges, at: Ints) -> RowChanges:
 
 
 def _moved(post: RowChanges, pre: RowChanges, at: Ints, route: Route) -> Bools:
-    """Which old rows stood on another key than the new ones."""
+    """Which old rows have another key than the new ones."""
     moved = np.zeros(len(at), dtype=bool)
     taken = pa.array(at)
     for column in route.table.key_columns:

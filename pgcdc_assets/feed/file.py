@@ -104,7 +104,7 @@ def feed_file(path: Location, size: int) -> FeedFile:
 
 
 def trimmed(folder: Location, file: FeedFile, end: Lsn) -> FeedFile | None:
-    """The file with only the transactions below ``end``: itself if it has no others, None if it has no such."""
+    """The file with only the transactions below ``end``: the same file if it has no others, None if it has none."""
     if file.facts.commit_max < end:
         return file
     path, below = folder / file.name, pc.field(COMMIT_LSN) < int(end)

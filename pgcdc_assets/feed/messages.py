@@ -1,11 +1,11 @@
 """The feed of logical messages: those of the log, as a Delta table that readers take in order.
 
-Order is ``(order_lsn, ordinal)``. A message of a transaction stands where its transaction commits, ``commit_lsn``; one
-that stands between transactions where its record ends, less one: so at a boundary B, ``order_lsn < B`` decides exactly
+The order is ``(order_lsn, ordinal)``. ``order_lsn`` is the ``commit_lsn`` of the message's transaction; for a message
+between transactions it is the end of its record, less one. So at a boundary B, ``order_lsn < B`` decides exactly
 whether a message lies below B, for both kinds alike.
 
-As with the feeds of tables, what is covered without a hole is two app transactions of the commit that adds the files.
-A span without messages makes no commit: how far the feed is complete then, the newest consistent point says.
+As with the feeds of tables, two app transactions of the commit that adds the files say what is covered without a hole.
+A span without messages makes no commit: then the newest consistent point says how far the feed is complete.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SCHEMA: Final = pa.schema(
 transaction, NULL for a message that stands between transactions."""
 
 SLICE_BYTES: Final = 8 << 20
-"""Messages decoded at once."""
+"""Bytes of messages decoded at once."""
 _COLUMNS: Final = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "payload"]
 _HEAD: Final = struct.Struct("!xBQ")
 _LENGTH: Final = 4
@@ -66,7 +66,7 @@ _LENGTH: Final = 4
 
 @dataclass(frozen=True)
 class MessagesTaken:
-    """What was derived of a span."""
+    """The messages that were derived from a span."""
 
     count: int = 0
     bytes: int = 0
@@ -82,7 +82,7 @@ class MessageFeed:
         self._log = DeltaLog(self.path)
         self._delta = self._log.newest()
         self._empty_to = ZERO
-        """Looked through to here: the log holds no message between the end of what is covered and this."""
+        """The log was searched to here: it holds no message between the end of ``covered`` and this position."""
 
     @property
     def exists(self) -> bool:
@@ -94,7 +94,7 @@ class MessageFeed:
 
     @property
     def covered(self) -> LsnRange:
-        """All messages that the log got within it are here."""
+        """The range of which the feed holds all messages that the log got."""
         if self._delta is None:
             return LsnRange(ZERO, ZERO)
         start, end = (self._delta.positions.get(app_id, 0) for app_id in (self._start_id, self._end_id))
@@ -106,21 +106,21 @@ class MessageFeed:
         return max(self.covered.end, self._empty_to)
 
     def known_to(self, lsn: Lsn) -> None:
-        """A consistent point says that the feed is complete to here, though it holds nothing for it."""
+        """Note that a consistent point says that the feed is complete to ``lsn``, without a commit there."""
         if self.exists:
             self._empty_to = max(self._empty_to, lsn)
 
     def begin(self, at: Lsn, log_start: Lsn) -> None:
         """Make the table if there is none: messages are asked for from ``at`` on.
 
-        One that was left, and whose next messages the log holds no more, goes on from ``log_start``.
+        If no run asked for messages until the log no longer held the next ones, the feed goes on from ``log_start``.
         """
         if not self.exists:
             if self._delta is None:
                 create_table(self.path, Schema.from_arrow(SCHEMA), FEED_PROPERTIES, {}, self._root)
                 self._delta = self._log.newest()
             assert self._delta is not None
-            # Of another slot, if there are any.
+            # If there are files they are of another slot, and go.
             self._write(self._delta.files, [], LsnRange(at, at))
         elif self.complete_to < log_start:
             self._write([], [], LsnRange(min(self.covered.start, log_start), log_start))
@@ -138,7 +138,7 @@ class MessageFeed:
         return taken
 
     def derive_again(self, log: ChangeLog, span: LsnRange) -> MessagesTaken:
-        """Replace what is held of ``span`` by what the log holds of it, whole files at a time."""
+        """Replace what the feed holds of ``span`` by what the log holds of it, whole files at a time."""
         covered = self.covered
         span = LsnRange(max(span.start, covered.start), max(min(span.end, covered.end), covered.start))
         if span.start >= span.end:
@@ -155,11 +155,11 @@ class MessageFeed:
         settle([self.path])
 
     def sweep(self, grace: timedelta) -> int:
-        """Delete the files that no version of the feed needs that was its newest within ``grace``; how many."""
+        """Delete the files that no version needs that was the newest within ``grace``; returns how many."""
         return sweep(self.path, grace)
 
     def forget(self, upto: Lsn) -> int:
-        """Remove the files whose messages all lie below ``upto``; how many."""
+        """Remove the files whose messages all lie below ``upto``; returns how many."""
         old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
         if old:
             covered = self.covered
@@ -168,7 +168,7 @@ class MessageFeed:
         return len(old)
 
     def compact(self) -> int:
-        """Merge neighbouring small files; how many files that saves."""
+        """Merge neighbouring small files; returns how many files that saves."""
         if self._delta is None:
             return 0
         bounds = sorted(self._bounds(LsnRange(ZERO, self.covered.end)), key=lambda one: one[1])
@@ -205,7 +205,7 @@ class MessageFeed:
     def _write(
         self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
     ) -> None:
-        """One commit, with what is covered from then on."""
+        """Make one commit, which also says what is covered from then on."""
         positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
         passed(FaultPoint.FEED_COMMITTING)
         delta = self._delta
@@ -225,9 +225,9 @@ class MessageFeed:
 
 
 def derived(folder: Location, log: ChangeLog, span: LsnRange) -> tuple[list[FileReport], MessagesTaken]:
-    """Files of the messages that the log holds in a span; nobody names them yet.
+    """Write files of the messages that the log holds in a span; no commit names them yet.
 
-    Compared with what the receiver counted of them. LakeError where one is missing.
+    Their number is compared with what the receiver counted. LakeError if one is missing.
     """
     batches = [batch for batch in log.batches(span.start) if batch.start < span.end]
     if not any(batch.others.get("M") for batch in batches):
@@ -306,7 +306,7 @@ def _written(folder: Location, parts: Sequence[pa.Table] | Iterator[pa.Table]) -
 
 
 def read_messages(layout: Layout, span: LsnRange, stood: Lsn) -> pa.Table:
-    """The messages of the span in their order, by the newest version of the feed.
+    """The messages of the span in their order, from the newest version of the feed.
 
     ``stood``: a position that the feed has recorded before. LakeError if it stands below, or cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Plans what a transform does for each table: shapes of its rows and its feed are looked at once a turn."""
+"""Plans what a transform does for each table, from one look a turn at the shapes of its rows and at its feed."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class FeedPlan:
     """The table with the columns that the rows of the span have."""
     after: Lsn
     todo: LsnRange | None
-    """None where the feed holds all. It may reach past the span: a file of the feed is replaced as a whole."""
+    """None if the feed holds all. It may reach past the span, because a file of the feed is replaced as a whole."""
     replaced: tuple[str, ...]
-    """Files of the feed that the new ones take the place of."""
+    """Files of the feed that the new ones replace."""
     relations: frozenset[int]
     routes: dict[int, Route]
     """By schema_id."""
     refused: dict[int, str]
-    """By schema_id: rows that show the table to be changed, and how."""
+    """By schema_id: how such rows show that the table has changed beyond following."""
     again: bool
 
 
 Failures = dict[TableName, tuple[Table, Lsn, str]]
-"""Tables whose feed cannot be read: as their rows make them, where the mirror stands, and why."""
+"""Tables whose feed cannot be read: the table with the columns of its rows, where its mirror stands, and the reason."""
 
 
 def planned(
@@ -82,8 +82,8 @@ def planned(
 def _plan(
     log: ChangeLog, span: LsnRange, entry: Followed, placed: _Placed, evolution: _Evolution, *, again: bool
 ) -> FeedPlan:
-    # A feed that a run derived and could not apply has the columns that appeared already: asked for the table as it
-    # was, it would seem to hold nothing, and its rows would be derived a second time beside the first.
+    # A feed that a run derived and could not apply already has the columns that appeared. Opened for the table without
+    # them, it would seem to hold nothing, and its rows would be derived a second time beside the first.
     feed = FeedTable(log.layout, log.identity, evolution.table)
     after = min(max(entry.after, span.start), span.end)
     start = span.start if again else after
@@ -123,7 +123,7 @@ class _Placed:
     leaves: dict[int, TableName | None] = field(default_factory=dict)
     """By schema_id: the leaf of each, as the mirror calls it."""
     refused: dict[int, str] = field(default_factory=dict)
-    """By schema_id: rows that show the table to be changed."""
+    """As in :class:`FeedPlan`."""
     relations: set[int] = field(default_factory=set)
 
 
@@ -193,7 +193,7 @@ def _facts(log: ChangeLog, schema_ids: set[int]) -> dict[int, RelationFacts]:
 
 
 def _used(log: ChangeLog, span: LsnRange, schema_ids: set[int], relations: set[int]) -> set[int]:
-    """Which of the shapes some row of the span has."""
+    """Those of the shapes that some row of the span has."""
     found: set[int] = set()
     low, high = pc.field("commit_lsn") >= span.start, pc.field("commit_lsn") < span.end
     asked = low & high & pc.field("schema_id").isin(list(schema_ids)) & pc.field("kind").isin(["I", "U", "D", "T"])

@@ -11,7 +11,7 @@ from pgcdc_assets.delta.recovery import recover
 
 
 def recover_feeds(layout: Layout, names: Iterable[TableName]) -> Iterator[tuple[Location, tuple[str, ...]]]:
-    """Each feed's folder, and the files put aside there; one is mended as the next is asked for."""
+    """Mend one feed after the other; yields the folder of each, and the files put aside there."""
     yield layout.messages, recover(layout.messages).aside
     for name in names:
         yield layout.changes(name), recover(layout.changes(name)).aside

@@ -1,8 +1,8 @@
 """A table's change feed as a Delta table: which files hold which span.
 
-A file holds the changes of one transform, so that deriving a span again replaces files. What the feed
-covers without a hole is two app transactions of the commit that adds the files: its end (``changes_lsn``)
-and its start. Feeds never have deletion vectors, so that removing a file removes it.
+A file holds the changes of one transform, so that deriving a span again replaces whole files. Two app transactions of
+the commit that adds the files say what the feed covers without a hole: its end (``changes_lsn``) and its start. Feeds
+never have deletion vectors, so that removing a file removes all of it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pgcdc_assets.store import storage
 MERGED_BYTES: Final = 16 << 20
 """Size of a file that compaction makes; files larger than a quarter of it are left alone."""
 FEWEST_MERGED: Final = 8
-"""Fewer small files that may get neighbours yet are not worth a commit."""
+"""Fewer small files are not worth a commit while more may come beside them."""
 FEED_PROPERTIES: Final = {
     "delta.autoOptimize.autoCompact": "false",
     # One commit a turn; nothing that we need lives in commits alone.
@@ -60,7 +60,7 @@ class FeedTable:
 
     @property
     def covered(self) -> LsnRange:
-        """All that the log holds of the table in it is here. Its end is ``changes_lsn``."""
+        """The range of which the feed holds all that the log holds of the table. Its end is ``changes_lsn``."""
         if self._delta is None or not self._fits(self._delta):
             return LsnRange(ZERO, ZERO)
         start, end = (self._delta.positions.get(app_id, 0) for app_id in (self._start_id, self._end_id))
@@ -97,7 +97,7 @@ class FeedTable:
         settle([self.path])
 
     def forget(self, upto: Lsn) -> int:
-        """Remove the files whose transactions all lie below ``upto``, from which on the feed then is; how many."""
+        """Remove the files whose transactions all lie below ``upto``, where the feed begins then; returns how many."""
         if self._delta is None:
             return 0
         old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
@@ -108,9 +108,9 @@ class FeedTable:
         return len(old)
 
     def compact(self, upto: Lsn) -> int:
-        """Merge neighbouring small files of transactions below ``upto``, all applied; how many files that saves.
+        """Merge neighbouring small files of transactions below ``upto``; returns how many files that saves.
 
-        What an apply is still to take stays as it was derived.
+        All these were applied. What an apply is still to take stays as it was derived.
         """
         if self._delta is None:
             return 0
@@ -125,7 +125,7 @@ class FeedTable:
         return len(gone) - len(merged)
 
     def sweep(self, grace: timedelta) -> int:
-        """Delete the files that no version of the feed needs that was its newest within ``grace``; how many."""
+        """Delete the files that no version needs that was the newest within ``grace``; returns how many."""
         return sweep(self.path, grace)
 
     def _small_neighbours(self, upto: Lsn) -> Iterator[list[Added]]:
@@ -138,7 +138,7 @@ class FeedTable:
     def _write(
         self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
     ) -> None:
-        """One commit, with what the feed covers from then on."""
+        """Make one commit, which also says what the feed covers from then on."""
         positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
         assert self._delta is not None
         try:
@@ -151,10 +151,10 @@ class FeedTable:
         self._delta = self._log.newest()
 
     def _prepared(self) -> DeltaVersion:
-        """The table with the columns that are needed: made, widened, or begun anew.
+        """Make the Delta table, widen it or begin it anew, so that it has the columns that are needed.
 
-        A feed whose columns do not fit is that of an earlier shape of the table, before its last copy.
-        Its rows stay in the log.
+        A feed whose columns do not fit is that of an earlier shape of the table, from before its last copy. Its rows
+        stay in the log.
         """
         wanted = Schema.from_arrow(feed_schema(self._table))
         if self._delta is None:

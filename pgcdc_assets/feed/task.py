@@ -1,7 +1,7 @@
-"""Feed files out of log segments: what one task of the transform does.
+"""Writes feed files from log segments: what one task of the transform does.
 
-A segment is read in slices of bounded size, the slice split by relation and kind, each group decoded by
-column, typed, and written to the file of its table. Imported by Spark's workers: no Spark.
+A segment is read in slices of bounded size. A slice is split by relation and kind, and each group is decoded by column,
+typed, and written to the file of its table. Spark's workers import this module, so it imports no Spark.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.text.typed import row_hash, typed
 
 SLICE_BYTES = 8 << 20
-"""Payload decoded at once; text, typed values and Parquet buffers take some ten times as much."""
+"""Bytes of payload decoded at once; text, typed values and Parquet buffers take some ten times as much."""
 
 HELD_BYTES = 128 << 20
-"""Rows of all of a task's files that are not written yet. A large transaction goes to hundreds of files."""
+"""Bytes of rows that a task may hold for all its files together. A large transaction goes to hundreds of files."""
 
 _COLUMNS = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "relation_id", "schema_id", "payload"]
 _KINDS = ("I", "U", "D", "T")
@@ -67,7 +67,7 @@ class FeedTarget:
     """With the columns that appeared until the end of the span."""
     folder: Location
     span: LsnRange
-    """Only the transactions in it."""
+    """Only changes of the transactions in it are written."""
     buckets: int = 1
 
 
@@ -142,7 +142,7 @@ class _Work:
     def _within(self, name: TableName, group: pa.Table) -> pa.Table:
         span = self._task.targets[name].span
         if name in self.set_aside:
-            # Nothing from there on is wanted.
+            # Nothing from there on is wanted any more.
             span = LsnRange(span.start, max(span.start, min(span.end, self.set_aside[name][0])))
         bounds = pc.min_max(group["commit_lsn"]).as_py()
         if span.holds_commit(bounds["min"]) and span.holds_commit(bounds["max"]):
@@ -151,7 +151,7 @@ class _Work:
         return group.filter(pc.and_(pc.greater_equal(at, int(span.start)), pc.less(at, int(span.end))))
 
     def _decode(self, kind: str, group: pa.Table, route: Route) -> None:
-        """Write a group as changes. One that cannot be decoded is halved, until its first such row is known."""
+        """Write a group as changes. If it cannot be decoded it is halved, until its first bad row is known."""
         name = route.table.name
         try:
             found = list(_decoded(kind, group, route))
@@ -174,7 +174,7 @@ class _Work:
                 if change.op == PREIMAGE:
                     left = change.rows
                 self._write(change, rows, route, np.isin(change.rows, left))
-                # The other half of some rows is counted with the row itself.
+                # An old half is not counted: its row is counted with the new half.
                 self.taken[name] += len(change.rows) if change.half else 0
 
     def _write(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
@@ -188,14 +188,14 @@ class _Work:
             self._give_up(route.table.name, failure)
 
     def _give_up(self, name: TableName, failure: str) -> None:
-        """None of the task's rows of a table can be written: they stay in the log."""
+        """Give up a table whose rows the task cannot write: they stay in the log."""
         for key in [key for key in self._writers if key[0] == name]:
             with suppress(OSError):
                 self._writers.pop(key).abandon()
         self._refuse(name, self._task.targets[name].span.start, failure)
 
     def _let_go(self) -> None:
-        """Write the fullest until what is held is bounded again."""
+        """Write the fullest files' rows until what is held is within its bound again."""
         fullest = sorted(self._writers.values(), key=lambda writer: -writer.held_bytes)
         over = sum(writer.held_bytes for writer in fullest) - HELD_BYTES
         for writer in fullest if over > 0 else ():
@@ -206,7 +206,7 @@ class _Work:
 
     def _write_to_files(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
         if change.op == TRUNCATE:
-            # A truncate is of all keys, and so of no bucket.
+            # A truncate concerns all keys, and so belongs to no bucket.
             self._writer(route, None).write(rows)
             return
         odd_keys = _has_odd_keys(change, route, rows)

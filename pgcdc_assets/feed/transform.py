@@ -1,7 +1,7 @@
-"""The transform: rows of the log into the change feeds of their tables.
+"""The transform: derives the change feeds of tables from the rows of the log.
 
-One Spark job a turn for all tables; each task reads some segments and writes one file per table. Then
-one small commit per feed. What a feed holds already (its ``changes_lsn``) is not derived again unless asked.
+One Spark job a turn does this for all tables: each task reads some segments and writes one file per table. One small
+commit per feed follows. What a feed holds already (its ``changes_lsn``) is not derived again unless asked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pgcdc_assets.log.reader import ChangeLog, Segment
 from pgcdc_assets.spark.tasks import run_tasks
 
 TASK_BYTES = 4 << 20
-"""Compressed log that is worth a task of its own: some 0.3 s of decoding."""
+"""Bytes of compressed log that are worth a task of their own: some 0.3 s of decoding."""
 BUCKET_ROWS = 400_000
 """Changes collapsed by one task: some 300 MB of a wide table in memory."""
 MOST_BUCKETS = 256
@@ -44,9 +44,8 @@ def transform(
     """Bring the feeds of ``tables`` to the end of ``span`` and tell what they hold of it.
 
     ``span`` ends at a transaction boundary up to which the log is complete. With ``again`` all of it is
-    derived anew, and replaces what the feeds hold of it. A table that cannot be followed has
-    ``set_aside`` in its part; the others are not touched by that. ``router`` knows all tables that are
-    followed, where ``tables`` are some of them.
+    derived anew, and replaces what the feeds hold of it. A table that cannot be followed has ``set_aside`` in its part;
+    the others are not affected. ``router`` knows all followed tables, if ``tables`` are only some of them.
     """
     router = router or Router.of(entry.table for entry in tables)
     plans, failures = planned(log, router, span, tables, again=again)
@@ -95,7 +94,7 @@ def _committed(
             end = set_aside[0]
             files = [part for file in files if (part := trimmed(feed.path, file, end)) is not None]
         if set_aside is not None and plan.again:
-            # A repair that cannot be made takes nothing from the feed.
+            # A repair that cannot be made leaves the feed as it was.
             return FeedPart(plan.table, LsnRange(plan.after, plan.after), (), set_aside)
         if files or plan.replaced:
             written.append(feed.path)
@@ -136,7 +135,7 @@ def _derived(spark: SparkSession, log: ChangeLog, plans: Sequence[FeedPlan]) -> 
 
 
 def grouped(segments: Sequence[Segment], most: int) -> list[list[Segment]]:
-    """Segments in runs of about equal size: as many as are worth a task, ``most`` at most."""
+    """Group segments, in order, by about equal size: as many groups as are worth a task, ``most`` at most."""
     total = sum(segment.size for segment in segments)
     count = max(1, min(most, total // TASK_BYTES, len(segments)))
     groups: list[list[Segment]] = [[] for _ in range(count)]
@@ -165,8 +164,8 @@ def _together(results: Iterable[Derived]) -> dict[TableName, _Outcome]:
 def _check_taken(log: ChangeLog, router: Router, plans: Sequence[FeedPlan], done: dict[TableName, _Outcome]) -> None:
     """Compare the rows that the tasks took of each table with those that the log counts of its relations.
 
-    The receiver counted them as they came, whatever was to become of them. A table that lacks one is set aside:
-    no rule of ours can pass over a row without a word.
+    The receiver counted them as they came, whatever happened to them later. A table that lacks one is set aside: no
+    rule of ours can pass over a row unnoticed.
     """
     counts: dict[LsnRange, dict[int, Counter[str]]] = {}
     for plan in plans:
@@ -183,7 +182,7 @@ def _check_taken(log: ChangeLog, router: Router, plans: Sequence[FeedPlan], done
 
 
 def _buckets(log: ChangeLog, relations: frozenset[int], span: LsnRange) -> int:
-    """Buckets of keys, so that no task collapses more than BUCKET_ROWS. Inserts alone are not collapsed."""
+    """The number of key buckets, so that no task collapses more than BUCKET_ROWS. Inserts alone are not collapsed."""
     kinds: Counter[str] = Counter()
     for batch in log.batches(span.start):
         if batch.start < span.end:

@@ -4,19 +4,19 @@ engine -> sync --> turn (transform, apply, publish)      one writer per lake
              |---> copies -> copying (beside the turns)
              +---> serving (what other commands ask)     asking: the command's side
 
-engine      every operation                     work        what each of them works with
-decide      what a run does next: pure
-sync        the run that does it                     stream      its view of the receiver
-turn        up to a boundary, one point         ranges      when a range is cut
+engine      every operation                     work        the parts that an operation works with
+decide      decides what a run does next: pure
+sync        the run that carries it out         stream      its view of the receiver
+turn        takes tables to one boundary        ranges      when a range is cut
 messages    the feed of logical messages within a run
-closing     the ranges of a run, closed         copies      its snapshot copies, round after round
+closing     closes the ranges of a run          copies      its snapshot copies, round after round
 copying     one round of them, in its thread
-progress    where each table stands             naming      from where on it has its name
-accounting  rows that no mirror takes
-drift       the catalog, looked at              backfill    ranges by hand, repair
-maintenance what nobody needs goes              thinning    the same while a run goes on
-recovering  what a power cut left               outcomes    how the last operations ended
-sentinel    what an operator says to runs
-lock, hold, requests, asking, serving, plain                other processes
-observer, reports                                           what is told
+progress    where each table stands             naming      the position from which on it has its name
+accounting  counts rows that no mirror takes
+drift       compares tables with the catalog    backfill    derives, applies and repairs ranges by hand
+maintenance deletes what nobody needs           thinning    deletes old points while a run goes on
+recovering  repairs what a power cut left       outcomes    how the last operations ended
+sentinel    what an operator tells the runs
+lock, hold, requests, asking, serving, plain                work with other processes
+observer, reports                                           what a run reports
 """

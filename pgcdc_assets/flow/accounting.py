@@ -1,7 +1,7 @@
-"""The rows of the log that no mirror takes, counted and explained: every other row has gone into its mirror's feed.
+"""Counts and explains the rows of the log that no mirror takes: every other row has gone into its mirror's feed.
 
-What the receiver counted of each relation is held against the tables that are followed. The transform sees to the
-other half: a table whose feed lacks one of its rows is set aside (:func:`pgcdc_assets.feed.transform.transform`).
+The rows that the receiver counted for each relation are compared with the tables that are followed. The transform does
+the other half: it sets a table aside whose feed lacks one of its rows (:func:`pgcdc_assets.feed.transform.transform`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Why(StrEnum):
 
 
 def untaken(work: Work, span: LsnRange, batches: Sequence[BatchSummary]) -> list[Untaken]:
-    """Rows of these batches, all of ``span``, that no followed table takes; by relation."""
+    """The rows of ``span`` that no followed table takes, by relation. ``batches`` are all the batches of ``span``."""
     counts: dict[int, Counter[str]] = {}
     for batch in batches:
         for relation, kinds in batch.counts.items():
@@ -52,9 +52,10 @@ def untaken(work: Work, span: LsnRange, batches: Sequence[BatchSummary]) -> list
 
 
 def keep_untaken(work: Work, batches: Sequence[BatchSummary], found: Sequence[Untaken]) -> None:
-    """Store those of relations that no table stands for, so that ``status`` tells of them after the run.
+    """Store the rows of relations that belong to no table, so that ``status`` reports them after the run.
 
-    A run that died before its range was closed is counted again by the next: what is stored already is not.
+    If a run died before its range was closed, the next run counts the same batches again, and leaves out what is
+    stored already.
     """
     lost = [entry for entry in found if entry.why is Why.UNKNOWN]
     if not lost:

@@ -22,8 +22,8 @@ def done(
 ) -> R:  # fmt: skip
     """What ``do`` returns under the lake's lock, or what the sync that holds it reports of the same work.
 
-    A sync that ends or dies before it has answered leaves the work to us. LockHeld where the holder serves nobody, or
-    serves another command already; the same once ``stop`` is set while we wait: the request is withdrawn then.
+    If that sync ends or dies before it has answered, we do the work. LockHeld if the holder serves nobody, or serves
+    another command already, or if ``stop`` is set while we wait: the request is withdrawn then.
     """
     while True:
         try:
@@ -41,10 +41,10 @@ def done(
 
 
 def _waited_for(layout: Layout, request: Request, stop: threading.Event) -> Answer | None:
-    """None where the lock is not held any more by one that serves."""
+    """The answer; None if the lock is no longer held by a process that serves."""
     with requests.placed(layout, request):
         while True:
-            # The holder first, then the answer: one that has ended has written all that it will.
+            # Read the holder before the answer: a holder that has ended has written all that it will.
             holder = lock.holder(layout)
             answer = requests.answer_to(layout, request)
             if answer is not None or holder is None or not holder.serves:

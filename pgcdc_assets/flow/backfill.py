@@ -1,4 +1,4 @@
-"""Ranges by hand: apply forward, derive again, repair. All of it from the log; the source is not touched."""
+"""Ranges by hand: apply forward, derive again, repair. All of it uses only the log; the source is not touched."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def check(work: Work, span: LsnRange) -> RangeReport:
 def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
     """Write the change feeds of a range again, from the log.
 
-    What lies above a table's ``replay_lsn`` is derived from there on, as the turn that will apply it does.
-    What lies before its copy stays as it is: the table may have been another then.
+    What lies above a table's ``replay_lsn`` is derived from there on, as the turn that will apply it does. What lies
+    below its copy stays as it is, because the table may have been a different one then.
     """
     span = widened(work, span)
     entries = [_readable(work, name) for name in tables]
@@ -67,7 +67,7 @@ def messages(work: Work, span: LsnRange) -> RangeReport:
 
 
 def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-    """Apply a range to some mirrors: what lies above a table's ``replay_lsn`` forward, what lies below as repair.
+    """Apply a range to some mirrors: what lies above a table's ``replay_lsn`` is applied, what lies below is repaired.
 
     A gap between ``replay_lsn`` and the range is filled first: the log holds it.
     """
@@ -85,7 +85,7 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
 
 
 def repair(work: Work, name: TableName, span: LsnRange) -> RangeReport:
-    """Derive the keys that a range touched again from the log up to ``replay_lsn``, and merge them."""
+    """Derive anew, from the log up to ``replay_lsn``, the keys that a range touched, and merge them."""
     span = widened(work, span)
     entry = work.progress[name]
     if entry.state in (TableState.WAITING, TableState.COPYING):
@@ -125,7 +125,7 @@ def _repaired(work: Work, entry: TableProgress, span: LsnRange) -> TableTurn:
 
 
 def widened(work: Work, span: LsnRange) -> LsnRange:
-    """The range as the log can hold it: refused where the log does not reach."""
+    """The range widened to whole batches. RangeGap if the log does not reach that far."""
     start, end = work.log.start, work.log.position()
     if span.start < start:
         raise RangeGap(f"range {span} begins before the log, which starts at {start}", lsn=span.start)

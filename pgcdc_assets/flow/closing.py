@@ -1,4 +1,4 @@
-"""The ranges of a run: what its turns take is counted into the open one. Closing it writes its report, and merges its
+"""The ranges of a run. What its turns take is counted into the open range. Closing it writes its report, and merges its
 many small files."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pgcdc_assets.log.upkeep import compact
 
 
 class RunRanges:
-    """One run's. Every method runs in the run's own thread."""
+    """The ranges of one run. Every method runs in the run's own thread."""
 
     def __init__(self, work: Work, stream: LogStream) -> None:
         self._work = work
@@ -38,7 +38,7 @@ class RunRanges:
         """Batches up to here are counted."""
         self._thinning = Thinning(work)
         self._told: set[tuple[int, str]] = set()
-        """Relations of which it was said that no mirror takes their rows, and why."""
+        """Relations for which it was reported that no mirror takes their rows, and why."""
         self.turns = self.transactions = self.rows = 0
 
     @property
@@ -57,7 +57,7 @@ class RunRanges:
         self.count_late(turn)
 
     def count_late(self, turn: Turn) -> None:
-        """A turn of late tables alone is in no range: the other tables have had these batches before."""
+        """Count a turn, but no batches: those of a turn of late tables alone were counted with the other tables."""
         self.turns += bool(turn.tables)
 
     def close(self) -> None:
@@ -70,11 +70,11 @@ class RunRanges:
         self._thinning.after_range(report.tables)
 
     def log_cut(self, start: Lsn) -> None:
-        """The log begins here now."""
+        """Note where the log begins now."""
         self._open.start, self._counted = max(self._open.start, start), max(self._counted, start)
 
     def _tell_untaken(self, batches: Sequence[BatchSummary]) -> None:
-        """Say of each relation once what becomes of rows that no mirror takes."""
+        """Report once for each relation why no mirror takes its rows."""
         span = LsnRange(batches[0].start, batches[-1].end)
         for rows in untaken(self._work, span, batches):
             if (rows.relation_id, rows.why) not in self._told:
@@ -92,7 +92,7 @@ def closed_range(work: Work, open_range: OpenRange, source_position: Lsn) -> Ran
 
 
 def merge_files(work: Work, report: RangeReport) -> None:
-    """Have files follow ranges, not batches and turns: what a turn asks of the log and the feeds stays cheap so."""
+    """Merge the small files of batches and turns to files of ranges, so that a turn reads log and feeds cheaply."""
     compact(work.log, report.span)
     merge_messages(work)
     for name in report.tables:
@@ -101,7 +101,7 @@ def merge_files(work: Work, report: RangeReport) -> None:
 
 
 def _merge_feed(work: Work, entry: TableProgress) -> None:
-    """A feed that cannot be merged stays in its small files: the mirror has taken what they held, and goes on."""
+    """Merge a feed's small files. If that fails they stay: the mirror has taken what they held, and goes on."""
     try:
         FeedTable(work.layout, work.identity, entry.table).compact(entry.replay_lsn)
     except Exception as error:

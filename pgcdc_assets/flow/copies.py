@@ -1,4 +1,5 @@
-"""The copies of one run: begun beside its turns, taken in as they land, tried again where somebody was in the way."""
+"""The copies of one run: begun beside its turns, taken in as they land, tried again if somebody altered or locked the
+table."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.mirror.target import Failures
 
 COPY_ROUNDS = 3
-"""Snapshots that a table is copied under one after the other, where somebody alters it meanwhile or right after."""
+"""The most copies of a table, each under a new snapshot, if somebody alters it during each of them or right after."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class RoundEnd:
 
 
 class Copies:
-    """One round at a time: the tables that wait, under one snapshot, in a thread of their own. Every method runs in the
-    run's own thread. ``follow``: the run goes on, and tries tables again after a rest."""
+    """One round at a time copies the tables that wait, under one snapshot, in a thread of its own. Every method runs in
+    the run's own thread. ``follow``: the run goes on, and tries tables again after a rest."""
 
     def __init__(self, work: Work, conninfo: str, *, follow: bool) -> None:
         self._work = work
@@ -68,7 +69,8 @@ class Copies:
         return max((copied.report.consistent_point for copied in self.made), default=ZERO)
 
     def begin(self, but: Collection[TableName] = ()) -> None:
-        """Copy what waits for it, unless copies are under way or paused, or failed: the next run tries those again."""
+        """Begin a round with the tables that wait for a copy, unless copies are under way, paused or have failed: then
+        a later round or the next run copies them."""
         if self._round is not None or self.failure is not None or self.paused:
             return
         names = [table.name for table in self._work.progress.waiting() if table.name not in but]
@@ -80,17 +82,17 @@ class Copies:
             self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel)
 
     def rested(self) -> None:
-        """A regular look begins: a run that follows tries all tables anew, unless a copy is under way."""
+        """Note that a regular look begins: a run that follows tries all tables anew, unless a copy is under way."""
         if self._follow and self._round is None:
             self._rounds.clear()
 
     def forget(self, names: Collection[TableName]) -> None:
-        """Somebody asks for copies of these: what went before does not count."""
+        """Begin the count of copies anew for these tables, because somebody asks for copies of them."""
         for name in names:
             del self._rounds[name]
 
     def landed(self) -> Iterator[Copied]:
-        """The copies that were committed since this was last asked. What they say meanwhile is told."""
+        """The copies that were committed since the last call. Reports the notes of the copies' thread, too."""
         while not self.channel.notes.empty():
             self._say(self.channel.notes.get())
         while not self.channel.landed.empty():
@@ -101,7 +103,8 @@ class Copies:
             yield copied
 
     def close(self) -> RoundEnd:
-        """End a round that has :attr:`ended`. One table that cannot be copied keeps no other from catching up."""
+        """Close a round that has :attr:`ended`. A table that cannot be copied does not keep the others from catching
+        up."""
         assert self._round is not None
         ended, self._round = self._round, None
         try:
@@ -119,13 +122,13 @@ class Copies:
         """End a round under way, and wait for its end: it must not commit once the lock is free."""
         self.channel.given_up.set()
         while self._round is not None and not self._round.done():
-            # Again and again: it may stand before its first job, or between two.
+            # Repeated, because the copy may be before its first job, or between two.
             self._work.target.cancel_copies()
             wait_for([self._round], timeout=1)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _worth_a_copy(self, name: TableName) -> bool:
-        """Whether the table may stay as it is for the time of a copy: under a storm of DDL no run would ever end."""
+        """Whether the table may be copied once more: under a storm of DDL, copies without a limit would never end."""
         if self._rounds[name] < COPY_ROUNDS:
             return True
         if not self._follow:
@@ -134,10 +137,10 @@ class Copies:
         return False
 
     def _sorted(self, failures: Failures) -> RoundEnd:
-        """Which of the failures another copy may help.
+        """Find the failures that another copy may help: somebody altered or locked those tables.
 
-        Somebody altered or locked those tables; a run that follows tries them again and again, with rests. Any other
-        run fails in the end, as with any other failure.
+        A run that follows tries them again and again, with rests. Any other run fails in the end, as with any other
+        failure.
         """
         end = RoundEnd()
         for name, failure in failures.items():

@@ -1,4 +1,4 @@
-"""Snapshot copies within a run: one snapshot for all tables still to copy, each committed as it ends."""
+"""Makes snapshot copies within a run: under one snapshot for all tables still to copy, each committed as it ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CopyChannel:
 
     landed: queue.SimpleQueue[Copied] = field(default_factory=queue.SimpleQueue)
     notes: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
-    """For people."""
+    """Texts for people."""
     given_up: threading.Event = field(default_factory=threading.Event)
 
     def go_on(self) -> None:
@@ -41,16 +41,16 @@ class CopyChannel:
             raise GivenUp
 
     def waiting(self, holders: Sequence[Blocker]) -> None:
-        """Transactions on the source hold the snapshot up."""
+        """Report the transactions on the source that hold the snapshot up."""
         self.go_on()
         self.notes.put(f"waits for {', '.join(str(holder) for holder in holders) or 'a transaction on the source'}")
 
 
 def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyChannel) -> Failures:
-    """Copy the tables under one exported snapshot; which ones were not copied, and why.
+    """Copy the tables under one exported snapshot; returns those that were not copied, and why.
 
     Runs in a thread of its own while the turns go on. The state ``copying`` is durable before the first row is
-    committed: a crash after a table's commit is told from one before it by the mirror's own ``snapshot_lsn``.
+    committed. After a crash, the mirror's own ``snapshot_lsn`` then shows whether the table's commit was made.
     """
     by_replication = work.settings.replication_connections
     with exported_snapshot(
@@ -58,7 +58,7 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
     ) as snapshot:
         shown, outdated = shown_tables(snapshot, names, work.catalog.publications)
         work.progress.copying(shown.values(), snapshot.consistent_point)
-        # It takes seconds to start, in which the run may end.
+        # Spark takes seconds to start, and the run may end meanwhile.
         work.session()
         channel.go_on()
         failed = work.target.copy(

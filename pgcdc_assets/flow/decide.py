@@ -20,7 +20,8 @@ GATHERED_BYTES = 64 << 20
 """Bytes of messages that make a turn worth its cost while a bounded run still receives. Many small turns cost more than
 a large one, and take the cores from the receiver."""
 LATE_SHARE = 2
-"""Turns' worth that a late copy takes at a time: more than the others, so that it gains on them in a backlog too."""
+"""A turn of late copies takes this many times as much as a turn of the others, so that they catch up even in a
+backlog."""
 
 Batches = Callable[[Lsn, Lsn], Sequence[BatchSummary]]
 """The log's batches between two positions."""
@@ -40,7 +41,7 @@ class Bounds:
     stop: threading.Event = field(default_factory=threading.Event)
     """End at the next boundary; a copy under way is given up."""
     give_way: threading.Event = field(default_factory=threading.Event)
-    """The same, but not before copies are through: somebody else waits for a turn."""
+    """End at the next boundary, but not before copies are done: another run waits for the lake."""
 
 
 @dataclass
@@ -49,18 +50,18 @@ class PointDue:
 
     due: bool
     refused_at: Lsn | None = None
-    """The last point could not list every table, and a second one at the same LSN would not either."""
+    """The LSN of the last point, if that could not list every table: a second one there could not either."""
 
     def owe(self) -> None:
-        """Something was copied or applied."""
+        """Note that something was copied or applied."""
         self.due, self.refused_at = True, None
 
     def published(self, lsn: Lsn, *, whole: bool) -> None:
-        """A point was made; ``whole`` if it lists every followed table."""
+        """Note that a point was made; ``whole`` if it lists every followed table."""
         self.due, self.refused_at = not whole, None if whole else lsn
 
     def at(self, lsn: Lsn) -> bool:
-        """Whether it is worth making one here."""
+        """Whether a point at this LSN is worth making."""
         return self.due and self.refused_at != lsn
 
 
@@ -85,13 +86,13 @@ class View:
     share_bytes: int
     """Bytes of messages that one turn takes."""
     gathers: bool = False
-    """More is on its way, and nothing asks for a turn now: a small one is not worth its cost."""
+    """More is on its way, and nothing needs a turn now: a small turn is not worth its cost."""
     held: bool = False
     """``verify`` is about to name the LSN at which it wants a point: nothing may pass it."""
     exact: Lsn | None = None
-    """That LSN."""
+    """The LSN at which ``verify`` wants a point."""
     caught_up: bool = False
-    """Late tables have had their turn since the last turn of all."""
+    """Late tables have had their own turn since the last turn of the others."""
     paused: bool = False
     """Nothing is to be applied for now."""
 
@@ -119,14 +120,14 @@ class TakeTurn:
     tables: Sequence[TableName]
     upto: Lsn
     exact: bool
-    """``verify`` waits for a point here, also where no mirror changes."""
+    """``verify`` waits for a point here, even if no mirror changes."""
 
 
 Step = Wait | TakeLateTurn | TakeTurn
 
 
 def next_step(view: View) -> Step:
-    """What to do now. After TakeLateTurn it is asked again, with ``caught_up``."""
+    """What to do now. After a TakeLateTurn the run asks again, with ``caught_up``."""
     if view.held or view.paused:
         return Wait()
     if view.exact is None:
@@ -148,14 +149,14 @@ def next_step(view: View) -> Step:
 
 
 def _gathering(view: View) -> bool:
-    """Whether the log holds too little for a turn yet."""
+    """Whether the log still holds too little for a turn."""
     if not view.gathers or view.point.due:
         return False
     return sum(batch.bytes for batch in _waiting(view, view.standings, view.complete)) < GATHERED_BYTES
 
 
 def _boundary(view: View, tables: Sequence[Standing], limit: Lsn, shares: int) -> Lsn:
-    """Where a turn of these tables ends: by size at a batch's end, or at ``limit``."""
+    """Where a turn of these tables ends: at the end of the batch that fills its share, or at ``limit``."""
     waiting = _waiting(view, tables, limit)
     taken = up_to(waiting, shares * view.share_bytes)
     return limit if len(taken) == len(waiting) else min(limit, taken[-1].end)
@@ -176,13 +177,14 @@ class Situation:
 
     running_seconds: float
     idle_seconds: float
-    """Since anything moved."""
+    """Seconds since anything moved."""
     following: bool
     """The run is to follow, and no copy has failed."""
     copying: bool
-    """A copy that is given up begins from nothing, so it is waited for however long it takes."""
+    """Copies are under way. A copy that is given up begins from nothing, so the run waits for it however long it
+    takes."""
     answering: bool
-    """Another command's copies are made, and have yet to come into a point."""
+    """Another command waits for copies of this run, which no point lists yet."""
     arrived: bool
     """The receiver has reached its goal."""
     level: bool

@@ -18,11 +18,11 @@ from pgcdc_assets.source.catalog.look import CatalogLook
 
 
 def watch(work: Work, live: Sequence[Table]) -> None:
-    """Compare each table, as at its copy, with the catalog now. Raises EmptyPublication where nothing is left.
+    """Compare each table, as it was at its copy, with the catalog now. Raises EmptyPublication if no table is left.
 
-    Tables that lost or gained rows behind the stream, and those that were published since, wait for a copy
-    afterwards, also where they had been set aside; those that cannot be followed exactly are set aside; those
-    that the stream no longer carries are followed no further. All are told.
+    Tables that lost or gained rows outside of the stream, and newly published ones, wait for a copy afterwards, even if
+    they were set aside. Tables that cannot be followed exactly are set aside. Tables that the stream no longer carries
+    are no longer followed. Each of these is reported.
     """
     refuse_emptied(work.catalog, live)
     now = {table.name: table for table in live}
@@ -48,7 +48,7 @@ def watch(work: Work, live: Sequence[Table]) -> None:
 
 
 def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:
-    """Going on would look well while every change is lost."""
+    """Raise EmptyPublication if nothing is published: going on would look well while every change is lost."""
     if not live:
         raise EmptyPublication("lists no table any more", thing=f"publication {catalog.publication}",
                                do="add the tables back, or run `pgcdc setup`")  # fmt: skip
@@ -61,8 +61,8 @@ class CatalogWatch:
         self._work = work
         self._stream = stream
         self._seen: CatalogLook | None = None
-        """The last look, which all followed tables have been compared with; None before the first, and where a copy
-        landed that it does not show as the copy is."""
+        """The last look, with which all followed tables have been compared; None before the first look, and after a
+        copy landed whose table the look shows differently."""
         self.named = ZERO
         """The position that the log has to reach before tables that were away are listed again."""
         self._looked = time.monotonic()
@@ -74,11 +74,11 @@ class CatalogWatch:
 
     @property
     def stands(self) -> bool:
-        """Whether the source's catalog is still as the last look saw it, and the copies are as that shows them."""
+        """Whether the source's catalog is still as the last look saw it, and the copies agree with that look."""
         return self._seen is not None and self._stream.stands(self._seen)
 
     def look(self) -> None:
-        """Look, compare all tables with what is found, and save it."""
+        """Look at the catalog, compare all tables with it, and save it."""
         work = self._work
         self._seen = self._stream.look(work.catalog, work.settings.tables)
         live = self._seen.tables
@@ -92,8 +92,8 @@ class CatalogWatch:
         self._looked = time.monotonic()
 
     def compare(self, copied: Table) -> None:
-        """A copy landed. One that was altered between the last look and its snapshot, or since, is listed by no point
-        before another look."""
+        """Compare a table whose copy landed with the last look. If it was altered between that look and its snapshot,
+        or since, no point lists it before another look."""
         if self._seen is not None and not self._seen.shows(copied):
             self._seen = None
 

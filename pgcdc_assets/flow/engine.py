@@ -70,7 +70,7 @@ class Engine:
     def sync(self, bounds: Bounds, *, copy_anew: Sequence[TableName] = ()) -> SyncReport:
         """Copy what is not yet copied, receive, and apply, until ``bounds`` say so.
 
-        Where a sync that follows goes on already, new copies are asked of it.
+        If a sync that follows is running already, it is asked to make the new copies.
         """
         if copy_anew:
             self._refuse_while_paused()
@@ -111,7 +111,7 @@ class Engine:
             return report
 
     def check_range(self, span: LsnRange) -> RangeReport:
-        """``change_log`` by hand: the range is in the log, whole."""
+        """``change_log`` by hand: check that the log holds the whole range."""
         return self._ranged(Job.CHECK, (), span)
 
     def transform_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
@@ -123,17 +123,17 @@ class Engine:
         return self._ranged(Job.MESSAGES, (), span)
 
     def apply_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-        """Mirrors by hand: forward above their ``replay_lsn``, repair below."""
+        """Mirrors by hand: apply what lies above their ``replay_lsn``, repair what lies below."""
         self._refuse_while_paused()
         return self._ranged(Job.APPLY, tables, span)
 
     def repair(self, table: TableName, span: LsnRange) -> RangeReport:
-        """Derive the keys that a range touched again, and merge them."""
+        """Derive anew the keys that a range touched, and merge them."""
         self._refuse_while_paused()
         return self._ranged(Job.REPAIR, [table], span)
 
     def maintain(self, allowance: Allowance) -> MaintenanceReport:
-        """Forget what nobody needs, and merge what is in pieces. The source is not asked."""
+        """Delete what nobody needs, and merge small files. The source is not asked."""
         request = Request(Job.MAINTAIN, self._command, max_seconds=allowance.max_seconds)
 
         def do() -> MaintenanceReport:
@@ -158,13 +158,13 @@ class Engine:
     def _done(
         self, request: Request, report: type[R], do: Callable[[], R], stop: threading.Event | None = None
     ) -> R:  # fmt: skip
-        """By us, or by the sync that holds the lock."""
+        """Do the work here, or have the sync that holds the lock do it."""
         return asking.done(self._settings.layout, request, report, do, partial(self._observer.progress, "ask"), stop)
 
     @contextmanager
     def _operation(self, kind: OperationKind, *, serves: bool = False) -> Iterator[Operation]:
-        """Run a block as the lake's one writer, and keep its end for ``status``. A refusal because of another writer is
-        not a failure."""
+        """Run a block as the lake's one writer, and record its end for ``status``. A refusal because of another writer
+        is not a failure."""
         layout, command = self._settings.layout, self._command
         say = partial(self._observer.progress, "outcome")
         with (
@@ -208,10 +208,10 @@ class Engine:
         return live
 
     def _log(self, conn: psycopg.Connection[Any], identity: Identity) -> ChangeLog:
-        """The change log, made where there is none: it begins where the slot stands.
+        """The change log. If there is none, one is made that begins where the slot stands.
 
-        Nothing is lost by that, whatever was confirmed before: a mirror that was copied before the
-        log's start is copied anew.
+        Nothing is lost by that, whatever was confirmed before: a mirror that was copied before the log's start is
+        copied anew.
         """
         log = ChangeLog(self._settings.layout)
         if not log.exists:
@@ -235,8 +235,8 @@ class Engine:
         return log
 
     def _check_level(self, work: Work, source: Lsn) -> None:
-        """A source that was restored to an earlier time writes other transactions at the LSNs that the lake
-        has passed: no copy and no change could be told from those it holds."""
+        """Raise LogAhead if the lake is ahead of the source. A source that was restored to an earlier time writes other
+        transactions at LSNs that the lake has passed: no copy and no change could be told from those that it holds."""
         stands = work.progress.highest
         if stands > source:
             raise LogAhead(

@@ -45,7 +45,7 @@ def placed(layout: Layout) -> Iterator[HoldRequest]:
 
 
 def current(layout: Layout) -> Hold | None:
-    """The request in force, if any: the sync's side."""
+    """The sync's side: the request in force, if any."""
     text = lease.text_of_holder(layout.hold)
     if text is None:
         return None

@@ -1,7 +1,7 @@
 """One writer per lake.
 
-A file lock beside the lake is the truth about who writes, not Dagster's run status: the kernel frees
-it with the process, however that ends. Every command, run, backfill and maintenance that writes takes it.
+A file lock in the lake is the truth about who writes, not Dagster's run status: the kernel frees it when the process
+ends, in whatever way. Every command, run, backfill and maintenance that writes takes it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class LockHolder:
     pid: int
     command: str
     serves: bool = False
-    """It does what other commands ask for (:mod:`pgcdc_assets.flow.requests`)."""
+    """Whether it does what other commands ask for (:mod:`pgcdc_assets.flow.requests`)."""
 
 
 @contextmanager
 def lake_lock(layout: Layout, command: str, *, serves: bool = False) -> Iterator[None]:
-    """Be the one writer for the time of the block; LockHeld names pid and command of another.
+    """Hold the lake's lock during the block. If another process holds it, LockHeld names its pid and command.
 
-    One that ``serves`` does what others ask of it meanwhile.
+    ``serves``: the holder does what other commands ask of it meanwhile.
     """
     with sole(layout, layout.lock, lambda: f"{_named(holder(layout))} is writing to this lake") as held:
         held.say(json.dumps({"pid": os.getpid(), "command": command, "serves": serves}))
@@ -42,10 +42,7 @@ def lake_lock(layout: Layout, command: str, *, serves: bool = False) -> Iterator
 
 @contextmanager
 def sole(layout: Layout, place: Location, refusal: Callable[[], str]) -> Iterator[Lease]:
-    """Be the one who holds a place of the lake, for the time of the block.
-
-    LockHeld with what ``refusal`` says where another process has it.
-    """
+    """Hold a place of the lake during the block. If another process holds it, LockHeld has the text of ``refusal``."""
     with ExitStack() as stack:
         try:
             storage.make_private(layout.root)
@@ -68,13 +65,13 @@ def unwritable(layout: Layout, error: OSError) -> MachineError:
 
 
 def holder(layout: Layout) -> LockHolder | None:
-    """Who writes to the lake now, or None."""
+    """The process that writes to the lake now; None if there is none."""
     text = lease.text_of_holder(layout.lock)
     if text is None:
         return None
     try:
         content = json.loads(text)
-        # A lock of an earlier version does not say so: its sync serves nobody.
+        # A lock of an earlier version lacks this field: its sync serves nobody.
         return LockHolder(int(content["pid"]), str(content["command"]), bool(content.get("serves", False)))
     except (ValueError, KeyError, TypeError, AttributeError):
         return LockHolder(0, "unknown")

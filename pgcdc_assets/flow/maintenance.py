@@ -1,8 +1,8 @@
-"""Housekeeping of a lake, under its lock: what nobody needs goes, what is in pieces is merged.
+"""Maintains a lake, under its lock: deletes what nobody needs, and merges small files.
 
-The order makes a kill at any place harmless. What is promised is taken back before its files go: first a new
-consistent point stands for what OPTIMIZE wrote, then old points go, then the log's front, and files last. Each
-step is one commit and finds its own work by looking at the lake, so the next maintenance goes on.
+The order of the steps makes a kill at any place harmless. A promise is taken back before its files are deleted: first a
+new consistent point names what OPTIMIZE wrote, then old points are deleted, then the log's front, and files last. Each
+step is one commit and finds its work by looking at the lake, so the next maintenance goes on where this one was killed.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ class MaintenanceReport:
     oldest_point: Lsn | None = None
     """From here on ``Lake.at`` reads every mirror."""
     log_files: int = 0
-    """Forgotten with the log's front."""
+    """Files that were deleted with the log's front."""
     feed_files: int = 0
     """Files of change feeds that were deleted, and those that were merged into others."""
     points: int = 0
     rewritten: list[TableName] = field(default_factory=list)
-    """Files rewritten because only Spark read their timestamps right."""
+    """Mirrors with files that were rewritten because only Spark read their timestamps right."""
     optimized: list[TableName] = field(default_factory=list)
     vacuumed: list[TableName] = field(default_factory=list)
     deleted_files: int = 0
     deleted_bytes: int = 0
-    """Of mirrors."""
+    """Size of ``deleted_files``, which are those of mirrors."""
     left: list[TableName] = field(default_factory=list)
-    """Not done for want of time: the next maintenance's."""
+    """Mirrors that are left to the next maintenance for lack of time."""
     failed: list[tuple[TableName, str]] = field(default_factory=list)
     runs: int = 0
-    """Of Dagster's, forgotten by the job that did this maintenance."""
+    """Dagster runs that were deleted by the job that did this maintenance."""
     seconds: float = 0.0
 
     @property
     def idle(self) -> bool:
-        """Nothing was there to be done."""
+        """Whether there was nothing to do."""
         counts = (self.log_files, self.feed_files, self.points, self.deleted_files)
         return not (any(counts) or self.rewritten or self.optimized)
 
@@ -104,7 +104,7 @@ class Maintenance:
     # The steps, in their order ------------------------------------------------------------------
 
     def optimize(self) -> None:
-        """Keep the logs of quiet mirrors, and write those anew that are in many pieces."""
+        """Keep the logs of quiet mirrors readable, and rewrite the mirrors that are in many pieces."""
         done = {ChoreKind.REWRITTEN: self._report.rewritten, ChoreKind.OPTIMIZED: self._report.optimized}
         newest = self._work.progress.points.newest()
         listed = {} if newest is None else newest.tables
@@ -117,12 +117,12 @@ class Maintenance:
                     done[chore.kind].append(name)
 
     def publish(self) -> None:
-        """Have the newest point name the versions that stand now, where they stand at the same LSN.
+        """Publish the newest point again with the mirrors' present versions, if these are at the same LSN.
 
-        Otherwise the version that it names would be what a quiet table's position rests on, for ever.
+        Otherwise a quiet table's position would rest on the version that the newest point names, for ever.
         """
         newest = self._work.progress.points.newest()
-        # A point above the log (of an earlier version) waits for the sync that brings the log so far.
+        # A point above the log (made by an earlier version) waits for the sync that brings the log so far.
         if newest is None or newest.replay_lsn > self._work.log.position():
             return
         now = self._level(newest)
@@ -137,7 +137,7 @@ class Maintenance:
         passed(FaultPoint.POINTS_PRUNED)
 
     def cut(self) -> None:
-        """Forget the front of the log, and of the feeds with it; then the keys of ranges that are gone."""
+        """Delete the front of the log and of the feeds, then the partition keys of ranges that are gone."""
         work = self._work
         files = [LogFile(s.first_batch_end, s.batch_end, s.written) for s in work.log.all_segments()]
         needed = [entry.replay_lsn for entry in work.progress.followed()] + messages_needed(work)
@@ -161,7 +161,7 @@ class Maintenance:
     def vacuum(self) -> None:
         """Delete the files of mirrors, and of their logs, that no promised version needs."""
         promised = self._work.progress.points.versions(self._work.progress.states.all())
-        # One by one: somebody may commit to the next mirror while this one is looked at.
+        # Each mirror is looked at only when it is its turn, because somebody may commit to it meanwhile.
         for name, _ in self._copied():
             if self._catches_up(name):
                 continue
@@ -172,7 +172,8 @@ class Maintenance:
                     self._note_vacuum(name, freed)
 
     def _catches_up(self, name: TableName) -> bool:
-        """Whether the table was copied, and no point lists it yet: its run settles all versions since."""
+        """Whether the table was copied and no point lists it yet: all versions stay until then, for its run to
+        settle."""
         progress = self._work.progress
         newest = progress.points.newest()
         listed = newest is not None and name in newest.tables
@@ -187,7 +188,7 @@ class Maintenance:
             self._report.deleted_bytes += freed.bytes
 
     def sweep(self) -> None:
-        """Delete the removed files of the tables that are ours alone, and what killed runs left."""
+        """Delete the removed files of the tables that only we use, and what killed runs left."""
         layout = self._work.layout
         sweep_log(self._work.log, self._grace)
         passed(FaultPoint.LOG_SWEPT)
@@ -205,7 +206,7 @@ class Maintenance:
         return sorted(self._work.progress.states.all().items())
 
     def _level(self, newest: Point) -> dict[TableName, int]:
-        """The versions of mirrors that stand where the newest point has them: a new one is told by a new point."""
+        """The present versions of the mirrors that hold the same as the versions that the newest point names."""
         found: dict[TableName, int] = {}
         for name, _ in self._copied():
             with self._told(name):
@@ -228,7 +229,8 @@ class Maintenance:
 
     @contextmanager
     def _told(self, name: TableName) -> Iterator[None]:
-        """One mirror that cannot be read keeps no other, and not the log, from its upkeep; a stranger's is let be."""
+        """Note the failure of one mirror, which does not keep the others and the log from their upkeep. The mirror of
+        another stream is left alone."""
         try:
             yield
         except IdentityMismatch:

@@ -1,4 +1,5 @@
-"""Logical messages in a run: begun with the setting, derived with each turn, told with each range."""
+"""The feed of logical messages in a run: opened if the setting asks for it, advanced with each turn, reported with each
+range."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from pgcdc_assets.log.reader import BatchSummary
 
 
 def begin_messages(work: Work) -> None:
-    """Open the feed, before the receiver asks for messages; where there is none, it begins where the log stands now.
+    """Open the feed, before the receiver asks for messages. A new feed begins where the log stands now.
 
-    What an earlier version took without having been asked lies below, and stays in the log alone. A feed that cannot be
-    read keeps no table back, and the log is kept for it; one that cannot be made ends the run: the next one would not
-    know where it was to begin.
+    Messages that an earlier version took without being asked lie below, and stay in the log alone. A feed that cannot
+    be read holds back no table, and the log is kept for it. A feed that cannot be made ends the run, because the next
+    run would not know where the feed was to begin.
     """
     if not work.settings.messages:
         return
@@ -35,7 +36,8 @@ def begin_messages(work: Work) -> None:
 
 
 def take_messages(work: Work, upto: Lsn) -> MessagesTaken:
-    """Bring the feed to ``upto``. A failure of its own is told, and keeps no table back: the next turn tries again."""
+    """Bring the feed to ``upto``. A failure of the feed alone is reported and holds back no table: the next turn tries
+    again."""
     if work.messages is None:
         begin_messages(work)
     if work.messages is None:
@@ -51,20 +53,20 @@ def take_messages(work: Work, upto: Lsn) -> MessagesTaken:
 
 
 def messages_at(work: Work, lsn: Lsn) -> Lsn | None:
-    """For a point at ``lsn``: the position that the feed records itself; None where it is not complete to there."""
+    """The position that the feed itself records, for a point at ``lsn``; None if it is not complete to ``lsn``."""
     feed = work.messages
     return feed.covered.end if feed is not None and feed.complete_to >= lsn else None
 
 
 def messages_needed(work: Work) -> list[Lsn]:
-    """From where on the feed needs the log; nothing where messages are not asked for."""
+    """The position from which on the feed needs the log; empty if messages are not asked for."""
     if not work.settings.messages:
         return []
     return [work.log.start if work.messages is None else work.messages.complete_to]
 
 
 def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
-    """A range by hand: derived again from the log, as far as the feed holds it."""
+    """Derive the messages of a range again from the log, as far as the feed holds the range."""
     feed = work.messages or _opened(work)
     if not feed.exists:
         raise UsageError("does not exist", thing="the feed of messages",
@@ -77,7 +79,8 @@ def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
 
 
 def messages_report(work: Work, batches: Sequence[BatchSummary]) -> MessagesReport | None:
-    """What a range brought, as the log counts it; None where messages are not asked for, or the feed is not well."""
+    """The messages that a range brought, as the log counts them; None if messages are not asked for, or the feed has
+    failed."""
     feed = work.messages
     if feed is None:
         return None
@@ -101,7 +104,7 @@ def _opened(work: Work) -> MessageFeed:
     feed = MessageFeed(work.layout, work.identity)
     newest = work.progress.points.newest()
     if newest is not None and newest.messages is not None:
-        # A quiet feed has no commits.
+        # A feed without new messages has no commits, so its own position may be older.
         feed.known_to(newest.replay_lsn)
     return feed
 

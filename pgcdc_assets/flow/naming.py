@@ -1,7 +1,7 @@
-"""From which position on a table has the name that its mirror has.
+"""Tracks from which position on each table has the name of its mirror.
 
-A table that was renamed and renamed back has the rows of every LSN between, but not the name: no point of that time
-may list it.
+The mirror of a table that was renamed and renamed back has the rows of every LSN in between, but the table had another
+name then: no point from that time may list it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pgcdc_assets.core.names import TableName
 
 
 class Naming:
-    """``away``: followed tables that may have been away under another name where the log stands now."""
+    """``away``: followed tables that may still have another name at the log's current position."""
 
     def __init__(self, away: Iterable[TableName]) -> None:
         self._away = set(away)
@@ -21,20 +21,20 @@ class Naming:
 
     @property
     def asks(self) -> bool:
-        """Whether :meth:`seen` has to be told where the source stands."""
+        """Whether :meth:`seen` has to be called with the source's position."""
         return bool(self._away)
 
     def seen(self, position: Lsn) -> None:
-        """The catalog showed all followed tables' names before the source came to ``position``."""
+        """Note that the catalog showed all followed tables under their names before the source came to ``position``."""
         self._since |= dict.fromkeys(self._away, position)
         self._away.clear()
 
     def found(self, name: TableName) -> None:
-        """The table is published again, or for the first time."""
+        """Note that the table is published again, or for the first time."""
         self._away.add(name)
 
     def copied(self, name: TableName) -> None:
-        """Its snapshot showed it under its name."""
+        """Note that the table was copied: the snapshot showed it under its name."""
         self._away.discard(name)
         self._since.pop(name, None)
 

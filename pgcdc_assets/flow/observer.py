@@ -21,8 +21,8 @@ class Observer(Protocol):
     def range_closed(self, report: RangeReport) -> None:
         """A range is in the log and applied to every followed table; what it changed is published.
 
-        Transactions that change no table, as one of a message alone, ask for no point: the newest may stand below its
-        end.
+        Transactions that change no table, such as one with only a message, need no point: the newest point may then
+        stand below the range's end.
         """
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:

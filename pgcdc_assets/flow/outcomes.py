@@ -1,7 +1,7 @@
-"""How the last operations on a lake ended, kept beside it, so that ``status`` knows what nobody looked at.
+"""Keeps how the last operations on a lake ended, so that ``status`` can report what nobody watched.
 
-One small file, written whole by the holder of the lake's lock when an operation begins and when it ends. A process
-that is killed leaves its begin: that without a holder of the lock is an operation that did not end.
+The holder of the lake's lock writes one small file, always whole, when an operation begins and when it ends. A process
+that is killed leaves only the beginning: without a holder of the lock this means that the operation did not end.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pgcdc_assets.store import storage
 KILLED: Final = "did not end: its process was killed, or the machine lost its power"
 GOES_ON: Final = "run it again: it goes on from what is durable"
 _MISTAKES: Final = (UsageError, UnknownTable, RangeGap)
-"""Errors of whoever asked, and reported to them: nothing is wrong with the lake."""
+"""Mistakes of whoever asked, to whom they are reported: nothing is wrong with the lake."""
 
 
 class OperationKind(StrEnum):
-    """Operations of a kind stand for each other: once one succeeds, an earlier failure is history."""
+    """Operations of one kind stand for each other: once one succeeds, earlier failures no longer count."""
 
     SYNC = "sync"
-    """Copies too: every sync makes those that are due."""
+    """Includes copies: every sync makes those that are due."""
     REPAIR = "repair"
     BACKFILL = "backfill"
     MAINTENANCE = "maintenance"
@@ -63,9 +63,9 @@ class Outcome:
     """The end of the operations of one kind."""
 
     succeeded: datetime | None = None
-    """When one was last seen to do its work; a sync that follows is, whenever it is level."""
+    """When an operation was last seen to do its work: at its end or, for a sync that follows, when it is level."""
     failed: Failure | None = None
-    """Since then."""
+    """The last failure since then."""
     under_way: UnderWay | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Outcome:
         )  # fmt: skip
 
     def ended(self) -> Outcome:
-        """The outcome when nobody is working: an operation under way was killed."""
+        """The outcome if nobody is working any more: an operation under way was killed."""
         if self.under_way is None:
             return self
         killed = Failure(self.under_way.command, self.under_way.began, KILLED)
@@ -95,9 +95,9 @@ class Outcome:
 
 
 def read(layout: Layout) -> dict[str, Outcome]:
-    """By kind, in words that :class:`OperationKind` has; empty for a lake without the file.
+    """The outcomes by kind (values of :class:`OperationKind`); empty for a lake without the file.
 
-    LakeError where it is unreadable.
+    LakeError if the file cannot be read.
     """
     outcomes = _load(layout)
     if any(outcome.under_way for outcome in outcomes.values()) and lock.holder(layout) is None:
@@ -112,30 +112,30 @@ def read(layout: Layout) -> dict[str, Outcome]:
 
 @dataclass
 class Operation:
-    """One that is under way, for whoever does it."""
+    """An operation that is under way, for the code that does it."""
 
     succeed: Callable[[], None] = lambda: None
-    """It does its work: earlier failures are history, though it may go on for days."""
+    """Record that it does its work, although it may go on for days: earlier failures no longer count."""
     renew: Callable[[Sequence[str]], None] = lambda tables: None
-    """It has copied these tables anew: the same, before its end."""
+    """Record, before its end, that it has copied these tables anew (see ``renewed``)."""
     within: Callable[[OperationKind, str], AbstractContextManager[Operation]] = lambda kind, command: nullcontext(
         Operation()
     )
-    """Another operation, done meanwhile by the same process, for the command that asked for it."""
+    """Begin another operation, which the same process does meanwhile for the command that asked for it."""
     failures: list[PgcdcError] = field(default_factory=list)
     """What it could not do while it did the rest."""
     renewed: list[str] = field(default_factory=list)
-    """Tables that it copied anew: what could not be repaired of them is history."""
+    """Tables that it copied anew: failures to repair them no longer count."""
     given_up: Callable[[], bool] = lambda: False
     """Whether somebody stopped it, so that its end proves nothing."""
 
 
 @contextmanager
 def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[str], None]) -> Iterator[Operation]:
-    """Keep how the block ends. The lake's lock is held.
+    """Record how the block ends. The caller holds the lake's lock.
 
-    A mistake of whoever asked is no failure, and one who interrupts it knows: what was known before stands.
-    A disk that does not take the note is told by ``say``, and stops nothing: maintenance may be what frees it.
+    A mistake of whoever asked is not a failure, and whoever interrupts the block knows: the earlier outcome stands. If
+    the disk does not take the record, ``say`` reports it and the block goes on: maintenance may be what frees the disk.
     """
     with _kept(_Book(layout, kind, command, say)) as operation:
         yield operation
@@ -153,7 +153,7 @@ def _kept(book: _Book) -> Iterator[Operation]:
         book.failed(error)
         raise
     except Exception as error:
-        # Its text may hold values; the traceback is told where the operation was asked for.
+        # The error's text may hold values; the traceback goes to where the operation was asked for.
         book.failed(LakeError(f"unexpected {type(error).__name__}", do="the traceback is with the run, or in "
                               ".pgcdc/failure.txt"))  # fmt: skip
         raise
@@ -173,7 +173,7 @@ class _Book:
     def __init__(self, layout: Layout, kind: OperationKind, command: str, say: Callable[[str], None]) -> None:
         self._layout, self._kind, self._command, self._say = layout, kind, command, say
         try:
-            # The lock is ours: whatever is under way there was killed.
+            # We hold the lock: an operation that is under way in the file was killed.
             self._all = {name: outcome.ended() for name, outcome in _load(layout).items()}
         except LakeError as error:
             say(str(error))
@@ -181,7 +181,7 @@ class _Book:
         self._fresh = True
 
     def beside(self, kind: OperationKind, command: str) -> _Book:
-        """Of an operation of another kind within this one: both write what both know."""
+        """The book of an operation of another kind within this one: each of them writes what both know."""
         book = copy(self)
         book._kind, book._command, book._fresh = kind, command, True
         return book
@@ -225,7 +225,7 @@ class _Book:
 
 
 def _save(layout: Layout, outcomes: Mapping[str, Outcome]) -> None:
-    """Whole or not at all, whenever the power goes."""
+    """Write the file whole or not at all, even if the power fails."""
     told = {kind: one.to_json() for kind, one in outcomes.items()}
     storage.replace(layout.outcomes, json.dumps(told, indent=1).encode())
 

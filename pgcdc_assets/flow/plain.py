@@ -1,4 +1,4 @@
-"""Requests and reports as plain JSON, and back by the types of their fields."""
+"""Converts requests and reports to plain JSON, and back by the types of their fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 
 _TEXTS: dict[type, Any] = {Lsn: Lsn.parse, TableName: TableName.parse, LsnRange: LsnRange.parse}
-"""Types that are one text, as people write it, and how it is read."""
+"""Types that become one text, as people write it, and the function that reads it."""
 
 
 def to_plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Where every mirrored table stands: its state, its effective ``replay_lsn``, its mirror's version.
 
-Truth is in the lake and the target. This is one run's view of it, read once at the start and moved on with every
+The truth is in the lake and the target. This is one run's view of it, read once at the start and updated with every
 copy and turn, so that quiet tables cost nothing per turn.
 """
 
@@ -30,17 +30,17 @@ class TableProgress:
     """The table as it was at its copy, plus the columns that appeared since."""
     state: TableState
     replay_lsn: Lsn = ZERO
-    """Effective: what is applied, or known to hold nothing for this table."""
+    """The effective position: what lies below it is applied, or known to hold nothing for this table."""
     version: int = -1
     reason: str | None = None
-    """Why it was set aside or waits; of a table that is followed: how another hand changed its mirror's rows."""
+    """Why the table was set aside or waits; if it is followed, how another writer changed rows of its mirror."""
     refused: bool = False
     """Set aside because it cannot be mirrored at all: no copy brings it back."""
 
 
 class TablesProgress:
-    """All tables of the catalog. A mirror copied before the log began, or that stands before where retention
-    has cut it off, can no longer be followed."""
+    """All tables of the catalog. A mirror can no longer be followed if it was copied before the log began, or stands
+    below the position at which retention has cut off the log."""
 
     def __init__(self, layout: Layout, catalog: Catalog, target: Target, log_began: Lsn, log_start: Lsn) -> None:
         self._target = target
@@ -52,7 +52,7 @@ class TablesProgress:
         self.points = ConsistentPoints(layout)
         rows = self.states.all()
         self.recovered = target.recover(rows)
-        """What a power cut left torn of the mirrors, and was put aside: names of files by place."""
+        """Names of the files, by place, that a power cut left torn in the mirrors, and that were put aside."""
         self._tables = {table.name: self._load(table, rows.get(table.name)) for table in catalog.tables}
         self.naming = Naming(self._left_behind())
         self._note_changed()
@@ -79,7 +79,8 @@ class TablesProgress:
         if row.state is TableState.SET_ASIDE:
             return TableProgress(row.table, row.state, held.replay_lsn, held.version, row.reason)
         if held.snapshot_lsn < self._log_began or held.replay_lsn < self._log_start:
-            # Copied under an earlier log, which this one need not continue; or away while the log was cut.
+            # The table was copied under an earlier log, which this one need not continue, or was away while the log
+            # was cut.
             return TableProgress(table, TableState.WAITING)
         return TableProgress(row.table, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason)
 
@@ -111,7 +112,8 @@ class TablesProgress:
         return [entry for entry in self._tables.values() if entry.state is TableState.SET_ASIDE]
 
     def late(self) -> list[TableProgress]:
-        """Followed tables below the newest point, where others are not: copied while those went on."""
+        """Followed tables that are below the newest point although others are not: they were copied while the others
+        went on."""
         followed, newest = self.followed(), self.points.newest()
         late = [entry for entry in followed if newest is not None and entry.replay_lsn < newest.replay_lsn]
         return late if len(late) < len(followed) else []
@@ -129,7 +131,7 @@ class TablesProgress:
 
     @property
     def published(self) -> Lsn:
-        """The newest consistent point, where it lists a table that is followed still; ZERO otherwise."""
+        """The LSN of the newest consistent point, if it lists a table that is still followed; ZERO otherwise."""
         newest = self.points.newest()
         if newest is None or not any(entry.table.name in newest.tables for entry in self.followed()):
             return ZERO
@@ -137,18 +139,18 @@ class TablesProgress:
 
     @property
     def unlisted(self) -> bool:
-        """Whether the newest point lacks a table that is followed: a run ended between its copy and a point of it."""
+        """Whether the newest point lacks a followed table: a run ended after the table's copy, before a point of it."""
         return not {entry.table.name for entry in self.followed()} <= self._newest_names
 
     @property
     def renewed(self) -> bool:
-        """Whether a followed mirror has another version than the newest point that lists it says."""
+        """Whether a followed mirror has another version than the newest point lists."""
         newest = self.points.newest()
         listed = {} if newest is None else newest.tables
         return any(listed.get(entry.table.name, entry.version) != entry.version for entry in self.followed())
 
     def log_cut(self, start: Lsn) -> None:
-        """The log begins here now: a mirror below, found again, can no longer be followed."""
+        """Note where the log begins now: a mirror below, found again, can no longer be followed."""
         self._log_start = start
 
     @property
@@ -157,14 +159,14 @@ class TablesProgress:
         return set() if newest is None else set(newest.tables)
 
     def _left_behind(self) -> set[TableName]:
-        """Followed tables that older points list, and the newest does not: they were away. What an ended run copied,
-        and no point has listed yet, was there."""
+        """Followed tables that older points list and the newest does not: they were away under another name. A table
+        that no point has listed since its copy was not away: its run ended early."""
         newest = self.points.newest()
         return {name for name in (entry.table.name for entry in self.followed())
                 if newest is not None and name not in newest.tables and self._was_listed(name)}  # fmt: skip
 
     def _was_listed(self, name: TableName) -> bool:
-        """Since its copy."""
+        """Whether a point has listed the table since its copy."""
         listing, held = self.points.listing(name), self._target.standing(name)
         return listing is not None and held is not None and listing.replay_lsn >= held.snapshot_lsn
 
@@ -174,9 +176,9 @@ class TablesProgress:
         self._tables |= waiting
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
-        """The mirror is wrong from ``lsn`` on at the latest: only a new copy makes it right, in this run or another."""
+        """Have the table copied again, in this run or another: its mirror is wrong from ``lsn`` on at the latest."""
         entry = self[name]
-        # Above the copy that the mirror holds: a run that finds this state takes it for a copy that never came.
+        # An LSN above the copy that the mirror holds: a run that finds this state takes it for a copy that never came.
         self._set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
         self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False)
 
@@ -188,21 +190,21 @@ class TablesProgress:
             self._tables[table.name] = TableProgress(table, TableState.COPYING, consistent_point)
 
     def not_copied(self, name: TableName, reason: str) -> None:
-        """The copy could not read the table: it waits for another one, and ``reason`` says for whom."""
+        """Note that a copy could not read the table, for this reason: it waits for another copy."""
         entry = self._tables.get(name)
         if entry is not None and entry.state is TableState.COPYING:
             self._set(entry.table, TableState.COPYING, entry.replay_lsn, reason)
             self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False)
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
-        """A copy was committed. It is durable before its state is: a mirror as of before must not pass for it."""
+        """Note that a copy was committed. It is made durable before its state: an older mirror must not pass for it."""
         self._target.settle({table.name: version})
         self._set(table, TableState.CATCHING_UP, consistent_point)
         self._tables[table.name] = TableProgress(table, TableState.CATCHING_UP, consistent_point, version)
         self.naming.copied(table.name)
 
     def moved(self, name: TableName, replay_lsn: Lsn, version: int | None = None, table: Table | None = None) -> None:
-        """A table's position after a turn; it never goes down."""
+        """Set a table's position after a turn; it never goes down."""
         entry = self[name]
         if table is not None and table != entry.table:
             self._set(table, TableState.CATCHING_UP, replay_lsn, entry.reason)
@@ -219,14 +221,14 @@ class TablesProgress:
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason)
 
     def refuse(self, table: Table, reason: str) -> None:
-        """No mirror can hold the table as it is. Not stored: the catalog tells it again."""
+        """Set the table aside because no mirror can hold it as it is. Not stored: each look shows it again."""
         entry = self[table.name]
         self._tables[table.name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, refused=True)
 
     def gone(self, published: Container[TableName]) -> list[TableName]:
-        """Follow the tables no further that are not ``published`` any more; which ones that are.
+        """Stop following the tables that are no longer ``published``; returns their names.
 
-        What is stored of them stays, so that one that is published again is seen to have been away.
+        What is stored of them stays, so that a table that is published again is known to have been away.
         """
         lost = [
             name for name, entry in self._tables.items()
@@ -237,7 +239,8 @@ class TablesProgress:
         return lost
 
     def found(self, published: Iterable[Table]) -> list[TableName]:
-        """Take in the tables that were not known; which ones. One that was away stands where it was left."""
+        """Take in the tables that were not known; returns their names. A table that was away stands where it was
+        left."""
         new = [table for table in published if table.name not in self._tables]
         rows = self.states.all() if new else {}
         for table in new:
@@ -250,16 +253,17 @@ class TablesProgress:
             self.states.set(table, state, lsn, reason)
 
     def publish(self, lsn: Lsn, transform_lsn: Lsn, messages: Lsn | None = None) -> bool:
-        """Publish a consistent point of all tables that stand exactly at ``lsn``; whether it lists every followed one.
+        """Publish a consistent point of all tables that stand exactly at ``lsn``; returns whether it lists every
+        followed one.
 
-        No point stands above ``transform_lsn``, the log's recorded position: LakeError for such a one, before anything
-        is written. The log's position is what a source is compared with, so a point above it could be one that a
+        No point stands above ``transform_lsn``, the log's recorded position: such a one raises LakeError before
+        anything is written. A source is compared with the log's position, so a point above it could be one that a
         restored or promoted source never had.
 
-        No point is made below the newest: a table whose copy took long catches up behind the others, and
-        one that was copied just now stands above them; each is listed once it has met them.
+        No point is made below the newest. A table whose copy took long catches up behind the others, and one that was
+        copied just now is ahead of them; each is listed once it stands where they do.
 
-        ``messages``: where the feed of messages stands by its own account, if it is complete to ``lsn``.
+        ``messages``: the position that the feed of messages itself records, if it is complete to ``lsn``.
         """
         if lsn > transform_lsn:
             raise LakeError(
@@ -272,7 +276,7 @@ class TablesProgress:
         if not versions or (newest is not None and lsn < newest.replay_lsn):
             return False
         self._target.settle(versions)
-        # Told before a point rests on it.
+        # Changes by other writers are noted before a point rests on these versions.
         self._note_changed()
         self._target.publish(lsn, versions, self.changed, messages)
         for name in versions:
@@ -281,7 +285,7 @@ class TablesProgress:
 
     @property
     def changed(self) -> dict[TableName, str]:
-        """The followed tables of which another hand has changed rows in the mirror, and how; a new copy ends it."""
+        """The followed tables whose mirrors have rows that another writer changed, and how; a new copy ends it."""
         return {entry.table.name: entry.reason for entry in self.followed() if entry.reason is not None}
 
     def _note_changed(self) -> None:
@@ -292,7 +296,7 @@ class TablesProgress:
                 self._tables[name] = replace(entry, reason=what)
 
     def reread_versions(self) -> None:
-        """Take the mirrors as they are now, so that a change made from outside is seen by ``verify``."""
+        """Read the versions of the mirrors again, so that ``verify`` sees a change made from outside."""
         for entry in self.followed():
             try:
                 version = self._target.version(entry.table.name)

@@ -1,4 +1,4 @@
-"""Repairs what a power cut left of the lake, at the start of whatever takes its lock."""
+"""Repairs what a power cut left of the lake, at the start of every operation that takes its lock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgcdc_assets.points.states import TableStates
 
 
 def recover_log_and_feeds(layout: Layout) -> Iterator[tuple[Location, tuple[str, ...]]]:
-    """All but the mirrors, which the target mends: each folder, and the files put aside there."""
+    """Repair all but the mirrors, which the target mends; yields each folder, and the files put aside there."""
     yield layout.change_log, recover_log(layout.change_log)
     yield from recover_ledgers(layout)
     yield from recover_feeds(layout, TableStates(layout).all())

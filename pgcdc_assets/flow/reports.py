@@ -17,7 +17,7 @@ class TableTurn:
     table: TableName
     replay_lsn: Lsn
     version: int
-    """The mirror's."""
+    """The mirror's version."""
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
@@ -88,12 +88,12 @@ class SyncReport:
     transactions: int
     rows: int
     stream_aborts: int
-    """Stream Aborts that were passed over: rollbacks that PostgreSQL 18 tells of, of transactions never sent."""
+    """Stream Aborts that were passed over: PostgreSQL 18 reports rollbacks of transactions that it never sent."""
     seconds: float
     set_aside: list[tuple[TableName, str]]
     changed: list[tuple[TableName, str]] = field(default_factory=list)
-    """Followed tables of which another hand has changed rows in the mirror, and how."""
+    """Followed tables whose mirrors have rows that another writer changed, and how."""
     refused: frozenset[TableName] = frozenset()
     """The set-aside tables that cannot be mirrored at all."""
     paused: bool = False
-    """Nothing was applied at its end: an operator has paused that, or the run only received."""
+    """Whether applying was paused at the run's end: an operator has paused it, or the run only received."""

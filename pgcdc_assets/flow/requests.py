@@ -1,9 +1,9 @@
-"""How a command gets work out of the sync that holds the lake's lock, instead of being refused.
+"""Lets a command have its work done by the sync that holds the lake's lock, instead of being refused.
 
-Who finds the lock held by a sync that follows writes what it wants into the request, a file that it keeps locked for
-as long as it waits: so the request of a command that died, or was interrupted, is none. The sync looks for it between
-two turns, does the work as its own, and writes the answer into another file, by the request's number. There is one
-request at a time.
+A command that finds the lock held by a sync that follows writes what it wants into a file, the request, and keeps that
+file locked while it waits. So the request of a command that died, or was interrupted, is no longer in force. The sync
+looks for a request between two turns, does the work as its own, and writes the answer, with the request's number, into
+another file. There is one request at a time.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Job(StrEnum):
     SNAPSHOT = "snapshot"
     """Copy ``tables`` anew."""
     REPAIR = "repair"
-    """``span`` of one table."""
+    """Repair ``span`` of one table."""
     CHECK = "check"
     """Check that the log holds ``span``."""
     DERIVE = "derive"
-    """The feeds of ``tables`` for ``span``."""
+    """Derive the feeds of ``tables`` for ``span``."""
     MESSAGES = "messages"
-    """The feed of messages for ``span``."""
+    """Derive the feed of messages for ``span``."""
     APPLY = "apply"
-    """``span`` to ``tables``."""
+    """Apply ``span`` to ``tables``."""
     MAINTAIN = "maintain"
 
 
@@ -50,7 +50,7 @@ class Job(StrEnum):
 class Request:
     job: Job
     command: str
-    """Who asks, as the lake's lock would name it."""
+    """The command that asks, as the lake's lock would name it."""
     tables: Sequence[TableName] = ()
     span: LsnRange | None = None
     max_seconds: float | None = None
@@ -61,12 +61,12 @@ class Request:
         return f"`pgcdc {self.command}` (pid {self.pid})"
 
     def to_text(self) -> str:
-        """One line: a text without its end is still being written."""
+        """One line: a text without its newline is still being written."""
         return json.dumps(to_plain(self)) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> Self | None:
-        """None for one that is not whole, or that another version wrote."""
+        """The request; None for a text that is not whole, or that another version wrote."""
         if not text.endswith("\n"):
             return None
         try:
@@ -90,7 +90,7 @@ class Answer:
         return cls(number, error=error.to_plain())
 
     def result(self, kind: type[R]) -> R:
-        """The report; or raises the error, as if the work had been done here."""
+        """The report. An error is raised, as if the work had been done here."""
         if self.error is not None:
             raise of_plain(self.error, otherwise=LakeError)
         report: R = from_plain(kind, self.report)
@@ -99,7 +99,7 @@ class Answer:
 
 @contextmanager
 def placed(layout: Layout, request: Request) -> Iterator[None]:
-    """Ask for the time of the block; LockHeld where another command asks already."""
+    """Keep the request in force during the block; LockHeld if another command asks already."""
     with sole(
         layout, layout.request, lambda: f"{current(layout) or 'another command'} asks the running sync already"
     ) as held:  # fmt: skip
@@ -109,18 +109,18 @@ def placed(layout: Layout, request: Request) -> Iterator[None]:
 
 
 def current(layout: Layout) -> Request | None:
-    """The request of a command that waits now, if there is one: the sync's side."""
+    """The sync's side: the request of a command that waits now, if there is one."""
     text = lease.text_of_holder(layout.request)
     return None if text is None else Request.from_text(text)
 
 
 def answered(layout: Layout, answer: Answer) -> None:
-    """The sync's side: let the command have it."""
+    """The sync's side: write the answer for the command."""
     storage.replace(layout.answer, json.dumps(vars(answer)).encode())
 
 
 def answer_to(layout: Layout, request: Request) -> Answer | None:
-    """The answer to this very request, once it is there."""
+    """The answer to this very request; None before it is there."""
     with suppress(FileNotFoundError):
         data = json.loads(storage.read(layout.answer))
         if data["number"] == request.number:

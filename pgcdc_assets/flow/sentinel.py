@@ -1,7 +1,7 @@
-"""What an operator tells a lake's runs while they go on: how far to follow, and whether to apply.
+"""What an operator tells the runs of a lake while they go on: how far to follow, and whether to apply.
 
-The idea is that of pgcopydb's sentinel. Each word is a file of its own in the lake, so that no command undoes that of
-another, and stays in force until it is taken back, from run to run, those of the sensor too. A run looks at them
+The idea is that of pgcopydb's sentinel. Each of the two is a file of its own in the lake, so that no command undoes
+another's, and is in force for all runs, also those of the sensor, until it is taken back. A run looks at the files
 between its turns.
 """
 
@@ -18,7 +18,7 @@ from pgcdc_assets.store import storage
 @dataclass(frozen=True)
 class Sentinel:
     endpos: Lsn | None = None
-    """Whoever follows ends here, at the last boundary at or below it. None: nowhere."""
+    """A run that follows ends at the last boundary at or below this position. None: it does not end."""
     paused: bool = False
     """Nothing is applied: changes go into the log, and the slot is freed."""
 
@@ -28,7 +28,7 @@ class Sentinel:
 
 
 def read(layout: Layout) -> Sentinel:
-    """LakeError where a file of it says something else than an LSN."""
+    """What the operator says now. LakeError if the file of ``endpos`` does not hold an LSN."""
     try:
         text = storage.read(layout.endpos).decode(errors="replace").strip()
     except FileNotFoundError:
@@ -41,12 +41,12 @@ def read(layout: Layout) -> Sentinel:
 
 
 def apply_paused(layout: Layout) -> LakeError:
-    """The refusal of what would change mirrors."""
+    """The error for operations that would change mirrors while applying is paused."""
     return LakeError("is not applied to: that was paused", thing=f"lake {layout.root}", do="run `pgcdc resume apply`")
 
 
 def follow_until(layout: Layout, lsn: Lsn | None) -> None:
-    """Have whoever follows end there; None takes that back."""
+    """Have every run that follows end at ``lsn``; None takes that back."""
     if lsn is None:
         storage.delete([layout.endpos])
     else:
@@ -54,7 +54,7 @@ def follow_until(layout: Layout, lsn: Lsn | None) -> None:
 
 
 def pause_apply(layout: Layout, *, paused: bool) -> bool:
-    """Stop applying, or go on with it; whether that changes anything."""
+    """Stop applying, or go on with it; returns whether that changes anything."""
     before = storage.exists(layout.apply_paused)
     if paused and not before:
         storage.replace(layout.apply_paused, b"")

@@ -26,13 +26,13 @@ OUTCOMES = {
     Job.APPLY: OperationKind.BACKFILL,
     Job.MAINTAIN: OperationKind.MAINTENANCE,
 }
-"""The kind of operation as which the end of a job is kept, whoever does it."""
+"""The kind of operation as which a job's end is recorded, whoever does the job."""
 COPIES = 3
 """Copies of one table for one request, if somebody alters the table after each of them."""
 
 
 def ranged(work: Work, request: Request) -> RangeReport:
-    """A job on a range of the log."""
+    """Do a job on a range of the log."""
     assert request.span is not None
     if request.job is Job.CHECK:
         return backfill.check(work, request.span)
@@ -46,7 +46,7 @@ def ranged(work: Work, request: Request) -> RangeReport:
 
 
 def maintained(work: Work, operation: Operation, allowance: Allowance) -> MaintenanceReport:
-    """Housekeeping; what it could not do is told with its end."""
+    """Do a maintenance; what it could not do is recorded with the operation's end."""
     report = Maintenance(work, allowance).run()
     operation.failures += [LakeError(error) for _, error in report.failed]
     operation.given_up = allowance.stop.is_set
@@ -58,17 +58,17 @@ class ServingRun(Protocol):
 
     @property
     def following(self) -> bool:
-        """It goes on: only such a run takes requests."""
+        """Whether the run goes on: only such a run takes requests."""
 
     @property
     def copying(self) -> bool:
-        """Copies are under way."""
+        """Whether copies are under way."""
 
     def copy_anew(self, tables: Sequence[TableName]) -> None:
-        """Begin copies of these; UnknownTable for one that is not published. None are under way."""
+        """Begin copies of these; UnknownTable for one that is not published. Called while no copies are under way."""
 
     def rest_on(self) -> None:
-        """Take mirrors and log as they are now, and publish them: they were worked on beside the turns."""
+        """Take mirrors and log as they are now, and publish them: they were worked on between two turns."""
 
     def summary(self) -> SyncReport:
         """The report of the run so far."""
@@ -80,7 +80,7 @@ class _Copies:
 
     request: Request
     before: SyncReport
-    """The run's, when it was taken up."""
+    """The run's report at the time when the request was taken up."""
     left: dict[TableName, PgcdcError] = field(default_factory=dict)
     """Tables that could not be copied for now, and why."""
 
@@ -102,7 +102,7 @@ class Serving:
         return self._copies is not None
 
     def serve(self) -> bool:
-        """Do what is asked for, if anything is; whether anything was done."""
+        """Do what is asked for, if anything is; returns whether anything was done."""
         request = requests.current(self._work.layout)
         if self._copies is not None:
             return self._look_after(self._copies, request)
@@ -117,13 +117,13 @@ class Serving:
         return True
 
     def not_copied(self, table: TableName, failure: PgcdcError) -> None:
-        """The table is left for a later copy."""
+        """Note that the table is left for a later copy."""
         if self._copies is not None:
             self._copies.left[table] = failure
 
     def _may_begin(self, request: Request) -> bool:
-        """Copies under way are waited for where the work would meet them, and a ``verify`` that has yet to get its
-        point: it compares what stands there."""
+        """Whether the work may begin now. It waits for copies under way that it would meet, and for a ``verify`` that
+        has not got its point yet, because that compares what stands there."""
         held = hold.current(self._work.layout)
         if held is not None and (held.lsn is None or not self._work.progress.points.has(held.lsn)):
             return False
@@ -177,12 +177,12 @@ class Serving:
         return True
 
     def _ended(self, name: TableName) -> bool:
-        """Streaming is what the point that lists it makes of a table that was copied; no copy comes of one that is
-        set aside."""
+        """Whether the table needs no more waiting: the first point that lists a copied table makes it streaming, and a
+        table that is set aside is not copied."""
         return self._work.progress[name].state in (TableState.STREAMING, TableState.SET_ASIDE)
 
     def _given_up(self, copies: _Copies, name: TableName) -> bool:
-        """Whether no copy of the table is on its way, or one more after several that somebody made useless."""
+        """Whether no copy of the table is under way, or somebody has made several copies of it useless already."""
         return not self._run.copying or len([one for one in self._made(copies) if one.table == name]) >= COPIES
 
     def _restless(self, name: TableName) -> CopyOutdated:
@@ -190,7 +190,8 @@ class Serving:
         return CopyOutdated(reason, thing=f"table {name}", do="the running sync copies it later: see `pgcdc status`")
 
     def _report(self, copies: _Copies) -> SyncReport:
-        """The run's since the request was taken up, as of a run of its own; of the copies, those asked for."""
+        """The run's report since the request was taken up, as if that were a run of its own, with the copies that were
+        asked for."""
         before, now = copies.before, self._run.summary()
         made = {copy.table: copy for copy in self._made(copies)}
         return replace(

@@ -30,7 +30,7 @@ class LogStream:
         self.arrived = False
         """The goal set by :meth:`until` is reached; the receiver has ended or is about to."""
         self.stream_aborts = 0
-        """Stream Aborts that were passed over: rollbacks that PostgreSQL 18 tells of, of transactions never sent."""
+        """Stream Aborts that were passed over: PostgreSQL 18 reports rollbacks of transactions that it never sent."""
 
     def start(self) -> None:
         self._receiver.start()
@@ -44,7 +44,7 @@ class LogStream:
         self._receiver.follow()
 
     def mark(self, lsn: Lsn) -> None:
-        """Have the log recorded to here, a known boundary, as soon as it is complete so far; go on receiving."""
+        """Have the log recorded at ``lsn``, a known boundary, as soon as it is complete to there; go on receiving."""
         if lsn > self.complete_to and lsn not in self._marks:
             self._marks.add(lsn)
             self._receiver.mark(lsn)
@@ -63,7 +63,7 @@ class LogStream:
     def wait(self, seconds: float) -> None:
         """Sleep until the receiver says something, at most this long."""
         if self.arrived:
-            # The receiver is gone, and has no more to say: there is nothing to be woken by.
+            # The receiver has ended, so no event of it can wake us.
             time.sleep(seconds)
         else:
             self._receiver.wait(seconds)
@@ -78,7 +78,7 @@ class LogStream:
         return flush_lsn(self._conn)
 
     def mark_now(self) -> Lsn:
-        """Mark where the source stands now; where that is."""
+        """Mark the position at which the source stands now, and return it."""
         now = boundary(self._conn)
         self.mark(now)
         return now

@@ -49,7 +49,7 @@ class Sync:
         self._catalog = CatalogWatch(work, stream)
         self._ranges = RunRanges(work, stream)
         self._serving = Serving(work, self, lambda max_seconds: Allowance(max_seconds, bounds.stop))
-        # What an earlier run copied, and did not come to publish, is published by this one, whatever else happens.
+        # If an earlier run copied a table and ended before a point listed it, this run owes the point in any case.
         self._point = PointDue(work.progress.unlisted)
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
@@ -58,7 +58,7 @@ class Sync:
     def run(self) -> SyncReport:
         try:
             self._stream.start()
-            # Points that an earlier version published above the log, and copies that died before it came so far.
+            # Points of an earlier version, and copies whose run died early, may stand above the log.
             self._stream.mark(self._work.progress.highest)
             self._heed_operator()
             self._watch()
@@ -80,7 +80,7 @@ class Sync:
         return self.summary()
 
     def _step(self) -> bool:
-        """Whether anything moved."""
+        """One pass of the loop; returns whether anything moved."""
         before, arrived = self._stream.complete_to, self._stream.arrived
         self._stream.take_events()
         moved = self._stream.complete_to > before
@@ -109,8 +109,8 @@ class Sync:
         self._copies.begin()
 
     def _take_copies(self) -> bool:
-        """Take in what the copies have done since; whether anything landed."""
-        # Asked first: all that a round has copied when it ends has landed.
+        """Take in what the copies have done since the last call; returns whether anything landed."""
+        # Read before the landed copies are taken: once a round has ended, all that it copied has landed.
         ended = self._copies.ended
         moved = self._take_landed()
         if ended:
@@ -147,7 +147,7 @@ class Sync:
         self._stream.mark(copied)
         request = hold.current(self._work.layout)
         if request is not None and request.lsn is not None:
-            # Before the goal, which may be the same: the receiver ends once it has reached that.
+            # Sent before the goal, which may be the same LSN: the receiver ends once it has reached its goal.
             self._stream.mark(request.lsn)
         if not self.following:
             goal = self._bounds.until or max(self._stream.source_position(), self._catalog.named)
@@ -156,7 +156,7 @@ class Sync:
     # What an operator says ------------------------------------------------------------------------
 
     def _heed_operator(self) -> None:
-        """Take up what was said since the last look: an end for whoever follows, and whether to apply."""
+        """Carry out what an operator has changed since the last call: where following ends, and whether to apply."""
         before, now = self._sentinel, sentinel.read(self._work.layout)
         self._sentinel = now
         self._copies.paused = self._paused
@@ -181,7 +181,7 @@ class Sync:
     # Turns ------------------------------------------------------------------------------------
 
     def _turn(self) -> bool:
-        """Do what is to be done next; whether anything moved."""
+        """Carry out the next step; returns whether anything moved."""
         view = self._view()
         if view.exact is not None:
             self._stream.mark(view.exact)
@@ -195,7 +195,7 @@ class Sync:
         return moved
 
     def _view(self) -> View:
-        # The position first, then the request: a request seen too late has an LSN above this position.
+        # Read the position before the request: a request that this look misses has an LSN above the position.
         complete, progress = self._stream.complete_to, self._work.progress
         request = hold.current(self._work.layout)
         exact = request.lsn if request is not None else None
@@ -215,13 +215,13 @@ class Sync:
         )
 
     def _catch_up(self, step: TakeLateTurn) -> None:
-        """Bring tables that were copied while the others went on nearer to these."""
+        """Bring late tables, which were copied while the others went on, nearer to the others."""
         turn = take_turn(self._work, step.upto, self._entries(step.tables))
         self._ranges.count_late(turn)
         self._point.refused_at = None
 
     def _take(self, step: TakeTurn) -> bool:
-        """Take a turn and publish; whether it brought anything, or the point that was asked for."""
+        """Take a turn and publish; returns whether it brought anything, or the point that was asked for."""
         progress = self._work.progress
         turn = take_turn(self._work, step.upto, self._entries(step.tables))
         messages = take_messages(self._work, step.upto)
@@ -241,22 +241,23 @@ class Sync:
         return [self._work.progress[name] for name in names]
 
     def _publish(self, upto: Lsn) -> bool:
-        """Publish a point of what the catalog still shows to be right there; whether it lists every followed table.
+        """Publish a point of the tables that are right at ``upto``, as far as the catalog shows; returns whether it
+        lists every followed table.
 
-        The log was complete to ``upto`` before this look, so that DDL which made a table's mirror wrong there has
-        been committed, and is seen: the table is set aside or waits for a copy before the point is made.
+        The log was complete to ``upto`` before this look at the catalog. So DDL that made a mirror wrong there has been
+        committed, and is seen: its table is set aside or waits for a copy before the point is made.
         """
         if not self._catalog.stands:
             self._catalog.look()
             if not self._stream.arrived:
-                # What is copied after the receiver's end could not catch up: the next run begins with it.
+                # Once the receiver has ended, a new copy could not catch up: the next run begins with it.
                 self._copies.begin()
         whole = self._work.progress.publish(upto, self._work.log.position(), messages_at(self._work, upto))
         self._tell_changed()
         return whole
 
     def _tell_changed(self) -> None:
-        """Say of each table once what another hand did to its mirror."""
+        """Report once for each table what another writer did to its mirror."""
         for name, what in self._work.progress.changed.items():
             if name not in self._work.changed_told:
                 self._work.changed_told.add(name)
@@ -287,7 +288,7 @@ class Sync:
 
     @property
     def copying(self) -> bool:
-        """Copies are under way."""
+        """Whether copies are under way."""
         return self._copies.under_way
 
     def copy_anew(self, tables: Sequence[TableName]) -> None:
@@ -307,7 +308,8 @@ class Sync:
             self._point.owe()
 
     def _succeed(self) -> None:
-        """A run that follows may go on for days: it has done what an earlier one failed to do."""
+        """Record the success of a run that follows, which may go on for days: it has done what an earlier one failed to
+        do."""
         if self.following and not self.copying:
             self._work.operation.succeed()
 

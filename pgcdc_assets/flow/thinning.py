@@ -1,4 +1,4 @@
-"""While a run goes on: old points and the versions between them go, so that nothing grows with the turns."""
+"""Deletes old points, and the versions between them, while a run goes on, so that nothing grows with the turns."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.flow.work import Work
 
 EVERY: Final = 600
-"""Versions of a mirror from one thinning to the next: ten minutes' at a turn a second."""
+"""Versions of a mirror from one thinning to the next: ten minutes' worth at a turn a second."""
 PRUNE_SECONDS: Final = 600.0
-"""From one look at all points to the next, where many tables change now and then."""
+"""Seconds after which points are pruned even if no mirror is due, as when many tables change now and then."""
 
 
 def prune_points(work: Work, now: datetime) -> int:
-    """Take back the promise of the points that the retention and the ladder let go; how many."""
+    """Take back the promise of the points that retention and its ladder do not keep; returns how many."""
     span = min(work.settings.retention, retention.LONGEST_POINTS)
     followed = [entry.table.name for entry in work.progress.followed()]
     oldest = retention.oldest_kept(now, span, retention.GRACE)
@@ -28,7 +28,7 @@ def prune_points(work: Work, now: datetime) -> int:
 
 
 class Thinning:
-    """One run's: it remembers at which version each mirror was looked at."""
+    """The thinning of one run. It remembers the version at which each mirror was last looked at."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -36,9 +36,9 @@ class Thinning:
         self._pruned = time.monotonic()
 
     def after_range(self, tables: Iterable[TableName]) -> None:
-        """Thin those of the changed tables whose versions have come to be many since they were looked at."""
+        """Thin those of the changed tables that have many new versions since they were last looked at."""
         due = [name for name in tables if self._is_due(name)]
-        # Before the points are thinned: what was promised until now may be being read.
+        # Read before the points are pruned: somebody may be reading what was promised until now.
         promised = self._work.progress.points.versions(due) if due else {}
         if due or time.monotonic() - self._pruned >= PRUNE_SECONDS:
             prune_points(self._work, datetime.now(UTC))
@@ -47,8 +47,8 @@ class Thinning:
             self._thin(name, promised.get(name, frozenset()))
 
     def _is_due(self, name: TableName) -> bool:
-        """Only of a table that the newest point lists: from there on all its versions stay, for the run to settle; and
-        no copy is under way, whose files nobody refers to yet."""
+        """Whether the table has many new versions, and the newest point lists it. From the listed version on all
+        versions stay, for the run to settle; and no copy is under way, to whose files no version refers yet."""
         progress = self._work.progress
         if name not in progress or progress[name].state is not TableState.STREAMING:
             return False
@@ -60,7 +60,8 @@ class Thinning:
         return True
 
     def _thin(self, name: TableName, promised: frozenset[int]) -> None:
-        """A mirror that cannot be read keeps no other from it; a turn that needs it says what is wrong."""
+        """Delete old versions of one mirror. If it cannot be read the others are thinned all the same, and a turn that
+        needs it says what is wrong."""
         work = self._work
         try:
             work.target.let_go(name, promised, retention.GRACE, lambda: True)

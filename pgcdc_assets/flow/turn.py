@@ -1,4 +1,4 @@
-"""One turn: whatever the log holds up to a boundary, into every followed mirror, then one consistent point."""
+"""Takes a turn: brings what the log holds up to a boundary into every followed mirror. The run then publishes it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Turn:
     """Tables whose mirror changed."""
     seconds: dict[str, float]
     outdated: list[TableName] = field(default_factory=list)
-    """Tables that wait for a copy instead: a partition came, and maybe went again."""
+    """Tables that wait for a copy instead, because a partition came, and perhaps went again."""
 
 
 def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = None) -> Turn:
-    """Bring the tables (all followed ones) that stand below ``upto`` to it.
+    """Bring those of the tables (default: all followed ones) that stand below ``upto`` to it.
 
-    ``upto`` must be a boundary up to which the log is complete. Tables without changes move without a
-    commit. A table that cannot be followed is set aside; the others go on. One whose commits another writer
-    came before stays below ``upto``, for the next turn.
+    ``upto`` must be a boundary up to which the log is complete. Tables without changes move without a commit. A table
+    that cannot be followed is set aside; the others go on. A table stays below ``upto`` until the next turn if another
+    writer's commits to its mirror came first each time.
     """
     behind = [entry for entry in (tables or work.progress.followed()) if entry.replay_lsn < upto]
     outdated = _ask_for_copies(work, behind)
@@ -48,7 +48,8 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = No
 
 
 def _ask_for_copies(work: Work, tables: Sequence[TableProgress]) -> list[TableName]:
-    """Have tables copied again whose log shows that rows went elsewhere, or came from an unknown leaf.
+    """Ask for new copies of tables whose rows, as the log shows, came from an unknown leaf, or as another table's;
+    returns their names.
 
     Rows of a partition that are published via the root look like all other rows of the root. If the partition was
     dropped or detached since, the catalog shows nothing of it.
@@ -62,8 +63,7 @@ def _ask_for_copies(work: Work, tables: Sequence[TableProgress]) -> list[TableNa
 
 
 def _astray(entry: TableProgress, batches: Sequence[BatchSummary]) -> str | None:
-    """Rows above the table's position of which nobody can say whether they belong to it, in words; None if there are
-    none."""
+    """Why it is unknown which rows above the table's position belong to it, in words; None if it is known."""
     told = [batch.partitions for batch in batches if batch.end > entry.replay_lsn]
     known = {leaf.oid for leaf in entry.table.leaves}
     if any(set(leaves.get(entry.table.oid, ())) - known for leaves in told):
@@ -98,7 +98,7 @@ def _derive_and_apply(
 
 
 def _tell_of_foreign_columns(work: Work, result: Applied) -> None:
-    """Once a run for each table."""
+    """Report, once a run for each table, the columns that others added to its mirror."""
     name = result.table.name
     if result.foreign and name not in work.foreign_told:
         work.foreign_told.add(name)
@@ -110,9 +110,9 @@ def _tell_of_foreign_columns(work: Work, result: Applied) -> None:
 
 
 def _changed(work: Work, behind: Sequence[TableProgress], upto: Lsn) -> set[TableName]:
-    """Tables that batches between the lowest position and ``upto`` have messages for."""
+    """The tables for which the batches between the lowest position and ``upto`` have messages."""
     span = LsnRange(min(entry.replay_lsn for entry in behind), upto)
-    # A boundary that verify asked for may cut through a batch: that one counts too.
+    # A boundary that verify asked for may cut through a batch: that batch counts too.
     batches = [batch for batch in work.log.batches(span.start) if batch.start < upto]
     relations = {relation for batch in batches for relation in batch.counts}
     if not relations:
@@ -123,7 +123,8 @@ def _changed(work: Work, behind: Sequence[TableProgress], upto: Lsn) -> set[Tabl
 
 
 def record(work: Work, result: Applied, changes: Mapping[str, int], seconds: float = 0.0) -> TableTurn:
-    """Note where a table stands now; what was done to it, ``changes`` of its feed derived in ``seconds``."""
+    """Note where a table stands now; returns what was done to it. ``changes`` of its feed were derived in
+    ``seconds``."""
     version = result.version if result.version >= 0 else None
     work.progress.moved(result.table.name, result.replay_lsn, version, result.table)
     return TableTurn(

@@ -27,7 +27,7 @@ class Work:
     progress: TablesProgress
     observer: Observer
     session: SparkOnDemand
-    """For the transform; the target has the same."""
+    """For the transform; the target uses the same one."""
     foreign_told: set[TableName] = field(default_factory=set)
     """Tables for which this run has reported columns that others added to the mirror."""
     changed_told: set[TableName] = field(default_factory=set)
@@ -37,7 +37,7 @@ class Work:
     messages_told: set[str] = field(default_factory=set)
     """Failures of that feed that this run has reported."""
     operation: Operation = field(default_factory=Operation)
-    """What is told of the run while it goes on."""
+    """The operation as which this run is recorded for ``status``."""
 
     @property
     def layout(self) -> Layout:

@@ -1,8 +1,8 @@
 """Commits to the log: compare-and-set, and on disk before anybody is told.
 
-Segments and their names are fsynced before the commit, the commit before :meth:`LogWriter.commit` returns; the position
-must be where the caller thinks it is in the very version that the commit builds on; and each file is compared with what
-it claims to be.
+Segments and their names are fsynced before the commit, the commit before :meth:`LogWriter.commit` returns. The version
+that the commit builds on must be at the position that the caller names. :func:`check_file` compares a file with what
+the log says of it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PROPERTIES: Final = {
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
 ATTEMPTS: Final = 10
-"""To commit beside a compaction, which commits as well."""
+"""Attempts to commit beside a compaction, which commits as well."""
 
 
 def timeline_app_id(identity: Identity) -> str:
@@ -90,10 +90,10 @@ class LogWriter:
     def __init__(self, path: Location, identity: Identity) -> None:
         self._path = path
         self._identity = identity
-        # The receiver's memory does not grow with the log.
+        # Without the list of files, so that the receiver's memory does not grow with the log.
         self._table = DeltaLog(path, with_files=False)
         version = newest_of(self._table)
-        # A process killed between its commit and the fsync left its last commit to us.
+        # A process that was killed between its last commit and the fsync left the fsync to us.
         storage.settle([path / DELTA_LOG / commit_name(version.number)])
         if version.configuration[FORMAT] in _FORMER_FORMATS:
             commit_columns(version, Schema.from_arrow(LOG_SCHEMA), {**_PROPERTIES, FORMAT: _FORMAT})
@@ -126,7 +126,7 @@ class LogWriter:
         else:
             raise LogConflict("is committed to by another writer", thing=str(self._path), lsn=start)
         passed(FaultPoint.BATCH_COMMITTED)
-        # The name of what a compaction committed meanwhile, too: this commit stands on it.
+        # Also syncs the name of a commit that a compaction made meanwhile: this commit builds on it.
         settle([self._path])
         passed(FaultPoint.BATCH_DURABLE)
 
@@ -140,7 +140,7 @@ class LogWriter:
 
 
 def check_file(path: Location, size: int, rows: int) -> None:
-    """Size, rows and schema against the file's own footer; LogCorrupt names what differs."""
+    """Compare size, rows and schema with the file and its footer; LogCorrupt names what differs."""
     try:
         found = storage.head(path)
         with opened_parquet(path) as file:

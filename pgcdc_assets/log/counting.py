@@ -35,7 +35,7 @@ def rows_by_relation(log: ChangeLog, span: LsnRange) -> dict[int, Counter[str]]:
 
 
 def _counted(log: ChangeLog, span: LsnRange) -> Iterator[tuple[int, dict[str, int]]]:
-    """As the rows stand."""
+    """Rows of the span by relation and kind, from the files of the log."""
     at, kind = pc.field("commit_lsn"), pc.field("kind")
     asked = (at >= int(span.start)) & (at < int(span.end)) & kind.isin(list(ROW_KINDS))
     for segment in log.segments(span):

@@ -96,7 +96,7 @@ class FrameRun:
 
     @classmethod
     def of(cls, frames: FrameBlock, first: int) -> FrameRun:
-        """Index XLogData frames, or rows read as such; ``first`` numbers the first. ProtocolError for others."""
+        """Index XLogData frames, or rows read as such; ``first`` is the first's number. ProtocolError for others."""
         raw, offsets, lengths = frames.raw, frames.offsets, frames.lengths
         octets = np.frombuffer(raw, np.uint8)
         begins = octets[offsets]
@@ -116,12 +116,12 @@ class FrameRun:
             kinds=self.kinds[start:end],
             sequence=self.sequence[start:end],
         )
-        # As cached_property keeps it.
+        # Where cached_property keeps its value.
         part.__dict__["brackets"] = self.brackets.part(start, end)
         return part
 
     def without(self, gone: NDArray[np.bool_]) -> FrameRun:
-        """The frames but those, with bytes of their own: what is dropped is not held in memory by what stays."""
+        """The frames that are not ``gone``, with bytes of their own, so that what is dropped leaves the memory."""
         left = np.flatnonzero(~gone)
         first = np.flatnonzero(np.diff(left, prepend=-2) != 1)
         ends = np.append(first, len(left))[1:]

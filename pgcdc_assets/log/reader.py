@@ -85,7 +85,7 @@ class Segment:
     rows: int
     """As they stand in the file: with those of aborted subtransactions."""
     batch_end: Lsn
-    """The highest, where a file holds several batches."""
+    """The highest end, if the file holds several batches."""
     first_batch_end: Lsn
     commit_min: Lsn | None
     commit_max: Lsn | None
@@ -186,7 +186,7 @@ class ChangeLog:
         return [segment for segment in found if relation_ids is None or segment.may_hold(relation_ids)]
 
     def segments_of(self, batches: Sequence[BatchSummary]) -> list[Segment]:
-        """The files that may hold rows of no relation, as messages are, of these batches (some, in order)."""
+        """The files that may hold rows of no relation, such as messages, of these batches (any, in order)."""
         if not batches:
             return []
         ends = np.array([batch.end for batch in batches], np.int64)
@@ -263,14 +263,14 @@ def _segment(folder: Location, file: Added) -> Segment:
         path=path,
         size=file.size,
         rows=stats["numRecords"],
-        # Where a column of its rows says it, its statistics do: format 1.
+        # In format 1 ``batch_end`` is a column of the rows, so their statistics have it.
         batch_end=Lsn(int(tags.get(LAST_BATCH_END) or high["batch_end"])),
         first_batch_end=Lsn(int(tags.get(FIRST_BATCH_END) or low["batch_end"])),
         commit_min=_lsn(low.get("commit_lsn")),
         commit_max=_lsn(high.get("commit_lsn")),
         relation_min=low.get("relation_id"),
         relation_max=high.get("relation_id"),
-        # It sorts before the letters of all messages.
+        # SUMMARY sorts before the letters of all messages.
         notes=low.get("kind") == SUMMARY,
         unrelated=(stats.get("nullCount") or {}).get("relation_id") != 0,
         written=datetime.fromtimestamp(file.action["modificationTime"] / 1000, UTC),
@@ -301,7 +301,7 @@ def _shapes_in(file: SegmentFile) -> dict[int, Shape]:
         for (kind, schema_id), payload in payloads.items()
         if kind == "R"
     }
-    # By the ids that the rows carry: a version that notes more facts would give others to the same relations.
+    # The ids are those that the rows carry: a version that notes more facts would compute others.
     return {schema_id: replace(shape, schema_id=schema_id) for schema_id, shape in shapes.items()}
 
 

@@ -291,7 +291,7 @@ def _origins(
 
 
 def _with_truncates(run: FrameRun, frames: Ints, relation_id: Ints) -> tuple[Ints, Ints]:
-    """Each TRUNCATE once per table that it names."""
+    """Repeat each TRUNCATE once per table that it names."""
     truncates = np.flatnonzero(run.kinds[frames] == MessageKind.TRUNCATE).tolist()
     if not truncates:
         return frames, relation_id

@@ -1,8 +1,7 @@
 """Upkeep of the log: compaction of closed ranges, and retention. Both go on beside a running receiver.
 
-Delta's own OPTIMIZE would lose the clustering by relation, and cannot be told a range of a plain
-column; so small files of a range are merged here, in bounded memory, by one commit that removes
-and adds without data change.
+Delta's own OPTIMIZE would lose the clustering by relation, and cannot be limited to a range of a plain column; so small
+files of a range are merged here, in bounded memory, by one commit that removes and adds without data change.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from pgcdc_assets.store import storage
 MERGE_BYTES = 32 << 20
 """Uncompressed bytes that are merged at a time: the largest segment, and the bound of memory."""
 _SMALL_BYTES = 4 << 20
-"""Uncompressed bytes of a file that is merged. Larger ones are what a busy stream is written in: to write all of
-it once more costs as much as to receive it, and saves a few openings."""
+"""Files of fewer uncompressed bytes are merged. A busy stream is written in larger ones: to write all of it once more
+costs as much as to receive it, and saves few openings of files."""
 _NOTES = pa.array([SUMMARY, FACTS, "R", "Y"])
 
 
 def compact(log: ChangeLog, span: LsnRange) -> int:
-    """Merge the small files of whole batches within a closed range; how many files that saves.
+    """Merge the small files of whole batches within a closed range; returns how many files that saves.
 
     Raises LogConflict if another compaction took the same files; nothing is changed then.
     """
@@ -61,7 +60,7 @@ def compact(log: ChangeLog, span: LsnRange) -> int:
 
 
 def forget(log: ChangeLog, upto: Lsn) -> int:
-    """Cut the log off at ``upto``, a boundary that no file reaches over; how many files that removes.
+    """Cut the log off at ``upto``, a boundary that no file reaches over; returns how many files that removes.
 
     The caller knows that no consumer needs what lies before. The log's start moves in the same commit. The
     files' bytes go with the next :func:`sweep_log`.
@@ -76,9 +75,9 @@ def forget(log: ChangeLog, upto: Lsn) -> int:
 
 
 def sweep_log(log: ChangeLog, grace: timedelta) -> int:
-    """Delete the files that no version of the log needs that was its newest within ``grace``; how many.
+    """Delete the files that no version needs that was the newest within ``grace``; returns how many.
 
-    A segment of an old transaction comes into the folder by its name alone, right before its commit.
+    A segment of a long transaction is written early, and only moved into the folder right before its commit.
     """
     return sweep(log.path, grace)
 
@@ -129,7 +128,7 @@ def _split(rows: pa.Table) -> tuple[list[pa.Table], pa.Table]:
 def _replace(
     log: ChangeLog, removed: Sequence[Segment], added: Sequence[FileReport], positions: Mapping[str, int]
 ) -> None:
-    """One commit, on a version that has all of the files that go: another process may have taken some of them."""
+    """Make one commit, on a version that has all files that go: another process may have removed some of them."""
     storage.settle([log.path])
     passed(FaultPoint.LOG_FILES_REPLACING)
     for _ in range(ATTEMPTS):
@@ -141,7 +140,7 @@ def _replace(
             gone = [live[segment.path.name] for segment in removed]
             replace_files(version, gone, added, positions, changes=False, optional=OPTIONAL)
         except CommitLost:
-            # The receiver commits as well.
+            # The receiver commits as well: try again.
             continue
         passed(FaultPoint.LOG_FILES_REPLACED)
         settle([log.path])

@@ -2,7 +2,7 @@
 
 points      consistent points: at which LSN which version of each mirror stands
 states      the state of each table             untaken     rows that no mirror took
-ledger      such a table: rows in the order of their times
-recovery    what a power cut left of them, mended
-upkeep      what nobody needs of them goes
+ledger      one such table: rows in the order of their times
+recovery    repairs what a power cut left of them
+upkeep      deletes the files of them that nobody needs
 """

@@ -1,8 +1,8 @@
-"""A small Delta table that only grows, in the order of its rows' times: states and consistent points.
+"""A small Delta table that only grows, with rows in the order of their times: for states and consistent points.
 
-Written under the lake's lock, a commit of milliseconds per row, durable when it returns; read file by file,
-newest first, so that asking for the last row costs the same however long the table is. What looks at all rows
-looks at one file after the other, and remembers none of them.
+It is written under the lake's lock, with a commit of milliseconds per row, durable when it returns. It is read file by
+file, newest first, so that reading the last row costs the same however long the table is. A look at all rows reads one
+file after the other, and keeps none of them in memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PROPERTIES: Final = {
 
 
 Staying = Callable[["LedgerFile"], pa.BooleanArray]
-"""Says of each row of a file whether it stays. Asked file by file, that of the newest rows first."""
+"""Says of each row of a file whether it stays. It is called file by file, with the newest rows first."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class LedgerFile:
     _schema: pa.Schema
 
     def rows(self, *names: str) -> pa.Table:
-        """Its rows in order, with these columns (all). LakeError where it cannot be read."""
+        """Its rows in order, with these columns (default: all). LakeError if it cannot be read."""
         wanted = pa.schema([self._schema.field(name) for name in names]) if names else self._schema
         path = self._folder / self.added.path
         try:
@@ -92,12 +92,12 @@ class Ledger:
         self._read: dict[str, pa.Table] = {}
 
     def newest_first(self) -> Iterator[pa.Table]:
-        """The rows by file: within one in order, and no later file has a newer row. They are remembered."""
+        """The rows file by file, in order within each; no later file has a newer row. They are kept in memory."""
         for file in self.files():
             yield self._rows(file)
 
     def files(self) -> list[LedgerFile]:
-        """The live files, that of the newest rows first."""
+        """The live files, the one with the newest rows first."""
         table = self._log.newest()
         live = sorted(table.files, key=_last, reverse=True) if table is not None else []
         names = {file.path for file in live}
@@ -105,11 +105,11 @@ class Ledger:
         return [LedgerFile(file, self.path, self._schema) for file in live]
 
     def rows(self) -> pa.Table:
-        """All rows, oldest first: of a ledger that is known to be short."""
+        """All rows, oldest first; for a ledger that is known to be short."""
         return pa.concat_tables([self._schema.empty_table(), *(file.rows() for file in reversed(self.files()))])
 
     def version(self) -> int:
-        """-1 before the first row. Looks at the folder, not at what was read before."""
+        """The table's version, read from the folder anew; -1 before the first row."""
         table = self._log.newest()
         return -1 if table is None else table.number
 
@@ -126,8 +126,8 @@ class Ledger:
             self._merge(small)
 
     def keep(self, staying: Staying) -> int:
-        """Remove the rows that do not stay, in one commit; how many went. Neighbours that are small then become one:
-        files never lie around one another in time."""
+        """Remove the rows that do not stay, in one commit; returns how many. Neighbouring files that are small, or lose
+        rows, become one: only neighbours, so that no file has rows from between those of another."""
         gone: list[Added] = []
         left: list[FileReport] = []
         count = 0
@@ -173,7 +173,7 @@ class Ledger:
         return table
 
     def _small(self) -> list[LedgerFile]:
-        """Of the newest rows, up to the first that is large: older ones have large neighbours."""
+        """The small files with the newest rows, up to the first large file: older small ones have large neighbours."""
         return list(takewhile(lambda file: file.count < self._merging.small_rows, self.files()))
 
     def _rows(self, file: LedgerFile) -> pa.Table:
@@ -190,14 +190,14 @@ class Ledger:
         return report
 
     def _merge(self, small: Sequence[LedgerFile]) -> None:
-        """Small files into one, in a commit that changes no data."""
+        """Merge small files into one, in a commit that changes no data."""
         report = self._write(pa.concat_tables([self._rows(file) for file in reversed(small)]))
         commit_compaction(self._table, [file.added for file in small], report)
         settle([self.path])
 
 
 def _widened(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows of an older version's file, with nothing in the columns that came since."""
+    """The rows of a file that an older version wrote, with NULL in the columns that came since."""
     nothing = {field.name: pa.nulls(len(rows), field.type) for field in schema if field.name not in rows.column_names}
     return pa.table({name: nothing[name] if name in nothing else rows[name] for name in schema.names})
 

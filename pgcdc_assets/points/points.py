@@ -1,8 +1,8 @@
 """Consistent points: at which LSN which version of each mirror stands. One row a turn.
 
-The newest point that lists a table is also how far a quiet table is known to be complete. A version's number
-says little by itself: a point also tells where the mirror stood by its own account at that version, and whoever
-reads the version compares.
+The newest point that lists a table also says how far a quiet table is known to be complete. A version's number says
+little by itself: a point also holds the position that the mirror itself recorded at that version, and whoever reads the
+version compares the two.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ SCHEMA = pa.schema(
 @dataclass(frozen=True)
 class Point:
     """``tables``: the Delta version that each mirror has at ``replay_lsn``; ``positions``: the LSN that this version
-    itself says, of its last change. Points of older lakes lack it. ``changed``: those of the tables whose rows another
-    hand has changed, and how: they are brought to ``replay_lsn`` like the others, but are not what the source has."""
+    itself records, of its last change. Points of older lakes lack these. ``changed``: those of the tables whose rows
+    another writer has changed, and how: they are brought to ``replay_lsn`` like the others, but are not what the source
+    has."""
 
     replay_lsn: Lsn
     at: datetime
@@ -49,8 +50,8 @@ class Point:
     positions: Mapping[TableName, Lsn]
     changed: Mapping[TableName, str] = field(default_factory=dict)
     messages: Lsn | None = None
-    """Where the feed of messages stood by its own account, being complete to ``replay_lsn``; None where it was not, as
-    where no messages were asked for."""
+    """The position that the feed of messages itself recorded, if it was complete to ``replay_lsn``; None otherwise, for
+    example if no messages were asked for."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class ConsistentPoints:
     ) -> None:  # fmt: skip
         """Add a point; durable when this returns. Points never go down: LakeError for one below the newest.
 
-        ``versions`` are durable, and ``positions`` what they say of themselves.
+        ``versions`` are durable; ``positions`` are those that these versions themselves record.
         """
         newest = self.newest()
         if newest is not None and lsn < newest.replay_lsn:
@@ -111,18 +112,18 @@ class ConsistentPoints:
         return found is not None and found.replay_lsn == lsn
 
     def all(self) -> list[Point]:
-        """Oldest first: each of them, which may be many."""
+        """All points, which may be many, oldest first."""
         return [_point(row) for row in self._ledger.rows().to_pylist()]
 
     def oldest(self) -> Lsn | None:
-        """From here on ``Lake.at`` has a point."""
+        """The LSN from which on ``Lake.at`` has a point."""
         files = self._ledger.files()
         return Lsn(files[-1].rows("replay_lsn")["replay_lsn"][0].as_py()) if files else None
 
     def listing(self, table: TableName) -> Listing | None:
-        """What the newest point that lists the table says of it; None where none does.
+        """What the newest point that lists the table says of it; None if none does.
 
-        With the version: a point of an older copy of the table says nothing of this one.
+        The version is part of that, because a point of an older copy of the table says nothing of this one.
         """
         version = self._ledger.version()
         if version != self._listed_at:
@@ -137,9 +138,9 @@ class ConsistentPoints:
         return self._listed[str(table)]
 
     def prune(self, oldest: datetime, followed: Iterable[TableName], now: datetime) -> int:
-        """Take back the promise of points older than ``oldest``, and thin out those that are left; how many went.
+        """Take back the promise of points older than ``oldest``, and thin out the others; returns how many went.
 
-        The newest stays, and that of each followed table: it says how far a quiet one is complete.
+        The newest point stays, and the newest that lists each followed table: it says how far a quiet one is complete.
         """
         return self._ledger.keep(_Pruning(oldest, {str(name) for name in followed}, now).staying)
 
@@ -161,10 +162,10 @@ class _Pruning:
 
     oldest: datetime
     wanted: set[str]
-    """Tables whose last mention has not come yet."""
+    """Tables whose newest mention has not come yet."""
     now: datetime
     _newer: int | None = None
-    """When the point was made that follows those of the file."""
+    """The time of the first point after those of the file."""
 
     def staying(self, file: LedgerFile) -> pa.BooleanArray:
         times = file.rows(AT.name)[AT.name].combine_chunks().cast(pa.int64()).to_numpy()

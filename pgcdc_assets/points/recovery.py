@@ -1,4 +1,4 @@
-"""Mends what a power cut left of the points, the states and what no mirror took."""
+"""Mends what a power cut left of the tables of points, states and untaken rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from pgcdc_assets.delta.recovery import recover
 
 
 def recover_ledgers(layout: Layout) -> Iterator[tuple[Location, tuple[str, ...]]]:
-    """Each folder, and the files put aside there; one is mended as the next is asked for."""
+    """Mend one table after the other; yields the folder of each, and the files put aside there."""
     for ledger in (layout.table_states, layout.consistent_points, layout.untaken_rows):
         yield ledger, recover(ledger).aside

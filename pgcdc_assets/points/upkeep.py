@@ -9,6 +9,6 @@ from pgcdc_assets.delta.sweep import sweep
 
 
 def sweep_ledgers(layout: Layout, grace: timedelta) -> None:
-    """Delete what no version of late of them needs."""
+    """Delete the files that no recent version of these tables needs."""
     for ledger in (layout.consistent_points, layout.table_states, layout.untaken_rows):
         sweep(ledger, grace)

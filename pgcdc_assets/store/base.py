@@ -1,9 +1,9 @@
 """The contract of a store: what the lake asks of whatever holds its bytes.
 
-A store knows files, each at a :class:`~pgcdc_assets.core.location.Location`; a folder is what its files' names begin
-with, and needs no making. A file appears whole, or not at all, and its content is durable when the call that put it
-there returns. Its *name* is durable after :meth:`Store.settle` of its folder. So a commit may be put at once and
-settled together with others, and nobody is told of it before.
+A store knows files, each at a :class:`~pgcdc_assets.core.location.Location`; a folder is only the beginning of its
+files' names, and need not be made. A file appears whole, or not at all, and its content is durable when the call that
+put it there returns. Its *name* is durable after :meth:`Store.settle` of its folder. So a commit may be put at once and
+settled later together with others, and nobody is told of it before it is settled.
 
 Errors are Python's own: FileNotFoundError, FileExistsError, and OSError, whose ``errno`` says what a machine refuses.
 """
@@ -20,7 +20,7 @@ import pyarrow as pa
 from pgcdc_assets.core.location import Location
 
 HIDDEN: Final = (".", "_")
-"""What names begin with that :meth:`Store.walk` passes over."""
+"""First characters of the names that :meth:`Store.walk` passes over."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Entry:
     written: float
     """When its content was last written."""
     placed: float
-    """When it came to this name, at the latest: a file may be written long before it is put in its place."""
+    """The latest time at which it can have come to this name: a file may be written long before it is put in place."""
 
 
 class Store(ABC):
@@ -47,7 +47,7 @@ class Store(ABC):
 
     @abstractmethod
     def open(self, at: Location) -> pa.NativeFile:
-        """The file for reading here and there, as Parquet's readers do."""
+        """The file for reading at any position, as Parquet's readers do."""
 
     @abstractmethod
     def head(self, at: Location) -> Entry | None:
@@ -60,18 +60,18 @@ class Store(ABC):
     @abstractmethod
     def walk(self, folder: Location, *, hidden: bool = False) -> Iterator[Entry]:
         """All files in a folder and in those within, in no order. Names of files and folders that begin with a dot or
-        an underscore are passed over unless ``hidden``: Delta takes them for none of a table's data."""
+        an underscore are passed over unless ``hidden``: Delta does not count them as data of a table."""
 
     # Writing ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def draft(self, to: Location) -> str:
         """A path on this machine where the file for a place is best made. Nobody takes it for a file of the lake
-        until something names it, and whoever names it puts it first."""
+        until a commit names it, and :meth:`put` is called before that."""
 
     @abstractmethod
     def scratch(self, folder: Location) -> str:
-        """A folder on this machine for drafts of files for that folder which wait there for long. It exists."""
+        """An existing folder on this machine, for drafts of that folder's files that wait for long."""
 
     @abstractmethod
     def put(self, draft: str, to: Location) -> None:
@@ -79,7 +79,7 @@ class Store(ABC):
 
     @abstractmethod
     def create(self, to: Location, content: bytes) -> None:
-        """FileExistsError where there is a file: of several that call, one succeeds."""
+        """Create a file with this content. FileExistsError if there is one: of several callers one succeeds."""
 
     @abstractmethod
     def replace(self, to: Location, content: bytes) -> None:
@@ -87,11 +87,11 @@ class Store(ABC):
 
     @abstractmethod
     def copy(self, source: Location, to: Location) -> None:
-        """The same content at a place where there is no file. Both lie in this store."""
+        """Copy a file to a place where there is none. Both places are in this store."""
 
     @abstractmethod
     def delete(self, places: Iterable[Location]) -> None:
-        """Files that are gone already are passed over."""
+        """Delete files. Those that are gone already are passed over."""
 
     @abstractmethod
     def settle(self, places: Iterable[Location]) -> None:
@@ -100,7 +100,7 @@ class Store(ABC):
     # Folders ------------------------------------------------------------------------------------------
 
     def make_private(self, root: Location) -> None:
-        """Make the lake's own folder, where folders are made, open to its owner alone."""
+        """Make the lake's own folder, open to its owner alone, in a store that has folders."""
         del root
 
     def delete_folder(self, folder: Location) -> None:
@@ -108,8 +108,8 @@ class Store(ABC):
         self.delete([folder / entry.name for entry in self.walk(folder, hidden=True)])
 
     def move_folder(self, source: Location, to: Location) -> None:
-        """Move all files of a folder, in the order of their names: what is left of a table's log, when a machine stops
-        in the middle, is then never an older table."""
+        """Move all files of a folder, in the order of their names: if a machine stops in the middle, what is left of a
+        table's log lacks its beginning, and is never taken for an older table."""
         for name in sorted(entry.name for entry in self.walk(source, hidden=True)):
             self.copy(source / name, to / name)
             self.delete([source / name])

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Final
 
 AT_A_TIME: Final = 8
-"""Syncs of one call under way together: a file system's journal commits them together, too."""
+"""Syncs of one call that run at the same time: a file system's journal commits them together, too."""
 _UNABLE: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
-"""Some file systems, of networks or in user space, sync no folders: their names are durable by themselves, or never."""
+"""Errors of file systems, of networks or in user space, that sync no folders: their names are durable by themselves, or
+never."""
 
 
 def write_whole(path: Path, content: bytes) -> None:

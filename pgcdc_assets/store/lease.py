@@ -1,6 +1,6 @@
-"""A place that one process holds, with a text for those who do not: the sign that its holder lives.
+"""A place that one process holds, with a text for the others. It is held only while its holder lives.
 
-On a file system it is a locked file: the kernel drops the lock with its process, however that ends.
+On a file system it is a locked file: the kernel drops the lock when the process ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Lease:
         self._file = file
 
     def say(self, text: str) -> None:
-        """The text from now on. A reader may see a part of it meanwhile."""
+        """Replace the text. A reader may see a part of it meanwhile."""
         self._file.seek(0)
         self._file.truncate()
         self._file.write(text)
@@ -36,7 +36,7 @@ class Lease:
 
 @contextmanager
 def held(place: Location) -> Iterator[Lease | None]:
-    """Hold a place for the time of the block, without a text at first and after it; None where another process has it.
+    """Hold a place during the block; None if another process has it. The text is empty at first, and after the block.
 
     OSError where its folder cannot be written.
     """

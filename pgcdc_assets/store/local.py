@@ -1,4 +1,4 @@
-"""A lake in a folder of this machine: POSIX, with each sync that a power cut asks for (:mod:`.durable`)."""
+"""A lake in a folder of this machine: POSIX, with each sync that is needed against a power cut (:mod:`.durable`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STAGED: Final = "_{}.{}.tmp"
 
 
 def path_of(place: Location) -> Path:
-    """ValueError for a place that is in no folder of this machine."""
+    """The path of a place; ValueError for one that is in no folder of this machine."""
     if not place.text.startswith("/"):
         raise ValueError(f"{place} is not on this machine's file system")
     return Path(place.text)
@@ -56,7 +56,7 @@ class LocalStore(Store):
             return []
         entries: list[Entry] = []
         for one in sorted(chosen, key=lambda one: one.name):
-            # It may go while the folder is listed.
+            # The file may be deleted while the folder is listed.
             with suppress(FileNotFoundError):
                 entries += _listed(one.name, one.stat())
         return entries
@@ -72,7 +72,7 @@ class LocalStore(Store):
                     yield from _listed(os.path.relpath(path, folder.text), os.stat(path))
 
     def draft(self, to: Location) -> str:
-        """Its own place: a file is invisible there until a commit names it, and need not be moved."""
+        """The place itself: a file there is invisible until a commit names it, and need not be moved."""
         _make_folder(to.parent.text)
         return to.text
 
@@ -95,7 +95,7 @@ class LocalStore(Store):
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                # Still nobody's file is taken, but a reader may see a part of this one, and a power cut leave a part.
+                # Still no file is overwritten, but a reader may see a part of this one, and a power cut leave a part.
                 _write(to.text, content)
         finally:
             with suppress(FileNotFoundError):
@@ -135,7 +135,7 @@ class LocalStore(Store):
         private_folder(Path(root.text))
 
     def delete_folder(self, folder: Location) -> None:
-        # A lake may be a link to one.
+        # A lake's folder may be a link to another.
         shutil.rmtree(os.path.realpath(folder.text), ignore_errors=True)
         if os.path.islink(folder.text):
             os.unlink(folder.text)
@@ -149,7 +149,7 @@ def _make_folder(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except FileExistsError:
-        # As it would be said of what lies in there; of a file it would mean something else.
+        # The error that a file inside would give: FileExistsError would mean that the file itself exists.
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 
@@ -166,7 +166,7 @@ def _listed(name: str, found: os.stat_result) -> list[Entry]:
 
 
 def _write(path: str, content: bytes) -> None:
-    """A new file, its content durable; FileExistsError where there is one."""
+    """Write a new file, durable in its content; FileExistsError if there is one."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         descriptor = os.open(path, flags, 0o666)
@@ -179,7 +179,7 @@ def _write(path: str, content: bytes) -> None:
             left = left[os.write(descriptor, left) :]
         os.fsync(descriptor)
     except OSError as error:
-        # The system names no file here.
+        # The errors of os.write and os.fsync name no file.
         raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(descriptor)

@@ -13,7 +13,7 @@ OWNER_ONLY: Final = 0o700
 
 
 def private_folder(path: Path) -> Path:
-    """Make it, open to its owner alone. One that is there keeps its mode; those above it are made as usual."""
+    """Make a folder that its owner alone may enter. An existing one keeps its mode; those above are made as usual."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(OWNER_ONLY)

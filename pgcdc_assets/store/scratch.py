@@ -1,4 +1,5 @@
-"""This machine's own disk, for files under way: made here whatever store they are for, and put there when finished."""
+"""This machine's own disk, for files under way: whatever store they are for, they are made here, and put into the store
+when finished."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _STALE_SECONDS: Final = 3600
 
 
 class DraftFile:
-    """A file under way. Whoever fails leaves an orphan that no commit names, or discards it."""
+    """A file under way. After a failure it is discarded, or is left as an orphan that no commit names."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -32,13 +33,13 @@ class DraftFile:
         return os.stat(self.path).st_size
 
     def pieces(self) -> Iterator[bytes]:
-        """Its bytes."""
+        """Its bytes, a piece at a time."""
         with open(self.path, "rb") as file:
             while piece := file.read(_PIECE):
                 yield piece
 
     def write(self, content: bytes) -> None:
-        """Its whole content."""
+        """Write its whole content."""
         Path(self.path).write_bytes(content)
 
     def settle(self) -> None:
@@ -66,16 +67,16 @@ class Scratch:
 
     @contextmanager
     def temporary(self) -> Iterator[Location]:
-        """A folder of its own for the time of the block; the scratch folder goes with the last of them.
+        """A new folder during the block; the scratch folder is removed with the last of them.
 
-        What killed processes left there for long goes, too.
+        What killed processes left there long ago is removed, too.
         """
         before = time.time() - _STALE_SECONDS
         with suppress(FileNotFoundError):
             for left in [left for left in Path(self._path).iterdir() if left.stat().st_mtime < before]:
                 shutil.rmtree(left, ignore_errors=True)
         path = os.path.join(self._path, uuid.uuid4().hex)
-        # Whoever makes another one here at the same time may have removed the scratch folder.
+        # Another process that left its block at the same time may have removed the scratch folder.
         os.makedirs(path)
         try:
             yield Location(path)

@@ -79,7 +79,7 @@ def replace(to: Location, content: bytes) -> None:
 
 
 def copy(source: Location, to: Location) -> None:
-    """From one store to another, too."""
+    """Copy a file, also from one store to another."""
     if source.scheme == to.scheme:
         store_of(to).copy(source, to)
     else:
