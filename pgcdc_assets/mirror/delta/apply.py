@@ -32,7 +32,7 @@ from pgcdc_assets.delta.commit import commit_compaction
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.failures import ATTEMPTS, lost_race, of_one_table
 from pgcdc_assets.feed.schema import FeedPart
-from pgcdc_assets.mirror.delta.compaction import Compacted, compact_mirror, worth_rewriting
+from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compacted, Compaction, compact_mirror
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.delta.tablework import TableWork
@@ -45,13 +45,10 @@ _COMMITS: Final = 8
 
 Result = TypeVar("Result")
 
-LOOK_EVERY = 10
-"""Versions of a mirror: the number of its small files grows by one a version, its vectors by the rows that go."""
-
 
 def apply_tables(
     spark: SparkSession, layout: Layout, identity: Identity, parts: Sequence[FeedPart], upto: Lsn,
-    known: Mapping[TableName, Table] | None = None,
+    known: Mapping[TableName, Table] | None = None, compaction: Compaction = COMPACTION,
 ) -> list[Applied]:  # fmt: skip
     """Bring the mirrors of ``parts`` to ``upto`` (a transaction boundary), each from where it stands.
 
@@ -69,7 +66,7 @@ def apply_tables(
         left = [part for part in left if part.table.name in outrun]
         if not left:
             break
-    return _compacted(spark, layout, identity, done)
+    return _compacted(spark, layout, identity, compaction, done)
 
 
 def _attempted(
@@ -122,17 +119,19 @@ def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Appli
         return Applied(table, -1, start, set_aside=(start, failure))
 
 
-def _compacted(spark: SparkSession, layout: Layout, identity: Identity, done: Sequence[Applied]) -> list[Applied]:
+def _compacted(
+    spark: SparkSession, layout: Layout, identity: Identity, compaction: Compaction, done: Sequence[Applied]
+) -> list[Applied]:
     """Rewrite files of mirrors that have many small files or a worn one; returns what was applied, with the versions
     after that."""
     outcomes = {result.table.name: result for result in done}
     works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
     targets: list[MergeTarget] = []
     for result in done:
-        if result.set_aside is not None or result.outrun or result.version % LOOK_EVERY:
+        if result.set_aside is not None or result.outrun or result.version % compaction.look_every:
             continue
         mirror = Mirror(layout, identity, result.table.name)
-        if mirror.delta is not None and (files := worth_rewriting(mirror.delta.files)):
+        if mirror.delta is not None and (files := compaction.worth_rewriting(mirror.delta.files)):
             works.append((result, mirror.delta, files))
             targets.append(mirror.target(result.table, files))
     for (result, delta, files), made in zip(works, run_tasks(spark, compact_mirror, targets), strict=True):
