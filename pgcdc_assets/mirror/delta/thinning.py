@@ -19,9 +19,10 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.core.layout import DELTA_LOG, commit_name
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.checkpoint import make_checkpoint, write_checkpoint
+from pgcdc_assets.delta.listing import LogListing
 from pgcdc_assets.delta.log import hinted, is_whole
 from pgcdc_assets.delta.logfiles import checkpoint_files, checksum_of
-from pgcdc_assets.delta.sweep import LogListing, unneeded
+from pgcdc_assets.delta.sweep import unneeded
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.store import storage
@@ -95,6 +96,6 @@ def passing(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Pass
     young = max(listing.first_young(max(kept, default=mirror.version), before), listing.whole_since)
     whole_from = listing.whole_from(young)
     alone = {version for version in kept if version < whole_from}
-    old = unneeded(mirror.path, {*kept, *range(young, mirror.version + 1)}, mirror.version, before)
+    old = unneeded(listing, {*kept, *range(young, mirror.version + 1)}, mirror.version, before)
     files, log_files = (mirror.path / entry.name for entry in old), listing.files_below(whole_from, alone)
     return Passing(mirror, alone, whole_from, tuple(log_files), tuple(files), sum(entry.size for entry in old))
