@@ -53,8 +53,8 @@ class LogListing:
         return 0 if before < 0 else min((number for number in self.checkpoints if number >= before), default=before)
 
     def first_young(self, begin: int, before: float) -> int:
-        """The first version, at most ``begin``, from which on each was the newest after ``before``, or may be published
-        yet."""
+        """The first version, at most ``begin``, from which on each was the newest after ``before``, or may still be
+        published."""
         version = begin
         while version > 0 and version in self.commits and self.commits[version].written > before:
             version -= 1
@@ -65,7 +65,7 @@ class LogListing:
         return next((number for number, parts in self.checkpoints.items() if number <= young and is_whole(parts)), 0)
 
     def files_below(self, version: int, kept: Set[int]) -> list[Location]:
-        """All of the log that belongs to a version below, other than the ``kept`` ones."""
+        """All files of the log that belong to a version below ``version``, other than the ``kept`` ones."""
         found = ((entry.name, VERSIONED.match(entry.name)) for entry in self.entries)
         return [self.log / name for name, match in found
                 if match is not None and int(match[1]) < version and int(match[1]) not in kept]  # fmt: skip

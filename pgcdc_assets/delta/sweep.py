@@ -1,7 +1,7 @@
-"""Which files of a table nobody needs any more: removed ones, and what killed processes left.
+"""Finds the files of a table that nobody needs any more: removed ones, and what killed processes left.
 
 VACUUM's rule goes by the clock and by what the log says of removals. Here a file stays as long as a version that
-somebody may be reading refers to it: promised ones, the newest, and those that were the newest of late.
+somebody may be reading refers to it: a promised one, the newest, or one that was the newest recently.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def unneeded(listing: LogListing, versions: Collection[int], newest: int, before
 
 
 def sweep(folder: Location, grace: timedelta) -> int:
-    """Delete what no version of a table needs that was its newest within ``grace``; how many files.
+    """Delete the files that no version of a table needs that was its newest within ``grace``; returns how many.
 
-    For tables of which nobody is promised an older version. 0 where there is no table.
+    This is for tables of which nobody is promised an older version. 0 if there is no table.
     """
     table = open_delta(folder)
     if table is None:

@@ -1,15 +1,15 @@
-"""The apply: what the feeds hold of a turn, into the mirrors, one atomic commit per table.
+"""Applies what the feeds hold of a turn to the mirrors, in one atomic commit per table.
 
-Inserts alone are appended: the feed's own files become files of the mirror, in a commit of milliseconds.
-After a truncate of the whole table what is left is complete by itself and overwrites the mirror. All
-else is collapsed and merged in Spark's tasks: rows that change or go are taken away by deletion vectors,
-rows that come make a new file. Spark's own MERGE does the same to a table, but costs seconds of CPU time
-however little there is to do. Each commit carries the position with the data.
+Inserts alone are appended: the feed's own files become files of the mirror, in a commit of milliseconds. After a
+truncate of the whole table, the changes that are left are the complete table, and overwrite the mirror. All other
+changes are collapsed and merged in Spark's tasks: deletion vectors take away the rows that change or go, and a new file
+holds the rows that come. Spark's own MERGE does the same to a table, but costs seconds of CPU time however little there
+is to do. Each commit carries the position with the data.
 
-A merge fails before its commit where the mirror lacks a row that changed or holds one that was
-inserted, where the changes contradict each other, or where a file of one table cannot be read. Then the
-mirror stays as it was, and the table is to be set aside: going on would hide that it differs from the
-source. What fails for one table (:mod:`pgcdc_assets.failures`) keeps no other from its commit.
+A merge fails before its commit if the mirror lacks a row that changed or holds one that was inserted, if the changes
+contradict each other, or if a file of one table cannot be read. Then the mirror stays as it was, and the table is set
+aside: going on would hide that it differs from the source. A failure of one table (:mod:`pgcdc_assets.failures`) does
+not keep the other tables from their commits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.spark.tasks import run_tasks
 
 _COMMITS: Final = 8
-"""Commits of one turn under way together."""
+"""Commits of one turn that run at the same time."""
 
 Result = TypeVar("Result")
 
@@ -52,10 +52,10 @@ def apply_tables(
 ) -> list[Applied]:  # fmt: skip
     """Bring the mirrors of ``parts`` to ``upto`` (a transaction boundary), each from where it stands.
 
-    Tables without changes are left out of the result. A table that fails for itself comes back with
-    ``set_aside``; any other error ends the apply, and what was committed stands and is skipped next time.
-    ``known``: the tables as their mirrors last took them; what a mirror lacks of that is not made again.
-    A table that somebody else's commits came before is tried again alone, and at last left for the next turn.
+    Tables without changes are left out of the result. A table that alone fails comes back with ``set_aside``. Any other
+    error ends the apply; what was committed before it stands, and is skipped next time. ``known``: the tables as their
+    mirrors last took them; a known column that a mirror lacks is not made again. A table for which another writer's
+    commit came first is tried again without the others, and after the last attempt left for the next turn.
     """
     done: list[Applied] = []
     left = list(parts)
@@ -73,7 +73,7 @@ def _attempted(
     spark: SparkSession, layout: Layout, identity: Identity, parts: Sequence[FeedPart], upto: Lsn,
     known: Mapping[TableName, Table],
 ) -> list[Applied]:  # fmt: skip
-    """Look at each mirror, and commit to it once; a few tables at a time, for a commit mostly waits for the disk."""
+    """Look at each mirror and commit to it once; a few tables at a time, because a commit mostly waits for the disk."""
     done: list[Applied] = []
     rest: list[tuple[TableWork, list[Collapsing]]] = []
     with ThreadPoolExecutor(_COMMITS, thread_name_prefix="commit") as pool:
@@ -93,8 +93,8 @@ def _begun(
     spark: SparkSession, layout: Layout, identity: Identity, upto: Lsn, known: Mapping[TableName, Table],
     part: FeedPart,
 ) -> Applied | tuple[TableWork, list[Collapsing]] | None:  # fmt: skip
-    """Look at a mirror once, and append or overwrite where that is all; otherwise return the work to collapse. None if
-    nothing of the part is left to do."""
+    """Look at a mirror once, and append the feed's files if that is all there is to do; otherwise return the work to
+    collapse. None if nothing of the part is left to do."""
     work = _own(part.table, part.span.start, partial(TableWork.of, layout, identity, part, upto, known))
     if not isinstance(work, TableWork):
         return work
@@ -108,7 +108,7 @@ def _committed(seconds: float, found: tuple[tuple[TableWork, list[Collapsing]], 
 
 
 def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Applied:
-    """A step of one table's apply. What fails for that table alone sets it aside where it stands, at ``start``."""
+    """Do a step of one table's apply. A failure of that table alone sets it aside where it stands, at ``start``."""
     try:
         return step()
     except Exception as error:
@@ -140,7 +140,7 @@ def _compacted(
 
 
 def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added], made: Compacted) -> Applied:
-    """Commit a merged file. What another writer's commit came before is left for the next look."""
+    """Commit a merged file. If another writer's commit came first, the files are left for the next look."""
     if made.failure is not None:
         return replace(result, set_aside=(result.replay_lsn, made.failure))
     try:

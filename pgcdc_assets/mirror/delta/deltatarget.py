@@ -50,7 +50,7 @@ class DeltaTarget:
         self._settlement = Settlement(layout, identity.app_id())
 
     def _mirror(self, name: TableName) -> Mirror:
-        """As it is now."""
+        """The mirror as it is now."""
         return Mirror(self._layout, self._identity, name)
 
     # Standing -----------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class DeltaTarget:
         )
 
     def cancel_copies(self) -> None:
-        """All that runs in Spark: no apply is under way while the run's thread asks this."""
+        """Cancels all that runs in Spark: no apply is under way while the run's thread calls this."""
         if self._spark.started is not None:
             cancel_jobs(self._spark.started)
 
@@ -128,7 +128,7 @@ class DeltaTarget:
         mirror = self._mirror(name)
         if not mirror.exists or not upkeep.stands_as(mirror, published):
             return
-        # Before anything follows it: points of the last days name this version.
+        # This must come before any new version: points of the last days name the version of now.
         upkeep.keep_readable(mirror)
         upkeep.keep_promised(mirror, self._retention)
         if table is not None and may_begin() and (found := upkeep.without_int96(mirror, table)):
