@@ -35,8 +35,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.thinning import EVERY
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta.apply import LOOK_EVERY
-from pgcdc_assets.mirror.delta.compaction import compact_file, worth_rewriting
+from pgcdc_assets.mirror.delta.compaction import COMPACTION, compact_file
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.delta.thinning import passing
@@ -121,7 +120,7 @@ class _Turns:
         assert report is not None
         change = FileChange([report], {path: BitMap64(places) for path, places in gone.items()})
         self._version = commit_change(table, change, {}, {})
-        if self._version % LOOK_EVERY == 0:
+        if self._version % COMPACTION.look_every == 0:
             self._rewrite()
         self._points.publish(newest.replay_lsn, {_NAME: self._version}, newest.positions)
         self.written += _written(path_of(self.mirror.path), self._version)
@@ -129,7 +128,7 @@ class _Turns:
     def _rewrite(self) -> None:
         table = self._log.newest()
         assert table is not None
-        files = worth_rewriting(table.files)
+        files = COMPACTION.worth_rewriting(table.files)
         if files:
             schema = pa.schema(table.schema.to_arrow())
             report = compact_file(MergeTarget(self.mirror.path, schema, tuple(schema.names), files))

@@ -1,6 +1,6 @@
 """Delta tables by their logs and files: what delta-rs cannot do, or does by listing folders. No Spark.
 
-datafile, vectors -> log -> checkpoint -> commit; log -> references -> sweep
+datafile, vectors -> log -> checkpoint -> commit; log -> listing -> references -> sweep
 
 logfiles    the actions of a commit's lines and of a checkpoint, read strictly
 log         a table's versions, found by the numbers of their commits
@@ -9,6 +9,7 @@ checkpoint  what a version holds as one file; what a log forgets then
 definition  tables made, their columns and properties changed
 datafile    Parquet files with exact bounds
 vectors     deletion vectors
+listing     the files of a log, listed once
 references  which files some versions need
 sweep       the files that nobody needs any more
 smallfiles  those that are worth writing as one

@@ -1,7 +1,7 @@
-"""Checkpoints: what a version holds as one file, so that no reader begins at the first commit.
+"""Makes checkpoints: what a version holds as one file, so that no reader begins at the first commit.
 
-delta-rs makes them, in a scratch folder, from the part of the log that they take: in the table's own it would list all
-of the log, and give the name before the content is whole.
+delta-rs makes them in a scratch folder, from the part of the log that they need. In the table's own folder it would
+list the whole log, and give a checkpoint its name before the content is whole.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pgcdc_assets.store.scratch import DraftFile
 _STALE_SECONDS: Final = 3600
 """The age after which a commit that waits for its number is deleted: its writer is dead."""
 _SCRATCH: Final = "_checkpoint"
-"""In the table's folder, for whom its other files are readable; no reader takes it for a part of the table."""
+"""A folder in the table's, readable by whoever can read the table; no reader takes it for a part of the table."""
 _STAGED: Final = ("_", ".tmp")
 """How the name of such a commit begins and ends."""
 
@@ -42,15 +42,16 @@ _STAGED: Final = ("_", ".tmp")
 def make_checkpoint(folder: Location, version: int) -> None:
     """Make the checkpoint of the newest version, from which readers begin then.
 
-    The names of the files that it holds are durable before it is made. What the properties let go of the log, and what
-    killed writers left there, goes once it is durable itself: a power cut would leave neither.
+    The names of the files that it holds are durable before it is made. Commits that the properties let go are deleted,
+    and what killed writers left in the log, after it is durable itself: else a power cut could leave neither it nor
+    them.
     """
     storage.settle([folder, folder / DELTA_LOG])
     made = write_checkpoint(folder, version)
     log = folder / DELTA_LOG
     storage.settle([log])
     storage.replace(log / LAST_CHECKPOINT, json.dumps({"version": version, "size": made.actions}).encode())
-    # Hadoop keeps a checksum of what Spark wrote there, and would find ours wrong.
+    # Hadoop keeps a checksum of a hint that Spark wrote, and would find ours wrong.
     storage.delete([checksum_of(log / LAST_CHECKPOINT)])
     _clean_up(log, log_retention(made.configuration))
 
@@ -82,14 +83,14 @@ def write_checkpoint(folder: Location, version: int) -> Made:
         told = Made(int(read_footer(made).num_rows), table.metadata().configuration)
         put_aside(log, [path for path in parts.get(version, ()) if path.name != made.name])
         storage.put(DraftFile(made.text), log / made.name)
-    # What Spark wrote there had one of its own.
+    # A checkpoint that Spark wrote there had a checksum.
     storage.delete([checksum_of(log / made.name)])
     return told
 
 
 def _clean_up(log: Location, retention: timedelta) -> None:
-    """Delete what is older than ``retention`` and comes before a checkpoint that is so as well: each version since
-    stays readable. And what writers left that were killed while they created a file."""
+    """Delete what is older than ``retention`` and comes before a checkpoint that is as old: each version since stays
+    readable. Delete also what writers left that were killed while they created a file."""
     now = time.time()
     entries = storage.list_after(log)
     before = now - retention.total_seconds()

@@ -1,10 +1,10 @@
-"""Commits to the tables of the lake: delta-rs cannot write deletion vectors, and lists a log again and again.
+"""Commits to the tables of the lake. delta-rs cannot write deletion vectors, and lists a log again and again.
 
-One JSON file in the table's log, as the protocol has it, created under its number whole or not at all: a number that
-another writer took is never taken twice.
+A commit is one JSON file in the table's log, as the protocol has it. It is created under its number whole or not at
+all, and never under a number that another writer took.
 
-Content is durable before it gets a name that counts: data files when their task reports them, deletion
-vectors and commits here. Names are not: :func:`settle` makes them so, for all tables of a turn together.
+Content is durable before it gets a name that counts: that of data files when their task reports them, that of deletion
+vectors and commits here. Names are not: :func:`settle` makes them durable, for all tables of a turn together.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -33,17 +33,17 @@ FEATURES: Final = frozenset({
     "appendOnly", "changeDataFeed", "columnMapping", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
     "variantType",
 })  # fmt: skip
-"""Writer features that ask nothing more of these commits."""
+"""Writer features that require nothing more of these commits."""
 _TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
 _CHECKPOINT_EVERY: Final = 10
-"""Commits, where a table's property says nothing: Delta's default."""
+"""Commits from one checkpoint to the next if no property of the table says so: Delta's default."""
 
 Mode = Literal["append", "overwrite"]
 
 
 @dataclass(frozen=True)
 class FileChange:
-    """What a commit does to a version of a table: files that come, and by file the rows that go."""
+    """What a commit does to a version of a table: the files that it adds, and by file the rows that it deletes."""
 
     added: Sequence[FileReport]
     gone: Mapping[str, BitMap64]
@@ -52,9 +52,9 @@ class FileChange:
 def commit_files(table: DeltaVersion, files: Sequence[FileReport], mode: Mode, positions: Mapping[str, int]) -> int:
     """Make the files part of the table, or its whole content, on top of this version; returns the new one.
 
-    ``positions``: application id → version of its transaction that the table has from then on. One that
-    the table has passed already is refused with LakeError, as is a file that is not what its report or
-    the table says, and a commit that another writer came before. Nobody sees the files before all is in.
+    ``positions``: application id → version of its transaction that the table has from then on. Raises LakeError for a
+    position that the table has passed already, for a file that is not what its report or the table says, and if another
+    writer's commit came first. Nobody sees the files before all are part of the table.
     """
     _check_passed(table, mode, positions)
     return replace_files(table, table.files if mode == "overwrite" else (), files, positions)
@@ -132,7 +132,7 @@ def append_commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
 def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
     """Make a commit of the actions, the first of which is its ``commitInfo``; CommitLost where another has its number.
 
-    Its content is durable then; its name is with the log's folder.
+    Its content is durable when this returns; its name becomes so with the log's folder.
     """
     actions[0]["commitInfo"][ACTIONS] = len(actions)
     try:
@@ -159,7 +159,7 @@ def now_ms() -> int:
 
 
 def _replaced(table: DeltaVersion, gone: Mapping[str, BitMap64], now: int) -> list[Action]:
-    """Each file that loses rows goes, and comes again with a larger vector, unless nothing of it is left."""
+    """Remove each file that loses rows, and add it again with a larger deletion vector, unless no row is left."""
     path = table.folder
     changed = [(file, _larger(path, file, gone[file.path])) for file in table.files if file.path in gone]
     if len(changed) != len(gone):
@@ -201,7 +201,7 @@ def _with_vector(file: Added, vector: Descriptor) -> Action:
 def loosened(stats: str) -> str:
     """Statistics of a file that loses rows: bounds remain valid, but are no longer tight.
 
-    As text: a decimal that went through a float would be another bound, and hide rows.
+    They are edited as text: a decimal that went through a float would be another bound, and hide rows.
     """
     text, told = _TIGHT.subn('"tightBounds":false', stats)
     if told:
@@ -225,7 +225,7 @@ def commit_info(now: int, operation: str, metrics: Mapping[str, int]) -> Action:
 
 
 def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
-    """LakeError where a commit of ours cannot be one that the table's protocol asks for."""
+    """Raises LakeError if our commits cannot do all that the table's protocol requires."""
     reason = unfit(table, vectors=vectors)
     if reason is not None:
         raise LakeError(reason, thing=f"Delta table {table.folder}",
@@ -234,7 +234,7 @@ def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
 
 
 def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
-    """Why changes cannot be applied to the table, in words: what its features ask for, or do not allow."""
+    """Why changes cannot be applied to the table, in words: what its features require, or do not allow."""
     odd = sorted(table.features - FEATURES)
     if odd:
         return f"has a feature that changes cannot be applied to: {', '.join(odd)}"
@@ -242,5 +242,5 @@ def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
 
 
 def settle(folders: Iterable[Location]) -> None:
-    """Make durable what was committed to these tables here: all but the names is so already."""
+    """Make durable the names of what was committed to these tables here; the content is durable already."""
     storage.settle([place for folder in folders for place in (folder, folder / DELTA_LOG)])

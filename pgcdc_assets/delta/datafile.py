@@ -1,8 +1,8 @@
 """Data files that tasks write themselves, for the one commit that makes them part of a table.
 
-A file is invisible until its commit, and carries a uuid, so that a repeated task leaves an orphan and
-never rows twice. Delta checks nothing about the files that it is given: a missing one is counted, one
-of other types is read as NULL. So the committer looks at each.
+A file is invisible until its commit, and has a UUID in its name, so that a repeated task leaves an orphan and never
+rows twice. Delta does not check the files that it is given: it counts a missing one, and reads one of other types as
+NULL. So the committer looks at each.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ OWN_PREFIX: Final = "_pgcdc_"
 INDEXED_COLUMNS: Final = 32
 """Columns with statistics, besides our own: Delta's default, so that the log of wide tables stays small."""
 LONGEST_BOUND: Final = 64
-"""Characters of a string that stands whole in the statistics. A cut one would hide rows."""
+"""Statistics hold a string of at most this many characters, and hold it whole. A bound that was cut would hide rows."""
 HIGHEST_CHARACTER: Final = "\U0010ffff"
-"""Delta ends a bound that was cut with it. delta-rs and Polars find no row where a whole bound begins with it."""
+"""Delta puts it at the end of a bound that was cut. delta-rs and Polars find no row if a whole bound begins with it."""
 PARQUET_OPTIONS: Final[dict[str, Any]] = {
     # Measured on mixed rows: less than half of snappy's size at no more CPU.
     "compression": "zstd",
@@ -47,7 +47,8 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 }
 
 DICTIONARY_SAMPLE: Final = 1000
-"""Rows looked at to tell columns with few values. A dictionary of many costs a third of all the writing."""
+"""Rows that are looked at to find columns with few values. A dictionary of many values costs a third of all the
+writing."""
 DICTIONARY_SHARE: Final = 8
 
 
@@ -68,7 +69,7 @@ class FileReport:
 
 
 class DataFile:
-    """A Parquet file under way; made with the first rows, so that no rows make no file.
+    """A Parquet file that is being written. The first rows create it, so that there is no file without rows.
 
     ``schema`` names the columns as the file is to have them (:meth:`Mirror.physical` for mapped tables).
     """
@@ -83,7 +84,7 @@ class DataFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Closed in any case; a file that failed is an orphan."""
+        """Close the file in any case; one that failed is an orphan."""
         if self._writer is not None and self._writer.is_open:
             self._writer.close()
 
@@ -113,7 +114,7 @@ class DataFile:
 
 
 def parquet_writer(draft: DraftFile, first: pa.Table) -> pq.ParquetWriter:
-    """A writer of files like ``first``, the rows to come first, from which it learns what repeats."""
+    """A writer of a file whose first rows are ``first``: they show which columns repeat few values."""
     told = [field.name for field in first.schema if _told(field.type)]
     return pq.ParquetWriter(
         draft.path, first.schema, write_statistics=told, use_dictionary=_repeating(first), **PARQUET_OPTIONS
@@ -131,9 +132,9 @@ def _repeating(table: pa.Table) -> list[str]:
 def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
     """Delta's statistics of a file, from its footer.
 
-    Bounds only where no reader can be led astray: none for floats (NaN lies outside of them; Spark skips
-    by the footer's own too, so it has none either), decimals as JSON strings (a JSON number loses digits),
-    strings whole or not at all.
+    They hold bounds only where these mislead no reader: none for floats (NaN lies outside of them; Spark skips by the
+    footer's own too, so it has none either), decimals as JSON strings (a JSON number loses digits), strings whole or
+    not at all.
     """
     bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
     nulls: dict[str, int] = {}
@@ -203,8 +204,8 @@ def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, o
 
 
 def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) -> list[str]:
-    """The columns in which a file and a table differ by name or type; own columns may be more in the file, and
-    ``optional`` ones may be missing there."""
+    """The columns in which a file and a table differ by name or type; the file may have more columns of our own, and
+    lack ``optional`` ones."""
     expected = {_physical(field): str(field.type) for field in table.fields}
     found = {field.name: str(field.type) for field in Schema.from_arrow(file).fields}
     needed = [name for name in expected if name in found or name not in optional]
@@ -213,9 +214,9 @@ def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) 
 
 
 def in_int96(footer: pq.FileMetaData) -> bool:
-    """Whether a file's timestamps are in Parquet's old form, as Spark's own default has them.
+    """Whether a file's timestamps are in Parquet's old form, which is Spark's default.
 
-    Read as nanoseconds, as delta-rs does, they are wrong before 1678 and after 2261.
+    Readers that take them for nanoseconds, as delta-rs does, read them wrong before 1678 and after 2261.
     """
     return any(footer.schema.column(place).physical_type == "INT96" for place in range(footer.num_columns))
 
@@ -234,7 +235,7 @@ def write_parquet(rows: pa.Table, to: Location) -> None:
 
 def dataset(paths: Sequence[Location], schema: pa.Schema) -> ds.Dataset:
     """The rows of several files as one table; a file that lacks a column has NULL there."""
-    # It imports pandas, which the receiver, who reads no rows, is spared.
+    # This imports pandas, which the receiver is spared: it reads no rows.
     import pyarrow.dataset as ds
 
     form = ds.ParquetFileFormat()
@@ -242,7 +243,7 @@ def dataset(paths: Sequence[Location], schema: pa.Schema) -> ds.Dataset:
 
 
 def read_footer(path: Location) -> pq.FileMetaData:
-    """LakeError, which names the file, where it cannot be read."""
+    """The footer of a Parquet file. LakeError, which names the file, if it cannot be read."""
     try:
         with opened_parquet(path) as file:
             return file.metadata

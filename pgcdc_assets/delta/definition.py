@@ -1,4 +1,4 @@
-"""Tables made, and their columns and properties changed: the commits that say what a table is.
+"""Commits that define a table: they create it, and change its columns and properties.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
@@ -28,9 +28,9 @@ from pgcdc_assets.store import storage
 
 _PLAIN: Final[Action] = {"minReaderVersion": 1, "minWriterVersion": 2}
 _NTZ: Final = "timestampNtz"
-"""The feature of columns without a time zone; tables without such need none."""
+"""The feature of timestamps without a time zone; only a table with such columns needs it."""
 _LEGACY: Final = ("appendOnly", "invariants")
-"""What writers of version 2 know; a table that lists its features lists these as well."""
+"""The features that writers of version 2 know; a table that lists its features lists these as well."""
 
 
 def create_table(
@@ -71,7 +71,7 @@ def commit_columns(
 ) -> int:  # fmt: skip
     """Give the table these columns on top of this version; returns the new one.
 
-    Files that do not have them are ``gone`` in the same commit, or are read with NULL for those that they lack.
+    The same commit removes the ``gone`` files. A file that stays is read with NULL in the columns that it lacks.
     """
     refuse_features(table)
     now = now_ms()

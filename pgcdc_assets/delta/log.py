@@ -1,7 +1,7 @@
-"""A Delta table as its log tells it, read by the numbers of its commits.
+"""Reads a Delta table's log by the numbers of its commits.
 
-Other readers list the log's folder at each look: 0.2 s of CPU time for the 60,000 commits that a table
-under steady change takes in a day. Here a look costs what is live, and what came since the last look.
+Other readers list the log's folder at each look: 0.2 s of CPU time for the 60,000 commits that a table under steady
+change takes in a day. The cost of a look here depends on what is live, and on what came since the last look.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -97,9 +97,9 @@ class Replay:
     metadata: Action = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     files: dict[tuple[str, str], Added] = field(default_factory=dict)
-    """A file with another deletion vector is another."""
+    """A file with another deletion vector is another file."""
     with_files: bool = True
-    """Otherwise files are passed over: what a large table has of them takes memory."""
+    """If false, files are passed over: those of a large table take memory."""
 
     def play(self, action: Action) -> Added | None:
         """The file that the action adds, if it does."""
@@ -139,7 +139,7 @@ class DeltaLog:
         try:
             self._seek(version)
         except LakeError:
-            # What was listed may have gone before it was read, where versions around it are let go.
+            # A file that was listed may be deleted before it is read, while versions around it are let go.
             self._seek(version)
         told = self._told()
         if told is None:
@@ -151,8 +151,9 @@ class DeltaLog:
         self._play_upto(version)
 
     def _lost(self) -> bool:
-        """Read on; whether that no longer leads to the newest version. It was read so long ago that its commit, or
-        those behind it, have gone since: not all up to the checkpoint of the hint, from which on the log is whole."""
+        """Read on; returns whether that no longer leads to the newest version. Then the log was last read so long ago
+        that the last commit that was read, or the next ones, have been deleted since. The log is whole from the
+        checkpoint of the hint on."""
         moved = self._read_on()
         newest = self._log / commit_name(self._number)
         return self._number < hinted(self._log) or (not moved and not storage.exists(newest))
@@ -162,7 +163,7 @@ class DeltaLog:
         try:
             self._start(*_checkpoint_at(self._log, hint))
         except TornLog:
-            # The commits behind it stay until it is durable.
+            # The commits before it stay until it is durable.
             self._start(-1, ())
         if 0 <= hint == self._number and self._read_on():
             return
@@ -211,7 +212,7 @@ def open_delta(folder: Location) -> DeltaVersion | None:
 
 def newest_checkpoint(log: Location, upto: int | None) -> tuple[int, list[Action]]:
     """The newest checkpoint at or below a version that can be read: its version, and what it stands for; -1 and
-    nothing where there is none. TornLog where one cannot be read and the commits behind it are gone."""
+    nothing if there is none. TornLog if one cannot be read and the commits before it are gone."""
     failed: TornLog | None = None
     for number, parts in checkpoint_files(log, upto).items():
         try:
@@ -224,7 +225,7 @@ def newest_checkpoint(log: Location, upto: int | None) -> tuple[int, list[Action
 
 
 def checkpoint_actions(parts: Iterable[Location]) -> Iterator[Action]:
-    """What a checkpoint stands for; tombstones say nothing here. TornLog where it cannot be read."""
+    """The actions that a checkpoint stands for, without tombstones. TornLog if it cannot be read."""
     for path in parts:
         try:
             with opened_parquet(path) as file:
@@ -258,7 +259,7 @@ def hinted(log: Location) -> int:
     try:
         return int(json.loads(storage.read(log / LAST_CHECKPOINT))["version"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
-        # It may be half written: a hint, no more.
+        # The hint may be half written: it is a hint, no more.
         return -1
 
 

@@ -30,7 +30,7 @@ ACTIONS: Final = "pgcdcActions"
 cut between two lines would look whole."""
 
 ENGINE: Final = "pgcdc_assets"
-"""Who made a commit, as its history says."""
+"""The name of our commits' writer in a table's history."""
 _ENDS_LINES: Final = (ENGINE, "Apache-Spark")
 _SEPARATES_LINES: Final = "delta-rs"
 
@@ -62,7 +62,7 @@ def commit_if_there(log: Location, number: int) -> list[Action] | None:
     actions = [_action(line, path) for line in content.removesuffix(b"\n").split(b"\n")]
     info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None) or {}
     engine, ended = str(info.get("engineInfo", "")), content.endswith(b"\n")
-    # Cut at a line's end, a commit would look whole. Writers that are not known may do either.
+    # A commit that was cut at a line's end would look whole. A writer that is not known may end its last line or not.
     if (ended and engine.startswith(_SEPARATES_LINES)) or (not ended and engine.startswith(_ENDS_LINES)):
         raise torn(path, "its last line does not end as its writer ends lines")
     if ACTIONS in info and int(info[ACTIONS]) != len(actions):
@@ -122,14 +122,14 @@ def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
 
 
 def above(log: Location, last: int) -> list[Location]:
-    """All in a log that is of a later version. Lists the folder."""
+    """All files of a log that belong to a later version. Lists the folder."""
     names = (entry.name for entry in storage.list_after(log))
     return [log / name for name in names if (match := VERSIONED.match(name)) and int(match[1]) > last]
 
 
 def put_aside(log: Location, paths: Sequence[Location]) -> tuple[str, ...]:
-    """Give files of a log names that nobody takes for the log's, durably; which ones. The hint goes with the
-    checkpoint that it names."""
+    """Give files of a log names that nobody takes for the log's, durably; returns the former ones. The hint goes with
+    the checkpoint that it names."""
     names = {path.name for path in paths}
     hint = log / LAST_CHECKPOINT
     if storage.exists(hint) and not _believable(hint, names):

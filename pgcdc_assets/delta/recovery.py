@@ -1,8 +1,8 @@
-"""What a power cut left of a Delta log, mended under the lake's lock before anybody builds on it.
+"""Mends what a power cut left of a Delta log, under the lake's lock, before anybody builds on it.
 
-What is published is durable; what came after it may be whole, torn or gone in any mixture. All from the
-first version on that is not whole is put aside, under names that no reader takes for the log's, and the
-log goes on from the version before: what the versions held is derived again.
+What is published is durable; what came after it may be whole, torn or gone in any mixture. Everything from the first
+version on that is not whole is put aside, under names that no reader takes for the log's. The log goes on from the
+version before, and what the versions held is derived again.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Recovered:
 
 
 def recover(folder: Location, promised: int = -1) -> Recovered:
-    """Put aside what is not whole above ``promised``, the version that is known to be durable, and make the rest so.
+    """Put aside what is not whole above ``promised``, the version known to be durable, and make the rest durable.
 
-    Damage at or below it is none of a power cut: it stays as it is, and opening the table says so.
+    Damage at or below it is not a power cut's: it stays as it is, and opening the table says so.
     """
     log = folder / DELTA_LOG
     numbers = commit_numbers(log)
@@ -88,8 +88,8 @@ def foreign_files(folder: Location, commits: Mapping[int, Sequence[Action]]) -> 
 
 
 def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]]) -> None:
-    """Of what others wrote and nobody has synced: a file that is whole could not be read beside a torn one of these.
-    Nor Delta's own of the version."""
+    """Delete the checksums of what others wrote and nobody has synced, because a whole file cannot be read beside a
+    torn checksum. Delta's own checksum of the version goes, too."""
     for number, actions in commits.items():
         if not is_own(actions):
             version = folder / DELTA_LOG / f"{number:020}.crc"
@@ -104,8 +104,8 @@ def is_own(actions: Sequence[Action]) -> bool:
 def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, Replay, list[Location]]:
     """The checkpoint to begin from, what it stands for, and the files of those that cannot be read.
 
-    It is the newest at or below ``promised``, so that all that came later is looked at; where that does not lead
-    to the newest, the newest: then it was durable before the commits behind it went.
+    It is the newest at or below ``promised``, so that all that came later is looked at. If the commits above it do not
+    lead to the newest checkpoint, it is the newest: that was durable before the commits below it were deleted.
     """
     torn: list[Location] = []
     readable: list[tuple[int, Replay]] = []
@@ -128,7 +128,7 @@ def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, R
 
 
 def _with_files(folder: Location, begin: Replay, base: int, kept: Mapping[int, Sequence[Action]], promised: int) -> int:
-    """The newest version of which all files are there that came after ``promised``."""
+    """The newest version that has all of the files that came after ``promised``."""
     last = max(kept, default=base)
     while True:
         files = dict(begin.files)
@@ -150,7 +150,7 @@ def _with_files(folder: Location, begin: Replay, base: int, kept: Mapping[int, S
 
 def _sound(folder: Location, file: Added, *, own: bool) -> bool:
     """Whether a file is there as it was added. What was written here was durable before it had a name that counts;
-    what others wrote is read."""
+    what others wrote is read to find out."""
     path = folder / file.path
     try:
         found = storage.head(path)

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from pgcdc_assets.core.layout import DELTA_LOG
-from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.listing import LogListing
 from pgcdc_assets.delta.log import Added, Replay, checkpoint_actions
-from pgcdc_assets.delta.logfiles import checkpoint_files, commit_actions, commit_numbers
+from pgcdc_assets.delta.logfiles import commit_actions
 from pgcdc_assets.errors import TornLog
 
 
@@ -26,9 +25,9 @@ class References:
     """Data files and deletion vectors of every version asked for, relative to the table's folder."""
 
 
-def references(folder: Location, versions: Collection[int], newest: int) -> References:
+def references(listing: LogListing, versions: Collection[int], newest: int) -> References:
     """What these versions of the table, and its newest, refer to. LakeError if its log does not say."""
-    walk = _Walk(folder / DELTA_LOG)
+    walk = _Walk(listing)
     needed: set[str] = set()
     before = -2
     for version in sorted({*versions, newest}):
@@ -43,26 +42,24 @@ class _Walk:
     """Walks upwards through a log's versions: by commits, or by a checkpoint at the beginning and where commits are
     missing."""
 
-    def __init__(self, log: Location) -> None:
-        self._log = log
-        self._commits = frozenset(commit_numbers(log))
-        self._checkpoints = checkpoint_files(log)
+    def __init__(self, listing: LogListing) -> None:
+        self._listing = listing
         self._number = -1
         self.replay = Replay()
 
     def to(self, version: int) -> list[Added] | None:
         """Go to a version; returns the files that were added on the way, None if the way led over a checkpoint."""
-        jumps = self._number < 0 or not self._commits >= set(range(self._number + 1, version + 1))
+        jumps = self._number < 0 or not self._listing.commits.keys() >= set(range(self._number + 1, version + 1))
         if jumps:
             self._jump(version)
         played = [self.replay.play(action) for number in range(self._number + 1, version + 1)
-                  for action in commit_actions(self._log, number)]  # fmt: skip
+                  for action in commit_actions(self._listing.log, number)]  # fmt: skip
         self._number = version
         return None if jumps else [added for added in played if added is not None]
 
     def _jump(self, version: int) -> None:
         """Go to the newest readable checkpoint at or below ``version``, if it is ahead."""
-        for number, parts in self._checkpoints.items():
+        for number, parts in self._listing.checkpoints.items():
             if not self._number < number <= version:
                 continue
             replay = Replay()

@@ -1,9 +1,9 @@
-"""What a checkpoint says of files that are gone, so that somebody else's VACUUM spares those that readers are promised.
+"""What a checkpoint says of removed files, so that another writer's VACUUM spares those that readers are promised.
 
-VACUUM deletes what is older than the table's ``delta.deletedFileRetentionDuration`` and is neither live nor named by
-a younger removal. A file that lived for a short time alone is spared by its own age for nearly as long as its removal
-would spare it; under steady change, with a turn a second, there are millions of these. So checkpoints name only the
-files that lived for long, and the property is longer than what is promised by what they may leave out.
+VACUUM deletes a file that is older than the table's ``delta.deletedFileRetentionDuration``, unless it is live or a
+younger removal names it. The age of a file that lived for a short time spares it for nearly as long as its removal
+would; under steady change, with a turn a second, there are millions of these. So checkpoints name only the files that
+lived for longer than SHORT_LIFE, and the property is longer than the promise by that time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SHORT_LIFE: Final = timedelta(days=1)
 DELETED_FILES: Final = "delta.deletedFileRetentionDuration"
 LOG: Final = "delta.logRetentionDuration"
 LOG_KEPT: Final = timedelta(days=30)
-"""Twice the time of the oldest point: its version may have stood for some before."""
+"""Twice the age of the oldest point: its version may have been old already when the point named it."""
 
 _LOG_BY_DEFAULT: Final = timedelta(days=30)
-"""Delta's own, where the table's properties say nothing that is understood here."""
+"""Delta's default, for a table whose properties say nothing that is understood here."""
 _NONE: Final = timedelta(0)
 _INTERVAL: Final = re.compile(r"\s*(?:interval\s+)?(\d+)\s*(second|minute|hour|day|week)s?\s*", re.IGNORECASE)
 
@@ -43,7 +43,7 @@ def keeping(retention: timedelta) -> dict[str, str]:
 
 
 def lacking(configuration: Mapping[str, str], retention: timedelta) -> dict[str, str]:
-    """The same of those that a mirror has too short, or not at all. What somebody made longer stays."""
+    """Those of the same properties that a mirror has too short, or not at all. One that somebody made longer stays."""
     has = {name: _span(configuration.get(name)) or _NONE for name in (LOG, DELETED_FILES)}
     return {name: _interval(span) for name, span in _kept(retention).items() if has[name] < span}
 
@@ -59,7 +59,7 @@ def log_retention(configuration: Mapping[str, str]) -> timedelta:
 
 
 def forget_the_short_lived(folder: Location, checkpoint: Location) -> int:
-    """Write a checkpoint that is under way anew without the removals that need not be named; how many."""
+    """Rewrite a checkpoint that is not part of the log yet without the removals that it need not name; how many."""
     with opened_parquet(checkpoint) as file:
         table = file.read()
     removed = table["remove"].to_pylist()

@@ -22,17 +22,18 @@ power cut may take it: the log still holds it, and it is applied again. :meth:`T
 asks for that before it records anything that rests on it: the state of a copied table, the end of a repair, a point.
 
 **Published.** :meth:`Target.publish` makes one LSN readable: from then on, and for as long as the point is kept, each
-table that it lists can be read as the source was at this LSN, also after a power cut. It settles first what it names.
+table that it lists can be read as the source was at this LSN, also after a power cut. It first settles the versions
+that it names.
 
 **Version.** A number that the target gives: it grows with each commit to a mirror. The flow keeps it in points and
 reports, compares it and counts by it, and hands it back; it knows nothing else of it.
 
-**Another writer** may commit to a mirror, too. What changed its rows is told (:attr:`Target.changed`) until the table
-is copied anew. Where that writer's commits came first each time, the table is ``outrun``: the next turn tries again.
+**Another writer** may commit to a mirror, too. If it changed rows, :attr:`Target.changed` says so until the table is
+copied anew. If its commits came first at every attempt, the table is ``outrun``: the next turn tries again.
 
-**Threads.** The run's thread makes all calls but one: :meth:`Target.copy` runs in a thread of its own, beside the run's
-applies, of other tables than it copies. :meth:`Target.cancel_copies` is called meanwhile, by the run's thread. The
-lake's lock is held throughout: there is one flow.
+**Threads.** The run's thread makes all calls but one: :meth:`Target.copy` runs in a thread of its own, while the run's
+thread applies changes of other tables and may call :meth:`Target.cancel_copies`. The lake's lock is held throughout:
+there is one flow.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class CopyReport:
-    """``bytes``: of the data files. ``seconds``: until the commit, from the start of the table's job."""
+    """``bytes`` is the size of the data files, ``seconds`` the time from the start of the table's job to its commit."""
 
     table: TableName
     consistent_point: Lsn
@@ -99,11 +100,11 @@ class Applied:
     deleted: int = 0
     seconds: float = 0.0
     set_aside: tuple[Lsn, str] | None = None
-    """The mirror and the changes disagree, or either cannot be read: from which LSN on, and how."""
+    """Set if the mirror and the changes disagree, or either cannot be read: from which LSN on, and how."""
     outrun: bool = False
-    """Another writer's commits came first, each time: nothing was applied, and the next turn tries again."""
+    """Another writer's commits came first at every attempt: nothing was applied, and the next turn tries again."""
     foreign: tuple[str, ...] = ()
-    """Columns that the mirror has by another hand; rows that come have no value there."""
+    """Columns that another writer added to the mirror; new rows have no value there."""
 
 
 class ChoreKind(Enum):
@@ -112,12 +113,12 @@ class ChoreKind(Enum):
     REWRITTEN = "rewritten"
     """Files that some readers would read wrong."""
     OPTIMIZED = "optimized"
-    """A mirror in many pieces, for its readers."""
+    """Small files, and files with many deleted rows, which slow readers down."""
 
 
 @dataclass(frozen=True)
 class Chore:
-    """One that is done; ``told`` is for people."""
+    """A piece of upkeep that is done; ``told`` describes it for people."""
 
     kind: ChoreKind
     told: str
@@ -132,7 +133,7 @@ class Freed:
 
 
 class Target(Protocol):
-    """The mirrors of one stream's tables. The module's page says what each call promises."""
+    """The mirrors of one stream's tables. The module's docstring says what each call promises."""
 
     # Standing -----------------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class Target(Protocol):
     def recover(self, names: Iterable[TableName]) -> Mapping[str, tuple[str, ...]]:
         """Mend what a power cut left of these mirrors. Called once, before anything else is asked.
 
-        Returns what was put aside for that: by place, the names of files.
+        Returns the names of the files that were put aside for that, by place.
         """
 
     def standing(self, name: TableName) -> Generation | None:
@@ -159,7 +160,7 @@ class Target(Protocol):
     # Copy ---------------------------------------------------------------------------------------
 
     def copy(self, tables: Sequence[Table], snapshot: Snapshot, on_table: Callable[[CopyReport], None]) -> Failures:
-        """Begin a generation of each table with the rows that the snapshot shows; which ones failed, and why.
+        """Begin a generation of each table with the rows that the snapshot shows; returns which failed, and why.
 
         A mirror stays readable as it was until its copy is committed. ``on_table`` hears of each commit at once, in
         the calling thread. CopyOutdated and CopyBlocked are failures of tables that somebody altered or locked
@@ -167,7 +168,8 @@ class Target(Protocol):
         """
 
     def cancel_copies(self) -> None:
-        """Have a copy under way fail soon. Called again and again until it has ended: it may be between two steps."""
+        """Make a copy that is under way fail soon. The flow calls this again and again until the copy has ended,
+        because the copy may be between two steps."""
 
     # Apply --------------------------------------------------------------------------------------
 
@@ -175,8 +177,8 @@ class Target(Protocol):
         """Bring the mirrors of these feeds' parts to ``upto``, a transaction boundary, each from where it stands.
 
         Tables for which nothing is left to do are not in the result. ``known``: the tables as their mirrors last took
-        them. A column that appeared since is given to the mirror; one of those that the mirror lacks was taken away by
-        another hand, and sets the table aside.
+        them. The mirror gets a column that appeared since. A known column that the mirror lacks was removed by another
+        writer, and sets the table aside.
         """
 
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
@@ -201,9 +203,9 @@ class Target(Protocol):
     ) -> None:
         """Add a consistent point of these versions; all of it is durable when this returns.
 
-        ``changed``: those of the tables whose rows another hand has changed, and how. ``messages``: where the feed of
-        messages stands, if it is complete to ``lsn``. ``beside``: a point whose other
-        tables the new one lists as it does.
+        ``changed``: those of the tables whose rows another writer has changed, and how. ``messages``: where the feed of
+        messages stands, if it is complete to ``lsn``. ``beside``: a point; the new one lists its other tables as it
+        does.
         """
 
     # Upkeep -------------------------------------------------------------------------------------
@@ -216,17 +218,17 @@ class Target(Protocol):
         self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]
     ) -> Iterator[Chore]:
         """Keep a mirror cheap to read, and what its readers are promised readable, if it is :meth:`unmoved` since its
-        published version. Does nothing to another.
+        published version. Does nothing to a mirror that has moved.
 
-        Each piece of work is yielded once it is done, so that it is told although the next may fail; ``may_begin`` is
-        asked before a long one. ``table``: as the mirror has it, if that is known.
+        Each piece of work is yielded once it is done, so that it is reported even if the next one fails; ``may_begin``
+        is asked before a long one. ``table``: as the mirror has it, if that is known.
         """
 
     def let_go(
         self, name: TableName, promised: Collection[int], grace: timedelta, may_begin: Callable[[], bool]
     ) -> Freed | None:
-        """Delete what neither these versions need, nor those younger than ``grace``, nor the newest.
+        """Delete the files that neither the promised versions need, nor those younger than ``grace``, nor the newest.
 
-        A kill at any place is harmless. None where there was nothing, or it may not begin. LakeError where a version
-        that stays could not be read then: nothing goes.
+        A kill at any point is harmless. None if there was nothing to delete, or ``may_begin`` said no. LakeError if a
+        version that stays could not be read without the files; then nothing is deleted.
         """

@@ -40,25 +40,30 @@ class Images:
 
 
 def images(
-    payload: pa.Array | pa.ChunkedArray, kind: RowKind, columns: int, lsns: pa.Array | pa.ChunkedArray | None = None
+    payload: pa.Array | pa.ChunkedArray,
+    kind: RowKind,
+    columns: int,
+    lsns: pa.Array | pa.ChunkedArray | None = None,
+    *,
+    piece_bytes: int = PIECE_BYTES,
 ) -> list[Images]:
     """Decode ``payload`` (binary or large_binary, all of one kind and relation with this many columns).
 
-    An update with an old tuple gives an image of each. Images of one sort come as one item per GiB and
-    chunk, items of one chunk together. Raises ProtocolError for the first row that the scalar decoder
+    An update with an old tuple gives an image of each. Images of one sort come as one item per ``piece_bytes`` of
+    payload and chunk, items of one chunk together. Raises ProtocolError for the first row that the scalar decoder
     would refuse or that has another number of columns; ``lsns`` (one per row) lets it name the LSN.
     """
     found: list[Images] = []
     first = 0
-    for piece in _pieces(payload):
+    for piece in _pieces(payload, piece_bytes):
         if len(piece):
             found += _Walk(piece, kind, columns, first, lsns).images()
         first += len(piece)
     return found
 
 
-def _pieces(payload: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
-    """The chunks, cut if they hold more than PIECE_BYTES."""
+def _pieces(payload: pa.Array | pa.ChunkedArray, most: int) -> Iterator[pa.Array]:
+    """The chunks, cut if they hold more than ``most`` bytes."""
     for chunk in payload.chunks if isinstance(payload, pa.ChunkedArray) else [payload]:
         if chunk.null_count:
             raise ProtocolError("a row of the log has no payload")
@@ -66,7 +71,7 @@ def _pieces(payload: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
         at = 0
         while at < len(chunk):
             # At least one row, whatever its size.
-            stop = max(int(np.searchsorted(ends, ends[at] + PIECE_BYTES, side="right")) - 1, at + 1)
+            stop = max(int(np.searchsorted(ends, ends[at] + most, side="right")) - 1, at + 1)
             yield chunk.slice(at, stop - at)
             at = stop
 

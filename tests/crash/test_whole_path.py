@@ -23,7 +23,8 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.mirror.delta import apply, compaction
+from pgcdc_assets.mirror.delta.compaction import Compaction
+from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup
@@ -197,8 +198,7 @@ def test_every_published_boundary_is_the_source(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, cycles: int, tally: Tally,
     watched_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(apply, "LOOK_EVERY", 2)
-    monkeypatch.setattr(compaction, "MOST_SMALL", 2)
+    monkeypatch.setattr(DeltaTarget, "compaction", Compaction(look_every=2, most_small=2))
     left = -(-cycles // 4)
     while left > 0:
         folder = tmp_path / f"project{left}"

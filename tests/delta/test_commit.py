@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,7 @@ from pgcdc_assets.delta.commit import FileChange, commit_change, commit_compacti
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.mirror.delta import compaction
-from pgcdc_assets.mirror.delta.compaction import compact_file, small_files, worth_rewriting
+from pgcdc_assets.mirror.delta.compaction import Compaction, compact_file
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
@@ -164,14 +164,14 @@ def test_bounds_stay_what_they_were_to_the_last_digit(stats: str, expected: str)
     assert loosened(stats) == expected
 
 
-def test_small_files_become_one(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_become_one(rows: Rows) -> None:
     """With what their deletion vectors left of them; earlier versions stand as they did, and no position moves."""
-    monkeypatch.setattr(compaction, "MOST_SMALL", 5)
+    compaction = Compaction(most_small=5)
     for number in range(6):
-        assert small_files(live_files(rows.path)) == ()
+        assert compaction.small_files(live_files(rows.path)) == ()
         rows.change([10 * number, 10 * number + 1], {10 * number - 10} & rows.held)
     before = rows.delta
-    small = small_files(before.files)
+    small = compaction.small_files(before.files)
     assert len(small) == 6
     report = compact_file(MergeTarget(Location.of(rows.path), SCHEMA, ("id", "v"), small))
     version = commit_compaction(before, small, report)
@@ -196,22 +196,21 @@ def test_what_a_killed_writer_staged_goes_with_a_checkpoint(rows: Rows) -> None:
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_the_file_that_is_worn_most_is_written_again(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_that_is_worn_most_is_written_again(rows: Rows) -> None:
     """One at a time; a vector costs each turn that touches its file."""
-    monkeypatch.setattr(compaction, "FEWEST_WORN", 4)
+    compaction = Compaction(fewest_worn=4)
     rows.change(list(range(100)), set())
     rows.change(list(range(100, 200)), {0, 1, 2})
-    assert worth_rewriting(live_files(rows.path)) == (), "few rows, though a share that counts"
+    assert compaction.worth_rewriting(live_files(rows.path)) == (), "few rows, though a share that counts"
     rows.change([], {3, *range(100, 106)})
-    (most,) = worn = worth_rewriting(rows.delta.files)
+    (most,) = worn = compaction.worth_rewriting(rows.delta.files)
     assert most.deleted == 6
     version = commit_compaction(
         rows.delta, worn, compact_file(MergeTarget(Location.of(rows.path), SCHEMA, ("id", "v"), worn))
     )
     assert rows.read() == rows.read(version - 1) == sorted(rows.held)
-    assert [file.deleted for file in worth_rewriting(rows.delta.files)] == [4]
-    monkeypatch.setattr(compaction, "WORN_SHARE", 24)
-    assert worth_rewriting(rows.delta.files) == ()
+    assert [file.deleted for file in compaction.worth_rewriting(rows.delta.files)] == [4]
+    assert replace(compaction, worn_share=24).worth_rewriting(rows.delta.files) == ()
 
 
 def test_a_compaction_that_lost_rows_is_refused(rows: Rows) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.listing import LogListing
 from pgcdc_assets.delta.log import Added
 from pgcdc_assets.delta.references import references
 from pgcdc_assets.errors import LakeError
@@ -79,7 +80,7 @@ def test_needed_is_what_any_version_asked_for_has(
                 if not data.draw(st.booleans()):
                     continue
                 (folder / "_delta_log" / f"{gone:020}.json").unlink()
-        found = references(Location.of(folder), wanted, newest)
+        found = references(LogListing.of(Location.of(folder)), wanted, newest)
         assert found.needed == set().union(*(_names(states[version]) for version in wanted))
         assert {(file.path, file.vector) for file in found.live} == {
             (path.replace("%20", " "), None if vector is None else VECTORS[vector]) for path, vector in states[newest]
@@ -92,7 +93,7 @@ def test_a_log_with_a_hole_is_not_guessed_at(tmp_path: Path) -> None:
     _write(tmp_path / "_delta_log", [[("a.parquet", None)], [], []], set())
     (tmp_path / "_delta_log" / f"{1:020}.json").unlink()
     with pytest.raises(LakeError, match="lacks a commit"):
-        references(Location.of(tmp_path), {0}, 2)
+        references(LogListing.of(Location.of(tmp_path)), {0}, 2)
 
 
 @pytest.mark.parametrize("odd", [
@@ -104,7 +105,7 @@ def test_files_outside_of_the_folder_are_refused(tmp_path: Path, odd: dict[str, 
     line = json.dumps({"add": {"size": 1, **odd}}, separators=(",", ":"))
     (tmp_path / "_delta_log" / f"{0:020}.json").write_text(line)
     with pytest.raises(LakeError):
-        references(Location.of(tmp_path), {0}, 0)
+        references(LogListing.of(Location.of(tmp_path)), {0}, 0)
 
 
 def test_what_is_worth_an_optimize() -> None:

@@ -26,6 +26,7 @@ from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.mirror.delta.apply import apply_tables
+from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.target import Applied
@@ -46,6 +47,7 @@ class Pipeline:
     conn: psycopg.Connection[Any]
     spark: SparkSession
     layout: Layout
+    compaction: Compaction = COMPACTION
     log: ChangeLog = field(init=False)
     tables: dict[str, Table] = field(default_factory=dict)
     replayed: dict[str, Lsn] = field(default_factory=dict)
@@ -114,7 +116,8 @@ class Pipeline:
         """Receive, transform and apply; what the apply did, by table."""
         upto = upto or self.receive()
         parts = self.derive(upto)
-        done = apply_tables(self.spark, self.layout, self.identity, list(parts.values()), upto)
+        found = list(parts.values())
+        done = apply_tables(self.spark, self.layout, self.identity, found, upto, compaction=self.compaction)
         for name, part in parts.items():
             if part.set_aside is not None:
                 self.set_aside[name.name] = part.set_aside

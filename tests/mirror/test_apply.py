@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.mirror.delta import apply, compaction
+from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import live_files
 from tests.fix_postgres import Database
@@ -96,9 +96,8 @@ def test_unchanged_toast_is_kept_filled_and_looked_up(pipe: Pipeline) -> None:
     assert len(pipe.mirrored("t", ["v"])[0][0]) > 10_000
 
 
-def test_a_mirror_of_many_turns_has_few_files(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "LOOK_EVERY", 2)
-    monkeypatch.setattr(compaction, "MOST_SMALL", 3)
+def test_a_mirror_of_many_turns_has_few_files(pipe: Pipeline) -> None:
+    pipe.compaction = Compaction(look_every=2, most_small=3)
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (a int, v text)",
              "ALTER TABLE u REPLICA IDENTITY FULL")  # fmt: skip
     pipe.follow("t, u")

@@ -13,7 +13,9 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LakeError, LogCorrupt, MachineError, ProtocolError, SourceUnavailable, SparkDied
 from pgcdc_assets.failures import ATTEMPTS, machine_told, of_one_table, of_the_machine
-from pgcdc_assets.mirror.delta import apply, compaction, tablework
+from pgcdc_assets.mirror.delta import tablework
+from pgcdc_assets.mirror.delta.apply import apply_tables
+from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files
 from tests.mirror.pipeline import Pipeline
@@ -112,7 +114,7 @@ def test_broken_mirrors_keep_no_other_from_its_turn(pipe: Pipeline) -> None:
     for file in pipe.parts["feed"].files:
         _garble(path_of(pipe.layout.changes(pipe.mirror("feed").name) / file.name))
     known = {pipe.tables[name].name: pipe.tables[name] for name in names}
-    done = apply.apply_tables(pipe.spark, pipe.layout, pipe.identity, list(parts.values()), upto, known)
+    done = apply_tables(pipe.spark, pipe.layout, pipe.identity, list(parts.values()), upto, known)
     found = {result.table.name.name: result.set_aside for result in done}
     expected = {
         "emptied": r"part-.*\.parquet: cannot be read", "removed": r"part-.*\.parquet: cannot be read: No such file",
@@ -173,15 +175,14 @@ def test_a_mirror_that_is_mapped_is_not_given_the_feeds_files(pipe: Pipeline) ->
 
 
 @pytest.mark.spark
-def test_small_files_that_cannot_be_merged(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_that_cannot_be_merged(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
     for number in range(4):
         pipe.run(*(f"INSERT INTO {name} VALUES ({number}, 'v')" for name in "tu"))
         pipe.turn()
     _files(pipe, "t")[0].unlink()
-    monkeypatch.setattr(apply, "LOOK_EVERY", 1)
-    monkeypatch.setattr(compaction, "MOST_SMALL", 2)
+    pipe.compaction = Compaction(look_every=1, most_small=2)
     pipe.run(*(f"INSERT INTO {name} VALUES (9, 'v')" for name in "tu"))
     done = pipe.turn()
     assert done["u"].set_aside is None

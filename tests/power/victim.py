@@ -21,7 +21,9 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.log import commit
-from pgcdc_assets.mirror.delta import apply, compaction, mirror
+from pgcdc_assets.mirror.delta import mirror
+from pgcdc_assets.mirror.delta.compaction import Compaction
+from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.points import ledger
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.session import spark_session
@@ -32,8 +34,7 @@ TABLES = ("t", "bag", "entry", "wiped")
 
 def often(patch: pytest.MonkeyPatch) -> None:
     """Settings of the project's own that are no user's."""
-    patch.setattr(apply, "LOOK_EVERY", 2)
-    patch.setattr(compaction, "MOST_SMALL", 3)
+    patch.setattr(DeltaTarget, "compaction", Compaction(look_every=2, most_small=3))
     patch.setattr(table, "FEWEST_MERGED", 3)
     patch.setitem(commit._PROPERTIES, "delta.checkpointInterval", "9")
     for properties, every in ((table.FEED_PROPERTIES, "6"), (ledger._PROPERTIES, "5"), (mirror.PROPERTIES, "7")):

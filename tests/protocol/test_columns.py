@@ -12,7 +12,6 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol import columns
 from pgcdc_assets.protocol.columns import images
 from pgcdc_assets.protocol.messages import UNCHANGED, Delete, Insert, Update
 from tests.protocol import wire
@@ -92,13 +91,12 @@ def test_large_offsets_far_into_their_buffer() -> None:
         del array
 
 
-def test_pieces_are_cut_by_size_and_numbered_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "PIECE_BYTES", sum(map(len, PAYLOADS[:2])))
-    found = images(pa.array(PAYLOADS, pa.binary()), "U", 3)
+def test_pieces_are_cut_by_size_and_numbered_through() -> None:
+    payload = pa.array(PAYLOADS, pa.binary())
+    found = images(payload, "U", 3, piece_bytes=sum(map(len, PAYLOADS[:2])))
     assert [item.rows.tolist() for item in found if item.image == "N"] == [[0, 1], [2, 3, 4]]
     assert messages(found, "U", 7, 5) == UPDATES
-    monkeypatch.setattr(columns, "PIECE_BYTES", 1)
-    found = images(pa.array(PAYLOADS, pa.binary()), "U", 3)
+    found = images(payload, "U", 3, piece_bytes=1)
     assert [item.rows.tolist() for item in found if item.image == "N"] == [[0], [1], [2], [3], [4]]
 
 

@@ -251,10 +251,18 @@ class Receiver:
         moved = self._intake.boundary > self._reported.write
         if now - self._status_at > (PROGRESS_SECONDS if moved else self._limits.status_seconds):
             self._send_status()
-        if not self._stopping and self._intake.transaction is None and self._leave(min(self._intake.seen, self._intake.boundary)):
+        if (
+            not self._stopping
+            and self._intake.transaction is None
+            and self._leave(min(self._intake.seen, self._intake.boundary))
+        ):
             self._stopping = self.left = True
         if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
             self._look_ahead(now)
+
+    def _complete(self) -> Lsn:
+        """A boundary up to which everything that commits has come."""
+        return min(self._intake.seen, self._intake.boundary)
 
     def _look_ahead(self, now: float) -> None:
         """A goal is ahead and the stream is quiet: ask where the server stands instead of waiting for traffic."""

@@ -1,15 +1,15 @@
-"""The apply: what the feeds hold of a turn, into the mirrors, one atomic commit per table.
+"""Applies what the feeds hold of a turn to the mirrors, in one atomic commit per table.
 
-Inserts alone are appended: the feed's own files become files of the mirror, in a commit of milliseconds.
-After a truncate of the whole table what is left is complete by itself and overwrites the mirror. All
-else is collapsed and merged in Spark's tasks: rows that change or go are taken away by deletion vectors,
-rows that come make a new file. Spark's own MERGE does the same to a table, but costs seconds of CPU time
-however little there is to do. Each commit carries the position with the data.
+Inserts alone are appended: the feed's own files become files of the mirror, in a commit of milliseconds. After a
+truncate of the whole table, the changes that are left are the complete table, and overwrite the mirror. All other
+changes are collapsed and merged in Spark's tasks: deletion vectors take away the rows that change or go, and a new file
+holds the rows that come. Spark's own MERGE does the same to a table, but costs seconds of CPU time however little there
+is to do. Each commit carries the position with the data.
 
-A merge fails before its commit where the mirror lacks a row that changed or holds one that was
-inserted, where the changes contradict each other, or where a file of one table cannot be read. Then the
-mirror stays as it was, and the table is to be set aside: going on would hide that it differs from the
-source. What fails for one table (:mod:`pgcdc_assets.failures`) keeps no other from its commit.
+A merge fails before its commit if the mirror lacks a row that changed or holds one that was inserted, if the changes
+contradict each other, or if a file of one table cannot be read. Then the mirror stays as it was, and the table is set
+aside: going on would hide that it differs from the source. A failure of one table (:mod:`pgcdc_assets.failures`) does
+not keep the other tables from their commits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pgcdc_assets.delta.commit import commit_compaction
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.failures import ATTEMPTS, lost_race, of_one_table
 from pgcdc_assets.feed.schema import FeedPart
-from pgcdc_assets.mirror.delta.compaction import Compacted, compact_mirror, worth_rewriting
+from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compacted, Compaction, compact_mirror
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.delta.tablework import TableWork
@@ -41,24 +41,21 @@ from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.spark.tasks import run_tasks
 
 _COMMITS: Final = 8
-"""Commits of one turn under way together."""
+"""Commits of one turn that run at the same time."""
 
 Result = TypeVar("Result")
-
-LOOK_EVERY = 10
-"""Versions of a mirror: the number of its small files grows by one a version, its vectors by the rows that go."""
 
 
 def apply_tables(
     spark: SparkSession, layout: Layout, identity: Identity, parts: Sequence[FeedPart], upto: Lsn,
-    known: Mapping[TableName, Table] | None = None,
+    known: Mapping[TableName, Table] | None = None, compaction: Compaction = COMPACTION,
 ) -> list[Applied]:  # fmt: skip
     """Bring the mirrors of ``parts`` to ``upto`` (a transaction boundary), each from where it stands.
 
-    Tables without changes are left out of the result. A table that fails for itself comes back with
-    ``set_aside``; any other error ends the apply, and what was committed stands and is skipped next time.
-    ``known``: the tables as their mirrors last took them; what a mirror lacks of that is not made again.
-    A table that somebody else's commits came before is tried again alone, and at last left for the next turn.
+    Tables without changes are left out of the result. A table that alone fails comes back with ``set_aside``. Any other
+    error ends the apply; what was committed before it stands, and is skipped next time. ``known``: the tables as their
+    mirrors last took them; a known column that a mirror lacks is not made again. A table for which another writer's
+    commit came first is tried again without the others, and after the last attempt left for the next turn.
     """
     done: list[Applied] = []
     left = list(parts)
@@ -69,14 +66,14 @@ def apply_tables(
         left = [part for part in left if part.table.name in outrun]
         if not left:
             break
-    return _compacted(spark, layout, identity, done)
+    return _compacted(spark, layout, identity, compaction, done)
 
 
 def _attempted(
     spark: SparkSession, layout: Layout, identity: Identity, parts: Sequence[FeedPart], upto: Lsn,
     known: Mapping[TableName, Table],
 ) -> list[Applied]:  # fmt: skip
-    """Look at each mirror, and commit to it once; a few tables at a time, for a commit mostly waits for the disk."""
+    """Look at each mirror and commit to it once; a few tables at a time, because a commit mostly waits for the disk."""
     done: list[Applied] = []
     rest: list[tuple[TableWork, list[Collapsing]]] = []
     with ThreadPoolExecutor(_COMMITS, thread_name_prefix="commit") as pool:
@@ -96,8 +93,8 @@ def _begun(
     spark: SparkSession, layout: Layout, identity: Identity, upto: Lsn, known: Mapping[TableName, Table],
     part: FeedPart,
 ) -> Applied | tuple[TableWork, list[Collapsing]] | None:  # fmt: skip
-    """Look at a mirror once, and append or overwrite where that is all; otherwise return the work to collapse. None if
-    nothing of the part is left to do."""
+    """Look at a mirror once, and append the feed's files if that is all there is to do; otherwise return the work to
+    collapse. None if nothing of the part is left to do."""
     work = _own(part.table, part.span.start, partial(TableWork.of, layout, identity, part, upto, known))
     if not isinstance(work, TableWork):
         return work
@@ -111,7 +108,7 @@ def _committed(seconds: float, found: tuple[tuple[TableWork, list[Collapsing]], 
 
 
 def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Applied:
-    """A step of one table's apply. What fails for that table alone sets it aside where it stands, at ``start``."""
+    """Do a step of one table's apply. A failure of that table alone sets it aside where it stands, at ``start``."""
     try:
         return step()
     except Exception as error:
@@ -122,17 +119,19 @@ def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Appli
         return Applied(table, -1, start, set_aside=(start, failure))
 
 
-def _compacted(spark: SparkSession, layout: Layout, identity: Identity, done: Sequence[Applied]) -> list[Applied]:
+def _compacted(
+    spark: SparkSession, layout: Layout, identity: Identity, compaction: Compaction, done: Sequence[Applied]
+) -> list[Applied]:
     """Rewrite files of mirrors that have many small files or a worn one; returns what was applied, with the versions
     after that."""
     outcomes = {result.table.name: result for result in done}
     works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
     targets: list[MergeTarget] = []
     for result in done:
-        if result.set_aside is not None or result.outrun or result.version % LOOK_EVERY:
+        if result.set_aside is not None or result.outrun or result.version % compaction.look_every:
             continue
         mirror = Mirror(layout, identity, result.table.name)
-        if mirror.delta is not None and (files := worth_rewriting(mirror.delta.files)):
+        if mirror.delta is not None and (files := compaction.worth_rewriting(mirror.delta.files)):
             works.append((result, mirror.delta, files))
             targets.append(mirror.target(result.table, files))
     for (result, delta, files), made in zip(works, run_tasks(spark, compact_mirror, targets), strict=True):
@@ -141,7 +140,7 @@ def _compacted(spark: SparkSession, layout: Layout, identity: Identity, done: Se
 
 
 def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added], made: Compacted) -> Applied:
-    """Commit a merged file. What another writer's commit came before is left for the next look."""
+    """Commit a merged file. If another writer's commit came first, the files are left for the next look."""
     if made.failure is not None:
         return replace(result, set_aside=(result.replay_lsn, made.failure))
     try:

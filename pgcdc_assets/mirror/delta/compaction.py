@@ -23,29 +23,40 @@ from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 SMALL_BYTES: Final = 4 << 20
 GROUP_BYTES: Final = 32 << 20
 """Size in memory of the rows in a row group: many small groups would cost a merge as much as the small files did."""
-MOST_SMALL: Final = 32
-"""Up to this many small files are left alone: opening one costs a merge less than a millisecond."""
-WORN_SHARE: Final = 32
-"""A file is worn if one row in this many is deleted: a vector has two bytes for each, and is written with every turn.
-"""
-FEWEST_WORN: Final = 10_000
-"""A file with fewer deleted rows than this is not worn."""
 
 
-def worth_rewriting(live: Sequence[Added]) -> tuple[Added, ...]:
-    """The files to rewrite as one now: the small files if there are many, or the most worn file; usually none."""
-    return small_files(live) or worn_file(live)
+@dataclass(frozen=True)
+class Compaction:
+    """When files of a mirror are rewritten."""
+
+    look_every: int = 10
+    """Versions of a mirror from one look at its files to the next: the number of its small files grows by one a
+    version, its vectors by the rows that go."""
+    most_small: int = 32
+    """Up to this many small files are left alone: opening one costs a merge less than a millisecond."""
+    worn_share: int = 32
+    """A file is worn if one row in this many is deleted: a vector has two bytes for each, and is written with every
+    turn."""
+    fewest_worn: int = 10_000
+    """A file with fewer deleted rows than this is not worn."""
+
+    def worth_rewriting(self, live: Sequence[Added]) -> tuple[Added, ...]:
+        """The files to rewrite as one now: the small files if there are many, or the most worn file; usually none."""
+        return self.small_files(live) or self.worn_file(live)
+
+    def small_files(self, live: Sequence[Added]) -> tuple[Added, ...]:
+        small = tuple(file for file in live if file.size < SMALL_BYTES and file.rows is not None)
+        return small if len(small) > self.most_small else ()
+
+    def worn_file(self, live: Sequence[Added]) -> tuple[Added, ...]:
+        worn = [file for file in live if file.rows is not None and self._is_worn(file.rows, file.deleted)]
+        return tuple(sorted(worn, key=lambda file: -file.deleted)[:1])
+
+    def _is_worn(self, rows: int, deleted: int) -> bool:
+        return deleted >= max(self.fewest_worn, rows / self.worn_share)
 
 
-def worn_file(live: Sequence[Added]) -> tuple[Added, ...]:
-    worn = [file for file in live
-            if file.rows is not None and file.deleted >= max(FEWEST_WORN, file.rows / WORN_SHARE)]  # fmt: skip
-    return tuple(sorted(worn, key=lambda file: -file.deleted)[:1])
-
-
-def small_files(live: Sequence[Added]) -> tuple[Added, ...]:
-    small = tuple(file for file in live if file.size < SMALL_BYTES and file.rows is not None)
-    return small if len(small) > MOST_SMALL else ()
+COMPACTION: Final = Compaction()
 
 
 @dataclass(frozen=True)

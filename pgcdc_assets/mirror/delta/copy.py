@@ -1,7 +1,8 @@
-"""Snapshot copies: PostgreSQL's COPY in parallel tasks, each writing the mirror's own files, then one commit a table.
+"""Snapshot copies: parallel tasks run PostgreSQL's COPY and write files of the mirrors; one commit per table follows.
 
-The commit that brings the rows brings ``snapshot_lsn`` too, so a mirror holds a copy whole or not at all.
-A copy again overwrites in one commit; where columns have changed, by Spark, which alone can change them.
+The commit that brings the rows brings ``snapshot_lsn`` too, so a mirror holds a copy whole or not at all. A new copy
+overwrites the mirror in one commit. If columns have changed, Spark makes that commit, because only Spark can change
+them.
 """
 
 from __future__ import annotations
@@ -47,25 +48,25 @@ if TYPE_CHECKING:
 
 LARGEST_PIECE: Final = 128 << 20
 SMALLEST_PIECE: Final = 4 << 20
-"""On the source's disk. Below, a connection and a file cost more than their share of the rows."""
+"""Bytes on the source's disk. For a smaller piece, a connection and a file would cost more than its rows."""
 PIECES_PER_CORE: Final = 4
 """Several pieces for each core, so that the last piece, which runs alone, is a small part of the whole."""
 TABLES_PER_JOB: Final = 10
-"""Small tables that land together, and share a connection's and a job's cost."""
+"""At most this many small tables share the cost of a connection and a job; their commits follow the job."""
 JOBS: Final = 2
-"""Spark jobs at a time, at least: the tasks of the next fill the cores that the last tasks of one leave, and its
-mirrors are made meanwhile."""
+"""At least this many Spark jobs run at a time: the tasks of the next job use the cores that the last tasks of a job
+leave, and its mirrors are made meanwhile."""
 
 
 def copy_tables(
     session: SparkSession, conninfo: str, tables: Sequence[Table], layout: Layout, identity: Identity,
     snapshot: Snapshot, on_table: Callable[[CopyReport], None], retention: timedelta = timedelta(0),
 ) -> Failures:  # fmt: skip
-    """Copy the tables as the snapshot shows them; ``on_table`` hears of each after its commit, in this thread.
+    """Copy the tables as the snapshot shows them; ``on_table`` is called for each after its commit, in this thread.
 
-    A table that fails does not keep the others from their commits; returns which ones failed and why: CopyOutdated
-    and CopyBlocked where somebody altered a table meanwhile, IdentityMismatch where a mirror's folder holds somebody
-    else's table. ``retention``: for how long versions of the mirrors are promised to readers.
+    A table that fails does not keep the others from their commits. Returns which tables failed, and why: CopyOutdated
+    and CopyBlocked if somebody altered a table meanwhile, IdentityMismatch if a mirror's folder holds somebody else's
+    table. ``retention``: for how long versions of the mirrors are promised to readers.
     """
     from pgcdc_assets.spark.session import cores
 
@@ -84,7 +85,7 @@ _Outcome = tuple[list[CopyReport], Failures]
 def _in_parallel(
     copy: Callable[[list[CopyTask]], _Outcome], jobs: Sequence[list[CopyTask]], at_a_time: int
 ) -> Iterator[_Outcome]:
-    """The outcomes as they come."""
+    """Run the jobs, ``at_a_time`` together; yields the outcome of each when it ends."""
     pool = ThreadPoolExecutor(at_a_time, thread_name_prefix="copy")
     waiting = iter(jobs)
     running: set[Future[_Outcome]] = set()
@@ -97,7 +98,7 @@ def _in_parallel(
             for future in done:
                 yield future.result()
     finally:
-        # Whoever goes on after a failure may make the same mirrors: nothing of this copy does any more.
+        # A copy that follows a failure may make the same mirrors: no job of this one may still do so.
         pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -116,7 +117,8 @@ class _Copier:
     # Planning -------------------------------------------------------------------------------------
 
     def jobs(self, tables: Sequence[Table]) -> tuple[list[list[CopyTask]], Failures]:
-        """Spark jobs, the largest tables first: a task for each piece of a large table, one for some small ones."""
+        """Plan Spark jobs, the largest tables first: a task for each piece of a large table, one task for several small
+        tables."""
         with connect(self._conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
             cut, failures = self._cut(conn, tables)
         sizes = {name: sum(piece.bytes_estimate for piece in found) for name, found in cut.items()}
@@ -180,7 +182,8 @@ class _Copier:
         return targets, failures
 
     def _target(self, table: Table) -> CopyTarget:
-        """The mirror's folder, the mirror made; a staging folder where its columns are to change."""
+        """The folder for the table's files: the mirror's own, or a staging folder if its columns are to change. Makes
+        the mirror if there is none."""
         schema = MirrorSchema.of(table)
         mirror = self._opened(table.name)
         point = int(self._snapshot.consistent_point)
@@ -195,7 +198,7 @@ class _Copier:
         return CopyTarget(table, mirror.path, mirror.physical(schema), point, staged=False)
 
     def _opened(self, name: TableName) -> Mirror:
-        """The mirror. If its own log cannot be read it is moved away first, so that the copy begins again."""
+        """The mirror. If its own log cannot be read, it is first moved away, so that the copy makes a new one."""
         mirror = Mirror(self._layout, self._identity, name)
         try:
             mirror.delta  # noqa: B018 - reads its log
@@ -222,7 +225,8 @@ def replace_mirror(
     files: Sequence[FileReport],
     point: Lsn,
 ) -> None:
-    """Other columns and other rows in one commit. Only Spark changes the columns of such a table."""
+    """Replace the mirror's columns and rows in one commit, by Spark, because only Spark can change the columns of such
+    a table."""
     from pgcdc_assets.spark.session import table_session
 
     if mirror.snapshot_lsn is not None and mirror.snapshot_lsn >= point:
@@ -256,7 +260,8 @@ def _pieces(
 
 
 def _packed(small: Sequence[CopyPart], sizes: dict[TableName, int]) -> Iterator[list[CopyPart]]:
-    """Small tables in shares of about one piece's size, and no more than should wait for each other."""
+    """Group small tables into shares of about one piece's size, and of no more tables than should wait for each
+    other."""
     share: list[CopyPart] = []
     size = 0
     for table, cut in small:
@@ -270,7 +275,7 @@ def _packed(small: Sequence[CopyPart], sizes: dict[TableName, int]) -> Iterator[
 
 
 def _ready(job: Sequence[CopyTask], targets: dict[TableName, CopyTarget]) -> list[CopyTask]:
-    """The tasks with what they need of each table, less the tables that have no target."""
+    """The tasks with the targets of their tables, without the tables that have none."""
     ready: list[CopyTask] = []
     for task in job:
         parts = tuple(part for part in task.parts if part[0].name in targets)
@@ -280,7 +285,7 @@ def _ready(job: Sequence[CopyTask], targets: dict[TableName, CopyTarget]) -> lis
 
 
 def _sound(written: Sequence[WrittenPart]) -> list[FileReport]:
-    """The files of one table; raises what one of its pieces failed with."""
+    """The files of one table; raises the failure of one of its pieces."""
     for one in written:
         if one.error is not None:
             raise one.error

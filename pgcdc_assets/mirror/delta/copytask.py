@@ -1,6 +1,6 @@
 """A task of a copy: reads pieces of tables from the source, and writes them to files of the mirrors.
 
-Imported by Spark's workers: no Spark.
+Imported by Spark's workers, so it must not import Spark.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from pgcdc_assets.source.snapshot.pieces import Piece
 from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, read_whole
 
 BLOCK_BYTES: Final = 8 << 20
-"""CSV at a time in a task: bounds its memory to some 100 MB, and is a row group of its file."""
+"""Bytes of CSV that a task converts at a time, which bounds its memory to some 100 MB. A block is a row group of its
+file."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class CopyTarget:
 
 
 CopyPart = tuple[Table, tuple[Piece, ...]]
-"""A table and pieces of it; none where a partitioned table has no partition."""
+"""A table and pieces of it; no pieces if a partitioned table has no partition."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
@@ -20,6 +20,7 @@ from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.mirror.delta.apply import apply_tables
+from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 class DeltaTarget:
     """The mirrors of a lake. ``retention``: for how long versions are promised to readers."""
 
+    compaction: ClassVar[Compaction] = COMPACTION
+
     def __init__(self, layout: Layout, identity: Identity, spark: SparkOnDemand, retention: timedelta) -> None:
         self._layout = layout
         self._identity = identity
@@ -47,7 +50,7 @@ class DeltaTarget:
         self._settlement = Settlement(layout, identity.app_id())
 
     def _mirror(self, name: TableName) -> Mirror:
-        """As it is now."""
+        """The mirror as it is now."""
         return Mirror(self._layout, self._identity, name)
 
     # Standing -----------------------------------------------------------------------------------
@@ -81,14 +84,14 @@ class DeltaTarget:
         )
 
     def cancel_copies(self) -> None:
-        """All that runs in Spark: no apply is under way while the run's thread asks this."""
+        """Cancels all that runs in Spark: no apply is under way while the run's thread calls this."""
         if self._spark.started is not None:
             cancel_jobs(self._spark.started)
 
     # Apply --------------------------------------------------------------------------------------
 
     def apply(self, parts: Sequence[FeedPart], upto: Lsn, known: Mapping[TableName, Table]) -> list[Applied]:
-        return apply_tables(self._spark(), self._layout, self._identity, parts, upto, known)
+        return apply_tables(self._spark(), self._layout, self._identity, parts, upto, known, self.compaction)
 
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
         return repair_table(self._spark(), log, self._layout, self._identity, table, span, replay_lsn)
@@ -125,7 +128,7 @@ class DeltaTarget:
         mirror = self._mirror(name)
         if not mirror.exists or not upkeep.stands_as(mirror, published):
             return
-        # Before anything follows it: points of the last days name this version.
+        # This must come before any new version: points of the last days name the version of now.
         upkeep.keep_readable(mirror)
         upkeep.keep_promised(mirror, self._retention)
         if table is not None and may_begin() and (found := upkeep.without_int96(mirror, table)):

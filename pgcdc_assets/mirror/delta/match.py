@@ -1,11 +1,11 @@
-"""The merge of a net effect into a mirror's files: which of their rows go, and which rows come.
+"""Merges a net effect into a mirror's files: finds the rows that go, and makes the rows that come.
 
-Nothing is rewritten: rows that go are named by file and position, for a deletion vector, and those that
-come, changed ones among them, make one new file. What the target must hold is checked on the way: a row
-that changes must be there, a row that arrives must not. Where the mirror disagrees nothing is committed,
-so that a mirror that differs from its source is never written over.
+No file is rewritten. Rows that go are named by file and position, for a deletion vector; rows that come, changed ones
+among them, make one new file. The merge also checks what the target must hold: a row that changes must be there, a row
+that arrives must not. If the mirror disagrees nothing is committed, so that a mirror that differs from its source is
+never written over.
 
-Arrow and numpy alone. Imported by Spark's workers: no Spark.
+Imported by Spark's workers, so it must not import Spark.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ TWICE = "the mirror holds a row twice"
 
 
 FETCHED_BYTES = 64 << 20
-"""Values kept from the target, held until so many are written with their rows: a change of a few bytes may keep
-megabytes that were not sent."""
+"""Bytes of values kept from the target that are held before they are written with their rows: a change of a few bytes
+may keep megabytes that were not sent."""
 
 Write = Callable[[pa.Table], None]
 """Receives the rows to add, under feed names; they are discarded if the merge fails."""
@@ -57,7 +57,7 @@ def merge_keyed(
 ) -> Merged:  # fmt: skip
     """Merge a source (of :func:`pgcdc_assets.mirror.net.keyed.collapse`) whose ``masked`` attnums may lack values.
 
-    ``leaves`` are emptied: all their rows go. Raises MergeMismatch where the target does not hold what
+    ``leaves`` are emptied: all their rows go. Raises MergeMismatch if the target does not hold what
     it must.
     """
     match = _Match(source, columns, masked, write)
@@ -77,7 +77,7 @@ def merge_keyed(
 def merge_multiset(
     target: MergeTarget, net: NetRows, columns: Sequence[FeedColumn], leaves: Sequence[str], write: Write
 ) -> Merged:
-    """Take as many copies of each removed row away as it says; one that is not there raises MergeMismatch."""
+    """Take away as many copies of each removed row as its COUNT says. Raises MergeMismatch if one is not there."""
     emptied = _Emptied(leaves)
     gone = _Gone()
     copies = _Copies(net.removed, columns)
@@ -121,7 +121,7 @@ class _Emptied:
 
 
 class _Match:
-    """A merge source against its target, one row group after the other."""
+    """Matches a merge source with its target, one row group after the other."""
 
     def __init__(
         self, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], write: Write
@@ -145,9 +145,9 @@ class _Match:
         self._fetched: list[tuple[Ints, pa.Table]] = []
         self._fetched_count = np.zeros(source.num_rows, dtype=np.int64)
         self.hits = np.zeros(source.num_rows, dtype=np.int64)
-        """Per row of the source, how many rows of the target have its key;"""
+        """Per row of the source, how many rows of the target have its key."""
         self._emptied_hits = np.zeros(source.num_rows, dtype=np.int64)
-        """of which so many lie in a leaf that was truncated."""
+        """How many of these lie in a leaf that was truncated."""
         self.live: Bools = _bools(pc.equal(source[OP], UPSERT))
 
     @property
@@ -186,7 +186,7 @@ class _Match:
             self._write_fetched()
 
     def check(self) -> None:
-        """MergeMismatch where the target did not hold what it must, or held it twice."""
+        """Raises MergeMismatch if the target did not hold what it must, held what it must not, or held a row twice."""
         present = self._source[PRESENT]
         must, must_not = _bools(pc.fill_null(present, False)), ~_bools(pc.fill_null(present, True))
         if (must & (self.hits == 0)).any() or (self._lacking & (self._fetched_count == 0)).any():
@@ -230,7 +230,7 @@ def _raw_filled(
 
 
 class _Copies:
-    """Takes rows away that are alike to the removed ones of a multiset, as they are met: which of several does not
+    """Takes away the first rows found that equal the removed rows of a multiset: which of several equal ones does not
     matter."""
 
     def __init__(self, removed: pa.Table, columns: Sequence[FeedColumn]) -> None:

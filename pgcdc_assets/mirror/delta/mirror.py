@@ -34,8 +34,8 @@ SOURCE_TABLE: Final = "pgcdc.table"
 
 PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
-    # What readers of an older consistent point need is kept by `pgcdc maintain`, by versions and not by time. These
-    # are for a VACUUM by somebody else.
+    # `pgcdc maintain` keeps what readers of an older consistent point need, by versions and not by time. These
+    # properties are for a VACUUM by another writer.
     **keeping(timedelta(days=7)),
     "delta.checkpointInterval": "50",
     "delta.autoOptimize.autoCompact": "false",
@@ -55,26 +55,26 @@ def create_mirror(session: SparkSession, path: Location, schema: MirrorSchema, p
 
 
 def _clear_what_was_begun(path: Location) -> None:
-    """A run died before the first commit, or a power cut took the log's folder and left rows of a copy: Spark would
-    take the one for a table, and refuse to make a table beside the other. Files of other names stay, and are refused.
-    """
+    """Delete the log of a run that died before the first commit, and rows of a copy whose log a power cut took: Spark
+    would take the first for a table, and refuse to make a table beside the second. Files of other names stay, and are
+    refused."""
     storage.delete_folder(path / DELTA_LOG)
     names = (entry.name for entry in storage.list_after(path))
     storage.delete([path / name for name in names if OWN_NAME.fullmatch(name)])
 
 
 def own_position(positions: Mapping[str, int], owner: str, name: TableName) -> Lsn | None:
-    """Where a version of a mirror stands by its own account; None before a copy was committed.
+    """The position that a version of a mirror itself states; None before a copy was committed.
 
-    ``positions`` are the version's, ``owner`` is :meth:`Identity.app_id`. Each copy begins a new generation, an
-    application of its own; what a generation has applied is above its copy.
+    ``positions`` are the version's, ``owner`` is :meth:`Identity.app_id`. Each copy begins a new generation, which is
+    an application of its own; the position of what a generation has applied is above its copy's.
     """
     snapshot = positions.get(f"{owner}/snapshot/{name.folder}")
     return None if snapshot is None else Lsn(max(snapshot, positions.get(f"{owner}/{snapshot:X}", snapshot)))
 
 
 class Mirror:
-    """One table's mirror as it stands when first asked; make a new one to look again."""
+    """One table's mirror as it was when first read; :meth:`again` reads it anew."""
 
     def __init__(self, layout: Layout, identity: Identity, name: TableName) -> None:
         self.name = name
@@ -106,7 +106,7 @@ class Mirror:
 
     @property
     def staging(self) -> Location:
-        """For what is made before it has its name."""
+        """The folder for files that are written before they get their names."""
         return self._layout.staging
 
     def again(self) -> Mirror:
@@ -161,8 +161,8 @@ class Mirror:
     def effective_replay_lsn(self, points: ConsistentPoints) -> Lsn | None:
         """The larger of :attr:`replay_lsn` and the newest point that lists this copy of the table.
 
-        A point can be newer than a copy and yet tell of the one before: turns go on while tables are copied.
-        And a version that does not stand where the point says is another than the one that was published.
+        A point can be newer than a copy and still list the copy before it, because turns go on while tables are copied.
+        And a version that does not stand where the point says is not the version that was published.
         """
         listing = points.listing(self.name)
         if self.replay_lsn is None or listing is None or listing.replay_lsn <= self.replay_lsn:
@@ -201,7 +201,7 @@ class Mirror:
         schema = MirrorSchema.of(table)
         values = {column.name: feed_name(column.name) for column in table.columns}
         assert self.delta is not None
-        # A run may have widened the mirror and died: rows of before have no value in the columns that came.
+        # A run may have widened the mirror and died: rows from before have no value in the new columns.
         held = pa.schema(self.delta.schema.to_arrow())
         more = [field for field in held if field.name not in schema.arrow.names]
         whole = MirrorSchema(pa.schema([*schema.arrow, *more]))

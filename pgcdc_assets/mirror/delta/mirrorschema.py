@@ -32,7 +32,7 @@ _SQL_TYPES: Final = (
 
 
 def needs_column_mapping(names: Sequence[str]) -> bool:
-    """Only then: mapped tables are closed to some readers."""
+    """Whether columns must be mapped because of their names. Others are not: some readers cannot read mapped tables."""
     return any(REFUSED.search(name) for name in names)
 
 
@@ -52,7 +52,7 @@ def refusal(table: Table) -> str | None:
 
 
 def way_back(name: TableName, *, refused: bool) -> str:
-    """What to do about a table that is set aside. One that cannot be mirrored at all is not helped by a new copy."""
+    """What to do about a table that is set aside. A new copy does not help one that cannot be mirrored."""
     if refused:
         return f"change that on the source, or leave the table out: '-{name}' in the setting `tables`"
     return f"run `pgcdc snapshot {name.shell}`"
@@ -85,7 +85,7 @@ class MirrorSchema:
 
 
 def own_fields(table: Table) -> list[pa.Field]:
-    """Our columns: position, what no type holds, and where needed the partition and the row's identity."""
+    """Our columns: position, texts that fit no type, and where needed the partition and the row's identity."""
     fields = [
         pa.field(COMMIT_LSN, pa.int64()),
         pa.field(COMMIT_TS, pa.timestamp("us", "UTC")),
@@ -120,5 +120,5 @@ def sql_text(text: str) -> str:
 
 
 def sql_path(path: Location) -> str:
-    """A Delta table by its folder."""
+    """Names a Delta table by its folder."""
     return f"delta.{sql_name(str(path))}"

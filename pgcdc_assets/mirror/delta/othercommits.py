@@ -1,7 +1,7 @@
-"""What other hands did to a mirror: which of their commits changed its rows, in words.
+"""Says in words which commits of other writers changed a mirror's rows.
 
 Comments, properties, columns of their own, OPTIMIZE and VACUUM leave the rows as they were. Anything else makes the
-mirror differ from the source in a way that no position shows: it is told until the table is copied anew.
+mirror differ from the source in a way that no position shows: it is reported until the table is copied anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.store import storage
 
 _LONGEST: Final = 60
-"""Characters of what another writer calls itself, and what it did."""
+"""At most this many characters of another writer's name are reported, and of its operation."""
 _NANOSECONDS: Final = "delta-rs"
 """The engine that reads INT96 as nanoseconds, and writes what it read."""
 
@@ -37,7 +37,7 @@ class Seen:
 
 
 def seen(folder: Location, owner: str, commits: Mapping[int, Sequence[Action]]) -> Seen:
-    """Look at commits of a mirror; ``owner`` is :meth:`Identity.app_id`. The first change after a copy is told."""
+    """Look at commits of a mirror; ``owner`` is :meth:`Identity.app_id`. The first change after a copy is reported."""
     found = Seen()
     for number in sorted(commits):
         actions = commits[number]
@@ -67,7 +67,7 @@ def _did(folder: Location, actions: Sequence[Action]) -> str | None:
     if any(one.get("dataChange", True) for one in [*added, *removed]):
         return "changed its rows"
     if removed:
-        # What moves rows to other files says that it changed none.
+        # The commit says that it moves rows to other files and changes none. Their number shows whether it does.
         before, after = ([_file(folder, one) for one in some] for some in (removed, added))
         held, holds = _sum(before), _sum(after)
         if held is not None and holds is not None and held != holds:
@@ -91,7 +91,7 @@ def _file(folder: Location, action: dict[str, Any]) -> _File:
         with opened_parquet(folder / unquote(action["path"])) as file:
             footer = file.metadata
     except (OSError, pa.ArrowException):
-        # Deleted since, or to be told by who needs it.
+        # It was deleted since, or whoever needs it will say that it cannot be read.
         return _File(None)
     vector = action.get("deletionVector") or {}
     return _File(footer.num_rows - int(vector.get("cardinality", 0)), in_int96(footer))

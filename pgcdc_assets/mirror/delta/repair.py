@@ -1,7 +1,7 @@
-"""Repair: what a range did, derived again from the log, into a mirror that has applied it already.
+"""Repairs a mirror: derives again from the log what a range did, and merges it into the mirror that has applied it.
 
-The keys that the range touched are derived up to where the mirror stands, and merged. Nothing is
-guessed: a row of which the log does not hold all that is needed is refused, and a new copy brings it back.
+The keys that the range touched are derived up to where the mirror stands. Nothing is guessed: a row for which the log
+does not hold all that is needed is refused, and a new copy brings it back.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def repair_table(
     spark: SparkSession, log: ChangeLog, layout: Layout, identity: Identity, table: Table, span: LsnRange,
     replay_lsn: Lsn,
 ) -> Applied:  # fmt: skip
-    """Derive what ``span`` did again and merge it; the mirror stands at ``replay_lsn`` before and after.
+    """Derive again what ``span`` did, and merge it; the mirror stands at ``replay_lsn`` before and after.
 
-    The feed of everything from the start of ``span`` is derived again, too. A range from before the
-    table's copy holds nothing of the mirror. Raises NotRepairable where the log does not hold enough.
+    The feed of everything from the start of ``span`` is derived again, too. Nothing is done for a range from before the
+    table's copy. Raises NotRepairable if the log does not hold enough.
     """
     started = time.monotonic()
     mirror = Mirror(layout, identity, table.name)
@@ -67,7 +67,7 @@ def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touc
     if not table.key and not pending.emptied:
         what = "rows of a table without a key cannot be told apart" if table.multiset else "the table has no key"
         raise NotRepairable(what, thing=str(table.name), lsn=touched.start, do=_again(table))
-    # A row that a truncated leaf got later may be any: all keys are derived.
+    # Any row may have come to a truncated leaf later, so all keys are derived.
     wanted = None if pending.leaves else touched
     delta = mirror.delta
     assert delta is not None
@@ -77,7 +77,7 @@ def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touc
         units = [replace(unit, repair=True, touched=wanted) for unit in units]
     effects = _effects(spark, units, table, touched)
     counts = total(effects)
-    # No application transaction: a repair moves no position, and may be asked for again.
+    # The commit has no application transaction: a repair moves no position, and may be asked for again.
     passed(FaultPoint.REPAIR_COMMITTING)
     if pending.emptied:
         reports = [effect.added for effect in effects if effect.added is not None]

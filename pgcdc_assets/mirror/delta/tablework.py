@@ -69,7 +69,7 @@ class TableWork:
         cls, layout: Layout, identity: Identity, part: FeedPart, upto: Lsn,
         known: Mapping[TableName, Table] | None = None,
     ) -> TableWork | None:  # fmt: skip
-        """None where the mirror has passed all of the part already, or the part holds nothing."""
+        """None if the mirror has passed all of the part already, or the part holds nothing."""
         mirror = Mirror(layout, identity, part.table.name)
         stands = mirror.replay_lsn
         if stands is None:
@@ -92,10 +92,11 @@ class TableWork:
 
     @property
     def linkable(self) -> bool:
-        """Whether the feed's files can be the mirror's: inserts alone, all of them wanted, columns alike.
+        """Whether the feed's files can become the mirror's: they hold inserts alone, all of them are wanted, and their
+        columns are the mirror's.
 
-        Asked of the mirror as it is: one that was mapped stays so when the odd name has gone, and a column
-        of another hand is in no file of the feed.
+        The mirror is looked at as it is: one that was mapped stays so after the odd name has gone, and a column that
+        another writer added is in no file of the feed.
         """
         if not (self.pending.part.insert_only and self.pending.whole) or self.mirror.mapped:
             return False
@@ -104,7 +105,7 @@ class TableWork:
 
     @property
     def foreign(self) -> tuple[str, ...]:
-        """The columns that the mirror has by another hand."""
+        """The columns that another writer added to the mirror."""
         ours = set(MirrorSchema.of(self.table).arrow.names)
         return tuple(field.name for field in self._delta.schema.fields if field.name not in ours)
 
@@ -115,13 +116,13 @@ class TableWork:
         return {app_id: self.pending.span.end}
 
     def widen(self, spark: SparkSession) -> None:
-        """Give the mirror the columns that appeared. Done before the data: alone it changes no row."""
+        """Add the columns that appeared to the mirror, before the data: this changes no row."""
         columns = [f"{sql_name(name)} {sql_type(kind)}" for name, kind in _missing(self.table, self.mirror)]
         if not columns:
             return
         alter = f"ALTER TABLE {sql_path(self.mirror.path)}"
         if any("TIMESTAMP_NTZ" in column for column in columns):
-            # A new table gets this feature with its columns; one that is altered has to be told.
+            # A new table gets this feature with its columns; for one that is altered it has to be set.
             spark.sql(f"{alter} SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')").collect()
         spark.sql(f"{alter} ADD COLUMNS ({', '.join(columns)})").collect()
         passed(FaultPoint.MIRROR_WIDENED)
@@ -142,7 +143,7 @@ class TableWork:
 
     @property
     def _alone(self) -> bool:
-        """Whether nothing of the mirror is left, or nothing in it changes."""
+        """Whether none of the mirror's rows is left, or none of them changes."""
         return self.pending.emptied or self.pending.part.insert_only
 
     @property
@@ -187,7 +188,7 @@ class TableWork:
 
 
 def merged(mirror: DeltaVersion, effects: Sequence[Effect], position: Mapping[str, int]) -> int:
-    """Commit effects on the files of this version of a mirror; the new one."""
+    """Commit effects on the files of this version of a mirror; returns the new version."""
     gone: dict[str, BitMap64] = {}
     for effect in effects:
         for path, positions in effect.gone.items():
@@ -205,7 +206,7 @@ def total(effects: Sequence[Effect]) -> Counts:
 
 
 def _linked(path: Location, folder: Location, file: FeedFile) -> FileReport:
-    """The feed's file under a name in the mirror's folder: the same bytes, where the store can."""
+    """Give the feed's file a name in the mirror's folder, too; both share their bytes if the store can do that."""
     target = folder / f"part-{uuid.uuid4().hex}.parquet"
     storage.copy(path, target)
     return replace(file.report, path=target.name)

@@ -1,9 +1,9 @@
-"""A mirror's versions thinned out with age: what no promised version needs goes, files and commits alike.
+"""Thins out a mirror's versions with age: files and commits that no promised version needs are deleted.
 
-A turn a second makes 86,400 versions a day, each with a commit and a deletion vector for every file that it
-touched. Points are thinned out with age (:mod:`pgcdc_assets.core.retention`), and what lies between the versions
-that they still name goes: each of those gets a checkpoint, and keeps its commit. From the newest checkpoint on that
-is old enough the log stays whole.
+A turn a second makes 86,400 versions a day, each with a commit and a deletion vector for every file that it touched.
+Points are thinned out with age (:mod:`pgcdc_assets.core.retention`), and so is what lies between the versions that they
+still name: each of these versions gets a checkpoint, and keeps its commit. The log stays whole from the newest
+checkpoint on that is old enough.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.core.layout import DELTA_LOG, commit_name
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.checkpoint import make_checkpoint, write_checkpoint
+from pgcdc_assets.delta.listing import LogListing
 from pgcdc_assets.delta.log import hinted, is_whole
 from pgcdc_assets.delta.logfiles import checkpoint_files, checksum_of
-from pgcdc_assets.delta.sweep import LogListing, unneeded
+from pgcdc_assets.delta.sweep import unneeded
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.store import storage
@@ -33,7 +34,7 @@ class Passing:
 
     mirror: Mirror
     alone: Set[int]
-    """Promised versions that the log shall hold each by itself."""
+    """Promised versions that the log holds without the commits before them."""
     whole_from: int
     """The version of the checkpoint from which on the log stays whole."""
     log_files: tuple[Location, ...]
@@ -44,9 +45,9 @@ class Passing:
     """Their size."""
 
     def delete(self) -> None:
-        """Let go of them. A kill or a power cut at any place leaves what the next look finds.
+        """Delete them. What a kill or a power cut at any point leaves is found by the next look.
 
-        LakeError where a version that stays could not be read without them; then nothing goes.
+        LakeError if a version that stays could not be read without them; then nothing is deleted.
         """
         log = self.mirror.path / DELTA_LOG
         if self.log_files:
@@ -56,7 +57,7 @@ class Passing:
         storage.settle([log])
 
     def _keep_readable_alone(self, log: Location) -> None:
-        """Have each promised version be read without the commits before it, and readers begin above them all."""
+        """Make each promised version readable without the commits before it, and have readers begin above them all."""
         going, there = frozenset(self.log_files), checkpoint_files(log)
         with _failing_as_one(self.mirror):
             for version in sorted(self.alone):
@@ -72,7 +73,7 @@ class Passing:
 
 @contextmanager
 def _failing_as_one(mirror: Mirror) -> Iterator[None]:
-    """What delta-rs cannot read is that mirror's own trouble, whatever its words."""
+    """Turn an error of delta-rs into a LakeError: what it cannot read concerns this mirror alone, whatever it says."""
     try:
         yield
     except DeltaError as error:
@@ -80,21 +81,21 @@ def _failing_as_one(mirror: Mirror) -> Iterator[None]:
 
 
 def passing(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Passing:
-    """What neither these versions of the mirror need, nor those younger than ``grace``, nor its newest.
+    """Find what neither these versions of the mirror need, nor those younger than ``grace``, nor its newest.
 
-    Also what a killed run left, once it is older than ``grace``: its last process may take a moment to die.
-    LakeError where the log does not tell what a version refers to, or somebody else commits meanwhile.
+    This includes what a killed run left, once it is older than ``grace``: its last process may take a moment to die.
+    LakeError if the log does not say what a version refers to, or somebody else commits meanwhile.
     """
     listing = LogListing.of(mirror.path)
     if mirror.version != listing.newest:
         raise LakeError("goes on meanwhile", thing=f"mirror {mirror.name}")
     before = time.time() - grace.total_seconds()
-    # What a point says of another table that was there is nobody's.
+    # A version that the log does not hold is one of an earlier table in this folder, and nobody reads it.
     kept = {version for version in promised if version <= mirror.version and listing.holds(version)}
     # The newest of the promised may be kept alone, with nothing between it and the rest of the log.
     young = max(listing.first_young(max(kept, default=mirror.version), before), listing.whole_since)
     whole_from = listing.whole_from(young)
     alone = {version for version in kept if version < whole_from}
-    old = unneeded(mirror.path, {*kept, *range(young, mirror.version + 1)}, mirror.version, before)
+    old = unneeded(listing, {*kept, *range(young, mirror.version + 1)}, mirror.version, before)
     files, log_files = (mirror.path / entry.name for entry in old), listing.files_below(whole_from, alone)
     return Passing(mirror, alone, whole_from, tuple(log_files), tuple(files), sum(entry.size for entry in old))

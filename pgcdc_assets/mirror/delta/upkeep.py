@@ -39,9 +39,9 @@ SMALL_BYTES: Final = FILE_BYTES // 4
 MOST_SMALL: Final = 20
 """Up to this many small files are left alone: each costs a reader a millisecond, an OPTIMIZE costs seconds."""
 DELETED_SHARE: Final = 5
-"""Files are worth rewriting if one row in this many is deleted but still in them,"""
+"""Files are worth rewriting if one row in this many is deleted but still in them; see FEWEST_DELETED."""
 FEWEST_DELETED: Final = 100_000
-"""and if at least this many rows are."""
+"""Files with fewer deleted rows are not worth rewriting, whatever their share."""
 QUIET: Final = timedelta(days=10)
 """A third of the time that Delta keeps its log: see :func:`keep_readable`."""
 
