@@ -29,8 +29,8 @@ from pgcdc_assets.store import storage
 FORMAT: Final = "pgcdc.format"
 _FORMAT: Final = "3"
 _FORMER_FORMATS: Final = ("1", "2")
-"""Rows of format 1 had ``batch_end``; no file of format 2 had late facts. Both are read as they are; the first writer makes
-the table one of today's."""
+"""Rows of format 1 had ``batch_end``; no file of format 2 had late facts. Both are read as they are; the first writer
+makes the table one of today's."""
 _PROPERTIES: Final = {
     "delta.appendOnly": "true",
     "delta.dataSkippingStatsColumns": "relation_id,commit_lsn,kind",
