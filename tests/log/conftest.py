@@ -17,7 +17,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
-from pgcdc_assets.log.receive.messages import Event
+from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event
 from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
@@ -80,13 +80,14 @@ class Source:
         self, log: ChangeLog, *, batch_seconds: float = 0.2, batch_bytes: int = 32 << 20, conninfo: str | None = None,
         drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO, published: Lsn = ZERO,
         messages: Sequence[str] = ("*",), origin: str = Origins.ANY, streaming: bool = True,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> ReceiverProcess:  # fmt: skip
         """Started; killed at the end of the test if it still runs."""
         receiver = ReceiverProcess(
             conninfo or self.database.conninfo, Layout.of(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
             replication_connections=self.replication, highest=highest, published=published,
-            messages=messages, origin=origin, streaming=streaming,
+            messages=messages, origin=origin, streaming=streaming, segment_bytes=segment_bytes,
         )  # fmt: skip
         self.running.append(receiver)
         receiver.start()

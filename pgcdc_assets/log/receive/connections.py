@@ -87,7 +87,7 @@ class Receiving:
                 receiver = Receiver(
                     frames, conn, writer, relations,
                     publications=settings.publications, floor=floor, overlap=overlap and overlap.above(floor),
-                    choice=choice, limits=Limits(settings.batch_bytes, settings.batch_seconds),
+                    choice=choice, limits=Limits(settings.batch_bytes, settings.batch_seconds, settings.segment_bytes),
                     report=self._tell, orders=self._obey,
                     leave=self._fallback.over if whole else lambda boundary: False,
                 )  # fmt: skip

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied, of_plain
 from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
+
+SEGMENT_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class ReceiverSettings:
     origin: str = Origins.ANY
     streaming: bool = True
     """Whether transactions are asked for while they are in progress."""
+    segment_bytes: int = SEGMENT_BYTES
+    """Frames in memory before they are written. Twice this is held at the worst (one being written, one filling), which
+    with the libraries' own footprint stays well below 300 MB."""
 
     def to_line(self) -> bytes:
         return _line(asdict(self))

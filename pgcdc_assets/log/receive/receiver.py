@@ -29,7 +29,7 @@ from pgcdc_assets.log.receive.blocks import Block, Dropped
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.describe import CatalogFacts
 from pgcdc_assets.log.receive.intake import Intake, Part, StreamEnded, Taken
-from pgcdc_assets.log.receive.messages import Event, EventName
+from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
@@ -58,9 +58,7 @@ class Limits:
 
     batch_bytes: int
     batch_seconds: float
-    segment_bytes: int = 16 << 20
-    """Frames in memory before they are written. Twice this is held at the worst (one being written, one
-    filling), which with the libraries' own footprint stays well below 300 MB."""
+    segment_bytes: int = SEGMENT_BYTES
     foreign_wal_bytes: int = 16 << 20
     """WAL that holds nothing for us is released each time this much has passed: one WAL segment file."""
     run_seconds: float = 0.05
