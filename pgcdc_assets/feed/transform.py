@@ -19,6 +19,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import settle
 from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.feed.early import EarlyFeeds
 from pgcdc_assets.feed.file import trimmed
 from pgcdc_assets.feed.plan import FeedPlan, Followed, hull, planned
 from pgcdc_assets.feed.routing import Router
@@ -39,7 +40,7 @@ MOST_BUCKETS = 256
 
 def transform(
     spark: SparkSession, log: ChangeLog, span: LsnRange, tables: Sequence[Followed], *, again: bool = False,
-    router: Router | None = None,
+    router: Router | None = None, early: EarlyFeeds | None = None,
 ) -> dict[TableName, FeedPart]:  # fmt: skip
     """Bring the feeds of ``tables`` to the end of ``span`` and tell what they hold of it.
 
@@ -50,7 +51,7 @@ def transform(
     router = router or Router.of(entry.table for entry in tables)
     plans, failures = planned(log, router, span, tables, again=again)
     parts = {name: _nothing(table, after, failure) for name, (table, after, failure) in failures.items()}
-    done = _derived(spark, log, [plan for plan in plans if plan.todo is not None])
+    done = _derived(spark, log, [plan for plan in plans if plan.todo is not None], early)
     _check_taken(log, router, plans, done)
     written: list[Location] = []
     for plan in plans:
@@ -106,7 +107,9 @@ def _committed(
     return FeedPart(plan.table, taken, tuple(feed.files(taken)), set_aside)
 
 
-def _derived(spark: SparkSession, log: ChangeLog, plans: Sequence[FeedPlan]) -> dict[TableName, _Outcome]:
+def _derived(
+    spark: SparkSession, log: ChangeLog, plans: Sequence[FeedPlan], early: EarlyFeeds | None
+) -> dict[TableName, _Outcome]:
     relations = {relation for plan in plans for relation in plan.relations}
     if not relations:
         return {}
@@ -130,8 +133,13 @@ def _derived(spark: SparkSession, log: ChangeLog, plans: Sequence[FeedPlan]) -> 
         refused=refused,
     )  # fmt: skip
     workers = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    tasks = [replace(base, segments=tuple(s.file for s in group)) for group in grouped(segments, 2 * workers)]
-    return _together(run_tasks(spark, derive, tasks))
+    done: list[Derived] = []
+    left: list[Segment] = []
+    for segment in segments:
+        taken = early.take(segment, base) if early is not None else None
+        left.append(segment) if taken is None else done.append(taken)
+    tasks = [replace(base, segments=tuple(s.file for s in group)) for group in grouped(left, 2 * workers)]
+    return _together([*done, *run_tasks(spark, derive, tasks)])
 
 
 def grouped(segments: Sequence[Segment], most: int) -> list[list[Segment]]:

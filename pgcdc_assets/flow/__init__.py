@@ -9,6 +9,7 @@ decide      decides what a run does next: pure
 sync        the run that carries it out         stream      its view of the receiver
 turn        takes tables to one boundary        ranges      when a range is cut
 messages    the feed of logical messages within a run
+early       has transactions in progress derived
 closing     closes the ranges of a run          copies      its snapshot copies, round after round
 copying     one round of them, in its thread
 progress    where each table stands             naming      the position from which on it has its name

@@ -24,6 +24,7 @@ from pgcdc_assets.flow.decide import (
     next_step,
 )
 from pgcdc_assets.flow.drift import CatalogWatch
+from pgcdc_assets.flow.early import EarlyDerivation
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.messages import messages_at, take_messages
 from pgcdc_assets.flow.progress import TableProgress
@@ -51,6 +52,7 @@ class Sync:
         self._serving = Serving(work, self, lambda max_seconds: Allowance(max_seconds, bounds.stop))
         # If an earlier run copied a table and ended before a point listed it, this run owes the point in any case.
         self._point = PointDue(work.progress.unlisted)
+        self._early = EarlyDerivation(work, stream)
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
         self._sentinel = Sentinel()
@@ -73,6 +75,7 @@ class Sync:
                 self._copies.give_up()
             finally:
                 self._stream.stop()
+                self._early.close()
         self._take_landed()
         self._ranges.close()
         if self._copies.failure is not None:
@@ -83,6 +86,7 @@ class Sync:
         """One pass of the loop; returns whether anything moved."""
         before, arrived = self._stream.complete_to, self._stream.arrived
         self._stream.take_events()
+        self._early.go_on()
         moved = self._stream.complete_to > before
         self._heed_operator()
         if self._stream.arrived and not arrived:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.feed.early import EarlyFeeds
 from pgcdc_assets.feed.messages import MessageFeed
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outcomes import Operation
@@ -34,6 +35,8 @@ class Work:
     """Tables for which this run has reported that another writer changed rows of the mirror."""
     messages: MessageFeed | None = None
     """The feed of logical messages, where they are asked for and it can be written."""
+    early: EarlyFeeds | None = None
+    """What a run derives of transactions in progress."""
     messages_told: set[str] = field(default_factory=set)
     """Failures of that feed that this run has reported."""
     operation: Operation = field(default_factory=Operation)

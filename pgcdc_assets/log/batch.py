@@ -32,6 +32,7 @@ from pgcdc_assets.log.spool import (
     PendingBlocks,
     PendingStream,
     PendingStreams,
+    SpooledStream,
     Staged,
     StreamEnd,
 )
@@ -182,10 +183,12 @@ class BatchWriter:
             into.add(self._spill.stage(rows))
         passed(FaultPoint.SEGMENT_STAGED)
 
-    def spool(self, pending: PendingBlocks, stream: PendingStream) -> None:
+    def spool(self, pending: PendingBlocks, stream: PendingStream) -> SpooledStream:
         """Write frames of a transaction in progress."""
-        stream.spooled += self._spill.spool(pending.rows(stream.overlay))
+        written = self._spill.spool(pending.rows(stream.overlay))
+        stream.spooled += written
         passed(FaultPoint.STREAM_SPOOLED)
+        return SpooledStream(pending.opening.xid, stream.overlay, written)
 
     def drop(self, stream: PendingStream) -> None:
         """A transaction in progress was rolled back, or is none of the log's."""

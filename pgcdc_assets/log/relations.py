@@ -145,6 +145,11 @@ class Overlay(_Versions):
         """One for each provisional id."""
         return [seen.relation for seen in self._seen.values()]
 
+    @property
+    def payloads(self) -> list[bytes]:
+        """Their messages."""
+        return list(self._seen)
+
     def promote(self, into: Relations, facts: Sequence[RelationFacts], sequence: int) -> dict[int, int]:
         """The transaction has committed, by frame ``sequence``. Returns the final id of each provisional one.
 

@@ -84,6 +84,7 @@ class LocalStore(Store):
     def put(self, draft: str, to: Location) -> None:
         sync_file(Path(draft))
         if draft != to.text:
+            _make_folder(to.parent.text)
             os.replace(draft, to.text)
 
     def create(self, to: Location, content: bytes) -> None:

@@ -19,7 +19,7 @@ from pgcdc_assets.log.inprogress import TransactionsInProgress
 from pgcdc_assets.log.receive.blocks import Block, Blocks, Dropped
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.overlap import Overlap
-from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.relations import Overlay, Relations
 from pgcdc_assets.log.rows import ABSENT
 from pgcdc_assets.log.spool import StreamEnd
 from pgcdc_assets.log.streamed import StreamPlace, commit_frame, located
@@ -160,9 +160,7 @@ class Intake:
     def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> StreamEnded | Dropped:
         """A transaction in progress commits. Its Relation messages take effect whether the log takes it or not."""
         transaction, overlay = self._blocks.commit(message, run, index)
-        known = self._describe(overlay.relations)
-        facts = [known[described(relation)] for relation in overlay.relations]
-        schema_ids = overlay.promote(self._relations, facts, int(run.sequence[index]))
+        schema_ids = overlay.promote(self._relations, self.facts(overlay), int(run.sequence[index]))
         self.passed(message.commit_lsn)
         if message.commit_lsn < self._transform_lsn:
             return Dropped(message.xid)
@@ -178,6 +176,12 @@ class Intake:
         aborted = np.array(sorted(transaction.aborted), dtype=np.int64)
         end = StreamEnd(int(message.commit_lsn), message.commit_ts, aborted, schema_ids)
         return StreamEnded(message.xid, end, commit_frame(run, index))
+
+    def facts(self, overlay: Overlay) -> list[RelationFacts]:
+        """What the catalog says now of the relations of a transaction in progress, one for each provisional id."""
+        relations = overlay.relations
+        known = self._describe(relations)
+        return [known[described(relation)] for relation in relations]
 
     def _whole_transactions(self, run: FrameRun) -> Taken:
         before = self.transaction

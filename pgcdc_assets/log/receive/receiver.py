@@ -29,9 +29,10 @@ from pgcdc_assets.log.receive.blocks import Block, Dropped
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.describe import CatalogFacts
 from pgcdc_assets.log.receive.intake import Intake, Part, StreamEnded, Taken
-from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName
+from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName, SpooledFile
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.spool import SpooledStream
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
 from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience, Silence
 from pgcdc_assets.source.stream.catchup import FrameStream
@@ -48,6 +49,9 @@ PROGRESS_SECONDS = 1.0
 _BUSY_SECONDS = 0.3
 """Between status updates while nothing is read, because the writing thread is behind. A request for a status, which a
 server sends at half of its timeout, may lie in what is not read yet."""
+_TOLD_RELATIONS = 100
+"""Of a transaction that touches more tables than that, nothing is derived before its commit: to ask the catalog for
+them at each segment would cost more than it saves."""
 _ASK_SECONDS = 0.1
 """Between requests for a keepalive while a goal or mark is ahead and nothing comes."""
 
@@ -107,7 +111,7 @@ class Receiver:
             relations, writer.position, overlap, choice,
         )  # fmt: skip
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
-        self._job: Future[Committed | None] | None = None
+        self._job: Future[Committed | SpooledStream | None] | None = None
         self._planned = writer.position
         self._goal: Endpos | None = None
         self._marks: list[Lsn] = []
@@ -222,6 +226,7 @@ class Receiver:
                 stream = self._pending.streams.pop(xid)
                 if stream is not None and stream.spooled_size:
                     self._submit(partial(self._writer.drop, stream))
+                    self._report(Event(EventName.DROPPED, self._reported.flush, xid=xid))
 
     def _keepalive(self, frame: bytes) -> None:
         """``wal_end`` is a boundary: what committed below it has been sent, whatever is open."""
@@ -307,7 +312,7 @@ class Receiver:
             blocks = stream.take()
             self._submit(partial(self._writer.spool, blocks, stream))
 
-    def _submit(self, job: Callable[[], Committed | None]) -> None:
+    def _submit(self, job: Callable[[], Committed | SpooledStream | None]) -> None:
         self._let_finish()
         self._job = self._thread.submit(job)
 
@@ -325,12 +330,28 @@ class Receiver:
         wait_for([self._job], timeout=seconds)
         if not self._job.done():
             return
-        committed, self._job = self._job.result(), None
-        if committed is not None:
-            self._reported.durable(committed.end)
-            self._send_status()
-            passed(FaultPoint.BATCH_CONFIRMED)
-            self._report(self._landed(committed))
+        done, self._job = self._job.result(), None
+        if isinstance(done, SpooledStream):
+            self._tell_spooled(done)
+        elif done is not None:
+            self._land(done)
+
+    def _tell_spooled(self, stream: SpooledStream) -> None:
+        """What the parent needs to derive from these segments before the commit."""
+        payloads = stream.overlay.payloads
+        if len(payloads) > _TOLD_RELATIONS:
+            return
+        facts = self._intake.facts(stream.overlay)
+        for segment in stream.segments:
+            relations = {number: (payloads[number], facts[number].to_json()) for number in segment.tally.schema_ids}
+            file = SpooledFile(segment.segment.draft.path, segment.segment.report.path, relations)
+            self._report(Event(EventName.SPOOLED, self._reported.flush, xid=stream.xid, spooled=file))
+
+    def _land(self, committed: Committed) -> None:
+        self._reported.durable(committed.end)
+        self._send_status()
+        passed(FaultPoint.BATCH_CONFIRMED)
+        self._report(self._landed(committed))
 
     def _landed(self, batch: Committed) -> Event:
         aborts = self._intake.stream_aborts

@@ -1,0 +1,41 @@
+"""Has segments of transactions in progress derived as the receiver spools them."""
+
+from __future__ import annotations
+
+import uuid
+
+from pgcdc_assets.feed.early import EarlyFeeds, EarlySegment
+from pgcdc_assets.flow.stream import LogStream
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.log.receive.messages import Event, SpooledFile
+from pgcdc_assets.protocol.shape import RelationFacts, Shape
+
+
+class EarlyDerivation:
+    """Of one run, whose turns find its files in ``work.early``."""
+
+    def __init__(self, work: Work, stream: LogStream) -> None:
+        self._work = work
+        self._stream = stream
+        self._feeds = work.early = EarlyFeeds(work.session, work.layout.staging / uuid.uuid4().hex)
+
+    def go_on(self) -> None:
+        """Take in what the receiver has said since the last call."""
+        events, self._stream.in_progress = self._stream.in_progress, []
+        for event in events:
+            if event.spooled is not None and event.xid is not None:
+                self._feeds.spooled(_segment(event, event.xid, event.spooled), self._work.progress.router)
+            else:
+                self._feeds.dropped(event.xid)
+
+    def close(self) -> None:
+        self._work.early = None
+        self._feeds.close()
+
+
+def _segment(event: Event, xid: int, file: SpooledFile) -> EarlySegment:
+    shapes = {
+        number: Shape.resolve(payload, RelationFacts.from_json(facts), event.lsn)
+        for number, (payload, facts) in file.relations.items()
+    }
+    return EarlySegment(xid, file.draft, file.name, shapes)

@@ -1,0 +1,126 @@
+"""What is spooled of a transaction in progress is derived before its commit, and counts only after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from deltalake import DeltaTable
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.feed.early import EarlyFeeds
+from pgcdc_assets.feed.task import Derivation, Derived
+from pgcdc_assets.log.reader import Segment
+from pgcdc_assets.store.local import path_of
+from tests.end_to_end.command import wait_for
+from tests.flow.test_serving import following, newest
+from tests.flow.test_sync import Rig, T, rig  # noqa: F401
+
+pytestmark = pytest.mark.spark
+
+MANY = "INSERT INTO t (id, v) SELECT n, repeat('x', 1000) FROM generate_series({}, {}) n"
+SPOOLED = 18_000
+"""Rows of so much fill a segment in the receiver's memory, and a little more."""
+
+
+class Spy:
+    """Each segment that a turn asked for, and whether it was derived early."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.taken: list[bool] = []
+        self.feeds: list[EarlyFeeds] = []
+        asked = EarlyFeeds.take
+
+        def take(feeds: EarlyFeeds, segment: Segment, turn: Derivation) -> Derived | None:
+            found = asked(feeds, segment, turn)
+            if segment.late is not None:
+                self.taken.append(found is not None)
+            return found
+
+        made = EarlyFeeds.__init__
+
+        def make(feeds: EarlyFeeds, *args: object) -> None:
+            made(feeds, *args)  # type: ignore[arg-type]
+            self.feeds.append(feeds)
+
+        patch.setattr(EarlyFeeds, "take", take)
+        patch.setattr(EarlyFeeds, "__init__", make)
+
+    def derived(self) -> int:
+        """Segments that are derived by now."""
+        return sum(early.future.done() for feeds in self.feeds for early in list(feeds._early.values()))
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    return Spy(monkeypatch)
+
+
+@contextmanager
+def transaction(rig: Rig, *statements: str) -> Iterator[psycopg.Connection[object]]:  # noqa: F811
+    with psycopg.connect(rig.settings.source or "", autocommit=True) as conn:
+        conn.execute("BEGIN")
+        for statement in statements:
+            conn.execute(statement.encode())
+        yield conn
+
+
+def _flushed(rig: Rig) -> Lsn:  # noqa: F811
+    rig.conn.execute("INSERT INTO u VALUES (900000, 0, 0)")
+    rig.conn.execute("DELETE FROM u WHERE a = 900000")
+    return rig.flush()
+
+
+def test_segments_without_rollbacks_are_taken_as_they_are(rig: Rig, spy: Spy) -> None:  # noqa: F811
+    rig.setup()
+    rig.sync()
+    with following(rig):
+        wait_for(rig.streaming, what="the stream")
+        with transaction(rig, MANY.format(10_001, 10_000 + 3 * SPOOLED)) as other:
+            _flushed(rig)
+            wait_for(lambda: spy.derived() >= 2, what="two segments, derived")
+            feed = path_of(rig.settings.layout.changes(T))
+            assert not feed.exists() or DeltaTable(feed).to_pyarrow_table().num_rows == 0
+            other.execute("COMMIT")
+        at = rig.flush()
+        wait_for(lambda: newest(rig).replay_lsn >= at, what="the transaction in the mirror")
+    assert sum(spy.taken) >= 2
+    rig.assert_equal()
+
+
+def test_a_segment_with_a_rollback_is_derived_again(rig: Rig, spy: Spy) -> None:  # noqa: F811
+    rig.setup()
+    rig.sync()
+    with following(rig):
+        wait_for(rig.streaming, what="the stream")
+        first, second = MANY.format(10_001, 10_000 + 2 * SPOOLED), MANY.format(200_001, 200_000 + 2 * SPOOLED)
+        with transaction(rig, first, "SAVEPOINT s", second) as other:
+            _flushed(rig)
+            wait_for(lambda: spy.derived() >= 3, what="three segments, derived")
+            other.execute("ROLLBACK TO s")
+            other.execute("INSERT INTO t (id, v) VALUES (-5, 'last')")
+            other.execute("COMMIT")
+        at = rig.flush()
+        wait_for(lambda: newest(rig).replay_lsn >= at, what="the transaction in the mirror")
+    assert True in spy.taken
+    rig.assert_equal()
+
+
+def test_a_transaction_that_is_rolled_back_leaves_nothing(rig: Rig, spy: Spy) -> None:  # noqa: F811
+    rig.setup()
+    rig.sync()
+    staging = path_of(rig.settings.layout.staging)
+    with following(rig):
+        wait_for(rig.streaming, what="the stream")
+        with transaction(rig, MANY.format(10_001, 10_000 + 2 * SPOOLED)) as other:
+            _flushed(rig)
+            wait_for(lambda: spy.derived() >= 1, what="a segment, derived")
+            assert list(staging.rglob("*.parquet"))
+            other.execute("ROLLBACK")
+        at = _flushed(rig)
+        wait_for(lambda: not list(staging.rglob("*.parquet")), what="an empty folder")
+        wait_for(lambda: newest(rig).replay_lsn >= at, what="the next transaction")
+    assert spy.taken == []
+    rig.assert_equal()
