@@ -104,8 +104,8 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _numbers(text: str) -> Iterator[int]:
     for part in text.split(",") if text else ():
-        low, _, high = part.partition("-")
-        yield from range(int(low), int(high or low) + 1)
+        low, dash, high = part.partition("-")
+        yield from range(int(low), int(high if dash else low) + 1)
 
 
 def _pairs(text: str) -> Iterator[tuple[int, int]]:

@@ -197,14 +197,14 @@ def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterato
                 yield rows if file.late is None else file.late.fill(rows)
 
 
-def _filled(path: Location, late: LateFacts, columns: Sequence[str], filters: pc.Expression | None) -> pa.Table:
+def _filled(path: Location, late: LateFacts, columns: list[str], filters: pc.Expression | None) -> pa.Table:
     """The filter is for rows as they count, so none is pushed down to the file, whose rows say other things."""
     import pyarrow.dataset as ds
 
     wanted = {*columns, *(OPTIONAL if filters is None else set(LOG_SCHEMA.names) - {"payload"})}
     held = [name for name in LOG_SCHEMA.names if name in wanted]
     rows = late.fill(pq.read_table(storage.open_file(path), columns=held, partitioning=None))
-    return ds.dataset(rows).to_table(columns=list(columns), filter=filters)
+    return ds.dataset(rows).to_table(columns=columns, filter=filters)
 
 
 def _crc(pieces: Iterable[bytes]) -> int:

@@ -31,6 +31,7 @@ def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], sp
         held.add(file)
     for number, batch in enumerate(batches):
         held.check(number, batch)
+    held.check_commits()
     if _NO_BATCH in held.counts:
         raise LogCorrupt("holds rows of a batch without a summary", thing=str(log), lsn=span.end)
 
@@ -46,6 +47,8 @@ class _Held:
         self._span = span
         self._log = log
         self._commit_times = commit_times
+        self._seen: dict[int, int] = {}
+        """The same as the transactions' own Commits say it."""
         self.counts: dict[int, Counter[tuple[int | None, str]]] = {}
         """By relation and kind."""
         self._schema_ids: dict[int, set[int]] = {}
@@ -67,7 +70,7 @@ class _Held:
             if group["relation_id"] is not None:
                 self._schema_ids.setdefault(group["batch"], set()).add(group["schema_id"])
         if self._commit_times:
-            self._check_commit_times(rows)
+            self._see_commits(rows)
 
     def check(self, number: int, batch: BatchSummary) -> None:
         told: dict[tuple[int | None, str], int] = {(None, kind): count for kind, count in batch.others.items()}
@@ -84,14 +87,17 @@ class _Held:
                 thing=str(self._log),
             )
 
-    def _check_commit_times(self, rows: pa.Table) -> None:
-        """The Commit of a transaction came when it was known when it committed: its row says so itself."""
+    def check_commits(self) -> None:
+        """Each file with late facts is of a transaction whose Commit says the same."""
+        for commit_lsn, commit_ts in self._commit_times.items():
+            if self._span.holds_commit(Lsn(commit_lsn)) and self._seen.get(commit_lsn) != commit_ts:
+                raise _unlike_its_commit(self._log, commit_lsn)
+
+    def _see_commits(self, rows: pa.Table) -> None:
         late = pc.is_in(rows["commit_lsn"], value_set=pa.array(list(self._commit_times), pa.int64()))
-        ends = rows.filter(pc.and_(late, pc.equal(rows["kind"], "C")))
-        times = ends["commit_ts"].cast(pa.int64()).to_pylist()
-        for commit_lsn, commit_ts in zip(ends["commit_lsn"].to_pylist(), times, strict=True):
-            if self._commit_times[commit_lsn] != commit_ts:
-                raise _other_time(self._log, commit_lsn)
+        commits = rows.filter(pc.and_(late, pc.equal(rows["kind"], "C")))
+        times = commits["commit_ts"].cast(pa.int64()).to_pylist()
+        self._seen.update(zip(commits["commit_lsn"].to_pylist(), times, strict=True))
 
 
 def _commit_times(files: Sequence[SegmentFile]) -> dict[int, int]:
@@ -100,9 +106,9 @@ def _commit_times(files: Sequence[SegmentFile]) -> dict[int, int]:
     for file in files:
         late = file.late
         if late is not None and found.setdefault(int(late.commit_lsn), late.commit_ts) != late.commit_ts:
-            raise _other_time(file.path, late.commit_lsn)
+            raise _unlike_its_commit(file.path, late.commit_lsn)
     return found
 
 
-def _other_time(thing: Location, commit_lsn: int) -> LogCorrupt:
-    return LogCorrupt("says two times of one commit", thing=str(thing), lsn=Lsn(commit_lsn))
+def _unlike_its_commit(thing: Location, commit_lsn: int) -> LogCorrupt:
+    return LogCorrupt("says other things of a transaction than its Commit", thing=str(thing), lsn=Lsn(commit_lsn))

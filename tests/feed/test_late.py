@@ -1,0 +1,116 @@
+"""Feeds out of files with late facts are those of the same rows in ordinary files."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.datafile import dataset
+from pgcdc_assets.feed import messages, plan
+from pgcdc_assets.feed.events import Route
+from pgcdc_assets.feed.plan import Followed
+from pgcdc_assets.feed.routing import Router
+from pgcdc_assets.feed.schema import FeedFile, feed_schema
+from pgcdc_assets.feed.task import Derivation, FeedTarget, derive
+from pgcdc_assets.feed.transform import transform
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.store.local import path_of
+from tests.log.twins import BATCHES, START, STEP, TABLES, Change, Transaction, spans, twins, whole
+
+INSERTS = tuple(Change("I", 1 + at % 2, 0, at % 3, bytes([at])) for at in range(12))
+HISTORY = (
+    (Transaction(INSERTS, (1,), files=3), Transaction((Change("T", 2, 0, 0, b""), Change("M", 1, 0, 1, b"m")), (1,))),
+    (Transaction((Change("I", 1, 0, 1, b"x"), Change("I", 1, 0, 0, b"y")), (1,), "elsewhere"),),
+)
+
+
+def _derived(log: ChangeLog, span: LsnRange) -> tuple[dict[TableName, list[Any]], Any]:
+    """The feeds' rows of a span, by one task; and what else the task tells."""
+    router = Router.of(TABLES.values())
+    shapes = log.shapes(span).values()
+    task = Derivation(
+        segments=tuple(segment.file for segment in log.segments(span)),
+        targets={t.name: FeedTarget(t, log.layout.changes(t.name), span) for t in TABLES.values()},
+        routes={
+            s.schema_id: Route.of(s, t) for s in shapes for t in TABLES.values() if router.place(s).table == t.name
+        },
+    )
+    for target in task.targets.values():
+        path_of(target.folder).mkdir(parents=True, exist_ok=True)
+    done = derive(pickle.loads(pickle.dumps(task)))
+    feeds = {t.name: _rows(log, t.name, done.files.get(t.name, []), feed_schema(t)) for t in TABLES.values()}
+    return feeds, (done.set_aside, done.taken)
+
+
+def _rows(log: ChangeLog, name: TableName, files: list[FeedFile], schema: pa.Schema) -> list[Any]:
+    folder = log.layout.changes(name)
+    rows = dataset([folder / file.report.path for file in files], schema).to_table()
+    return sorted(rows.to_pylist(), key=str)
+
+
+@settings(max_examples=10)
+@given(BATCHES)
+def test_feeds_are_the_same(batches: list[list[Transaction]]) -> None:
+    with TemporaryDirectory() as folder:
+        plain, early = twins(Path(folder), batches)
+        for span in spans(plain):
+            assert _derived(early, span) == _derived(plain, span)
+
+
+@settings(max_examples=10)
+@given(BATCHES)
+def test_messages_are_the_same(batches: list[list[Transaction]]) -> None:
+    with TemporaryDirectory() as folder:
+        pair = twins(Path(folder), batches)
+        for span in spans(pair[0]):
+            plain, early = (_messages(log, span) for log in pair)
+            assert early == plain
+
+
+def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
+    path_of(log.layout.messages).mkdir(parents=True, exist_ok=True)
+    files, taken = messages.derived(log.layout.messages, log, span)
+    rows = dataset([log.layout.messages / file.path for file in files], messages.SCHEMA).to_table()
+    # Readers of the feed put them into their order.
+    return sorted(rows.to_pylist(), key=str), taken
+
+
+@settings(max_examples=10)
+@given(BATCHES)
+def test_shapes_that_rows_have_are_the_same(batches: list[list[Transaction]]) -> None:
+    with TemporaryDirectory() as folder:
+        plain, early = twins(Path(folder), batches)
+        ids = set(plain.shapes(whole(plain)))
+        assert plan._facts(early, ids) == plan._facts(plain, ids)
+        for span in spans(plain):
+            for schema_id in ids:
+                assert plan._used(early, span, {schema_id}, {1, 2, 3}) == plan._used(
+                    plain, span, {schema_id}, {1, 2, 3}
+                )
+            # Numbers that only rows in progress have.
+            assert plan._used(early, span, set(range(6)), {1, 2, 3}) == set()
+
+
+@pytest.mark.spark
+def test_a_transform_takes_what_the_log_counts(spark: SparkSession, tmp_path: Path) -> None:
+    """With late facts on their way to Spark's workers."""
+    _, log = twins(tmp_path, HISTORY)
+    # With the one column that the rows have.
+    tables = [replace(TABLES[number], columns=TABLES[number].columns[:1]) for number in (1, 2)]
+    parts = transform(spark, log, whole(log), [Followed(table, START) for table in tables])
+    assert {str(name): (part.set_aside, part.counts) for name, part in parts.items()} == {
+        "public.t1": (None, {"insert": 5}),
+        "public.t2": (None, {"insert": 4, "truncate": 1}),
+    }
+    assert parts[TABLES[1].name].span == LsnRange(START, Lsn(START + 3 * STEP))

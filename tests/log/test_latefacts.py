@@ -1,0 +1,330 @@
+"""Files with late facts: what their tags say, and that every reader of the log reads them like any others."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgcdc_assets.core.layout import commit_name
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LogCorrupt
+from pgcdc_assets.log.counting import rows_by_relation
+from pgcdc_assets.log.latefacts import LateFacts
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.log.segment import FILLED_SCHEMA, LOG_SCHEMA, SegmentFile, read_rows, read_slices
+from pgcdc_assets.log.upkeep import compact, forget
+from pgcdc_assets.store.local import path_of
+from tests.log.twins import BATCHES, START, STEP, Change, Transaction, Twin, rows_in, spans, twins, whole
+
+XIDS = st.integers(3, 2**32 - 1)
+TABLE = pa.table(
+    {
+        "commit_lsn": pa.nulls(4, pa.int64()),
+        "commit_ts": pa.nulls(4, pa.timestamp("us", tz="UTC")),
+        "schema_id": pa.array([1, 2, None, 3], pa.int64()),
+        "kind": pa.array(["I", "I", "M", "I"]),
+        "subxid": pa.array([700, 701, 700, 703], pa.int64()),
+    }
+)
+HISTORY = (
+    (Transaction((Change("I", 1, 0, 0, b"a"), Change("I", 2, 0, 1, b"b"), Change("I", 1, 1, 2, b"c")), (1,)),),
+    (
+        Transaction((Change("I", 3, 0, 0, b"d"),), files=0),
+        Transaction((Change("M", 1, 0, 0, b"e"), Change("I", 2, 0, 3, b"f"), Change("T", 1, 0, 0, b"")), (4,), "o", 2),
+    ),
+    (Transaction((Change("I", 2, 1, 0, b"g"), Change("I", 2, 0, 2, b"h"), Change("I", 2, 0, 3, b"i")), (2, 3)),),
+)
+"""Three batches of four transactions, one of which has no file before its commit."""
+
+
+@given(
+    st.integers(0, 2**63 - 1), st.integers(-(2**62), 2**62), st.sets(XIDS), st.dictionaries(XIDS, st.integers(-9, 9))
+)
+def test_facts_come_back_from_their_tags(lsn: int, ts: int, aborted: set[int], schema_ids: dict[int, int]) -> None:
+    late = LateFacts(lsn, ts, tuple(sorted(aborted)), schema_ids)
+    tags = late.to_tags()
+    assert all(isinstance(text, str) for text in tags.values())
+    assert LateFacts.of_tags({"pgcdc.batch_end": "7", **tags}) == late
+    assert pickle.loads(pickle.dumps(late)) == late
+    assert hash(late) == hash(LateFacts.of_tags(tags))
+
+
+def test_tags_are_short() -> None:
+    late = LateFacts(Lsn(16), 5, (7, *range(700, 901), 1000), {1: -5, 2: 6})
+    assert late.to_tags() == {
+        "pgcdc.commit_lsn": "16", "pgcdc.commit_ts": "5", "pgcdc.aborted": "7,700-900,1000",
+        "pgcdc.schema_ids": "1:-5,2:6",
+    }  # fmt: skip
+    assert LateFacts(1, 2).to_tags() == {"pgcdc.commit_lsn": "1", "pgcdc.commit_ts": "2"}
+    assert LateFacts.of_tags({"pgcdc.batch_end": "7"}) is None
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"pgcdc.commit_lsn": "1"},
+        {"pgcdc.commit_lsn": "1", "pgcdc.commit_ts": "x"},
+        {"pgcdc.commit_lsn": "", "pgcdc.commit_ts": "1"},
+        {"pgcdc.commit_lsn": "1", "pgcdc.commit_ts": "1", "pgcdc.aborted": "1-"},
+        {"pgcdc.commit_lsn": "1", "pgcdc.commit_ts": "1", "pgcdc.aborted": "5,,6"},
+        {"pgcdc.commit_lsn": "1", "pgcdc.commit_ts": "1", "pgcdc.schema_ids": "1"},
+    ],
+)
+def test_tags_that_cannot_be_read_are_refused(tags: dict[str, str]) -> None:
+    with pytest.raises(ValueError):
+        LateFacts.of_tags(tags)
+
+
+@given(st.lists(XIDS, max_size=20, unique=True).map(sorted), XIDS, XIDS)
+def test_a_file_is_told_of_its_own_subtransactions(aborted: list[int], one: int, other: int) -> None:
+    low, high = min(one, other), max(one, other)
+    found = LateFacts(1, 2, tuple(aborted), {3: 4}).within(low, high)
+    assert found == LateFacts(1, 2, tuple(xid for xid in aborted if low <= xid <= high), {3: 4})
+
+
+def test_rows_are_filled() -> None:
+    late = LateFacts(Lsn(9), 1_000_000, (701, 702), {1: 11, 3: 1})
+    filled = late.fill(TABLE)
+    assert filled.schema.equals(TABLE.schema.remove(4))
+    assert filled["commit_lsn"].to_pylist() == [9, 9, 9]
+    assert filled["commit_ts"].cast(pa.int64()).to_pylist() == [1_000_000] * 3
+    assert filled["schema_id"].to_pylist() == [11, None, 1]
+    assert filled["kind"].to_pylist() == ["I", "M", "I"]
+    assert LateFacts(9, 1).fill(TABLE)["schema_id"].to_pylist() == [1, 2, None, 3]
+    assert late.fill(TABLE.select(["kind", "subxid"])).to_pydict() == {"kind": ["I", "M", "I"]}
+    assert LateFacts(9, 1).fill(TABLE.select(["kind"])).num_rows == 4
+    assert LateFacts(9, 1, (700, 701, 703), {1: 2}).fill(TABLE).to_pylist() == []
+    assert late.fill(TABLE.slice(0, 0)).schema.equals(filled.schema)
+
+
+# The log as a whole --------------------------------------------------------------------------------
+
+
+@settings(max_examples=15)
+@given(BATCHES)
+def test_every_reader_finds_the_same(batches: list[list[Transaction]]) -> None:
+    with TemporaryDirectory() as folder:
+        plain, early = twins(Path(folder), batches)
+        assert rows_in(early) == rows_in(plain)
+        assert early.batches(ZERO) == plain.batches(ZERO)
+        assert early.verify(whole(early)) == plain.verify(whole(plain))
+        for span in spans(plain):
+            assert early.shapes(span) == plain.shapes(span)
+            assert rows_by_relation(early, span) == rows_by_relation(plain, span)
+            assert _pruned(early, span) == _pruned(plain, span)
+        for batch in plain.batches(ZERO):
+            assert early.verify(LsnRange(batch.start, batch.end)) == [batch]
+
+
+def _pruned(log: ChangeLog, span: LsnRange) -> list[Any]:
+    """Rows of the span by relation, out of the files that may hold them."""
+    at = pc.field("commit_lsn")
+    found = []
+    for relation in (1, 2, 3, None):
+        asked = (at >= int(span.start)) & (at < int(span.end))
+        if relation is not None:
+            asked = asked & (pc.field("relation_id") == relation) & (pc.field("schema_id") != 0)
+        segments = log.segments(span, None if relation is None else [relation])
+        tables = [read_rows(segment.file, ["tx_ordinal", "payload"], asked) for segment in segments]
+        found.append(sorted(tuple(row.values()) for table in tables for row in table.to_pylist()))
+    return found
+
+
+@settings(max_examples=15)
+@given(BATCHES)
+def test_slices_are_the_rows(batches: list[list[Transaction]]) -> None:
+    columns = ["kind", "commit_lsn", "commit_ts", "schema_id", "payload"]
+    with TemporaryDirectory() as folder:
+        _, log = twins(Path(folder), batches)
+        for segment in log.all_segments():
+            file = pickle.loads(pickle.dumps(segment.file))
+            slices = list(read_slices(file, columns, 1))
+            assert all("subxid" not in part.column_names for part in slices)
+            whole_rows = read_rows(segment.file, columns)
+            assert [row for part in slices for row in part.select(columns).to_pylist()] == whole_rows.to_pylist()
+
+
+@settings(max_examples=15)
+@given(BATCHES)
+def test_compaction_and_retention_leave_the_same(batches: list[list[Transaction]]) -> None:
+    with TemporaryDirectory() as folder:
+        plain, early = twins(Path(folder), batches)
+        rows, told = rows_in(plain), plain.verify(whole(plain))
+        saved = compact(early, whole(early))
+        fresh = ChangeLog(early.layout)
+        assert rows_in(fresh) == rows
+        assert fresh.verify(whole(fresh)) == told
+        merged = fresh.all_segments()
+        if saved:
+            assert [segment.late for segment in merged] == [None]
+            assert pq.read_schema(path_of(merged[0].path)).names == FILLED_SCHEMA.names
+            assert merged[0].rows == len(rows)
+        for span in spans(plain):
+            assert rows_by_relation(fresh, span) == rows_by_relation(plain, span)
+
+
+@settings(max_examples=15)
+@given(BATCHES)
+def test_retention_cuts_both_alike(batches: list[list[Transaction]]) -> None:
+    with TemporaryDirectory() as folder:
+        plain, early = twins(Path(folder), batches)
+        ends = [batch.end for batch in plain.batches(ZERO)]
+        for end in ends:
+            forget(plain, end)
+            forget(early, end)
+            assert early.start == plain.start
+            assert rows_in(early) == rows_in(plain)
+            assert early.verify(whole(early)) == plain.verify(whole(plain))
+
+
+@settings(max_examples=15)
+@given(BATCHES)
+def test_what_comes_again_is_compared_with_the_same(batches: list[list[Transaction]]) -> None:
+    with TemporaryDirectory() as folder:
+        plain, early = twins(Path(folder), batches)
+        for confirmed in range(START, plain.position() + 1, STEP):
+            for origins in (True, False):
+                found = [Overlap.of(log, Lsn(confirmed), ZERO, origins=origins) for log in (plain, early)]
+                assert found[0] == found[1]
+
+
+def test_files_are_found_by_their_commit(tmp_path: Path) -> None:
+    _, log = twins(tmp_path, HISTORY)
+    late = [segment for segment in log.all_segments() if segment.late is not None]
+    assert len(late) == 4
+    for segment in late:
+        assert segment.late is not None
+        assert segment.commit_min == segment.commit_max == segment.late.commit_lsn
+    first = LsnRange(START, Lsn(START + STEP))
+    assert {segment.file for segment in log.segments(first) if segment.late} == {late[0].file}
+    assert not any(segment.late for segment in log.segments(LsnRange(Lsn(START + STEP), Lsn(START + 2 * STEP))))
+    assert not any(segment.late for segment in log.segments(first, [3]))
+    assert sum(segment.rows for segment in late) == 9, "as they stand"
+
+
+def test_only_what_was_aborted_in_a_file_stands_in_its_tags(tmp_path: Path) -> None:
+    changes = tuple(Change("I", 1, 0, sub, b"x") for sub in (0, 1, 2, 3))
+    _, log = twins(tmp_path, [[Transaction(changes, (1, 2, 4), files=2)]])
+    told = [segment.late.aborted for segment in log.all_segments() if segment.late is not None]
+    assert sorted(told) == [(101,), (102,)]
+    log.verify(whole(log))
+
+
+def test_other_engines_read_the_table(tmp_path: Path) -> None:
+    plain, log = twins(tmp_path, HISTORY)
+    table = DeltaTable(path_of(log.path))
+    assert table.metadata().configuration["pgcdc.format"] == "3"
+    assert [field.name for field in table.schema().fields] == LOG_SCHEMA.names
+    engine = QueryBuilder().register("log", table)
+    query = "SELECT count(*) AS n, count(subxid) AS early FROM log"
+    assert pa.table(engine.execute(query).read_all()).to_pylist() == [{"n": len(rows_in(plain)) + 3, "early": 9}]
+    query = "SELECT xid, subxid FROM log WHERE commit_lsn IS NULL AND kind = 'I' ORDER BY xid, tx_ordinal"
+    found = pa.table(engine.execute(query).read_all()).to_pydict()
+    assert found == {"xid": [100, 100, 100, 300, 400, 400, 400], "subxid": [100, 101, 102, 303, 400, 402, 403]}
+
+
+# Damage ------------------------------------------------------------------------------------------
+
+
+def _retag(log: ChangeLog, old: str, new: str) -> None:
+    """Write something else into the tags of the newest commit."""
+    path = path_of(log.path / "_delta_log" / commit_name(log.version().number))
+    text = path.read_text()
+    changed = re.sub(old, new, text)
+    assert changed != text
+    path.write_text(changed)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r'"pgcdc.commit_lsn": "(\d)', r'"pgcdc.commit_lsn": "9\1'),
+        (r'"pgcdc.commit_lsn": "(\d+)\d"', r'"pgcdc.commit_lsn": "\g<1>1"'),
+        (r'"pgcdc.commit_lsn": "\d+"', r'"pgcdc.commit_lsn": "x"'),
+        (r'"pgcdc.commit_lsn"', r'"pgcdc.commit_lsx"'),
+        (r'"pgcdc.commit_ts": "(\d+)\d"', r'"pgcdc.commit_ts": "\g<1>9"'),
+        (r'"pgcdc.commit_ts"', r'"pgcdc.commit_tx"'),
+        (r'"pgcdc.aborted": "\d+-', r'"pgcdc.aborted": "'),
+        (r'"pgcdc.aborted"', r'"pgcdc.aborten"'),
+        (r'"pgcdc.aborted": "(\d)', r'"pgcdc.aborted": "9\1'),
+        (r':(-?\d+),', r':5\1,'),
+        (r'"pgcdc.schema_ids"', r'"pgcdc.schema_idx"'),
+    ],
+)  # fmt: skip
+def test_a_wrong_tag_is_noticed(tmp_path: Path, old: str, new: str) -> None:
+    _, log = twins(tmp_path, HISTORY)
+    log.verify(whole(log))
+    span = whole(log)
+    _retag(log, old, new)
+    with pytest.raises(LogCorrupt):
+        ChangeLog(log.layout).verify(span)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _lose_a_row(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, table.num_rows - 1), path)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, _cut, _lose_a_row])
+def test_damage_is_noticed(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    _, log = twins(tmp_path, HISTORY)
+    segment = next(segment for segment in log.all_segments() if segment.late is not None)
+    damage(path_of(segment.path))
+    with pytest.raises(LogCorrupt):
+        ChangeLog(log.layout).verify(whole(log))
+
+
+def test_a_row_that_was_never_written_is_missed(tmp_path: Path) -> None:
+    """Its file is whole, as is its checksum."""
+    twin = Twin(tmp_path, early=True)
+    put, lost = twin._put, []
+
+    def loses(groups: list[pa.Table], end: Lsn, late: Any = None) -> Any:
+        if late is not None:
+            lost.append(groups[0].num_rows)
+            groups = [groups[0].slice(1)]
+        return put(groups, end, late)
+
+    twin._put = loses  # type: ignore[method-assign]
+    twin.add(HISTORY[0])
+    assert lost == [3]
+    with pytest.raises(LogCorrupt, match="holds 2 rows where its summary counts 3"):
+        twin.log.verify(whole(twin.log))
+
+
+def test_tables_of_a_file_keep_its_order(tmp_path: Path) -> None:
+    _, log = twins(tmp_path, [[Transaction(tuple(Change("I", 1, 0, at % 2, b"") for at in range(10)), (1,))]])
+    (late,) = [segment.file for segment in log.all_segments() if segment.late is not None]
+    found = read_rows(late, ["tx_ordinal"], pc.field("commit_lsn") > 0)
+    assert found["tx_ordinal"].to_pylist() == [0, 2, 4, 6, 8]
+    assert read_rows(late).schema.equals(FILLED_SCHEMA)
+    assert read_rows(SegmentFile(late.path)).num_rows == 10
+
+
+def test_what_an_ordinary_file_says_is_as_it_was(tmp_path: Path) -> None:
+    plain, _ = twins(tmp_path, HISTORY)
+    version = plain.version()
+    for file in version.files:
+        stats: dict[str, Any] = json.loads(file.action["stats"])
+        assert "subxid" not in stats["nullCount"]
+        assert sorted(file.action["tags"]) == ["pgcdc.batch_end", "pgcdc.first_batch_end"]
+        assert pq.read_schema(path_of(plain.path / file.path)).names == FILLED_SCHEMA.names
