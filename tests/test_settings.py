@@ -66,6 +66,7 @@ def _opened(folder: Path) -> bool:
         ("MESSAGES", '"app"', "setting `messages`: is a list of patterns of prefixes"),
         ("MESSAGES", "app", "PGCDC_MESSAGES is not JSON"),
         ("ORIGIN", "local", "setting `origin`: 'local' is neither `any` nor `none`"),
+        ("STREAMING", "on", "setting `streaming`: 'on' is neither `auto` nor `off`"),
     ],
 )
 def test_what_is_asked_of_the_stream_is_refused_in_one_line(
@@ -82,3 +83,27 @@ def test_messages_and_origin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCDC_MESSAGES", '["outbox.*", "app"]')
     monkeypatch.setenv("PGCDC_ORIGIN", "none")
     assert (Settings.load().messages, Settings.load().origin) == (("outbox.*", "app"), "none")
+
+
+@pytest.mark.parametrize("value", ["auto", "off"])
+def test_streaming_comes_from_the_environment_or_the_file(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Settings.load().streaming == "auto"
+    monkeypatch.setenv("PGCDC_STREAMING", value)
+    assert Settings.load().streaming == value
+    monkeypatch.delenv("PGCDC_STREAMING")
+    # YAML reads a bare `off` as False.
+    for written in (value, f'"{value}"'):
+        Path("pgcdc.yaml").write_text(f"streaming: {written}\n")
+        assert Settings.load().streaming == value
+
+
+@pytest.mark.parametrize("written", ["on", "parallel", "1", "0", "[]"])
+def test_another_word_for_streaming_is_refused(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pgcdc.yaml").write_text(f"streaming: {written}\n")
+    with pytest.raises(SettingsError, match=r"setting `streaming`: .* is neither `auto` nor `off`") as refused:
+        Settings.load()
+    assert "\n" not in str(refused.value)

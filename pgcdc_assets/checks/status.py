@@ -30,6 +30,7 @@ from pgcdc_assets.errors import LakeError, PgcdcError, SettingsError, SourceUnav
 from pgcdc_assets.flow import outcomes
 from pgcdc_assets.flow.outcomes import Outcome
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.announce import Announcement, announced
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
@@ -58,6 +59,8 @@ class Status:
     """None where no messages are asked for."""
     last: Mapping[str, Outcome] = field(default_factory=dict)
     """The outcome of the last operation of each kind."""
+    in_progress: Announcement | None = None
+    """Transactions of which a running receiver holds a part."""
 
     @property
     def ok(self) -> bool:
@@ -71,6 +74,7 @@ class Status:
             "transform_lsn": _text(self.transform_lsn),
             "replay_lsn": _text(self.replay_lsn),
             "lag_bytes": self.lag_bytes,
+            "in_progress": _in_progress_json(self.in_progress),
             **_messages_json(self.messages),
             "tables": [
                 {
@@ -113,7 +117,8 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
         facts = replace(facts, messages=read_message_facts(settings.layout, facts))
     last, unknown = _last(settings.layout)
     found = [*unread, *more, *unknown, *problems(facts), *of_outcomes(last)]
-    return _status(facts, sorted(found, key=lambda problem: problem.severity != "error"), last)
+    found.sort(key=lambda problem: problem.severity != "error")
+    return replace(_status(facts, found, last), in_progress=announced(settings.layout))
 
 
 def refused(error: WrongSource) -> Status:
@@ -233,6 +238,13 @@ def _plain(value: object) -> object:
     if isinstance(value, Decoded):
         return vars(value)
     return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _in_progress_json(found: Announcement | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    oldest = {"xid": found.xid, "lsn": str(found.lsn), "age_seconds": round(found.age.total_seconds(), 1)}
+    return {"transactions": found.number, "bytes": found.bytes, "oldest": oldest}
 
 
 def _messages_json(found: MessageFacts | None) -> dict[str, Any]:

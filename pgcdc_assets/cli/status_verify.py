@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.core.lsn import Lsn
     from pgcdc_assets.core.names import TableName
     from pgcdc_assets.flow.hold import HoldRequest
+    from pgcdc_assets.log.receive.announce import Announcement
     from pgcdc_assets.settings import Settings
 
 _POLL_SECONDS = 0.2
@@ -154,6 +155,14 @@ def _difference(table: TableReport) -> str:
     return "; ".join([*([", ".join(found)] if found else []), *([table.reason] if table.reason else [])])
 
 
+def _in_progress(found: Announcement) -> str:
+    """The transactions that are received before their commit."""
+    from pgcdc_assets.checks.facts import span
+
+    number = f"{found.number} transaction{'s' * (found.number != 1)}, {found.bytes:,} bytes received"
+    return f"{number}; the oldest, xid {found.xid}, for {span(found.age)}, from {found.lsn} on"
+
+
 def _print_status(found: Status) -> None:
     data = found.to_json()
     slot = data["slot"]
@@ -166,6 +175,8 @@ def _print_status(found: Status) -> None:
             f"source {done['spill_bytes']:,}, streamed {done['stream_bytes']:,}"
         )
         say(f"confirmed_flush_lsn  {slot['confirmed_flush_lsn'] or '-'}")
+    if found.in_progress is not None:
+        say(f"in progress          {_in_progress(found.in_progress)}")
     say(f"transform_lsn        {data['transform_lsn'] or '-'}")
     behind = "" if data["lag_bytes"] is None else f"  ({data['lag_bytes']:,} bytes of WAL behind the source)"
     say(f"replay_lsn           {data['replay_lsn'] or '-'}{behind}")

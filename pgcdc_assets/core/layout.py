@@ -74,6 +74,11 @@ class Layout:
         return self.own / "lock"
 
     @property
+    def in_progress(self) -> Location:
+        """What the receiver announces of transactions that are in progress."""
+        return self.own / "in_progress"
+
+    @property
     def outcomes(self) -> Location:
         """The file that keeps how the last operations ended."""
         return self.own / "outcomes.json"

@@ -96,7 +96,8 @@ def test_a_table_that_cannot_be_mirrored(project: Project) -> None:
 def test_before_setup(project: Project) -> None:
     found = project.status()
     assert json.loads(json.dumps(found.to_json())) == {
-        "ok": False, "slot": {}, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None, "tables": [],
+        "ok": False, "slot": {}, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None, "in_progress": None,
+        "tables": [],
         "problems": [{"severity": "error", "what": "project is not set up", "do": "run `pgcdc setup`"}], "last": {},
     }  # fmt: skip
     assert not project.settings.lake.exists()

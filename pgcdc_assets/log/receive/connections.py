@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
@@ -11,6 +12,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.announce import Announcer
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.fallback import Fallback
 from pgcdc_assets.log.receive.intake import StreamUnsure
@@ -55,7 +57,8 @@ class Receiving:
     def _connection(self) -> bool:
         """Receive over one connection; returns whether another one is to go on."""
         settings = self._settings
-        log = ChangeLog(Layout.of(settings.lake)).open()
+        layout = Layout.of(settings.lake)
+        log = ChangeLog(layout).open()
         identity, timeline, position = log.identity, log.timeline, log.position()
         with (
             connect(settings.conninfo, application_name=f"{APPLICATION}/catalog") as conn,
@@ -64,6 +67,7 @@ class Receiving:
                 replication_connections=settings.replication_connections,
                 application_name=f"{APPLICATION}/receive",
             ) as stream,
+            closing(Announcer(layout)) as announcer,
         ):
             source = check_identity(stream, identity, timeline, position, settings.highest)
             choice = Choice(settings.messages, origins=settings.origin == Origins.ANY)
@@ -90,7 +94,7 @@ class Receiving:
                     publications=settings.publications, floor=floor, overlap=overlap and overlap.above(floor),
                     choice=choice, limits=Limits(settings.batch_bytes, settings.batch_seconds, settings.segment_bytes),
                     report=self._tell, orders=self._obey,
-                    leave=self._fallback.over if whole else lambda boundary: False,
+                    leave=self._fallback.over if whole else lambda boundary: False, announce=announcer.announce,
                 )  # fmt: skip
                 for order in self._standing.copy():
                     _give(receiver, order)

@@ -25,6 +25,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.reported import ReportedPositions
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
 from pgcdc_assets.log.framerun import HEADER, FrameRun
+from pgcdc_assets.log.inprogress import TransactionsInProgress
 from pgcdc_assets.log.receive.blocks import Block, Dropped
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.describe import CatalogFacts
@@ -96,6 +97,7 @@ class Receiver:
         orders: Callable[[Receiver], None] = lambda receiver: None,
         patience: Patience = FOR_STREAMS,
         leave: Callable[[Lsn], bool] = lambda boundary: False,
+        announce: Callable[[TransactionsInProgress], None] = lambda in_progress: None,
     ) -> None:
         self._stream = stream
         self._writer = writer
@@ -103,6 +105,7 @@ class Receiver:
         self._report = report
         self._orders = orders
         self._leave = leave
+        self._announce = announce
         self._clock = SourceClock(conn)
         self._reported = ReportedPositions(floor)
         self._pending = PendingBatch()
@@ -245,6 +248,7 @@ class Receiver:
     def _round(self, idle: bool) -> None:
         """Do what is due between two runs of frames."""
         self._orders(self)
+        self._announce(self._intake.in_progress)
         self._collect(0)
         now = time.monotonic()
         self._reach_marks()

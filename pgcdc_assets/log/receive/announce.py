@@ -1,0 +1,115 @@
+"""Announces transactions in progress to other processes, by a file of the lake that the receiver keeps locked.
+
+The receiver alone knows them. The kernel lets the lock go when its process ends, in whatever way, so nobody reads what
+a dead receiver said. The file is held only while there are such transactions.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Self
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.inprogress import TransactionsInProgress
+from pgcdc_assets.store import lease
+
+ANNOUNCE_SECONDS: Final = 1.0
+"""Between two announcements: what is received grows all the time, and a person reads it."""
+_READS: Final = 20
+_PAUSE_SECONDS: Final = 0.01
+"""The writer replaces a text within microseconds, unless the machine takes its core away in between."""
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """The transactions of which a receiver holds a part, and the one whose first block came first."""
+
+    number: int
+    bytes: int
+    """Received of all of them, as PostgreSQL sent it, what was rolled back to a savepoint included."""
+    xid: int
+    lsn: Lsn
+    """Where the oldest one's first block began."""
+    since: datetime
+    """When that block came."""
+
+    @classmethod
+    def of(cls, open_: TransactionsInProgress) -> Self | None:
+        """What there is to announce; None if nothing is in progress."""
+        oldest = open_.oldest
+        if oldest is None:
+            return None
+        since = datetime.now(UTC) - timedelta(seconds=time.monotonic() - oldest.since)
+        return cls(len(open_), open_.bytes, oldest.xid, oldest.lsn, since)
+
+    @property
+    def age(self) -> timedelta:
+        """How long ago the oldest one's first block came."""
+        return max(timedelta(0), datetime.now(UTC) - self.since)
+
+    def to_line(self) -> str:
+        """A text without its newline is still being written."""
+        return json.dumps({**vars(self), "since": self.since.isoformat()}) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Self | None:
+        """None for a text that is not whole, or that another version wrote."""
+        if not line.endswith("\n"):
+            return None
+        try:
+            given: dict[str, Any] = json.loads(line)
+            lsn, since = Lsn(given.pop("lsn")), datetime.fromisoformat(given.pop("since"))
+            return cls(lsn=lsn, since=since, **given)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+class Announcer:
+    """The receiver's side, for one connection. A disk that takes no announcement stops nothing."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._place = layout.in_progress
+        self._files = ExitStack()
+        self._held: lease.Lease | None = None
+        self._due = 0.0
+
+    def announce(self, open_: TransactionsInProgress) -> None:
+        """Announce them, at most once a second; take the last announcement back as soon as nothing is in progress."""
+        if not len(open_):
+            self.close()
+        elif time.monotonic() >= self._due:
+            self._due = time.monotonic() + ANNOUNCE_SECONDS
+            self._say(Announcement.of(open_))
+
+    def close(self) -> None:
+        """Take it back."""
+        self._held = None
+        with suppress(OSError):
+            self._files.close()
+
+    def _say(self, what: Announcement | None) -> None:
+        with suppress(OSError):
+            if self._held is None:
+                self._held = self._files.enter_context(lease.held(self._place))
+            if self._held is not None and what is not None:
+                self._held.say(what.to_line())
+                return
+        # The receiver of a run that was killed may live, and announce, for another second.
+        self.close()
+
+
+def announced(layout: Layout) -> Announcement | None:
+    """What the living receiver of a lake announces; None if it holds no part of a transaction, or there is none."""
+    for _ in range(_READS):
+        text = lease.text_of_holder(layout.in_progress)
+        if text is None:
+            return None
+        if text.endswith("\n"):
+            return Announcement.from_line(text)
+        time.sleep(_PAUSE_SECONDS)
+    return None

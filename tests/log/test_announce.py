@@ -1,0 +1,138 @@
+"""What a receiver holds of transactions in progress is told to other processes, by it alone and while it lives."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.inprogress import TransactionsInProgress
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive import announce
+from pgcdc_assets.log.receive.announce import Announcement, Announcer, announced
+from pgcdc_assets.protocol.messages import StreamStart
+from pgcdc_assets.store import lease
+from pgcdc_assets.store.lease import Lease
+from pgcdc_assets.store.local import path_of
+from tests.log.conftest import Source, eventually, until_event
+from tests.log.test_stream_abort import little_memory, many
+
+SAID = Announcement(2, 5_000_000, 771, Lsn(0x16B374D), datetime(2026, 11, 25, 12, tzinfo=UTC))
+
+
+def layout_of(log: ChangeLog) -> Layout:
+    return Layout.of(log.path.parent.parent)
+
+
+def told(log: ChangeLog) -> tuple[int, int] | None:
+    """How many are in progress, and the xid of the oldest."""
+    found = announced(layout_of(log))
+    return None if found is None else (found.number, found.xid)
+
+
+@contextmanager
+def open_transaction(source: Source, first: int) -> Iterator[tuple[psycopg.Connection[Any], int]]:
+    """A transaction of 400 kB that goes on, and its xid."""
+    with source.database.connect() as conn:
+        conn.execute("BEGIN")
+        conn.execute(many(first).encode())
+        ((xid,),) = conn.execute("SELECT pg_current_xact_id()::text::int").fetchall()
+        yield conn, xid
+
+
+@pytest.mark.timeout(120)
+def test_each_is_told_until_it_ends(source: Source) -> None:
+    little_memory(source)
+    log = source.log()
+    until_event(source.receiver(log, drain_bytes=1 << 40), "started")
+    assert told(log) is None
+    start = source.lsn()
+    with ExitStack() as stack:
+        first, oldest = stack.enter_context(open_transaction(source, 0))
+        eventually(lambda: told(log) == (1, oldest))
+        found = announced(layout_of(log))
+        assert found is not None
+        assert start <= found.lsn <= source.lsn()
+        assert timedelta(0) <= found.age < timedelta(minutes=1)
+        second, younger = stack.enter_context(open_transaction(source, 10_000))
+        eventually(lambda: told(log) == (2, oldest))
+        first.execute("ROLLBACK")
+        eventually(lambda: told(log) == (1, younger))
+        second.execute(many(20_000).encode())
+        eventually(lambda: (now := announced(layout_of(log))) is not None and now.bytes > 700_000)
+        second.execute("COMMIT")
+        eventually(lambda: told(log) is None)
+        assert source.running[0].alive
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+def test_a_receiver_that_is_gone_tells_nothing(source: Source, way: str) -> None:
+    little_memory(source)
+    log = source.log()
+    receiver = source.receiver(log, drain_bytes=1 << 40)
+    until_event(receiver, "started")
+    with open_transaction(source, 0) as (_, xid):
+        eventually(lambda: told(log) == (1, xid))
+        text = path_of(layout_of(log).in_progress)
+        if way == "killed":
+            assert receiver.pid is not None
+            os.kill(receiver.pid, signal.SIGKILL)
+            receiver.join(10)
+            assert Announcement.from_line(text.read_text()) is not None, "what it said last is still there"
+        else:
+            receiver.stop()
+            assert text.read_text() == ""
+        assert told(log) is None
+
+
+def test_a_text_that_is_not_whole_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announce, "_PAUSE_SECONDS", 0)
+    line = SAID.to_line()
+    assert Announcement.from_line(line) == SAID
+    layout = Layout.of(tmp_path)
+    assert announced(layout) is None
+    with lease.held(layout.in_progress) as held:
+        assert held is not None
+        for text in ("", line[:-1], line[:20], "{}\n", line.replace("xid", "top")):
+            held.say(text)
+            assert announced(layout) is None, text
+        held.say(line)
+        assert announced(layout) == SAID
+    assert announced(layout) is None
+
+
+def test_one_that_cannot_be_told_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a full disk nor another receiver, which outlives its run for a second, that tells of its own."""
+    monkeypatch.setattr(announce, "ANNOUNCE_SECONDS", 0)
+    layout, open_ = Layout.of(tmp_path), TransactionsInProgress()
+    open_.start(StreamStart(771, True), Lsn(8), 0.0)
+    here = Announcer(layout)
+    with lease.held(layout.in_progress) as held:
+        assert held is not None
+        here.announce(open_)
+    assert announced(layout) is None
+    here.announce(open_)
+    assert announced(layout) is not None
+
+    def full(lease: Lease, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lease, "say", full)
+        here.announce(open_)
+    assert announced(layout) is None
+    here.announce(open_)
+    assert announced(layout) is not None
+    here.close()
+    assert announced(layout) is None
