@@ -261,7 +261,7 @@ class Receiver:
         if (
             not self._stopping
             and self._intake.transaction is None
-            and self._leave(min(self._intake.seen, self._intake.boundary))
+            and self._leave(self._complete())
         ):
             self._stopping = self.left = True
         if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
