@@ -59,7 +59,14 @@ def _rows(log: ChangeLog, name: TableName, files: list[FeedFile], schema: pa.Sch
     return sorted(rows.to_pylist(), key=str)
 
 
-@settings(max_examples=10)
+def test_feeds_of_a_history_are_the_same(tmp_path: Path) -> None:
+    plain, early = twins(tmp_path, HISTORY)
+    for span in spans(plain):
+        assert _derived(early, span) == _derived(plain, span)
+        assert _messages(early, span) == _messages(plain, span)
+
+
+@settings(max_examples=5)
 @given(BATCHES)
 def test_feeds_are_the_same(batches: list[list[Transaction]]) -> None:
     with TemporaryDirectory() as folder:
@@ -68,7 +75,7 @@ def test_feeds_are_the_same(batches: list[list[Transaction]]) -> None:
             assert _derived(early, span) == _derived(plain, span)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(BATCHES)
 def test_messages_are_the_same(batches: list[list[Transaction]]) -> None:
     with TemporaryDirectory() as folder:
@@ -86,7 +93,7 @@ def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
     return sorted(rows.to_pylist(), key=str), taken
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(BATCHES)
 def test_shapes_that_rows_have_are_the_same(batches: list[list[Transaction]]) -> None:
     with TemporaryDirectory() as folder:

@@ -128,9 +128,11 @@ def _lose_a_row(path: Path) -> None:
 
 
 def _flip_a_bit(path: Path) -> None:
-    """In the middle of a value: what is read is a value still, but another."""
+    """In the middle of the messages, which no count looks at."""
+    footer = pq.read_metadata(path)
+    payload = footer.row_group(footer.num_row_groups - 1).column(LOG_SCHEMA.get_field_index("payload"))
     content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 1
+    content[payload.data_page_offset + payload.total_compressed_size // 2] ^= 1
     path.write_bytes(content)
 
 

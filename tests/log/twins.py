@@ -102,9 +102,10 @@ class Twin:
     """A log that grows by batches."""
 
     def __init__(self, folder: Path, *, early: bool) -> None:
-        """``early``: whether rows are written before their commit."""
+        """Go on with the log in a lake, or make it. ``early``: whether rows are written before their commit."""
         self.log = ChangeLog(Layout.of(folder))
-        self.log.create(WHO, START, 1)
+        if not self.log.exists:
+            self.log.create(WHO, START, 1)
         self._early = early
         self._writer = LogWriter(self.log.path, WHO)
         self._relations = Relations()

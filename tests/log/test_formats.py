@@ -1,6 +1,7 @@
-"""A log as versions before format 2 wrote it: seven commits, a compaction of the first three batches, a checkpoint.
+"""Logs as versions before format 3 wrote them: seven commits, a compaction of the first three batches, a checkpoint.
 
-Its rows have the end of their batch as a column. ``change_log_format1.tar.gz`` was saved from such a version.
+Rows of format 1 have the end of their batch as a column. ``change_log_format1.tar.gz`` and its like were saved from
+such versions.
 """
 
 from __future__ import annotations
@@ -19,28 +20,38 @@ from pgcdc_assets.log.segment import FILLED_SCHEMA, LOG_SCHEMA, read_rows
 from pgcdc_assets.log.upkeep import compact, forget
 from pgcdc_assets.store.local import path_of
 from tests.log.test_reader import START, WHO, _transaction, _writer
+from tests.log.twins import START as TWINS_START
+from tests.log.twins import STEP, Change, Transaction, Twin
 
-SAVED = Path(__file__).parent / "change_log_format1.tar.gz"
 ENDS = [250, 350, 450, 550, 650, 750]
 
 
+@pytest.fixture(params=["1", "2"])
+def former(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def log(tmp_path: Path) -> ChangeLog:
+def log(tmp_path: Path, former: str) -> ChangeLog:
     layout = Layout.of(tmp_path / "lake")
     path_of(layout.own).mkdir(parents=True)
-    with tarfile.open(SAVED) as saved:
+    with tarfile.open(Path(__file__).parent / f"change_log_format{former}.tar.gz") as saved:
         saved.extractall(path_of(layout.own), filter="data")
     return ChangeLog(layout)
 
 
-def test_it_is_read_as_it_is(log: ChangeLog) -> None:
+def _format(log: ChangeLog) -> str:
+    return str(DeltaTable(path_of(log.path)).metadata().configuration["pgcdc.format"])
+
+
+def test_it_is_read_as_it_is(log: ChangeLog, former: str) -> None:
     assert (log.identity, log.start, log.position(), log.timeline) == (WHO, START, Lsn(800), 3)
     assert [batch.end for batch in log.verify(LsnRange(START, Lsn(800)))] == ENDS
     assert [batch.end for batch in log.batches(Lsn(350), Lsn(650))] == [450, 550, 650]
     assert len(log.segments(LsnRange(Lsn(250), Lsn(450)), [1])) == 1
     for segment in log.all_segments():
         assert read_rows(segment.file).schema.equals(FILLED_SCHEMA)
-    assert DeltaTable(path_of(log.path)).metadata().configuration["pgcdc.format"] == "1"
+    assert _format(log) == former
 
 
 def test_the_first_writer_makes_it_one_of_today_s(log: ChangeLog) -> None:
@@ -49,7 +60,7 @@ def test_the_first_writer_makes_it_one_of_today_s(log: ChangeLog) -> None:
     writer, _ = _writer(log)
     writer.commit(_transaction(800), [], Lsn(850))
     table = DeltaTable(path_of(log.path))
-    assert table.metadata().configuration["pgcdc.format"] == "3"
+    assert _format(log) == "3"
     assert [field.name for field in table.schema().fields] == LOG_SCHEMA.names
     assert table.version() == 10
     for one in (reader, ChangeLog(log.layout)):
@@ -60,7 +71,18 @@ def test_the_first_writer_makes_it_one_of_today_s(log: ChangeLog) -> None:
     assert DeltaTable(path_of(log.path)).version() == 10
 
 
-def test_other_engines_read_what_has_both_kinds_of_files(log: ChangeLog) -> None:
+def test_it_takes_files_with_late_facts(log: ChangeLog) -> None:
+    changes = tuple(Change("I", 1, 0, sub, b"x") for sub in (0, 1, 2))
+    Twin(path_of(log.layout.root), early=True).add([Transaction(changes, (1,))])
+    end = Lsn(TWINS_START + STEP)
+    (late,) = [segment for segment in log.all_segments() if segment.late is not None]
+    assert read_rows(late.file, ["tx_ordinal"])["tx_ordinal"].to_pylist() == [0, 2]
+    assert [batch.end for batch in log.verify(LsnRange(START, end))] == [*ENDS, end]
+    assert compact(log, LsnRange(START, end)) > 0
+    assert [batch.end for batch in ChangeLog(log.layout).verify(LsnRange(START, end))] == [*ENDS, end]
+
+
+def test_other_engines_read_what_has_files_of_both_formats(log: ChangeLog) -> None:
     writer, _ = _writer(log)
     writer.commit(_transaction(800), [], Lsn(850))
     query = "SELECT commit_lsn, count(*) AS n FROM log WHERE kind = 'I' GROUP BY 1 ORDER BY 1"
@@ -89,4 +111,4 @@ def test_what_a_dead_writer_left_of_an_upgrade_is_made_again(log: ChangeLog) -> 
     again = ChangeLog(log.layout)
     assert again.position() == 800
     _writer(again)
-    assert DeltaTable(path_of(log.path)).metadata().configuration["pgcdc.format"] == "3"
+    assert _format(log) == "3"
