@@ -17,6 +17,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.fallback import FALLBACK_SECONDS
 from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event
 from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.slot.slotstatus import identity
@@ -62,10 +63,13 @@ class Source:
         """A slot of a name that no other database of the server uses."""
         return f"{name}_{self.database.name}"
 
-    def log(self, name: str = "s") -> ChangeLog:
-        """A new slot and the empty log that belongs to it."""
+    def log(self, name: str = "s", *, copy_of: ChangeLog | None = None) -> ChangeLog:
+        """A new slot, or one that stands where another log's does, and the empty log that belongs to it."""
         slot = self.slot(name)
-        self.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+        if copy_of is None:
+            self.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+        else:
+            self.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [copy_of.identity.slot, slot])
         return self.log_of(slot, name)
 
     def log_of(self, slot: str, name: str) -> ChangeLog:
@@ -80,7 +84,7 @@ class Source:
         self, log: ChangeLog, *, batch_seconds: float = 0.2, batch_bytes: int = 32 << 20, conninfo: str | None = None,
         drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO, published: Lsn = ZERO,
         messages: Sequence[str] = ("*",), origin: str = Origins.ANY, streaming: bool = True,
-        segment_bytes: int = SEGMENT_BYTES,
+        segment_bytes: int = SEGMENT_BYTES, fallback_seconds: float = FALLBACK_SECONDS,
     ) -> ReceiverProcess:  # fmt: skip
         """Started; killed at the end of the test if it still runs."""
         receiver = ReceiverProcess(
@@ -88,6 +92,7 @@ class Source:
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
             replication_connections=self.replication, highest=highest, published=published,
             messages=messages, origin=origin, streaming=streaming, segment_bytes=segment_bytes,
+            fallback_seconds=fallback_seconds,
         )  # fmt: skip
         self.running.append(receiver)
         receiver.start()

@@ -2,61 +2,200 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import signal
+from collections.abc import Callable
 
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.segment import read_rows
-from tests.log.conftest import SECONDS, Source, until_event
-from tests.log.test_stream_abort import little_memory
-
-MANY = "INSERT INTO a SELECT n, repeat('x', 200) FROM generate_series({first}, {last}) n"
-
-
-def content(log: ChangeLog) -> list[tuple[Any, ...]]:
-    """The rows that count, transaction by transaction; places within one may have holes."""
-    found = []
-    for segment in log.all_segments():
-        rows = read_rows(segment.file).to_pylist()
-        found += [row for row in rows if row["kind"] not in "#=RY"]
-    found.sort(key=lambda row: (row["commit_lsn"] or row["lsn"], row["tx_ordinal"] or 0, row["relation_id"] or 0))
-    names = ("commit_lsn", "xid", "commit_ts", "origin", "lsn", "kind", "relation_id", "schema_id", "payload")
-    return [tuple(row[name] for name in names) for row in found]
+from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.receiver import Limits
+from pgcdc_assets.source.connect.pluginoptions import PluginOptions
+from tests.log.conftest import SECONDS, Source, eventually, until_event
+from tests.log.inside import receive_inside
+from tests.log.received_twice import NO_DRAIN, Reading, Row, Twins, assert_same, little_memory, many
 
 
-def streamed(log: ChangeLog) -> int:
-    """Files that were written before their transaction ended."""
-    return sum(segment.late is not None for segment in log.all_segments())
+@pytest.fixture
+def twins(source: Source) -> Twins:
+    little_memory(source)
+    return Twins.of(source)
 
 
-def received(source: Source, log: ChangeLog, end: Lsn, *, streaming: bool = True) -> None:
-    receiver = source.receiver(log, drain_bytes=1 << 40, streaming=streaming)
-    receiver.until(end)
-    until_event(receiver, "arrived")
-    receiver.join(SECONDS)
+def kinds(rows: list[Row]) -> str:
+    return "".join(row[5] for row in rows)
 
 
 @pytest.mark.timeout(120)
-def test_blocks_leave_what_whole_transactions_leave(source: Source) -> None:
-    little_memory(source)
-    log, whole = source.log(), source.log("whole")
-    receiver = source.receiver(log, drain_bytes=1 << 40, segment_bytes=1 << 16)
-    until_event(receiver, "started")
+def test_blocks_leave_what_whole_transactions_leave(twins: Twins) -> None:
+    source, receiver = twins.source, twins.start()
     with source.database.connect() as other:
-        for statement in ("BEGIN", MANY.format(first=1, last=5000), "SAVEPOINT s", MANY.format(first=6000, last=9000)):
+        for statement in ("BEGIN", many(1, 2000), "SAVEPOINT s", many(6000, 1000)):
             other.execute(statement.encode())
         source.run("INSERT INTO a VALUES (-1, 'between')")
-        for statement in ("ROLLBACK TO s", MANY.format(first=10000, last=12000), "TRUNCATE b", "COMMIT"):
+        for statement in ("ROLLBACK TO s", many(10_000, 1000), "TRUNCATE b", "COMMIT"):
             other.execute(statement.encode())
     end = source.run("INSERT INTO a VALUES (-2, 'after')")
     receiver.until(end)
     until_event(receiver, "arrived")
     receiver.join(SECONDS)
-    received(source, whole, end, streaming=False)
-    assert streamed(log) > 0
-    assert streamed(whole) == 0
-    assert content(log) == content(whole)
-    log.verify(LsnRange(log.start, log.position()))
+    assert kinds(twins.check(facts=True)) == "IC" + "I" * 3000 + "TCIC"
+    assert twins.streamed.reading.late > 2
+
+
+def history(source: Source) -> None:
+    """Two large transactions beside each other and beside small ones, with all that ends in them."""
+    with source.database.connect() as one, source.database.connect() as two:
+        source.run("INSERT INTO b VALUES (1, 1)")
+        one.execute("BEGIN; " + many(1))
+        two.execute("BEGIN; SAVEPOINT s; " + many(1001))
+        source.run("INSERT INTO b VALUES (2, 2)")
+        two.execute("ROLLBACK TO s; " + many(2001))
+        one.execute(many(3001))
+        one.execute("COMMIT")
+        source.run("SELECT pg_logical_emit_message(false, 'app', 'loose')", "INSERT INTO foreign_table VALUES (1)")
+        two.execute(many(4001))
+        two.execute("COMMIT")
+        source.run("BEGIN", many(5001), "ROLLBACK", "INSERT INTO b VALUES (3, 3)")
+
+
+@pytest.mark.timeout(120)
+def test_goals_anywhere_around_streamed_commits(twins: Twins) -> None:
+    """The case table of endpos: on a boundary, at the start of a commit record, in it, in a transaction, behind all.
+
+    Each run has a slot of its own: one that has moved past the beginning of a transaction gets it whole.
+    """
+    source = twins.source
+    history(source)
+    end = twins.flushed()
+    twins.whole.receive(end)
+    whole = twins.whole.reading.rows()
+    commits = {row[0]: row[4] for row in whole if row[5] == "C"}
+    first, second = list(commits)[2:4]
+    block = next(row[4] for row in whole if row[0] == second)
+    late = 0
+    for number, goal in enumerate([block, *(goal for at in (first, second) for goal in (
+        at - 8, at, at + 8, commits[at], commits[at] + 8
+    ))]):  # fmt: skip
+        reading = Reading(source.log(f"at{number}", copy_of=twins.streamed.log))
+        receive_streamed(source, reading.log, Lsn(goal))
+        position, found = reading.log.position(), reading.rows()
+        # The place of a message outside of transactions is the end of its record.
+        last = max((row[4] for row in found if row[5] in "CM"), default=0)
+        assert last <= position <= goal
+        assert_same(found, [row for row in whole if commits.get(row[0], row[4]) <= goal])
+        receive_streamed(source, reading.log, end)
+        assert_same(reading.rows(), whole)
+        assert twins.spooled == []
+        late += reading.late
+    assert late > 10
+
+
+def receive_streamed(source: Source, log: ChangeLog, goal: Lsn) -> None:
+    options = PluginOptions.of(source.database.server.version, streaming=True)
+    limits = Limits(1 << 20, 0.02, segment_bytes=1 << 16)
+    receive_inside(source, log, goal, lambda lsn: None, receiving=limits, drain_bytes=NO_DRAIN, plugin=options)
+
+
+def stopped(receiver: ReceiverProcess) -> None:
+    receiver.stop()
+
+
+def terminated(receiver: ReceiverProcess) -> None:
+    assert receiver.pid is not None
+    os.kill(receiver.pid, signal.SIGTERM)
+    eventually(lambda: not receiver.alive)
+
+
+def orphaned(receiver: ReceiverProcess) -> None:
+    assert receiver._child is not None
+    assert receiver._child.stdin is not None
+    receiver._child.stdin.close()
+    eventually(lambda: not receiver.alive)
+
+
+def killed(receiver: ReceiverProcess) -> None:
+    receiver.kill()
+
+
+@pytest.mark.parametrize("end", [stopped, terminated, orphaned, killed])
+def test_what_is_open_at_the_end_of_a_run_comes_again(twins: Twins, end: Callable[[ReceiverProcess], None]) -> None:
+    """From its start, in other blocks, or whole: nothing twice, and nothing is left of what came before."""
+    source, receiver = twins.source, twins.start()
+    with source.database.connect() as one, source.database.connect() as two:
+        one.execute("BEGIN; " + many(1) + "; SAVEPOINT s; " + many(1001))
+        two.execute("BEGIN; " + many(10_001))
+        small = source.run("INSERT INTO b VALUES (1, 1)")
+        twins.catch_up()
+        twins.until_spooled()
+        twins.streamed.complete_to(small)
+        one.execute("ROLLBACK TO s; " + many(2001))
+        twins.catch_up()
+        end(receiver)
+        assert kinds(twins.streamed.reading.rows()) == "IC"
+        assert source.confirmed(twins.streamed.log) <= twins.streamed.log.position()
+        assert (twins.spooled == []) == (end is not killed)
+        twins.start()
+        one.execute(many(3001))
+        twins.catch_up()
+        one.execute("COMMIT")
+        two.execute("ROLLBACK")
+    twins.streamed.complete_to(twins.flushed())
+    assert kinds(twins.check(facts=True)) == "IC" + 1200 * "I" + "C"
+    assert twins.spooled == []
+
+
+def test_marks_are_reached_beside_open_transactions(twins: Twins) -> None:
+    """In front of their commits, and behind them with all that is in them."""
+    source, receiver = twins.source, twins.start(batch_seconds=3600)
+    with source.database.connect() as one:
+        one.execute("BEGIN; " + many(1))
+        twins.catch_up()
+        twins.until_spooled()
+        mark = twins.flushed()
+        twins.streamed.complete_to(mark)
+        assert twins.streamed.log.position() >= mark
+        assert twins.streamed.reading.rows() == []
+        one.execute(many(1001))
+        mark = source.run("INSERT INTO b VALUES (1, 1)")
+        one.execute("COMMIT")
+        end = source.lsn()
+        twins.streamed.complete_to(mark)
+        assert kinds(twins.streamed.reading.rows())[:2] == "IC"
+        twins.streamed.complete_to(end)
+        assert kinds(twins.streamed.reading.rows()) == "IC" + 800 * "I" + "C"
+    receiver.stop()
+    twins.check(facts=True)
+
+
+def test_a_goal_that_was_taken_back_stays_so(twins: Twins) -> None:
+    """Over a reconnect, too, for which the orders are given again."""
+    source, receiver = twins.source, twins.start()
+    receiver.until(Lsn(source.lsn() + (1 << 16)))
+    receiver.follow()
+    _reconnect(twins)
+    twins.streamed.complete_to(source.run("INSERT INTO a VALUES (-1, 'x')"))
+    assert receiver.alive
+    receiver.stop()
+    twins.check()
+
+
+def _reconnect(twins: Twins) -> None:
+    """A transaction whose message may have been rolled back makes the receiver ask for it whole."""
+    source = twins.source
+    end = source.run("BEGIN", many(90_001), "SAVEPOINT s", "SELECT pg_logical_emit_message(true, 'app', 'gone')",
+                     many(91_001), "ROLLBACK TO s", "COMMIT")  # fmt: skip
+    twins.streamed.complete_to(end)
+
+
+@pytest.mark.parametrize("immediate", [False, pytest.param(True, marks=pytest.mark.since(16, "immediate streaming"))])
+def test_history_of_a_slot_that_comes_late(source: Source, immediate: bool) -> None:
+    """All has committed before the receiver starts; the server streams it nevertheless."""
+    little_memory(source, immediate=immediate)
+    twins = Twins.of(source)
+    history(source)
+    twins.streamed.receive(twins.flushed())
+    assert len(twins.check(facts=True)) == 1609
+    assert twins.streamed.reading.late > 0

@@ -14,6 +14,7 @@ from typing import IO
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied
+from pgcdc_assets.log.receive.fallback import FALLBACK_SECONDS
 from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName, Order, OrderName, ReceiverSettings, heard
 from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
@@ -38,11 +39,12 @@ class ReceiverProcess:
         self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float,
         drain_bytes: int = LEAST_BYTES, replication_connections: bool = True,
         highest: Lsn = ZERO, published: Lsn = ZERO, messages: Sequence[str] = (), origin: str = Origins.ANY,
-        streaming: bool = True, segment_bytes: int = SEGMENT_BYTES,
+        streaming: bool = True, segment_bytes: int = SEGMENT_BYTES, fallback_seconds: float = FALLBACK_SECONDS,
     ) -> None:  # fmt: skip
         self._settings = ReceiverSettings(
             conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, replication_connections,
             highest, published, tuple(messages), origin, streaming, segment_bytes,
+            fallback_seconds,
         )  # fmt: skip
         self._child: subprocess.Popen[bytes] | None = None
         self._events: queue.SimpleQueue[Event | PgcdcError | None] = queue.SimpleQueue()

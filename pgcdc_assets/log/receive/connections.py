@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import closing
+from typing import Final
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
@@ -31,6 +32,14 @@ from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
 logger = logging.getLogger(__name__)
 
 
+_OVER_BY: Final = {
+    OrderName.MARK: (),
+    OrderName.UNTIL: (OrderName.UNTIL, OrderName.FOLLOW),
+    OrderName.FOLLOW: (OrderName.UNTIL, OrderName.FOLLOW),
+}
+"""By order: those before it that no longer hold. Otherwise one takes the place of another of its name."""
+
+
 class Receiving:
     """``tell`` passes an event on to the parent."""
 
@@ -40,7 +49,7 @@ class Receiving:
         self._tell_parent = tell
         self._standing: list[Order] = []
         """Orders that hold for the next connection as well."""
-        self._fallback = Fallback(settings.streaming and settings.replication_connections)
+        self._fallback = Fallback(settings.streaming and settings.replication_connections, settings.fallback_seconds)
         self._started = False
         self._terminated = False
 
@@ -117,8 +126,8 @@ class Receiving:
 
     def _obey(self, receiver: Receiver) -> None:
         for order in self._orders.take():
-            if order.name != OrderName.MARK:
-                self._standing = [standing for standing in self._standing if standing.name != order.name]
+            over = _OVER_BY.get(order.name, (order.name,))
+            self._standing = [standing for standing in self._standing if standing.name not in over]
             self._standing.append(order)
             _give(receiver, order)
         if not self._keep_waiting():

@@ -13,20 +13,21 @@ from typing import Final
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 
-_FIRST_SECONDS: Final = 60.0
+FALLBACK_SECONDS: Final = 60.0
 _MOST_SECONDS: Final = 3600.0
 """How long whole transactions are asked for after the server's error, doubled from each to the next: at a new attempt
 the server reads all of the open transactions again."""
 
 
 class Fallback:
-    """``streaming``: whether the settings and the source allow it at all."""
+    """``streaming``: whether the settings and the source allow it at all. ``seconds``: of whole transactions after the
+    server's first error."""
 
-    def __init__(self, streaming: bool) -> None:
+    def __init__(self, streaming: bool, seconds: float = FALLBACK_SECONDS) -> None:
         self._streaming = streaming
         self._until = ZERO
         self._again_at = 0.0
-        self._seconds = _FIRST_SECONDS
+        self._seconds = seconds
 
     @property
     def whole(self) -> bool:

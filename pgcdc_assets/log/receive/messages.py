@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied, of_plain
+from pgcdc_assets.log.receive.fallback import FALLBACK_SECONDS
 from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 
@@ -42,6 +43,8 @@ class ReceiverSettings:
     segment_bytes: int = SEGMENT_BYTES
     """Frames in memory before they are written. Twice this is held at the worst (one being written, one filling), which
     with the libraries' own footprint stays well below 300 MB."""
+    fallback_seconds: float = FALLBACK_SECONDS
+    """How long transactions are received whole after the server could not decode one in progress."""
 
     def to_line(self) -> bytes:
         return _line(asdict(self))

@@ -258,11 +258,7 @@ class Receiver:
         moved = self._intake.boundary > self._reported.write
         if now - self._status_at > (PROGRESS_SECONDS if moved else self._limits.status_seconds):
             self._send_status()
-        if (
-            not self._stopping
-            and self._intake.transaction is None
-            and self._leave(self._complete())
-        ):
+        if not self._stopping and self._intake.transaction is None and self._leave(self._complete()):
             self._stopping = self.left = True
         if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
             self._look_ahead(now)

@@ -1,0 +1,190 @@
+"""One source received twice: transactions while they are in progress, and whole. Both logs must say the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.segment import FACTS, read_rows
+from pgcdc_assets.log.spill import SPILL
+from pgcdc_assets.protocol.shape import RelationFacts
+from pgcdc_assets.store.local import path_of
+from tests.log.conftest import SECONDS, Source, eventually, until_event
+
+Row = tuple[Any, ...]
+
+NO_DRAIN = 1 << 40
+SEGMENT_BYTES = 1 << 16
+"""As much as a server with little memory sends of a transaction at once: nearly each block becomes a segment."""
+_SENT = """
+SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
+WHERE s.slot_name = %s AND r.sent_lsn >= %s::pg_lsn
+"""
+
+
+@dataclass
+class Reading:
+    """The rows of a log that count. Each file is read once."""
+
+    log: ChangeLog
+    late: int = 0
+    """Files that were written before their transaction ended."""
+    _rows: list[Row] = field(default_factory=list)
+    _read: set[str] = field(default_factory=set)
+    _described: dict[int, tuple[bytes, RelationFacts]] = field(default_factory=dict)
+
+    def rows(self, *, facts: bool = False) -> list[Row]:
+        """In the order of the commits, each with its transaction's facts and the Relation message in force for it.
+
+        Places in a transaction may have holes: what was rolled back had one. ``facts``: with what the catalog said of
+        the relation, which depends on the moment where the catalog changes.
+        """
+        for segment in self.log.all_segments():
+            if segment.path.name not in self._read:
+                self._read.add(segment.path.name)
+                self.late += segment.late is not None
+                self._add(read_rows(segment.file).to_pylist())
+        self._rows.sort(key=lambda row: row[0])
+        return [(*row[1:-1], self._of(row[-1], facts)) for row in self._rows]
+
+    def _add(self, rows: list[dict[str, Any]]) -> None:
+        names = ("commit_lsn", "xid", "commit_ts", "origin", "lsn", "kind", "relation_id", "payload", "schema_id")
+        notes = {
+            kind: {row["schema_id"]: row["payload"] for row in rows if row["kind"] == kind} for kind in ("R", FACTS)
+        }
+        for schema_id, payload in notes["R"].items():
+            told = RelationFacts.from_json(json.loads(notes[FACTS][schema_id]))
+            self._described[schema_id] = payload, told.without_volatile()
+        for row in rows:
+            if row["kind"] not in "#=RY":
+                place = row["commit_lsn"] or row["lsn"], row["tx_ordinal"] or 0, row["relation_id"] or 0
+                self._rows.append((place, *(row[name] for name in names)))
+
+    def _of(self, schema_id: int | None, facts: bool) -> Any:
+        if schema_id is None:
+            return None
+        payload, told = self._described[schema_id]
+        return (payload, told) if facts else payload
+
+
+@dataclass
+class Twin:
+    source: Source
+    reading: Reading
+    options: dict[str, Any]
+    receiver: ReceiverProcess | None = None
+
+    @property
+    def log(self) -> ChangeLog:
+        return self.reading.log
+
+    def start(self, **options: Any) -> ReceiverProcess:
+        self.receiver = self.source.receiver(self.log, drain_bytes=NO_DRAIN, **{**self.options, **options})
+        return self.receiver
+
+    def complete_to(self, lsn: Lsn) -> None:
+        """The running receiver has recorded all that commits below."""
+        assert self.receiver is not None
+        self.receiver.mark(lsn)
+        told = [event for event in until_event(self.receiver, "complete") if event.name == "complete"]
+        assert [event.lsn for event in told] == [lsn]
+
+    def receive(self, goal: Lsn, **options: Any) -> None:
+        """One run to a goal."""
+        receiver = self.start(**options)
+        receiver.until(goal)
+        until_event(receiver, "arrived")
+        receiver.join(SECONDS)
+
+
+@dataclass
+class Twins:
+    """``streamed`` is received with streaming, ``whole`` without."""
+
+    source: Source
+    streamed: Twin
+    whole: Twin
+
+    @classmethod
+    def of(cls, source: Source, **options: Any) -> Twins:
+        one, other = Reading(source.log()), Reading(source.log("whole"))
+        given = {"segment_bytes": SEGMENT_BYTES, **options}
+        return cls(source, Twin(source, one, {**given, "streaming": True}), Twin(source, other, {"streaming": False}))
+
+    def start(self, **options: Any) -> ReceiverProcess:
+        receiver = self.streamed.start(**options)
+        until_event(receiver, "started")
+        return receiver
+
+    def flushed(self) -> Lsn:
+        """A commit, which flushes what open transactions wrote before it."""
+        return self.source.run("INSERT INTO foreign_table VALUES (1)")
+
+    def catch_up(self) -> None:
+        """The server has decoded and sent to the streamed slot all that it holds."""
+        lsn, slot = str(self.flushed()), self.streamed.log.identity.slot
+        eventually(lambda: bool(self.source.conn.execute(_SENT, [slot, lsn]).fetchone()))
+
+    def check(self, *, facts: bool = False, upto: Lsn | None = None) -> list[Row]:
+        """Both logs say the same and are sound; their rows. ``whole`` is received here, where it does not run."""
+        if self.whole.receiver is None:
+            self.whole.receive(upto or self.flushed())
+            self.whole.receiver = None
+        found, expected = (twin.reading.rows(facts=facts) for twin in (self.streamed, self.whole))
+        if upto is not None:
+            expected = [row for row in expected if (row[0] or row[4]) < upto]
+        assert_same(found, expected)
+        for twin in (self.streamed, self.whole):
+            twin.log.verify(LsnRange(twin.log.start, twin.log.position()))
+        assert self.whole.reading.late == 0
+        return found
+
+    @property
+    def spooled(self) -> list[str]:
+        """Names in the folder of segments on their way."""
+        folder = path_of(self.streamed.log.path / SPILL)
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+    def until_spooled(self, files: int = 1) -> None:
+        eventually(lambda: len(self.spooled) >= files)
+
+
+def assert_same(found: list[Row], expected: list[Row]) -> None:
+    """Told by the first row that differs: pytest's own comparison of thousands of rows takes minutes."""
+    for number, (one, other) in enumerate(zip(found, expected, strict=False)):
+        if one != other:
+            differ = ", ".join(str(pair)[:300] for pair in zip(one, other, strict=True) if pair[0] != pair[1])
+            raise AssertionError(f"row {number} of {len(found)}, {len(expected)}: {differ}")
+    assert len(found) == len(expected)
+
+
+def little_memory(source: Source, *, immediate: bool = False) -> None:
+    """Transactions are streamed from 64 kB on, or with ``immediate`` change by change: for all later connections."""
+    name, value = ("debug_logical_replication_streaming", "immediate") if immediate else (
+        "logical_decoding_work_mem", "64kB")  # fmt: skip
+    source.run(f"ALTER DATABASE {source.database.name} SET {name} = '{value}'")
+
+
+def many(first: int, count: int = 400, table: str = "a") -> str:
+    """Half of what the receiver takes in at once, and more than fits into the memory of the server that decodes."""
+    return (
+        f"INSERT INTO {table} (id, v) SELECT g, repeat('x', 1800) FROM generate_series({first}, {first + count - 1}) g"
+    )
+
+
+@contextmanager
+def ended(receiver: ReceiverProcess) -> Iterator[None]:
+    """At the end the receiver is stopped, whatever it says then."""
+    try:
+        yield
+    finally:
+        with suppress(PgcdcError):
+            receiver.stop()

@@ -1,0 +1,97 @@
+"""Any history of sessions on every version: the receiver's process, with streaming and without, leaves the same log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.demo.server import EmbeddedServer
+from tests.fix_postgres import fresh_database
+from tests.log.conftest import Source, until_event
+from tests.log.received_twice import Row, Twins, assert_same, little_memory
+from tests.versions.histories import ALL, PLAIN, SESSIONS, SETUP, Action, Sessions, Step, histories
+from tests.versions.streaming import IMMEDIATE_SINCE
+
+MANNERS = settings(
+    deadline=None, database=None, phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)  # fmt: skip
+"""Each example is played on the same server, behind the ones before it."""
+
+
+@contextmanager
+def follow(server: EmbeddedServer, folder: Path, *, immediate: bool) -> Iterator[tuple[Twins, Sessions]]:
+    """Both receivers follow, in processes of their own, while the sessions play."""
+    with ExitStack() as stack:
+        database = stack.enter_context(fresh_database(server))
+        conn, *others = (stack.enter_context(database.connect()) for _ in range(SESSIONS + 1))
+        source, origin = Source(database, conn, folder), f"o_{database.name}"
+        source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE TABLE foreign_table (id int)",
+                   "CREATE PUBLICATION p FOR TABLE a", *filter(str.strip, SETUP.split(";")))  # fmt: skip
+        little_memory(source, immediate=immediate and server.version >= IMMEDIATE_SINCE)
+        twins = Twins.of(source, fallback_seconds=0.05)
+        others[0].execute("SELECT pg_replication_origin_create(%s)", [origin])
+        others[0].execute("SELECT pg_replication_origin_session_setup(%s)", [origin])
+        twins.start()
+        until_event(twins.whole.start(), "started")
+        yield twins, Sessions(others, twins.catch_up)
+        for receiver in source.running:
+            receiver.stop()
+        assert twins.spooled == []
+        others[0].execute("SELECT pg_replication_origin_session_reset()")
+        others[0].execute("SELECT pg_replication_origin_drop(%s)", [origin])
+
+
+def play(twins: Twins, sessions: Sessions, steps: list[Step], *, facts: bool) -> None:
+    """What stands in the log at any moment is what it has below its position in the end."""
+    looks: list[tuple[Lsn, list[Row]]] = []
+
+    def look() -> None:
+        twins.catch_up()
+        if len(looks) < 2:
+            position = twins.streamed.log.position()
+            looks.append((position, [row for row in twins.streamed.reading.rows(facts=facts) if _at(row) < position]))
+
+    sessions.look = look
+    sessions.play(steps)
+    end = twins.flushed()
+    for twin in (twins.streamed, twins.whole):
+        twin.complete_to(end)
+    found = twins.check(facts=facts)
+    for position, rows in looks:
+        assert_same(rows, [row for row in found if _at(row) < position])
+
+
+def _at(row: Row) -> int:
+    return int(row[4] - 1 if row[0] is None else row[0])
+
+
+def run(server: EmbeddedServer, folder: Path, actions: list[Action], examples: int, **options: bool) -> None:
+    with follow(server, folder, **options) as (twins, sessions):
+
+        @settings(MANNERS, max_examples=examples)
+        @given(histories(actions, most=50 if examples < 10 else 150))
+        def test(steps: list[Step]) -> None:
+            note(f"PostgreSQL {server.version}")
+            play(twins, sessions, steps, facts=actions is PLAIN)
+
+        test()
+        assert twins.streamed.reading.late > 0
+
+
+@pytest.mark.versions(14, 15, 16, 17, 18)
+def test_any_history(version_server: EmbeddedServer, tmp_path: Path) -> None:
+    run(version_server, tmp_path, ALL, 3, immediate=False)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("immediate", [False, True], ids=["full", "immediate"])
+@pytest.mark.parametrize("actions", [ALL, PLAIN], ids=["all", "plain"])
+def test_many_histories(version_server: EmbeddedServer, tmp_path: Path, actions: list[Action], immediate: bool) -> None:
+    run(version_server, tmp_path, actions, 60, immediate=immediate)
