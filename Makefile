@@ -64,7 +64,7 @@ test-power: install ## Power cuts: N=100 images that lose what was not synced, e
 
 .PHONY: bench
 bench: install ## Rates, latency and growth beside PostgreSQL's own tools (some two hours): build/bench
-	@$(BIN)/python -m bench --workloads W1,W2,W3,W4,L,S1,S2,S3,S4
+	@$(BIN)/python -m bench --workloads W1,W2,W3,W4,W6,L,S1,S2,S3,S4
 
 .PHONY: bench-small
 bench-small: install ## The rates alone, at a twentieth of the size (some minutes): build/bench

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench import copies, day, latency, scale, sensor, streams
-from bench.plot import draw
+from bench import copies, day, inprogress, latency, scale, sensor, streams
+from bench.plot import draw, draw_curves
 from bench.record import Record
 from bench.source import WORKLOADS
 from pgcdc_assets.demo.server import EmbeddedServer
@@ -23,17 +23,19 @@ from pgcdc_assets.spark.session import spark_session
 SERVER = {"synchronous_commit": "off", "max_wal_size": "8GB", "checkpoint_timeout": "1h", "autovacuum": "off"}
 """Settings that make a backlog fast, and let nothing of the server's own run during a measurement."""
 
+FLOORS = {**dict.fromkeys(WORKLOADS, streams.FLOOR), "W4": copies.FLOOR, inprogress.WORKLOAD: inprogress.FLOOR}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description="Rates side by side with PostgreSQL's own tools")
     parser.add_argument("--scale", type=float, default=1.0, help="of the workloads' sizes")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--workloads", default="W1,W2,W3,W4", help="and L: latency; S1 to S6: growth")
+    parser.add_argument("--workloads", default="W1,W2,W3,W4", help="and W6: in progress; L: latency; S1 to S6: growth")
     parser.add_argument("--seconds", type=float, default=120, help="of latency")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     args = parser.parse_args()
     chosen = args.workloads.split(",")
-    record = Record(args.scale, {**dict.fromkeys(WORKLOADS, streams.FLOOR), "W4": copies.FLOOR})
+    record = Record(args.scale, FLOORS)
     with tempfile.TemporaryDirectory(prefix="pgcdc-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # the server may run as another user
@@ -64,6 +66,7 @@ def main() -> None:
     table = "\n".join(record.table())
     (args.out / "table.md").write_text(table + "\n")
     draw(record, args.out / "rates.svg")
+    draw_curves(record, args.out / "retained.svg")
     print(f"\n{table}\n\n{args.out}")
 
 
@@ -84,6 +87,8 @@ def rates(
                 bench.turn(WORKLOADS[name], number)
     if "W4" in chosen:
         copies.Copies(source, spark, folder, record).turns(repeat)
+    if inprogress.WORKLOAD in chosen:
+        inprogress.InProgress(source, spark, folder, record).turns(repeat)
 
 
 if __name__ == "__main__":

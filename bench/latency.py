@@ -84,7 +84,7 @@ class Latency:
             ours = engine(settings, self.spark)
             ours.sync(Bounds())
             ends = Bounds(follow=True)
-            with usage(self.server) as used, beside(load), _following(ours, ends):
+            with usage(self.server) as used, beside(load), following(ours, ends):
                 marks = warm_marks(settings, conninfo, statement, seconds)
             self.record.add(told(what, settings, marks, seconds, used))
 
@@ -99,10 +99,10 @@ def warm_marks(settings: Settings, conninfo: str, statement: str, seconds: float
 
 def told(what: str, settings: Settings, marks: list[Mark], seconds: float, used: Usage) -> Run:
     """How long each mark took until it was durable in the log, and until a point that readers use had it."""
-    points = [(point.replay_lsn, point.at.timestamp()) for point in ConsistentPoints(settings.layout).all()]
-    batches = _batches(settings)
-    visible = sorted(_first(points, mark) - mark.at for mark in marks)
-    durable = sorted(_first(batches, mark) - mark.at for mark in marks)
+    points = publications(settings)
+    batches = log_commits(settings)
+    visible = sorted(first(points, mark) - mark.at for mark in marks)
+    durable = sorted(first(batches, mark) - mark.at for mark in marks)
     more = {
         "median s": statistics.median(visible), "p99 s": visible[int(len(visible) * 0.99)],
         "most s": visible[-1], "durable: median s": statistics.median(durable),
@@ -111,7 +111,12 @@ def told(what: str, settings: Settings, marks: list[Mark], seconds: float, used:
     return Run("L", what, seconds, len(marks), 0, used.cpu, used.peak, more)
 
 
-def _batches(settings: Settings) -> list[tuple[Lsn, float]]:
+def publications(settings: Settings) -> list[tuple[Lsn, float]]:
+    """The LSN of each consistent point, and the time when it was published."""
+    return [(point.replay_lsn, point.at.timestamp()) for point in ConsistentPoints(settings.layout).all()]
+
+
+def log_commits(settings: Settings) -> list[tuple[Lsn, float]]:
     """The position of each commit of the receiver, and the time when it was made."""
     log = ChangeLog(settings.layout).open()
     app_id, found = log.identity.app_id(), []
@@ -122,7 +127,8 @@ def _batches(settings: Settings) -> list[tuple[Lsn, float]]:
     return sorted(found)
 
 
-def _first(landed: list[tuple[Lsn, float]], mark: Mark) -> float:
+def first(landed: list[tuple[Lsn, float]], mark: Mark) -> float:
+    """The time of the first of these that holds the mark."""
     return min(at for lsn, at in landed if lsn >= mark.lsn)
 
 
@@ -151,7 +157,7 @@ def mark(conninfo: str, statement: str) -> Mark:
     return Mark(time.time(), Lsn.parse(str(lsn)))
 
 
-def published(settings: Settings, lsn: Lsn) -> None:
+def published(settings: Settings, lsn: Lsn, seconds: float = 120) -> None:
     """Wait until readers see all up to ``lsn``."""
     points = ConsistentPoints(settings.layout)
 
@@ -159,12 +165,12 @@ def published(settings: Settings, lsn: Lsn) -> None:
         newest = points.newest()
         return newest is not None and newest.replay_lsn >= lsn
 
-    waited(seen, f"nothing was published at or above {lsn}")
+    waited(seen, f"nothing was published at or above {lsn}", seconds)
 
 
-def waited(for_: Callable[[], bool], otherwise: str) -> None:
-    """Wait until ``for_`` returns True; after two minutes raise TimeoutError with ``otherwise``."""
-    deadline = time.monotonic() + 120
+def waited(for_: Callable[[], bool], otherwise: str, seconds: float = 120) -> None:
+    """Wait until ``for_`` returns True; after so many seconds raise TimeoutError with ``otherwise``."""
+    deadline = time.monotonic() + seconds
     while not for_():
         if time.monotonic() > deadline:
             raise TimeoutError(otherwise)
@@ -182,7 +188,7 @@ def beside(load: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _following(engine: Engine, ends: Bounds) -> Iterator[None]:
+def following(engine: Engine, ends: Bounds) -> Iterator[None]:
     thread = threading.Thread(target=engine.sync, args=(ends,), daemon=True)
     thread.start()
     yield

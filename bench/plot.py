@@ -1,4 +1,4 @@
-"""Draws the rates of each workload beside its floor, with a point for every run."""
+"""Draws the rates of each workload beside its floor, with a point for every run, and what was looked at over time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from bench.record import Record
+from bench.record import Record, Run
 
 
 def draw(record: Record, path: Path) -> None:
@@ -26,5 +26,27 @@ def draw(record: Record, path: Path) -> None:
         axes.invert_yaxis()
         axes.set_title(workload)
         axes.set_xlabel("thousand rows a second")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def draw_curves(record: Record, path: Path) -> None:
+    """Draw the curves: a colour for each thing that was measured, a line for every run. Draws nothing without any."""
+    curves: dict[str, list[Run]] = {}
+    for run in record.runs:
+        if run.curve:
+            curves.setdefault(run.what, []).append(run)
+    if not curves:
+        return
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    for place, (what, runs) in enumerate(curves.items()):
+        for number, run in enumerate(runs):
+            seconds, values = zip(*run.curve, strict=True)
+            axes.plot(seconds, [value / 1e6 for value in values], f"C{place}", label=None if number else what)
+    axes.axvline(0, color="tab:gray", linestyle=":")
+    axes.set_xlabel("seconds after the later commit")
+    axes.set_ylabel("MB of WAL that the slot keeps")
+    axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,8 @@ class Run:
     cpu: Mapping[str, float] = field(default_factory=dict)
     peak: Mapping[str, int] = field(default_factory=dict)
     more: Mapping[str, float] = field(default_factory=dict)
+    curve: Sequence[tuple[float, float]] = ()
+    """What was looked at again and again: seconds, and the value then."""
 
     def __str__(self) -> str:
         cpu = " ".join(f"{kind} {seconds:.1f}" for kind, seconds in self.cpu.items() if seconds >= 0.05)
@@ -57,8 +59,8 @@ class Record:
 
     def table(self) -> list[str]:
         """A table in Markdown: a row for each thing that was measured."""
-        lines = ["| workload | what | runs | rows/s, median (least – most) | MB/s | ratio | CPU seconds | peak MB |",
-                 "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+        lines = ["| workload | what | runs | s, median | rows/s, median (least – most) | MB/s | ratio | CPU seconds | "
+                 "peak MB |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
         for workload, what in dict.fromkeys((run.workload, run.what) for run in self.runs):
             lines.append(self._line(workload, what))
         return lines
@@ -71,8 +73,9 @@ class Record:
         kinds = dict.fromkeys(kind for run in runs for kind in run.cpu)
         cpu = {kind: statistics.median(run.cpu.get(kind, 0.0) for run in runs) for kind in kinds}
         peak = {kind: max(run.peak.get(kind, 0) for run in runs) for kind in kinds}
+        seconds = statistics.median(run.seconds for run in runs)
         cells = [
-            workload, what, str(len(runs)), spread, f"{volume:.0f}" if volume else "",
+            workload, what, str(len(runs)), f"{seconds:.2f}", spread, f"{volume:.0f}" if volume else "",
             "" if ratio is None else f"{ratio:.2f}",
             ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in cpu.items() if seconds >= 0.05),
             ", ".join(f"{kind} {size / 1e6:.0f}" for kind, size in peak.items() if size),

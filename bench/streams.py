@@ -91,12 +91,7 @@ class Streams:
         commit."""
         what = "receive, SQL functions" if drain_bytes == 1 else "receive, stream"
         layout = Layout.of(Path.cwd() / slot)
-        log = ChangeLog(layout)
-        with psycopg.connect(conninfo, autocommit=True) as conn:
-            found = conn.execute(
-                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [slot]
-            )
-            log.create(identity(conn, slot), Lsn.parse(found.fetchall()[0][0]), 1)
+        log = empty_log(layout, conninfo, slot)
         receiver = ReceiverProcess(conninfo, layout, (PUBLICATION,), batch_bytes=32 << 20, batch_seconds=1,
                                    drain_bytes=drain_bytes)  # fmt: skip
         with usage(self.server) as used:
@@ -155,6 +150,15 @@ class Clock(Silent):
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
         if stage == "receive":
             self.landed = time.time()
+
+
+def empty_log(layout: Layout, conninfo: str, slot: str) -> ChangeLog:
+    """A log that begins where the slot stands."""
+    log = ChangeLog(layout)
+    with psycopg.connect(conninfo, autocommit=True) as conn:
+        found = conn.execute("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [slot])
+        log.create(identity(conn, slot), Lsn.parse(found.fetchall()[0][0]), 1)
+    return log
 
 
 def _until(receiver: ReceiverProcess, name: str) -> float:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from bench import copies, streams
+from bench import copies, inprogress, streams
 from bench.day import Day
 from bench.latency import Latency
-from bench.plot import draw
+from bench.plot import draw, draw_curves
 from bench.record import Record
 from bench.scale import Scale
 from bench.sensor import by_sensor
@@ -46,6 +46,31 @@ def test_rates_are_measured_side_by_side(
     assert record.ratio("W4", "snapshot copy") is not None
     assert "</svg>" in (tmp_path / "rates.svg").read_text()
     assert any("receiver" in run["peak"] for run in kept)
+
+
+@pytest.mark.long
+def test_transactions_in_progress(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> None:
+    record = Record(0.001, {inprogress.WORKLOAD: inprogress.FLOOR})
+    inprogress.InProgress(server, spark, tmp_path, record).turns(1)
+    record.save(tmp_path / "runs.json")
+    draw(record, tmp_path / "rates.svg")
+    draw_curves(record, tmp_path / "retained.svg")
+    kept = json.loads((tmp_path / "runs.json").read_text())["runs"]
+    assert {run["what"] for run in kept if run["workload"] == inprogress.WORKLOAD} == {
+        inprogress.FLOOR, "commit → readable, streaming auto", "commit → readable, streaming off",
+    }  # fmt: skip
+    curves = {run["what"]: run["curve"] for run in kept if run["workload"] == inprogress.RETAINED}
+    assert set(curves) == {"slot, protocol 1", "slot, protocol 4, streaming"}
+    for curve in curves.values():
+        assert curve[0][0] < 0 < curve[-1][0]
+        assert max(size for _, size in curve) > curve[-1][1]
+    assert all(0 < run["seconds"] < 60 for run in kept if run["what"] != inprogress.FLOOR)
+    streamed = {run["what"]: run["more"]["streamed MB"] > 0 for run in kept if run["what"] != inprogress.FLOOR}
+    assert streamed == {
+        "commit → readable, streaming auto": True, "commit → readable, streaming off": False,
+        "slot, protocol 1": False, "slot, protocol 4, streaming": True,
+    }  # fmt: skip
+    assert "</svg>" in (tmp_path / "retained.svg").read_text()
 
 
 @pytest.mark.long
