@@ -35,8 +35,9 @@ from pgcdc_assets.delta.smallfiles import neighbours
 from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import CommitLost, LakeError
 from pgcdc_assets.feed.table import FEED_PROPERTIES, FEWEST_MERGED, MERGED_BYTES
-from pgcdc_assets.log.reader import BatchSummary, ChangeLog
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import read_slices
+from pgcdc_assets.log.summary import BatchSummary
 
 ORDER_LSN: Final = "order_lsn"
 SCHEMA: Final = pa.schema(

@@ -18,7 +18,7 @@ from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.flow.ranges import ROW_KINDS
 from pgcdc_assets.flow.reports import Untaken
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.log.reader import BatchSummary
+from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.points.untaken import UntakenLedger, UntakenRows
 from pgcdc_assets.protocol.shape import Shape
 from pgcdc_assets.source.catalog.patterns import TablePatterns

@@ -21,7 +21,7 @@ from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.thinning import Thinning
 from pgcdc_assets.flow.turn import Turn
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.log.reader import BatchSummary
+from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.log.upkeep import compact
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.ranges import up_to
-from pgcdc_assets.log.reader import BatchSummary
+from pgcdc_assets.log.summary import BatchSummary
 
 GATHERED_BYTES = 64 << 20
 """Bytes of messages that make a turn worth its cost while a bounded run still receives. Many small turns cost more than

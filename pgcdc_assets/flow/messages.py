@@ -11,7 +11,7 @@ from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.messages import MessageFeed, MessagesTaken
 from pgcdc_assets.flow.reports import MessagesReport
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.log.reader import BatchSummary
+from pgcdc_assets.log.summary import BatchSummary
 
 
 def begin_messages(work: Work) -> None:

@@ -16,7 +16,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.flow.reports import TableTurn
-from pgcdc_assets.log.reader import BatchSummary
+from pgcdc_assets.log.summary import BatchSummary
 
 ROW_KINDS = ("I", "U", "D", "T")
 

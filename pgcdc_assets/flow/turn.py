@@ -14,7 +14,7 @@ from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import TableTurn
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.log.reader import BatchSummary
+from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.mirror.target import Applied
 
 

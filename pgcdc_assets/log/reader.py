@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import LogCorrupt, SetupNeeded
@@ -27,53 +26,9 @@ from pgcdc_assets.log.commit import check_file, create_log, newest_of, start_app
 from pgcdc_assets.log.latefacts import SUBXID, LateFacts
 from pgcdc_assets.log.segment import FACTS, FIRST_BATCH_END, LAST_BATCH_END, SUMMARY, SegmentFile, read_rows
 from pgcdc_assets.log.soundness import check_rows
+from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.protocol.shape import RelationFacts, Shape
 from pgcdc_assets.store import storage
-
-
-@dataclass(frozen=True)
-class BatchSummary:
-    """What a batch says of itself: ``(start, end]`` of the WAL, whole transactions."""
-
-    start: Lsn
-    end: Lsn
-    timeline: int
-    transactions: int
-    last_xid: int | None
-    first_commit_ts: datetime | None
-    last_commit_ts: datetime | None
-    counts: dict[int, dict[str, int]]
-    """Rows by relation_id and kind (I, U, D, T)."""
-    others: dict[str, int]
-    """Rows of no relation, by kind (C, M)."""
-    bytes: int
-    """Size of the messages, uncompressed."""
-    relations: dict[int, TableName]
-    schemas: tuple[int, ...]
-    """The schema_ids that its rows refer to."""
-    partitions: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """For relations that are published via their root: the leaves that their rows came from, as far as the stream named
-    them within the batch (once in a connection, before the first row of each)."""
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        counts = {key: dict(value) for key, value in data["counts"].items()}
-        others = counts.pop("", {})
-        return cls(
-            start=Lsn(data["start"]),
-            end=Lsn(data["end"]),
-            timeline=data["timeline"],
-            transactions=data["transactions"],
-            last_xid=data["last_xid"],
-            first_commit_ts=_time(data["first_commit_ts"]),
-            last_commit_ts=_time(data["last_commit_ts"]),
-            counts={int(key): value for key, value in counts.items()},
-            others=others,
-            bytes=data["bytes"],
-            relations={int(key): TableName(*name) for key, name in data["relations"].items()},
-            schemas=tuple(data["schemas"]),
-            partitions={int(root): tuple(leaves) for root, leaves in data.get("partitions", {}).items()},
-        )
 
 
 @dataclass(frozen=True)
@@ -307,7 +262,3 @@ def _shapes_in(file: SegmentFile) -> dict[int, Shape]:
 
 def _lsn(value: int | None) -> Lsn | None:
     return None if value is None else Lsn(value)
-
-
-def _time(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +15,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.log.segment import FACTS, SUMMARY, SegmentFile, read_rows
-
-if TYPE_CHECKING:
-    from pgcdc_assets.log.reader import BatchSummary
+from pgcdc_assets.log.summary import BatchSummary
 
 _NO_BATCH: Final = -1
 _NOTES: Final = (SUMMARY, FACTS, "R", "Y")

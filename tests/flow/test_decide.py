@@ -23,7 +23,7 @@ from pgcdc_assets.flow.decide import (
     finished,
     next_step,
 )
-from pgcdc_assets.log.reader import BatchSummary
+from pgcdc_assets.log.summary import BatchSummary
 
 A, B = TableName("public", "a"), TableName("public", "b")
 SHARE = 100

@@ -5,7 +5,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.flow.ranges import OpenRange, rows_by_kind, summed, up_to
 from pgcdc_assets.flow.reports import TableTurn
-from pgcdc_assets.log.reader import BatchSummary
+from pgcdc_assets.log.summary import BatchSummary
 
 ORDERS = TableName("public", "orders")
 
