@@ -12,8 +12,7 @@ spool       content of transactions in progress
 latefacts   what only a commit says of a file that was written before it
 batch       the smallest durable piece          commit      compare-and-set, on disk before anybody is told
 reader      position, batches, segments         counting    rows by relation, as the receiver counted them
-summary     what a batch says of itself
-soundness   whether the rows are those that the summaries count
+summary     what a batch says of itself         soundness   whether its rows are those
 transactions  which one is open after a run
 relations   which Relation message is in force for which row
 recovery    what a power cut left, mended       upkeep      compaction and retention

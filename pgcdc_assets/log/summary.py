@@ -1,4 +1,4 @@
-"""The summary of a batch: what it says of itself, as a note of the log."""
+"""What a batch says of itself, as it is read. :func:`pgcdc_assets.log.batch.summary_of` writes it."""
 
 from __future__ import annotations
 
