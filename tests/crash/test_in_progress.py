@@ -60,15 +60,19 @@ class Rig:
         """One round. ``before`` each step it is told; who waits for the server waits ``until`` then."""
         for number, statement in self.steps():
             before(statement)
-            if statement == "LAND":
-                # What is unsure makes all come again that is not in the log.
-                lsn, log = self.twins.source.lsn(), self.twins.streamed.log
-                wait_until(lambda lsn=lsn: log.position() >= lsn or until(), SECONDS)  # type: ignore[misc]
-            elif statement == "LOOK":
-                lsn = self.twins.flushed()
-                wait_until(lambda lsn=lsn: sent(self.twins, lsn) or until(), SECONDS)  # type: ignore[misc]
+            if statement in ("LAND", "LOOK"):
+                self._wait(statement, until)
             else:
                 self.connections[number].execute(statement.encode())
+
+    def _wait(self, what: str, until: Callable[[], bool]) -> None:
+        """Until the server has sent all; or all is in the log, for what is unsure makes all else come again."""
+        lsn, log = self.twins.flushed(), self.twins.streamed.log
+
+        def there() -> bool:
+            return sent(self.twins, lsn) if what == "LOOK" else log.position() >= lsn
+
+        wait_until(lambda: there() or until(), SECONDS)
 
     def crashed(self) -> None:
         """Look at what is left, and start anew."""
@@ -180,15 +184,16 @@ def test_cut_at_any_time(
 
 def _cut(rig: Rig, proxy: Proxy | None) -> None:
     """The receiver says so, and ends. Between two connections it has none to lose."""
-    source, receiver = rig.twins.source, rig.twins.streamed.receiver
+    source, receiver, slot = rig.twins.source, rig.twins.streamed.receiver, rig.twins.streamed.log.identity.slot
     assert receiver is not None
 
     def lost() -> bool:
         if proxy is not None:
             proxy.cut()
         else:
-            source.conn.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s",
-                                [rig.twins.streamed.log.identity.slot])  # fmt: skip
+            source.conn.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", [slot]
+            )
         return wait_until(lambda: not receiver.alive, 1.0)
 
     assert wait_until(lost, SECONDS)

@@ -50,9 +50,7 @@ def streams_again(twins: Twins, first: int) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_transaction_that_cannot_be_decoded_in_progress(
-    twins: Twins, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_transaction_that_cannot_be_decoded_in_progress(twins: Twins, capfd: pytest.CaptureFixture[str]) -> None:
     """Goals and marks that were given before outlive the connections, and each is told once."""
     source = twins.source
     source.run("CREATE TABLE own (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE own")
@@ -100,7 +98,7 @@ def walsender(twins: Twins) -> Any:
 
 @pytest.mark.timeout(120)
 def test_messages_that_may_have_been_rolled_back(twins: Twins) -> None:
-    """PostgreSQL does not say which subtransaction a message of a streamed transaction is of; of a whole one it does."""
+    """PostgreSQL does not say which subtransaction a message of a streamed transaction is of."""
     source, receiver = twins.source, twins.start()
     pid = walsender(twins)
     with source.database.connect() as one, source.database.connect() as two:

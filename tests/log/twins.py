@@ -54,9 +54,9 @@ class Reading:
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         names = ("commit_lsn", "xid", "commit_ts", "origin", "lsn", "kind", "relation_id", "payload", "schema_id")
-        notes = {kind: {row["schema_id"]: row["payload"] for row in rows if row["kind"] == kind} for kind in ("R", FACTS)}
-        for schema_id, payload in notes["R"].items():
-            told = RelationFacts.from_json(json.loads(notes[FACTS][schema_id]))
+        notes = {(row["kind"], row["schema_id"]): row["payload"] for row in rows if row["kind"] in ("R", FACTS)}
+        for schema_id, payload in ((schema_id, payload) for (kind, schema_id), payload in notes.items() if kind == "R"):
+            told = RelationFacts.from_json(json.loads(notes[FACTS, schema_id]))
             self._described[schema_id] = payload, told.without_volatile()
         for row in rows:
             if row["kind"] not in "#=RY":
@@ -176,5 +176,5 @@ def little_memory(source: Source, *, immediate: bool = False) -> None:
 
 def many(first: int, count: int = 400, table: str = "a") -> str:
     """Half of what the receiver takes in at once, and more than fits into the memory of the server that decodes."""
-    return f"INSERT INTO {table} (id, v) SELECT g, repeat('x', 1800) FROM generate_series({first}, {first + count - 1}) g"
-
+    rows = f"generate_series({first}, {first + count - 1}) g"
+    return f"INSERT INTO {table} (id, v) SELECT g, repeat('x', 1800) FROM {rows}"

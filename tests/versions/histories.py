@@ -1,4 +1,4 @@
-"""Histories of several sessions at once, as steps that hypothesis draws: savepoints, structure, and rows of all kinds."""
+"""Histories of several sessions at once, as steps for hypothesis: savepoints, structure, and rows of all kinds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ ALTER PUBLICATION p ADD TABLE {0};
 """
 _DROP: Final = """
 DO $$ DECLARE name text; BEGIN
-  SELECT attname INTO name FROM pg_attribute WHERE attrelid = '{0}'::regclass AND attname ~ '^c[0-9]' AND NOT attisdropped LIMIT 1;
+  SELECT attname INTO name FROM pg_attribute
+  WHERE attrelid = '{0}'::regclass AND attname ~ '^c[0-9]' AND NOT attisdropped LIMIT 1;
   IF name IS NOT NULL THEN EXECUTE format('ALTER TABLE {0} DROP %I', name); END IF;
 END $$
 """
@@ -76,8 +77,8 @@ class Action(StrEnum):
 
 
 _A: Final = Action
-_OFTEN: Final = [_A.INSERT, _A.OWN, _A.TOAST, _A.SAVEPOINT, _A.SAVEPOINT, _A.RELEASE, _A.BACK, _A.BACK, _A.BEGIN, _A.LOOK,
-                 _A.COMMIT]  # fmt: skip
+_OFTEN: Final = [_A.INSERT, _A.OWN, _A.TOAST, _A.SAVEPOINT, _A.SAVEPOINT, _A.RELEASE, _A.BACK, _A.BACK, _A.BEGIN,
+                 _A.LOOK, _A.COMMIT]  # fmt: skip
 PLAIN: Final = [*_OFTEN, *_OFTEN, _A.ROLLBACK, _A.BAG, _A.MOOD, _A.PARTED, _A.UPDATE, _A.REPLACE, _A.KEYS, _A.DELETE,
                 _A.CAUGHT, _A.LOOSE]  # fmt: skip
 ALL: Final = [*PLAIN, _A.TRUNCATE, _A.ADD, _A.DROP, _A.RETYPE, _A.RETYPE_BACK, _A.REWRITE, _A.MESSAGE]
