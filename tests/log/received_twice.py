@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.segment import FACTS, read_rows
@@ -57,11 +54,9 @@ class Reading:
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         names = ("commit_lsn", "xid", "commit_ts", "origin", "lsn", "kind", "relation_id", "payload", "schema_id")
-        notes = {
-            kind: {row["schema_id"]: row["payload"] for row in rows if row["kind"] == kind} for kind in ("R", FACTS)
-        }
-        for schema_id, payload in notes["R"].items():
-            told = RelationFacts.from_json(json.loads(notes[FACTS][schema_id]))
+        notes = {(row["kind"], row["schema_id"]): row["payload"] for row in rows if row["kind"] in ("R", FACTS)}
+        for schema_id, payload in ((schema_id, payload) for (kind, schema_id), payload in notes.items() if kind == "R"):
+            told = RelationFacts.from_json(json.loads(notes[FACTS, schema_id]))
             self._described[schema_id] = payload, told.without_volatile()
         for row in rows:
             if row["kind"] not in "#=RY":
@@ -130,8 +125,8 @@ class Twins:
 
     def catch_up(self) -> None:
         """The server has decoded and sent to the streamed slot all that it holds."""
-        lsn, slot = str(self.flushed()), self.streamed.log.identity.slot
-        eventually(lambda: bool(self.source.conn.execute(_SENT, [slot, lsn]).fetchone()))
+        lsn = self.flushed()
+        eventually(lambda: sent(self, lsn))
 
     def check(self, *, facts: bool = False, upto: Lsn | None = None) -> list[Row]:
         """Both logs say the same and are sound; their rows. ``whole`` is received here, where it does not run."""
@@ -157,6 +152,12 @@ class Twins:
         eventually(lambda: len(self.spooled) >= files)
 
 
+def sent(twins: Twins, lsn: Lsn) -> bool:
+    """Whether the server has sent to the streamed slot all that it holds below."""
+    asked = [twins.streamed.log.identity.slot, str(lsn)]
+    return bool(twins.source.conn.execute(_SENT, asked).fetchone())
+
+
 def assert_same(found: list[Row], expected: list[Row]) -> None:
     """Told by the first row that differs: pytest's own comparison of thousands of rows takes minutes."""
     for number, (one, other) in enumerate(zip(found, expected, strict=False)):
@@ -175,16 +176,5 @@ def little_memory(source: Source, *, immediate: bool = False) -> None:
 
 def many(first: int, count: int = 400, table: str = "a") -> str:
     """Half of what the receiver takes in at once, and more than fits into the memory of the server that decodes."""
-    return (
-        f"INSERT INTO {table} (id, v) SELECT g, repeat('x', 1800) FROM generate_series({first}, {first + count - 1}) g"
-    )
-
-
-@contextmanager
-def ended(receiver: ReceiverProcess) -> Iterator[None]:
-    """At the end the receiver is stopped, whatever it says then."""
-    try:
-        yield
-    finally:
-        with suppress(PgcdcError):
-            receiver.stop()
+    rows = f"generate_series({first}, {first + count - 1}) g"
+    return f"INSERT INTO {table} (id, v) SELECT g, repeat('x', 1800) FROM {rows}"

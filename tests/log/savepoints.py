@@ -14,8 +14,12 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.protocol.layouts import EPOCH
 from pgcdc_assets.protocol.messages import (
     AnyMessage,
+    Begin,
+    Commit,
     Insert,
     LogicalMessage,
+    Relation,
+    RelationColumn,
     StreamAbort,
     StreamCommit,
     StreamStart,
@@ -25,6 +29,7 @@ from tests.log.streams import frame
 from tests.protocol import wire
 
 RELATION = 7
+DESCRIPTION = Relation(RELATION, "public", "t", "d", (RelationColumn(True, "c", 25, -1),))
 
 
 @dataclass
@@ -56,6 +61,8 @@ class StreamingServer:
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.committed: dict[int, list[AnyMessage]] = {}
+        self.xids: dict[int, int] = {}
+        """Of those, the xid."""
         self._sessions: dict[int, Session] = {}
         self._xid, self._lsn, self._row = 700, 1000, 0
 
@@ -94,6 +101,8 @@ class StreamingServer:
         if top is None or not session.unsent:
             return
         self._send(StreamStart(top, not session.streamed))
+        if not session.streamed:
+            self._send(DESCRIPTION, top)
         for xid, change in session.unsent:
             self._send(change, xid)
         self._send(StreamStop())
@@ -110,7 +119,17 @@ class StreamingServer:
                 commit_lsn = Lsn(self._lsn)
                 self._send(StreamCommit(top, 0, commit_lsn, Lsn(commit_lsn + 8), EPOCH))
                 self.committed[commit_lsn] = [change for _, change in session.changes]
+                self.xids[commit_lsn] = top
         del self._sessions[number]
+
+    def whole(self, number: int) -> None:
+        """A transaction of its own, which comes at its commit; ``number`` has nothing to do with it."""
+        self._xid, self._lsn, self._row = self._xid + 1, self._lsn + 100, self._row + 1
+        commit_lsn, change = Lsn(self._lsn), Insert(RELATION, (str(self._row),))
+        for message in (Begin(commit_lsn, EPOCH, self._xid), DESCRIPTION, change):
+            self._send(message)
+        self._send(Commit(0, commit_lsn, Lsn(commit_lsn + 8), EPOCH))
+        self.committed[commit_lsn], self.xids[commit_lsn] = [change], self._xid
 
     def rollback(self, number: int) -> None:
         session = self._session(number)

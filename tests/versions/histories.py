@@ -1,4 +1,4 @@
-"""Histories of several sessions at once, as steps that hypothesis draws: savepoints, structure, rows of all kinds."""
+"""Histories of several sessions at once, as steps for hypothesis: savepoints, structure, and rows of all kinds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ ALTER PUBLICATION p ADD TABLE {0};
 """
 _DROP: Final = """
 DO $$ DECLARE name text; BEGIN
-  SELECT attname INTO name FROM pg_attribute WHERE attrelid = '{0}'::regclass AND attname ~ '^c' AND NOT attisdropped;
+  SELECT attname INTO name FROM pg_attribute
+  WHERE attrelid = '{0}'::regclass AND attname ~ '^c[0-9]' AND NOT attisdropped LIMIT 1;
   IF name IS NOT NULL THEN EXECUTE format('ALTER TABLE {0} DROP %I', name); END IF;
 END $$
 """
@@ -108,6 +109,11 @@ class Sessions:
 
     def play(self, steps: Sequence[Step]) -> None:
         """Step by step; what stands open at the end is committed."""
+        for number, conn in enumerate(self.connections):
+            # Of an example that failed.
+            conn.execute("ROLLBACK")
+            conn.execute("SET lock_timeout = '20s'")
+            self._depth[number] = -1
         for number in range(SESSIONS):
             self.connections[0].execute(_OWN.format(f"own{number}").encode())
         # One that has been sent in part, whatever else is drawn.

@@ -18,7 +18,7 @@ from tests.versions.histories import ALL, PLAIN, SESSIONS, SETUP, Action, Sessio
 from tests.versions.streaming import IMMEDIATE_SINCE
 
 MANNERS = settings(
-    deadline=None, database=None, phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    deadline=None, database=None, phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 """Each example is played on the same server, behind the ones before it."""

@@ -1,0 +1,201 @@
+"""The receiver killed, and its connections cut, while transactions are in progress and while they become the log's."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgcdc_assets.core.faultpoints import FaultPoint
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import ReceiverDied, SourceUnavailable
+from tests.crash.faults import Faults, Kind, wait_until
+from tests.crash.proxy import Proxy
+from tests.crash.tally import Tally
+from tests.fix_postgres import fresh_database
+from tests.log.conftest import SECONDS, Source, until_event
+from tests.log.received_twice import Row, Twins, assert_same, little_memory, many, sent
+
+LEVEL = "with transactions in progress"
+POINTS = (
+    FaultPoint.STREAM_SPOOLED, FaultPoint.STREAM_DROPPED, FaultPoint.STREAM_RESTARTED, FaultPoint.SEGMENT_STAGED,
+    FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_COMMITTED,
+    FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED,
+)  # fmt: skip
+EARLY = (FaultPoint.STREAM_SPOOLED, FaultPoint.STREAM_DROPPED)
+EMIT = "SELECT pg_logical_emit_message(true, 'app', '{}')"
+
+
+@dataclass
+class Rig:
+    twins: Twins
+    connections: list[psycopg.Connection]
+    rounds: int = 0
+    looks: list[tuple[Lsn, list[Row]]] = field(default_factory=list)
+    """What stood in the log below its position, after each crash."""
+
+    def steps(self) -> Iterator[tuple[int, str]]:
+        """Connection and statement, of one round. Transaction 0 may have a message that was rolled back, 1 outgrows its
+        batch, 2 is rolled back after it was sent; 3 stands for all small ones."""
+        self.rounds += 1
+        at = self.rounds * 10_000
+        yield from ((0, "BEGIN"), (0, many(at, 300)), (1, "BEGIN"), (1, "SAVEPOINT s"), (1, many(at + 1000, 600)))
+        yield from ((0, "SAVEPOINT s"), (0, many(at + 2000, 600)), (2, "BEGIN"), (2, many(at + 3000, 700)), (3, "LOOK"))
+        yield from ((3, f"INSERT INTO b VALUES ({at}, 1)"), (0, "ROLLBACK TO s"), (2, "ROLLBACK"))
+        yield from ((1, "ROLLBACK TO s"), (1, many(at + 4000, 600)), (1, "DELETE FROM a WHERE id % 7 = 0"), (3, "LOOK"))
+        yield from ((1, "COMMIT"), (0, many(at + 5000, 300)), (3, f"INSERT INTO b VALUES ({at + 1}, 1)"), (3, "LAND"))
+        yield from ((0, "SAVEPOINT t"), (0, EMIT.format("gone")), (0, many(at + 6000, 400)), (3, "LOOK"))
+        yield from ((0, "ROLLBACK TO t"), (0, EMIT.format("kept")), (0, "COMMIT"), (3, "LOOK"))
+
+    def play(self, before: Callable[[str], None], until: Callable[[], bool] = lambda: False) -> None:
+        """One round. ``before`` each step it is told; who waits for the server waits ``until`` then."""
+        for number, statement in self.steps():
+            before(statement)
+            if statement in ("LAND", "LOOK"):
+                self._wait(statement, until)
+            else:
+                self.connections[number].execute(statement.encode())
+
+    def _wait(self, what: str, until: Callable[[], bool]) -> None:
+        """Until the server has sent all; or all is in the log, for what is unsure makes all else come again."""
+        lsn, log = self.twins.flushed(), self.twins.streamed.log
+
+        def there() -> bool:
+            return sent(self.twins, lsn) if what == "LOOK" else log.position() >= lsn
+
+        wait_until(lambda: there() or until(), SECONDS)
+
+    def crashed(self) -> None:
+        """Look at what is left, and start anew."""
+        log = self.twins.streamed.log
+        position = log.position()
+        assert self.twins.source.confirmed(log) <= position
+        self.looks.append((position, self.twins.streamed.reading.rows()))
+        self.twins.start()
+
+    def check(self) -> None:
+        self.twins.streamed.complete_to(self.twins.flushed())
+        found = self.twins.check()
+        assert sum(row[5] == "C" for row in found) == 4 * self.rounds
+        for position, rows in self.looks:
+            assert_same(rows, [row for row in found if row[0] < position])
+        assert self.twins.streamed.receiver is not None
+        self.twins.streamed.receiver.stop()
+        assert self.twins.spooled == []
+        assert self.twins.streamed.reading.late > 0
+
+
+@pytest.fixture
+def rig(crash_server: EmbeddedServer, tmp_path: Path) -> Iterator[Rig]:
+    with ExitStack() as stack:
+        database = stack.enter_context(fresh_database(crash_server))
+        conn, *others = (stack.enter_context(database.connect()) for _ in range(5))
+        source = Source(database, conn, tmp_path)
+        source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE TABLE b (id int PRIMARY KEY, n numeric)",
+                   "CREATE TABLE foreign_table (id int)", "CREATE PUBLICATION p FOR TABLE a, b")  # fmt: skip
+        little_memory(source)
+        yield Rig(Twins.of(source), others)
+        for receiver in source.running:
+            receiver.kill()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.takes(40)
+def test_killed_at_each_step(rig: Rig, faults: Faults, chance: random.Random, tally: Tally, cycles: int) -> None:
+    """From the start of a round on, or from the first commit of a transaction that was in progress."""
+    rig.twins.start()
+    for point in POINTS * (1 + cycles // 40):
+        for _ in range(3):
+            at = "BEGIN" if point in EARLY or chance.random() < 0.2 else "COMMIT"
+            if _killed_in_a_round(rig, faults, point, at):
+                tally.add(LEVEL, point, Kind.RECEIVER)
+                break
+        else:
+            pytest.fail(f"{point} was never reached")
+    rig.check()
+
+
+def _killed_in_a_round(rig: Rig, faults: Faults, point: FaultPoint, at: str) -> bool:
+    armed = killed = False
+
+    def reached() -> bool:
+        return not killed and faults.reached(point) is not None
+
+    def kill(statement: str) -> None:
+        nonlocal armed, killed
+        if statement == at and not armed:
+            faults.arm(point)
+            armed = True
+        if reached():
+            receiver = rig.twins.streamed.receiver
+            assert receiver is not None
+            assert receiver.pid is not None
+            os.kill(receiver.pid, signal.SIGKILL)
+            with pytest.raises(ReceiverDied):
+                until_event(receiver, "arrived")
+            faults.clear()
+            killed = True
+            rig.crashed()
+
+    rig.play(kill, reached)
+    # Its batch may be cut some time after the last step.
+    wait_until(reached, 0.0 if killed else 1.0)
+    kill("")
+    faults.clear()
+    return killed
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.takes(20)
+def test_cut_at_any_time(
+    rig: Rig, crash_server: EmbeddedServer, chance: random.Random, tally: Tally, cycles: int,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """By the server's end of its walsender, or on the way, in the midst of a block as likely as not."""
+    source = rig.twins.source
+    with Proxy(crash_server.socket_folder) as proxy:
+        rig.twins.streamed.options["conninfo"] = proxy.conninfo(source.database.conninfo)
+        rig.twins.start()
+        for _ in range(max(cycles // 3, 3)):
+            left = chance.randrange(20)
+
+            def cut(statement: str) -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    time.sleep(chance.uniform(0, 0.2))
+                    _cut(rig, proxy if chance.random() < 0.5 else None)
+                    tally.add(LEVEL, None, Kind.CUT)
+                    rig.crashed()
+
+            rig.play(cut)
+        rig.check()
+    assert "received after their commits" not in capfd.readouterr().err
+
+
+def _cut(rig: Rig, proxy: Proxy | None) -> None:
+    """The receiver says so, and ends. Between two connections it has none to lose."""
+    source, receiver, slot = rig.twins.source, rig.twins.streamed.receiver, rig.twins.streamed.log.identity.slot
+    assert receiver is not None
+
+    def lost() -> bool:
+        if proxy is not None:
+            proxy.cut()
+        else:
+            source.conn.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", [slot]
+            )
+        return wait_until(lambda: not receiver.alive, 1.0)
+
+    assert wait_until(lost, SECONDS)
+    with pytest.raises(SourceUnavailable):
+        until_event(receiver, "arrived")

@@ -1,0 +1,439 @@
+"""From frames to the log without a server: what counts of transactions in progress, wherever it was when they ended."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.endpos import Endpos
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.log.batch import BatchWriter, PendingBatch
+from pgcdc_assets.log.framerun import FrameRun
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.blocks import Block, Dropped
+from pgcdc_assets.log.receive.choice import Choice
+from pgcdc_assets.log.receive.intake import Intake, Part, StreamEnded, StreamUnsure, Taken, described
+from pgcdc_assets.log.relations import Overlay, Relations
+from pgcdc_assets.log.rows import Tally, TransactionEnd, rows_in_progress
+from pgcdc_assets.log.segment import read_rows
+from pgcdc_assets.log.spill import SPILL, SpillFolder
+from pgcdc_assets.log.spool import SpooledSegment, StreamEnd
+from pgcdc_assets.log.transactions import OpenBlock
+from pgcdc_assets.protocol.decode import decode
+from pgcdc_assets.protocol.layouts import EPOCH
+from pgcdc_assets.protocol.messages import (
+    AnyMessage,
+    Insert,
+    LogicalMessage,
+    Relation,
+    RelationColumn,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+)
+from pgcdc_assets.protocol.shape import RelationFacts
+from pgcdc_assets.store.local import path_of
+from tests.log.savepoints import DESCRIPTION, RELATION, StreamingServer
+from tests.log.streams import frame, insert, relation, run_of
+from tests.protocol import wire
+
+START = Lsn(900)
+FACTS = RelationFacts(None)
+TOP, SUB, OTHER = 700, 701, 702
+
+
+def intake(relations: Relations, position: Lsn) -> Intake:
+    return Intake(lambda asked: {described(one): FACTS for one in asked}, relations, position, choice=Choice(["*"]))
+
+
+class Receiving:
+    """The receiver without a connection and without a second thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = ChangeLog(Layout.of(folder))
+        identity = Identity("1", "d", "s")
+        self.log.create(identity, START, 1)
+        self.intake = intake(relations := Relations(), START)
+        self.pending = PendingBatch()
+        self.writer = BatchWriter(self.log.path, identity, 1, relations)
+
+    def take(self, frames: list[bytes]) -> None:
+        for part in self.intake.take(run_of(frames, self.intake.sequence), parallel=True):
+            self._pend(part)
+
+    def _pend(self, part: Part) -> None:
+        match part:
+            case Taken(run, whole, after):
+                self.pending.receive(run, whole, after, 1.0)
+            case Block(xid, overlay, frames, origin):
+                self.pending.streams.add(xid, overlay, frames, origin)
+            case StreamEnded(xid, end, commit):
+                self.pending.end(xid, end, commit, 1.0)
+            case Dropped(xid):
+                if (stream := self.pending.streams.pop(xid)) is not None:
+                    self.writer.drop(stream)
+
+    def spool(self) -> None:
+        if self.pending.streams.size:
+            stream = self.pending.streams.largest
+            self.writer.spool(stream.take(), stream)
+
+    def stage(self) -> None:
+        if self.pending.closed_in_memory:
+            frames, ended, staged = self.pending.stage_closed()
+            self.writer.stage(frames, staged, ended)
+
+    def cut(self) -> None:
+        if self.pending.since is not None:
+            closed, ended, staged = self.pending.take_closed()
+            self.writer.commit(closed, staged, self.intake.boundary, ended)
+
+    def content(self) -> dict[int, list[AnyMessage]]:
+        """The changes of each transaction in the log, whose rows end with its Commit's."""
+        rows = [row for segment in self.log.all_segments() for row in read_rows(segment.file).to_pylist()]
+        found: defaultdict[int, list[AnyMessage]] = defaultdict(list)
+        for row in sorted((row for row in rows if row["commit_lsn"]), key=lambda row: row["tx_ordinal"]):
+            found[row["commit_lsn"]].append(decode(row["payload"]))
+        return {commit_lsn: _without_commit(changes) for commit_lsn, changes in found.items()}
+
+    @property
+    def spooled(self) -> list[Path]:
+        return list(path_of(self.log.path / SPILL).iterdir())
+
+
+def _without_commit(changes: list[AnyMessage]) -> list[AnyMessage]:
+    assert [type(change).__name__ for change in changes].index("Commit") == len(changes) - 1
+    return changes[:-1]
+
+
+def block(*changes: tuple[int, AnyMessage], first: bool = True, top: int = TOP) -> list[bytes]:
+    """A block of one transaction; its first one describes the table."""
+    described = [(top, DESCRIPTION)] if first else []
+    inside = [wire.within(wire.message(change), xid) for xid, change in (*described, *changes)]
+    return [frame(payload, 1000 + number) for number, payload in enumerate(
+        [wire.message(StreamStart(top, first)), *inside, wire.message(StreamStop())]
+    )]  # fmt: skip
+
+
+def row(number: int) -> AnyMessage:
+    return Insert(RELATION, (str(number),))
+
+
+def abort(subxid: int, top: int = TOP) -> list[bytes]:
+    return [frame(wire.message(StreamAbort(top, subxid, Lsn(2000), EPOCH)), 2000)]
+
+
+def commit(commit_lsn: int = 3000, top: int = TOP) -> list[bytes]:
+    return [frame(wire.message(StreamCommit(top, 0, Lsn(commit_lsn), Lsn(commit_lsn + 8), EPOCH)), commit_lsn + 8)]
+
+
+@pytest.fixture
+def receiving(tmp_path: Path) -> Receiving:
+    return Receiving(tmp_path / "lake")
+
+
+STEPS = st.tuples(
+    st.sampled_from([
+        "insert", "insert", "insert", "savepoint", "release", "rollback_to", "stream", "stream", "commit", "whole",
+        "rollback",
+    ]),
+    st.integers(0, 2),
+    st.integers(0, 3),
+)  # fmt: skip
+WORKS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["spool", "spool", "stage", "cut"])), max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, min_size=15, max_size=60), WORKS, st.booleans())
+def test_the_log_holds_what_was_committed(
+    steps: list[tuple[str, int, int]], works: list[tuple[int, str]], finished: bool
+) -> None:
+    """Whatever was spooled, staged or in memory when it was rolled back or committed; each batch says what it holds."""
+    server = StreamingServer()
+    for step, session, depth in steps:
+        if step == "rollback_to":
+            server.rollback_to(session, depth)
+        else:
+            getattr(server, step)(session)
+    if finished:
+        server.finish()
+    with TemporaryDirectory() as folder:
+        receiving = Receiving(Path(folder) / "lake")
+        at = sorted((place % (len(server.frames) + 1), work) for place, work in works)
+        edges = [(0, ""), *at, (len(server.frames), "cut")]
+        for (start, _), (end, work) in itertools.pairwise(edges):
+            if start < end:
+                receiving.take(server.frames[start:end])
+            getattr(receiving, work)()
+        assert receiving.content() == {lsn: changes for lsn, changes in server.committed.items() if changes}
+        position = receiving.log.position()
+        for batch in receiving.log.verify(LsnRange(START, position)):
+            held = [lsn for lsn, changes in server.committed.items() if changes and batch.start <= lsn < batch.end]
+            assert (batch.transactions, batch.last_xid) == (len(held), server.xids[max(held)])
+        for left in set(server.open()):
+            for dropped in abort(left, left):
+                receiving.take([dropped])
+        assert receiving.spooled == []
+
+
+def test_rows_that_were_rolled_back_are_neither_written_nor_counted(receiving: Receiving) -> None:
+    """In memory they are left out; in a file they stand, and its tags say that they do not count."""
+    receiving.take(block((TOP, row(1)), (SUB, row(2)), (OTHER, row(3))))
+    receiving.spool()
+    receiving.take(block((SUB, row(4)), (TOP, row(5)), first=False) + abort(SUB) + commit())
+    receiving.cut()
+    assert receiving.content() == {3000: [row(1), row(3), row(5)]}
+    (batch,) = receiving.log.verify(LsnRange(START, receiving.log.position()))
+    assert (batch.counts, batch.others) == ({RELATION: {"I": 3}}, {"C": 1})
+    late = [segment for segment in receiving.log.all_segments() if segment.late is not None]
+    assert [(segment.rows, segment.late.aborted) for segment in late if segment.late] == [(3, (SUB,))]
+    stored = [row for segment in receiving.log.all_segments() if segment.late is None
+              for row in read_rows(segment.file).to_pylist() if row["kind"] == "I"]  # fmt: skip
+    assert [decode(stored_row["payload"]) for stored_row in stored] == [row(5)]
+
+
+@pytest.mark.parametrize("work", ["spool", "stage", ""])
+def test_a_transaction_of_which_nothing_is_left_leaves_nothing(receiving: Receiving, work: str) -> None:
+    """A rollback to its first savepoint took all: no Commit, no file, no batch."""
+    receiving.take(block((SUB, row(1)), (OTHER, row(2))))
+    if work == "spool":
+        receiving.spool()
+        assert len(receiving.spooled) == 1
+    receiving.take(abort(SUB) + abort(OTHER) + commit())
+    if work == "stage":
+        receiving.stage()
+    receiving.cut()
+    assert receiving.content() == {}
+    assert receiving.log.batches(START) == []
+    assert receiving.spooled == []
+    assert receiving.log.position() == 3008
+
+
+def test_a_whole_rollback_drops_its_files_at_once(receiving: Receiving) -> None:
+    receiving.take(block((TOP, row(1)), (SUB, row(2))))
+    receiving.spool()
+    assert len(receiving.spooled) == 1
+    receiving.take(abort(SUB))
+    assert len(receiving.spooled) == 1
+    receiving.take(abort(TOP))
+    assert receiving.spooled == []
+    assert len(receiving.intake.in_progress) == 0
+
+
+def test_a_first_block_that_comes_again_voids_the_ones_before(receiving: Receiving) -> None:
+    receiving.take(block((TOP, row(1))))
+    receiving.spool()
+    receiving.take(block((TOP, row(1)), (TOP, row(2))))
+    assert receiving.spooled == []
+    receiving.take(commit())
+    receiving.cut()
+    assert receiving.content() == {3000: [row(1), row(2)]}
+
+
+def test_what_the_log_has_is_not_taken_again(tmp_path: Path) -> None:
+    receiving = Receiving(tmp_path / "lake")
+    receiving.writer.advance(Lsn(3008))
+    receiving.intake = intake(Relations(), Lsn(3008))
+    receiving.take(block((TOP, row(1))))
+    receiving.spool()
+    receiving.take(commit())
+    assert receiving.pending.since is None
+    assert receiving.spooled == []
+    receiving.take(block((OTHER, row(2)), top=OTHER) + commit(3008, OTHER))
+    assert receiving.pending.since is not None
+
+
+@pytest.mark.parametrize(("goal", "taken", "boundary"), [
+    (2999, False, START), (3000, False, 3000), (3004, False, 3000), (3007, False, 3000), (3008, True, 3008),
+    (3009, True, 3008),
+])  # fmt: skip
+def test_a_goal_around_a_commit(receiving: Receiving, goal: int, taken: bool, boundary: int) -> None:
+    """In the midst of its commit record lies no boundary: the transaction belongs to the next run."""
+    receiving.intake.goal = Endpos(Lsn(goal), wal_writer_delay=0.2)
+    receiving.take(block((TOP, row(1))))
+    receiving.spool()
+    receiving.take(commit())
+    receiving.take(block((OTHER, row(2)), top=OTHER) + commit(4000, OTHER))
+    assert (receiving.pending.since is not None) == taken
+    assert receiving.intake.boundary == boundary
+    assert receiving.intake.arrived
+    receiving.cut()
+    assert receiving.content() == ({3000: [row(1)]} if taken else {})
+
+
+def test_a_message_that_may_have_been_rolled_back_is_not_taken(receiving: Receiving) -> None:
+    """Nor is one of a transaction that the log has, or does not want yet, in doubt."""
+    emitted = LogicalMessage(True, Lsn(1), "p", b"content")
+    receiving.take(block((TOP, emitted), (SUB, row(1))) + abort(SUB))
+    with pytest.raises(StreamUnsure) as unsure:
+        receiving.take(commit())
+    assert unsure.value.end_lsn == 3008
+    receiving.take(block((OTHER, emitted), top=OTHER) + abort(SUB, OTHER))
+    receiving.intake.goal = Endpos(Lsn(3500), wal_writer_delay=0.2)
+    receiving.take(commit(4000, OTHER))
+    assert receiving.intake.arrived
+
+
+# Relations ------------------------------------------------------------------------------------------
+
+
+def column(name: str) -> tuple[Relation, bytes]:
+    payload = relation(7, "t", name)
+    found = decode(payload)
+    assert isinstance(found, Relation)
+    return found, payload
+
+
+def in_force(relations: Relations | Overlay, sequence: int, relation_id: int = 7) -> int:
+    return int(relations.schema_ids(np.array([relation_id]), np.array([sequence]))[0])
+
+
+def test_an_overlay_is_for_its_own_transaction_until_it_commits() -> None:
+    relations, overlay = Relations(), Overlay()
+    before = relations.see(*column("c"), FACTS, 1).schema_id
+    overlay.see(*column("new"), 5)
+    assert in_force(relations, 9) == before
+    assert in_force(overlay, 5) == 0
+    final = overlay.promote(relations, [FACTS], 10)
+    assert in_force(relations, 9) == before
+    assert in_force(relations, 10) == final[0] != before
+    with pytest.raises(ProtocolError):
+        in_force(Overlay(), 5)
+
+
+def test_what_others_were_told_later_stays_in_force() -> None:
+    """The transaction saw the table under a savepoint, and gave its lock back with it; then another altered it."""
+    relations, overlay = Relations(), Overlay()
+    overlay.see(*column("old"), 5)
+    altered = relations.see(*column("altered"), FACTS, 7).schema_id
+    final = overlay.promote(relations, [FACTS], 10)
+    assert in_force(relations, 11) == altered
+    assert relations.record(final[0]).payload == column("old")[1]
+
+
+def test_two_overlays_by_the_order_in_which_they_were_told() -> None:
+    """Not by that of their commits alone: the server takes for told what it told last."""
+    relations, one, other = Relations(), Overlay(), Overlay()
+    one.see(*column("one"), 5)
+    other.see(*column("other"), 6)
+    final = other.promote(relations, [FACTS], 10)
+    one.promote(relations, [FACTS], 12)
+    assert in_force(relations, 13) == final[0]
+
+
+def test_ids_of_versions_that_come_again() -> None:
+    """A structure that was rolled back: the one before it comes again, and has the id that it had."""
+    overlay, relations = Overlay(), Relations()
+    for sequence, name in enumerate(["c", "rolled back", "c"]):
+        overlay.see(*column(name), 10 * sequence)
+    assert [in_force(overlay, sequence) for sequence in (5, 15, 25)] == [0, 1, 0]
+    assert [one.columns[0].name for one in overlay.relations] == ["c", "rolled back"]
+    final = overlay.promote(relations, [FACTS, FACTS], 40)
+    assert in_force(relations, 41) == final[0]
+
+
+def test_a_relation_within_a_block_is_not_the_others(receiving: Receiving) -> None:
+    """Whole transactions between the blocks keep theirs, though it was told before."""
+    base = StreamingServer()
+    base.whole(0)
+    receiving.take(base.frames)
+    new = Relation(RELATION, "public", "t", "d", (*DESCRIPTION.columns, RelationColumn(False, "w", 23, -1)))
+    receiving.take(block((TOP, new), (TOP, Insert(RELATION, ("1", "2")))))
+    begun = len(base.frames)
+    base.whole(0)
+    # The server has told of the table already.
+    receiving.take([sent for sent in base.frames[begun:] if sent[25:26] != b"R"])
+    receiving.take(commit(5000))
+    receiving.cut()
+    shapes = receiving.log.shapes(LsnRange(START, receiving.log.position()))
+    rows = [row for segment in receiving.log.all_segments() for row in read_rows(segment.file).to_pylist()
+            if row["kind"] == "I"]  # fmt: skip
+    widths = {row["commit_lsn"]: len(shapes[row["schema_id"]].columns) for row in rows}
+    assert widths == {**dict.fromkeys(base.committed, 1), 5000: 2}
+
+
+# Files and counts -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SpillFolder:
+    return SpillFolder(Location.of(str(tmp_path / "log")))
+
+
+def spooled(folder: SpillFolder, *subxids: int) -> SpooledSegment:
+    overlay = Overlay()
+    overlay.see(*column("c"), 0)
+    run: FrameRun = run_of([frame(insert(7, str(subxid).encode())) for subxid in subxids], 1)
+    (segment,) = folder.spool(rows_in_progress(run, np.array(subxids), OpenBlock(TOP), overlay))
+    return segment
+
+
+def end(*aborted: int) -> StreamEnd:
+    return StreamEnd(3000, 5, np.array(sorted(aborted), dtype=np.int64), {0: 77})
+
+
+def test_a_file_knows_the_aborted_of_its_own(folder: SpillFolder) -> None:
+    """Those between its lowest and highest that it holds, and no others; it need not be read where there are none."""
+    segment = spooled(folder, 710, 712, 712, 714)
+    assert (segment.lowest, segment.highest, segment.tally.rows) == (710, 714, 4)
+    nothing: tuple[int, ...] = ()
+    for aborted, told, rows in (
+        (nothing, nothing, 4), ((709, 715), nothing, 4), ((711, 713), nothing, 4),
+        ((700, 712, 713, 714), (712, 714), 1),
+    ):  # fmt: skip
+        staged = segment.at(end(*aborted))
+        assert staged is not None
+        ((_, late),) = staged.files
+        assert late is not None
+        assert (late.aborted, late.schema_ids, late.commit_lsn) == (told, {0: 77}, 3000)
+        assert (staged.tally.rows, staged.tally.schema_ids) == (rows, {77})
+        assert staged.tally.transactions == 0
+
+
+def test_a_file_of_aborted_rows_alone_counts_for_nothing(folder: SpillFolder) -> None:
+    assert spooled(folder, 710, 711).at(end(709, 710, 711)) is None
+
+
+def test_first_and_last_are_by_the_order_of_commits() -> None:
+    """Segments of streamed and of whole transactions are counted in no order."""
+    total = Tally()
+    for lsn in (30, 10, 20):
+        total.add(Tally(transactions=1, first=TransactionEnd(lsn, lsn, lsn), last=TransactionEnd(lsn + 5, lsn + 5, 0)))
+    total.add(Tally())
+    assert (total.first, total.last) == (TransactionEnd(10, 10, 10), TransactionEnd(35, 35, 0))
+    assert total.transactions == 3
+
+
+def test_sizes_of_what_is_held(receiving: Receiving) -> None:
+    """Bytes in memory are those of streams and of what has ended; what is in files counts for the batch alone."""
+    pending = receiving.pending
+    receiving.take(block((TOP, row(1))))
+    size = pending.streams.size
+    assert pending.in_memory == size > 0
+    assert pending.closed_size == 0
+    receiving.spool()
+    assert pending.in_memory == 0
+    receiving.take(block((TOP, row(2)), first=False) + commit())
+    assert pending.streams.size == 0
+    assert pending.in_memory == pending.closed_in_memory > 0
+    assert pending.closed_size == size + pending.in_memory
+    closed = pending.closed_size
+    receiving.stage()
+    assert pending.in_memory == 0
+    assert pending.closed_size == closed
+    receiving.cut()
+    assert pending.closed_size == 0
+    assert receiving.content() == {3000: [row(1), row(2)]}
