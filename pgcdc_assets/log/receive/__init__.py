@@ -9,7 +9,8 @@ orders      as they are taken                  connections one after the other
 fallback    whether the next one may stream
 
 describe    what the catalog says of relations
-receiver    the loop                       intake      what frames mean for the positions
+receiver    the loop                       writing     its other thread
+intake      what frames mean for the positions
 blocks      of transactions in progress    announce    which there are, for `status`
 choice      which frames the settings ask for
 overlap     what the server sends again is what the lake holds

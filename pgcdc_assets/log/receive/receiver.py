@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +30,7 @@ from pgcdc_assets.log.receive.describe import CatalogFacts
 from pgcdc_assets.log.receive.intake import Intake, Part, StreamEnded, Taken
 from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName, SpooledFile
 from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.log.receive.writing import Done, WritingThread
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.spool import SpooledStream
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
@@ -47,9 +46,6 @@ enough that a Unix socket's buffer, some 300 small messages, does not fill meanw
 _IDLE_SECONDS = 0.1
 PROGRESS_SECONDS = 1.0
 """Between status updates while positions move: pg_stat_replication then shows nothing older."""
-_BUSY_SECONDS = 0.3
-"""Between status updates while nothing is read, because the writing thread is behind. A request for a status, which a
-server sends at half of its timeout, may lie in what is not read yet."""
 _TOLD_RELATIONS = 100
 """Of a transaction that touches more tables than that, nothing is derived before its commit: to ask the catalog for
 them at each segment would cost more than it saves."""
@@ -113,8 +109,7 @@ class Receiver:
             CatalogFacts(conn, publications, limits.relations_at_once, self._send_due_status),
             relations, writer.position, overlap, choice,
         )  # fmt: skip
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
-        self._job: Future[Committed | SpooledStream | None] | None = None
+        self._writing = WritingThread(self._take_done, self._send_status)
         self._planned = writer.position
         self._goal: Endpos | None = None
         self._marks: list[Lsn] = []
@@ -169,7 +164,7 @@ class Receiver:
             self._finish()
             return self._reported.flush
         finally:
-            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._writing.close()
 
     def _receive(self) -> bool:
         """Take what has arrived, up to one run; returns whether the stream is quiet."""
@@ -183,7 +178,7 @@ class Receiver:
                     break
                 continue
             if not frames.held:
-                self._stream.wait(self._limits.linger_seconds if self._job else _IDLE_SECONDS)
+                self._stream.wait(self._limits.linger_seconds if self._writing.busy else _IDLE_SECONDS)
                 self._silence.listened()
                 return True
             time.sleep(_GATHER_SECONDS)
@@ -228,7 +223,7 @@ class Receiver:
             case Dropped(xid):
                 stream = self._pending.streams.pop(xid)
                 if stream is not None and stream.spooled_size:
-                    self._submit(partial(self._writer.drop, stream))
+                    self._writing.submit(partial(self._writer.drop, stream))
                     self._report(Event(EventName.DROPPED, self._reported.flush, xid=xid))
 
     def _keepalive(self, frame: bytes) -> None:
@@ -249,10 +244,10 @@ class Receiver:
         """Do what is due between two runs of frames."""
         self._orders(self)
         self._announce(self._intake.in_progress)
-        self._collect(0)
+        self._writing.collect()
         now = time.monotonic()
         self._reach_marks()
-        if self._job is None:
+        if not self._writing.busy:
             self._cut_if_due(now)
         self._tell_marks()
         moved = self._intake.boundary > self._reported.write
@@ -290,9 +285,9 @@ class Receiver:
         end = self._intake.boundary
         if self._pending.since is not None:
             closed, ended, staged = self._pending.take_closed()
-            self._submit(lambda: self._writer.commit(closed, staged, end, ended))
+            self._writing.submit(lambda: self._writer.commit(closed, staged, end, ended))
         elif end > self._planned:
-            self._submit(lambda: self._writer.advance(end))
+            self._writing.submit(lambda: self._writer.advance(end))
         self._planned = max(self._planned, end)
 
     def _write_ahead(self) -> None:
@@ -303,34 +298,16 @@ class Receiver:
                 self._cut()
             else:
                 frames, ended, staged = pending.stage_closed()
-                self._submit(partial(self._writer.stage, frames, staged, ended))
+                self._writing.submit(partial(self._writer.stage, frames, staged, ended))
         if state is not None and pending.open.size >= self._limits.segment_bytes // 2:
             opened, spilled = pending.spill_open(state)
-            self._submit(partial(self._writer.stage, opened, spilled))
+            self._writing.submit(partial(self._writer.stage, opened, spilled))
         while pending.streams.size >= self._limits.segment_bytes // 2:
             stream = pending.streams.largest
             blocks = stream.take()
-            self._submit(partial(self._writer.spool, blocks, stream))
+            self._writing.submit(partial(self._writer.spool, blocks, stream))
 
-    def _submit(self, job: Callable[[], Committed | SpooledStream | None]) -> None:
-        self._let_finish()
-        self._job = self._thread.submit(job)
-
-    def _let_finish(self) -> None:
-        """Wait for the writing thread, however slow the disk is: the server hears of us meanwhile."""
-        while self._job is not None:
-            self._collect(_BUSY_SECONDS)
-            if self._job is not None:
-                self._send_status()
-
-    def _collect(self, seconds: float) -> None:
-        """Take the writing thread's result, if it comes in time; raises what it raised."""
-        if self._job is None:
-            return
-        wait_for([self._job], timeout=seconds)
-        if not self._job.done():
-            return
-        done, self._job = self._job.result(), None
+    def _take_done(self, done: Done) -> None:
         if isinstance(done, SpooledStream):
             self._tell_spooled(done)
         elif done is not None:
@@ -379,7 +356,7 @@ class Receiver:
         """Make all complete transactions durable, confirm them, and report the position."""
         self._reach_marks()
         self._cut()
-        self._let_finish()
+        self._writing.finish()
         self._writer.drop_spill()
         self._tell_marks()
         self._send_status()
