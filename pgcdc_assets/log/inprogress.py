@@ -33,11 +33,19 @@ class StreamedTransaction:
     """Of aborted ones too: the ``tx_ordinal`` of the next change."""
     bytes: int = 0
     origin: str | None = None
+    first: Lsn | None = None
+    """Of the first change that came."""
     messages: int = 0
     """Logical messages among the changes."""
     ambiguous: bool = False
     """A logical message names the top transaction, whichever subtransaction emitted it. So once a subtransaction that
     may have is rolled back, it cannot be told whether the message counts."""
+
+    @property
+    def origin_told(self) -> bool:
+        """Whether a transaction that names no origin has none. PostgreSQL takes it from the first thing that it decodes
+        for a block, at the block's LSN: where that is the trace of a change of the catalog, it has no origin."""
+        return self.origin is not None or self.first == self.lsn
 
 
 class TransactionsInProgress:
@@ -84,13 +92,17 @@ class TransactionsInProgress:
         self._open[message.xid] = StreamedTransaction(message.xid, lsn, now)
         return void
 
-    def add(self, xid: int, *, changes: int, size: int, messages: int = 0, origin: str | None = None) -> None:
-        """This came in a block of the transaction."""
+    def add(
+        self, xid: int, *, changes: int, size: int, messages: int = 0, origin: str | None = None,
+        first: Lsn | None = None,
+    ) -> None:  # fmt: skip
+        """This came in a block of the transaction; ``first``: where its first change stands."""
         transaction = self._open[xid]
         transaction.changes += changes
         transaction.bytes += size
         transaction.messages += messages
         transaction.origin = origin or transaction.origin
+        transaction.first = first if transaction.first is None else transaction.first
 
     def abort(self, message: StreamAbort) -> StreamedTransaction | None:
         """A rollback. Returns the transaction where nothing is left of it."""

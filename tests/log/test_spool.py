@@ -287,6 +287,22 @@ def test_a_message_that_may_have_been_rolled_back_is_not_taken(receiving: Receiv
     assert receiving.intake.arrived
 
 
+@pytest.mark.parametrize("origins", [True, False])
+def test_an_origin_that_may_not_have_been_told_is_asked_for(receiving: Receiving, origins: bool) -> None:
+    """Where the first change does not stand where the block begins, and the source knows origins at all."""
+    receiving.intake._origins = lambda: origins
+    told = block((TOP, row(1)))
+    start, description, change, stop = (sent[25:] for sent in told)
+    receiving.take([frame(start, 1000), frame(description, 0), frame(change, 1000), frame(stop, 1000), *commit()])
+    assert receiving.pending.since is not None
+    receiving.take([frame(start, 1000), frame(description, 0), frame(change, 1001), frame(stop, 1001)])
+    if origins:
+        with pytest.raises(StreamUnsure):
+            receiving.take(commit(4000))
+    else:
+        receiving.take(commit(4000))
+
+
 # Relations ------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import pytest
 from pgcdc_assets.demo.server import EmbeddedServer
 from tests.fix_postgres import fresh_database
 from tests.log.conftest import Source, eventually, rows
+from tests.log.received_twice import little_memory, many
 
 
 @pytest.fixture
@@ -118,3 +119,20 @@ def test_two_that_replicate_to_each_other_bring_each_change_once(
         assert [[row["kind"] for row in rows(log)] for log in logs] == [["I", "C"], ["I", "C"]]
         assert b"one" in rows(logs[0], "kind = 'I'")[0]["payload"]
         assert b"two" in rows(logs[1], "kind = 'I'")[0]["payload"]
+
+
+@pytest.mark.versions(14, 18)
+@pytest.mark.parametrize("structure", ["SELECT 1", "CREATE TEMP TABLE t ()"])
+def test_none_leaves_out_what_is_streamed(source: Source, structure: str) -> None:
+    """A stream does not name the origin of a transaction that begins with a change of the catalog."""
+    name = f"o_{source.database.name}"
+    little_memory(source)
+    log = source.log()
+    for first, setup in ((1, f"SELECT pg_replication_origin_session_setup('{name}')"),
+                         (10_001, "SELECT pg_replication_origin_session_reset()")):  # fmt: skip
+        source.run(setup, "BEGIN", structure, many(first), many(first + 1000), "COMMIT", "DISCARD TEMP")
+    source.receive(log, source.lsn(), origin="none")
+    changes = rows(log, "kind = 'I'")
+    assert len(changes) == 800
+    assert {row["origin"] for row in changes} == {None}
+    assert b"10001" in changes[0]["payload"]

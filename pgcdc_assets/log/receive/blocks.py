@@ -69,6 +69,8 @@ class Blocks:
     def _content(self, xid: int, run: FrameRun, subxid: Ints) -> Block:
         overlay = self._overlays[xid]
         origin = origin_in(run) or self.transactions[xid].origin
+        came = np.flatnonzero(IS_CHANGE[run.kinds])
+        first = run.lsn(int(came[0])) if len(came) else None
         gone = self._choice.unwanted(run, foreign=origin is not None)
         if gone.any():
             run, subxid = run.without(gone), subxid[~gone]
@@ -79,7 +81,7 @@ class Blocks:
             elif isinstance(message, Type):
                 overlay.see_type(message.type_oid, run.payload(index))
         changes, messages = int(IS_CHANGE[run.kinds].sum()), len(run.at(MessageKind.MESSAGE))
-        self.transactions.add(xid, changes=changes, size=run.size, messages=messages, origin=origin)
+        self.transactions.add(xid, changes=changes, size=run.size, messages=messages, origin=origin, first=first)
         return Block(xid, overlay, BlockFrames(run, subxid), origin)
 
     def aborts(self, run: FrameRun) -> Ints:

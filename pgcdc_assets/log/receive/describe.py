@@ -35,3 +35,9 @@ class CatalogFacts:
             asked = [one for one in asked if one not in found]
             self._between()
         return found
+
+
+def knows_origins(conn: psycopg.Connection[Any]) -> bool:
+    """Whether any transaction of the source may have an origin: one that is used has been created before."""
+    row = conn.execute("SELECT EXISTS (SELECT FROM pg_replication_origin)").fetchone()
+    return row is not None and bool(row[0])

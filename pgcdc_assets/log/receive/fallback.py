@@ -3,7 +3,8 @@
 Whole transactions come right where a stream does not. All versions of PostgreSQL from 14 to 18 fail to decode some
 transactions while they are in progress ("could not map filenode", after a TRUNCATE that was rolled back to a
 savepoint), at each connect anew, while they decode them after their commit. And of a logical message that was emitted
-in such a transaction, PostgreSQL does not say whether it was rolled back with a savepoint.
+in such a transaction, PostgreSQL does not say whether it was rolled back with a savepoint; nor of a transaction that
+begins with a change of the catalog, whether it has an origin.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ Part = Taken | Block | Dropped | StreamEnded
 
 
 class StreamUnsure(Exception):
-    """A transaction in progress has committed, and what came does not say which of its messages count. As a whole it
-    says so: the stream has to begin anew with version 1, until ``end_lsn`` is passed."""
+    """A transaction in progress has committed, and what came does not say which of its messages count, or whether it
+    has an origin. As a whole it says so: the stream has to begin anew with version 1, until ``end_lsn`` is passed."""
 
     def __init__(self, end_lsn: Lsn) -> None:
         super().__init__()
@@ -82,9 +82,11 @@ class Intake:
 
     def __init__(
         self, describe: Describe, relations: Relations, transform_lsn: Lsn, overlap: Overlap | None = None,
-        choice: Choice | None = None,
+        choice: Choice | None = None, origins: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
+        """``origins``: whether the source knows any origin, as it is now."""
         self._describe = describe
+        self._origins = origins
         self._relations = relations
         self._transform_lsn = transform_lsn
         self._overlap = overlap
@@ -170,7 +172,7 @@ class Intake:
             if goal.allows(message.commit_lsn):
                 self.reached(message.commit_lsn)
             return Dropped(message.xid)
-        if transaction.ambiguous:
+        if transaction.ambiguous or (not transaction.origin_told and self._origins()):
             raise StreamUnsure(message.end_lsn)
         self.reached(message.end_lsn)
         aborted = np.array(sorted(transaction.aborted), dtype=np.int64)

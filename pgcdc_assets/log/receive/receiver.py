@@ -26,7 +26,7 @@ from pgcdc_assets.log.framerun import HEADER, FrameRun
 from pgcdc_assets.log.inprogress import TransactionsInProgress
 from pgcdc_assets.log.receive.blocks import Block, Dropped
 from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.describe import CatalogFacts
+from pgcdc_assets.log.receive.describe import CatalogFacts, knows_origins
 from pgcdc_assets.log.receive.intake import Intake, Part, StreamEnded, Taken
 from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName, SpooledFile
 from pgcdc_assets.log.receive.overlap import Overlap
@@ -107,7 +107,7 @@ class Receiver:
         self._pending = PendingBatch()
         self._intake = Intake(
             CatalogFacts(conn, publications, limits.relations_at_once, self._send_due_status),
-            relations, writer.position, overlap, choice,
+            relations, writer.position, overlap, choice, partial(knows_origins, conn),
         )  # fmt: skip
         self._writing = WritingThread(self._take_done, self._send_status)
         self._planned = writer.position
