@@ -66,7 +66,8 @@ class Layout:
 
     @property
     def staging(self) -> Location:
-        """Copies whose columns are to replace a mirror's, deleted after their commit."""
+        """Copies whose columns are to replace a mirror's, and what is derived of transactions in progress. Both go with
+        their commit."""
         return self.own / "copy"
 
     @property

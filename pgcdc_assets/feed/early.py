@@ -87,6 +87,8 @@ class _Early:
     schema_ids: Mapping[int, int]
     routes: Mapping[int, Route]
     future: Future[list[Derived]] = field(default_factory=Future)
+    commit_lsn: int | None = None
+    """None while the transaction is in progress."""
 
 
 class EarlyFeeds:
@@ -114,10 +116,20 @@ class EarlyFeeds:
         early.future = self._pool.submit(lambda: run_tasks(self._session(), derive, [task]))
         self._early[segment.name] = early
 
-    def dropped(self, xid: int | None) -> None:
-        """The transaction was rolled back; with None all that are open come again, from their beginnings."""
+    def ended(self, xid: int | None, commit_lsn: int | None) -> None:
+        """The transaction has committed there, or was rolled back; without xid, all that are open come again."""
         for name, early in list(self._early.items()):
             if xid is None or early.xid == xid:
+                if commit_lsn is None:
+                    self._discard(self._early.pop(name))
+                else:
+                    early.commit_lsn = commit_lsn
+
+    def passed(self, lsn: Lsn) -> None:
+        """All tables have taken what commits below: what was not taken until now never is, for it was rolled back to a
+        savepoint, or its table waits for a copy."""
+        for name, early in list(self._early.items()):
+            if early.commit_lsn is not None and early.commit_lsn < lsn:
                 self._discard(self._early.pop(name))
 
     def take(self, segment: Segment, turn: Derivation) -> Derived | None:
@@ -151,9 +163,9 @@ class EarlyFeeds:
         return replace(derived, files=files)
 
     def close(self) -> None:
-        """Leave nothing behind."""
-        self.dropped(None)
-        self._pool.shutdown(cancel_futures=True)
+        """Leave nothing behind. A task that is under way is not waited for: what it makes goes once it is done."""
+        self.ended(None, None)
+        self._pool.shutdown(wait=False, cancel_futures=True)
         storage.delete_folder(self._folder)
 
     def _discard(self, early: _Early) -> None:

@@ -19,14 +19,15 @@ class EarlyDerivation:
         self._stream = stream
         self._feeds = work.early = EarlyFeeds(work.session, work.layout.staging / uuid.uuid4().hex)
 
-    def go_on(self) -> None:
-        """Take in what the receiver has said since the last call."""
+    def go_on(self, *, paused: bool) -> None:
+        """Take in what the receiver has said since the last call. Nothing is derived for a run that is paused."""
         events, self._stream.in_progress = self._stream.in_progress, []
         for event in events:
-            if event.spooled is not None and event.xid is not None:
+            if event.spooled is None or event.xid is None:
+                self._feeds.ended(event.xid, event.commit_lsn)
+            elif not paused:
                 self._feeds.spooled(_segment(event, event.xid, event.spooled), self._work.progress.router)
-            else:
-                self._feeds.dropped(event.xid)
+        self._feeds.passed(self._work.progress.replay_lsn)
 
     def close(self) -> None:
         self._work.early = None

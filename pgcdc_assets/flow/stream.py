@@ -59,7 +59,7 @@ class LogStream:
     def _take(self, event: Event) -> None:
         if event.name == EventName.ARRIVED:
             self.arrived = True
-        if event.name in (EventName.SPOOLED, EventName.DROPPED):
+        if event.name in (EventName.SPOOLED, EventName.DROPPED, EventName.COMMITTED):
             self.in_progress.append(event)
         self.complete_to = max(self.complete_to, event.lsn)
         self.stream_aborts = max(self.stream_aborts, event.stream_aborts)

@@ -86,7 +86,7 @@ class Sync:
         """One pass of the loop; returns whether anything moved."""
         before, arrived = self._stream.complete_to, self._stream.arrived
         self._stream.take_events()
-        self._early.go_on()
+        self._early.go_on(paused=self._paused)
         moved = self._stream.complete_to > before
         self._heed_operator()
         if self._stream.arrived and not arrived:

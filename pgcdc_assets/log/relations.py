@@ -130,6 +130,8 @@ class Overlay(_Versions):
         """By Relation message; the place in it is the provisional id."""
         self._places: dict[bytes, int] = {}
         self._types: dict[int, bytes] = {}
+        self.locked = False
+        """Whether the catalog could not be asked about some of them before the commit, because of a lock."""
 
     def see_type(self, oid: int, payload: bytes) -> None:
         self._types[oid] = payload

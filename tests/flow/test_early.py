@@ -104,6 +104,9 @@ def test_a_segment_with_a_rollback_is_derived_again(rig: Rig, spy: Spy) -> None:
             other.execute("COMMIT")
         at = rig.flush()
         wait_for(lambda: newest(rig).replay_lsn >= at, what="the transaction in the mirror")
+        # A segment of which nothing is left is never asked for.
+        staging = path_of(rig.settings.layout.staging)
+        wait_for(lambda: not list(staging.rglob("*.parquet")), what="an empty folder")
     assert True in spy.taken
     rig.assert_equal()
 

@@ -45,6 +45,24 @@ def test_blocks_leave_what_whole_transactions_leave(twins: Twins) -> None:
     assert twins.streamed.reading.late > 2
 
 
+def test_a_locked_table_with_a_filter_stops_nothing(twins: Twins) -> None:
+    """Its filter cannot be read beside the lock. To derive before the commit takes that, to receive does not."""
+    source = twins.source
+    source.run("CREATE TABLE rf (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE rf WHERE (id > 0)")
+    receiver = twins.start()
+    with source.database.connect() as other:
+        other.execute(("BEGIN; TRUNCATE rf; " + many(1, 1000, "rf")).encode())
+        twins.flushed()
+        twins.until_spooled()
+        beside = source.run("INSERT INTO a VALUES (-1, 'beside')")
+        eventually(lambda: twins.streamed.log.position() >= beside)
+        other.execute("COMMIT")
+    receiver.until(source.run("INSERT INTO a VALUES (-2, 'after')"))
+    until_event(receiver, "arrived")
+    receiver.join(SECONDS)
+    assert kinds(twins.check()) == "ICT" + "I" * 1000 + "CIC"
+
+
 def history(source: Source) -> None:
     """Two large transactions beside each other and beside small ones, with all that ends in them."""
     with source.database.connect() as one, source.database.connect() as two:

@@ -97,6 +97,8 @@ class EventName(StrEnum):
     """A segment of a transaction in progress has been written; the log stands at ``lsn``."""
     DROPPED = "dropped"
     """A transaction in progress counts for nothing: ``xid``; without it, all of them are going to come again."""
+    COMMITTED = "committed"
+    """A transaction in progress has committed, at ``commit_lsn``: the log will hold it."""
     ARRIVED = "arrived"
     """The goal is reached, the log stands at the boundary ``lsn``, and the process ends."""
 
@@ -136,6 +138,7 @@ class Event:
     """How many the run has passed over so far (PostgreSQL 18); with a batch or position."""
     xid: int | None = None
     """Of a transaction in progress."""
+    commit_lsn: int | None = None
     spooled: SpooledFile | None = None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from pgcdc_assets.core.endpos import Endpos
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.reported import ReportedPositions
+from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
 from pgcdc_assets.log.framerun import HEADER, FrameRun
 from pgcdc_assets.log.inprogress import TransactionsInProgress
@@ -163,6 +165,12 @@ class Receiver:
                 self._round(idle)
             self._finish()
             return self._reported.flush
+        except BaseException:
+            self._writing.close()
+            with suppress(OSError):
+                # A disk that is full of it stays full otherwise.
+                self._writer.drop_spill()
+            raise
         finally:
             self._writing.close()
 
@@ -220,6 +228,7 @@ class Receiver:
                 self._pending.streams.add(xid, overlay, frames, origin)
             case StreamEnded(xid, end, commit):
                 self._pending.end(xid, end, commit, time.monotonic())
+                self._report(Event(EventName.COMMITTED, self._reported.flush, xid=xid, commit_lsn=end.commit_lsn))
             case Dropped(xid):
                 stream = self._pending.streams.pop(xid)
                 if stream is not None and stream.spooled_size:
@@ -315,10 +324,16 @@ class Receiver:
 
     def _tell_spooled(self, stream: SpooledStream) -> None:
         """What the parent needs to derive from these segments before the commit."""
-        payloads = stream.overlay.payloads
-        if len(payloads) > _TOLD_RELATIONS:
+        overlay = stream.overlay
+        payloads = overlay.payloads
+        if overlay.locked or len(payloads) > _TOLD_RELATIONS:
             return
-        facts = self._intake.facts(stream.overlay)
+        try:
+            facts = self._intake.facts(overlay)
+        except CopyBlocked:
+            # By this transaction itself, or somebody who waits for it. To derive before the commit is no must.
+            overlay.locked = True
+            return
         for segment in stream.segments:
             relations = {number: (payloads[number], facts[number].to_json()) for number in segment.tally.schema_ids}
             file = SpooledFile(segment.segment.draft.path, segment.segment.report.path, relations)

@@ -76,10 +76,12 @@ class PluginOptions:
                 do="set `two_phase` to false, or use PostgreSQL 15 or newer",
             )  # fmt: skip
         mode = Streaming.OFF
-        if streaming:
-            mode = Streaming.PARALLEL if newest >= _PARALLEL else Streaming.ON
         told = origins if version >= _ORIGIN_SINCE else Origins.ANY
-        proto_version = newest if streaming or two_phase else 1
+        # A stream tells the origin of a transaction's first change. A whole transaction tells that of its commit, which
+        # is the one that counts. So where the receiver filters by it, transactions come whole.
+        if streaming and told == origins:
+            mode = Streaming.PARALLEL if newest >= _PARALLEL else Streaming.ON
+        proto_version = newest if mode != Streaming.OFF or two_phase else 1
         return cls(proto_version, mode, told, two_phase, messages, filters_origins=origins != told)
 
     @property
