@@ -46,6 +46,7 @@ class ReplicationConnection(LibpqConnection):
     def __init__(self, connection: SourceConnection) -> None:
         super().__init__(connection)
         self._frames: FrameReader | None = None
+        self._little_memory = False
         self.parallel = False
         """Whether the stream that has been started is parallel; see :class:`PluginOptions`."""
 
@@ -82,8 +83,10 @@ class ReplicationConnection(LibpqConnection):
         given = ", ".join(f"{name} {literal(value)}" for name, value in options.given(publications).items())
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})"
         self.parallel = options.parallel
-        if options.streaming != Streaming.OFF:
+        if options.streaming != Streaming.OFF and not self._little_memory:
+            # Before the first attempt alone: of one that was refused libpq has not seen what the socket's reader read.
             self.execute(_LITTLE_MEMORY)
+            self._little_memory = True
         reader = self.socket()
         if reader is None:
             self._result(command, None)
