@@ -21,7 +21,7 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import LogWriter
-from pgcdc_assets.log.framerun import FRAME_BYTES, IS_CHANGE, FrameRun, joined
+from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, joined
 from pgcdc_assets.log.relations import RelationRecord, Relations
 from pgcdc_assets.log.rows import ABSENT, Rows, Tally, TransactionEnd, rows_of
 from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes
@@ -50,7 +50,7 @@ class PendingFrames:
 
     def append(self, run: FrameRun) -> None:
         self.runs.append(run)
-        self.size += run.size + FRAME_BYTES * len(run)
+        self.size += run.footprint
 
     def rows(self, relations: Relations) -> Rows:
         """The rows that these frames put into the log. The frames are released, so that their bytes exist only once."""

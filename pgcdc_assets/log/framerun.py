@@ -54,7 +54,7 @@ IS_CHANGE = _kinds(*CHANGES)
 """What ``tx_ordinal`` counts."""
 IS_CONTROL = _kinds(*(kind for kind in CONTENT if kind not in ROWS))
 """These messages are few, and are decoded one by one."""
-FRAME_BYTES = 64
+_FRAME_BYTES = 64
 """Charged per frame: with short rows the columns built over a segment weigh more than the messages."""
 
 
@@ -155,6 +155,11 @@ class FrameRun:
     @property
     def size(self) -> int:
         return int(self.lengths.sum())
+
+    @property
+    def footprint(self) -> int:
+        """Bytes of memory that the frames take, or will take as rows."""
+        return self.size + _FRAME_BYTES * len(self)
 
     def at(self, kind: MessageKind) -> Ints:
         """Which frames carry such a message."""

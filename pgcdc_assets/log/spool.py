@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Ints
-from pgcdc_assets.log.framerun import FRAME_BYTES, IS_CHANGE, FrameRun, joined
+from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, joined
 from pgcdc_assets.log.latefacts import SUBXID, LateFacts
 from pgcdc_assets.log.relations import Overlay
 from pgcdc_assets.log.rows import ABSENT, Rows, Tally, rows_in_progress, tally_of_table
@@ -144,7 +144,7 @@ class PendingStream:
         if not self.changes:
             pending.opening = replace(pending.opening, origin=origin)
         pending.blocks.append(frames)
-        pending.size += frames.run.size + FRAME_BYTES * len(frames.run)
+        pending.size += frames.run.footprint
         self.changes += int(IS_CHANGE[frames.run.kinds].sum())
 
     def take(self) -> PendingBlocks:

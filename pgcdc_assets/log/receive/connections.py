@@ -24,7 +24,7 @@ from pgcdc_assets.log.receive.receiver import Limits, Receiver
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.plainsession import open_source
-from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions
+from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions, Streaming
 from pgcdc_assets.source.slot.slotstatus import require_slot
 from pgcdc_assets.source.stream.catchup import begin
 from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
@@ -115,7 +115,7 @@ class Receiving:
             except StreamUnsure as unsure:
                 self._fallback.until(unsure.end_lsn)
             except SourceFailed as error:
-                if whole:
+                if options.streaming == Streaming.OFF:
                     raise
                 seconds = self._fallback.failed()
                 logger.warning("%s; transactions are received after their commits for %.0f s", error, seconds)
