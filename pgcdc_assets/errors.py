@@ -147,6 +147,10 @@ class SlotAhead(PgcdcError):
     """``confirmed_flush_lsn`` is above ``transform_lsn``: changes between the two are gone."""
 
 
+class PreparedLost(PgcdcError):
+    """A prepared transaction commits whose content is not in the lake, and never comes again."""
+
+
 class IdentityMismatch(PgcdcError):
     """Another system, database, slot or timeline stands under the name that the log belongs to."""
 

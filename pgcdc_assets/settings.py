@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic_settings
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -88,6 +88,9 @@ class Settings(BaseSettings):
     streaming: Literal["auto", "off"] = "auto"
     """``auto``: transactions are received while they are in progress, as far as the server can; ``off``: each after its
     commit."""
+    two_phase: bool = False
+    """Whether prepared transactions are received at their PREPARE, by a slot that is made with ``two_phase``. They
+    become readable with their COMMIT PREPARED, as without."""
     spark: dict[str, str] = Field(default_factory=lambda: {"master": "local[*]"})
     """``master``, and any ``spark.*`` setting."""
     range_bytes: Size = 256 << 20
@@ -184,6 +187,13 @@ class Settings(BaseSettings):
         if value not in ("auto", "off"):
             raise ValueError(f"{value!r} is neither `auto` nor `off`")
         return value
+
+    @model_validator(mode="after")
+    def _two_phase_streams(self) -> Self:
+        if self.two_phase and not self.replication_connections:
+            # A copy of the slot, which is what ordinary sessions read, has no two_phase.
+            raise ValueError("`two_phase` needs `replication_connections: true`")
+        return self
 
     @classmethod
     def load(cls) -> Self:

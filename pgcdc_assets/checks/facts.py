@@ -133,6 +133,8 @@ class Facts:
     untaken: Sequence[UntakenFacts] = ()
     messages: MessageFacts | None = None
     """None where they are not asked for."""
+    two_phase: bool = False
+    """The setting."""
 
 
 def span(of: timedelta) -> str:

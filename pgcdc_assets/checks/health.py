@@ -92,8 +92,12 @@ def _slot(facts: Facts) -> Iterator[Problem]:
             thing, f"is of plugin {slot.plugin}, database {slot.database}; ours would be of {PLUGIN}, "
             f"{slot.connected_to}", "choose another name in the setting `slot`",
         )  # fmt: skip
-    if slot.two_phase:
-        yield _error(thing, "has two_phase on: contents would come at PREPARE and never again", COPY_ANEW)
+    if bool(slot.two_phase) != facts.two_phase:
+        made = "with" if slot.two_phase else "without"
+        yield _error(
+            thing, f"was made {made} two_phase, and the setting `two_phase` is {str(facts.two_phase).lower()}",
+            f"set it to {str(bool(slot.two_phase)).lower()}, or choose another name in the setting `slot`",
+        )  # fmt: skip
     if slot.synced:
         yield _error(
             thing, "is a copy of a primary's slot, and cannot be read before this standby is promoted",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -29,6 +29,8 @@ from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import LakeError, PgcdcError, SettingsError, SourceUnavailable, WrongSource
 from pgcdc_assets.flow import outcomes
 from pgcdc_assets.flow.outcomes import Outcome
+from pgcdc_assets.log.prepared import PreparedTransaction
+from pgcdc_assets.log.preparedfolder import PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.announce import Announcement, announced
 from pgcdc_assets.points.points import ConsistentPoints
@@ -61,6 +63,8 @@ class Status:
     """The outcome of the last operation of each kind."""
     in_progress: Announcement | None = None
     """Transactions of which a running receiver holds a part."""
+    prepared: tuple[PreparedTransaction, ...] = ()
+    """Those whose content the lake keeps until their COMMIT PREPARED or ROLLBACK PREPARED, oldest first."""
 
     @property
     def ok(self) -> bool:
@@ -75,6 +79,7 @@ class Status:
             "replay_lsn": _text(self.replay_lsn),
             "lag_bytes": self.lag_bytes,
             "in_progress": _in_progress_json(self.in_progress),
+            "prepared": [_prepared_json(transaction) for transaction in self.prepared],
             **_messages_json(self.messages),
             "tables": [
                 {
@@ -98,7 +103,7 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
 
     ``conninfo`` None: the settings' source, or the embedded server's.
     """
-    facts = Facts(now=datetime.now(UTC), slot_name=settings.slot)
+    facts = Facts(now=datetime.now(UTC), slot_name=settings.slot, two_phase=settings.two_phase)
     unread: list[Problem] = []
     try:
         facts = replace(facts, catalog=load_catalog(CATALOG_FILE))
@@ -118,7 +123,8 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     last, unknown = _last(settings.layout)
     found = [*unread, *more, *unknown, *problems(facts), *of_outcomes(last)]
     found.sort(key=lambda problem: problem.severity != "error")
-    return replace(_status(facts, found, last), in_progress=announced(settings.layout))
+    told = _status(facts, found, last)
+    return replace(told, in_progress=announced(settings.layout), prepared=tuple(_prepared(settings.layout)))
 
 
 def refused(error: WrongSource) -> Status:
@@ -245,6 +251,19 @@ def _in_progress_json(found: Announcement | None) -> dict[str, Any] | None:
         return None
     oldest = {"xid": found.xid, "lsn": str(found.lsn), "age_seconds": round(found.age.total_seconds(), 1)}
     return {"transactions": found.number, "bytes": found.bytes, "oldest": oldest}
+
+
+def _prepared(layout: Layout) -> list[PreparedTransaction]:
+    found = PreparedFolder(layout.change_log).pending()
+    return sorted(found, key=lambda transaction: transaction.key.end_lsn)
+
+
+def _prepared_json(found: PreparedTransaction) -> dict[str, Any]:
+    prepared = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=found.prepare_ts)
+    return {
+        "gid": found.key.gid, "xid": found.key.xid, "lsn": str(found.key.end_lsn),
+        "prepared": prepared.isoformat(), "changes": found.changes,
+    }  # fmt: skip
 
 
 def _messages_json(found: MessageFacts | None) -> dict[str, Any]:

@@ -177,6 +177,9 @@ def _print_status(found: Status) -> None:
         say(f"confirmed_flush_lsn  {slot['confirmed_flush_lsn'] or '-'}")
     if found.in_progress is not None:
         say(f"in progress          {_in_progress(found.in_progress)}")
+    for kept in data["prepared"]:
+        what = f"xid {kept['xid']}, {kept['changes']:,} changes, since {kept['prepared']}"
+        say(f"prepared             {visible(kept['gid'])}: {what}")
     say(f"transform_lsn        {data['transform_lsn'] or '-'}")
     behind = "" if data["lag_bytes"] is None else f"  ({data['lag_bytes']:,} bytes of WAL behind the source)"
     say(f"replay_lsn           {data['replay_lsn'] or '-'}{behind}")

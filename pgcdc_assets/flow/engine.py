@@ -101,6 +101,7 @@ class Engine:
                 messages=self._settings.messages,
                 origin=self._settings.origin,
                 streaming=self._settings.streaming == "auto",
+                two_phase=self._settings.two_phase,
             )
             begin_messages(work)
             stream = LogStream(receiver, log, conn)
@@ -216,7 +217,7 @@ class Engine:
         log = ChangeLog(self._settings.layout)
         if not log.exists:
             slot = slotstatus.require_slot(conn, identity.slot)
-            slotstatus.check_slot(slot, None)
+            slotstatus.check_slot(slot, None, two_phase=self._settings.two_phase)
             start = slot.confirmed_flush_lsn
             if start is None:
                 raise SetupNeeded("has no confirmed position", thing=slot.thing)

@@ -6,7 +6,8 @@ receive/ -> framerun -> rows -> segment (spill) -> batch -> commit        writte
 
 framerun    frames as they came, indexed        rows        frames into rows of the log
 streamed    which frames are of which transaction in progress, and as version 1 has them
-inprogress  transactions in progress            prepared    those whose content came at their PREPARE
+inprogress  transactions in progress
+prepared    those whose content came at their PREPARE          preparedfolder  where that is kept
 segment     its Parquet files                   spill       segments of open transactions
 spool       content of transactions in progress
 latefacts   what only a commit says of a file that was written before it

@@ -22,6 +22,8 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import LogWriter
 from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, joined
+from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
+from pgcdc_assets.log.preparedfolder import PreparedFolder
 from pgcdc_assets.log.relations import RelationRecord, Relations
 from pgcdc_assets.log.rows import ABSENT, Rows, Tally, TransactionEnd, rows_of
 from pgcdc_assets.log.segment import FACTS, SUMMARY, Note, table_of, table_of_notes
@@ -111,8 +113,25 @@ class PendingBatch:
         stream = self.streams.pop(xid)
         if stream is None or not stream.changes:
             return
+        self._ended(EndedStream(stream, end), commit, now)
+
+    def prepare(self, transaction: PreparedTransaction, now: float) -> None:
+        """A transaction is prepared: with the next batch at the latest it is kept."""
+        self.streams.prepare(transaction)
+        self.since = now if self.since is None else self.since
+
+    def end_prepared(self, transaction: PreparedTransaction, end: StreamEnd, commit: FrameRun, now: float) -> None:
+        """A prepared transaction has committed; ``commit`` is its Commit, as one frame."""
+        stream = self.streams.pop_prepared(transaction.key)
+        kept = transaction.key if stream is None else None
+        stream = stream or PendingStream.of(transaction)
+        if stream.changes or kept:
+            self._ended(EndedStream(stream, end, kept), commit, now)
+
+    def _ended(self, ended: EndedStream, commit: FrameRun, now: float) -> None:
+        stream = ended.stream
         stream.add(BlockFrames(commit, np.full(len(commit), ABSENT, dtype=np.int64)), stream.pending.opening.origin)
-        self.ended.append(EndedStream(stream, end))
+        self.ended.append(ended)
         self.staged_size += stream.spooled_size
         self.since = now if self.since is None else self.since
 
@@ -168,7 +187,8 @@ class BatchWriter:
 
     def __init__(self, path: Location, identity: Identity, timeline: int, relations: Relations) -> None:
         self._log = LogWriter(path, identity)
-        self._spill = SpillFolder(path)
+        self._prepared = PreparedFolder(path)
+        self._spill = SpillFolder(path, self._prepared)
         self._spill.clear()
         self._timeline = timeline
         self._relations = relations
@@ -196,6 +216,16 @@ class BatchWriter:
             spooled.segment.draft.discard()
         passed(FaultPoint.STREAM_DROPPED)
 
+    def keep(self, transaction: PreparedTransaction, stream: PendingStream) -> None:
+        """Keep what came of a prepared transaction until it ends; it is durable when this returns."""
+        written = self._spill.spool(stream.take().rows(stream.overlay))
+        self._prepared.keep(transaction, [*stream.spooled, *written])
+        passed(FaultPoint.PREPARED_KEPT)
+
+    def forget(self, key: PreparedKey) -> None:
+        """A prepared transaction that was kept has been rolled back, or the log holds it."""
+        self._prepared.drop([key])
+
     def commit(
         self, closed: PendingFrames, parts: Sequence[Staged], end: Lsn, ended: Sequence[EndedStream] = ()
     ) -> Committed:
@@ -213,9 +243,10 @@ class BatchWriter:
             part, rest = self._spill.stage_large(rows)
             staged.add(part)
             tables.append(table_of(rest))
-        if not staged.tally.rows:
-            return self.advance(end)
         start, tally = self.position, staged.tally
+        if not tally.rows:
+            self._move(end, staged)
+            return Committed(start, end)
         notes = table_of_notes(self._notes(start, end, tally))
         # The notes come first and alone in a row group: whoever wants only them reads only them.
         staged.files.append((self._spill.write([notes, *tables]), None))
@@ -235,9 +266,11 @@ class BatchWriter:
 
     def _move(self, end: Lsn, staged: Staged) -> None:
         files = self._spill.move(staged, end)
+        self._prepared.committing(staged.prepared)
         passed(FaultPoint.SEGMENTS_MOVED)
         self._log.commit(self.position, end, self._timeline, files)
         self.position = end
+        self._prepared.drop(staged.prepared)
 
     def _notes(self, start: Lsn, end: Lsn, tally: Tally) -> list[Note]:
         records = [self._relations.record(schema_id) for schema_id in sorted(tally.schema_ids)]

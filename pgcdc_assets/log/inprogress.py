@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.messages import StreamAbort, StreamCommit, StreamPrepare, StreamStart
+from pgcdc_assets.protocol.messages import Prepare, StreamAbort, StreamCommit, StreamPrepare, StreamStart
 
 
 @dataclass
@@ -116,7 +116,7 @@ class TransactionsInProgress:
         transaction.ambiguous |= transaction.messages > 0
         return None
 
-    def commit(self, message: StreamCommit | StreamPrepare, lsn: Lsn) -> StreamedTransaction:
+    def end(self, message: StreamCommit | StreamPrepare | Prepare, lsn: Lsn) -> StreamedTransaction:
         """The transaction is complete, and no longer in progress. ProtocolError where no block of it came."""
         transaction = self._open.pop(message.xid, None)
         if transaction is None:

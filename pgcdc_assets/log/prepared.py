@@ -1,17 +1,19 @@
 """Prepared transactions whose content came at their PREPARE, as it does where the slot has two_phase on.
 
 Once the slot is confirmed past a PREPARE its content never comes again: only Commit Prepared or Rollback Prepared does,
-perhaps days later and to another process. So, other than transactions in progress, these outlive the connection.
+perhaps days later and to another process. So, other than transactions in progress, these outlive the connection
+(:mod:`pgcdc_assets.log.preparedfolder`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.protocol.messages import CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
+from pgcdc_assets.log.relations import Overlay
+from pgcdc_assets.protocol.messages import CommitPrepared, RollbackPrepared
 
 
 class PreparedKey(NamedTuple):
@@ -28,11 +30,16 @@ class PreparedTransaction:
     """One whose end has not come."""
 
     key: PreparedKey
-    prepare_lsn: Lsn
     prepare_ts: int
     """Microseconds since 1970."""
     aborted: frozenset[int] = frozenset()
     """Subtransactions of its content that do not count, where it came in blocks."""
+    overlay: Overlay = field(default_factory=Overlay, compare=False)
+    """Its relations, which nobody else sees before its commit."""
+    changes: int = 0
+    """Of aborted subtransactions too."""
+    bytes: int = 0
+    origin: str | None = None
 
 
 class PreparedTransactions:
@@ -47,22 +54,19 @@ class PreparedTransactions:
     def __iter__(self) -> Iterator[PreparedTransaction]:
         return iter(self._pending.values())
 
-    def prepare(
-        self, message: Prepare | StreamPrepare, aborted: Iterable[int] = ()
-    ) -> tuple[PreparedTransaction, PreparedTransaction | None]:
-        """A PREPARE came. Returns it, and what it takes the place of: until it is confirmed the server sends it again
-        after each connect."""
-        key = PreparedKey(message.xid, message.gid, message.end_lsn)
-        again = self._pending.get(key)
-        self._pending[key] = PreparedTransaction(key, message.prepare_lsn, message.prepare_ts, frozenset(aborted))
-        return self._pending[key], again
+    def prepare(self, transaction: PreparedTransaction) -> bool:
+        """A PREPARE came. False where it is known: until it is confirmed the server sends it after each connect."""
+        return self._pending.setdefault(transaction.key, transaction) is transaction
 
-    def commit(self, message: CommitPrepared) -> PreparedTransaction | None:
-        """COMMIT PREPARED. None where the content never came: it was prepared before two_phase was on."""
+    def named(self, message: CommitPrepared | RollbackPrepared) -> PreparedTransaction | None:
+        """The one that ends with this message. None where its content never came: it was prepared before two_phase was
+        on, or left out for its origin."""
+        if isinstance(message, RollbackPrepared):
+            return self._pending.get(PreparedKey(message.xid, message.gid, message.prepare_end_lsn))
         found = [key for key in self._pending if key[:2] == (message.xid, message.gid)]
         found = [key for key in found if key.end_lsn <= message.commit_lsn]
-        return self._pending.pop(max(found, key=lambda key: key.end_lsn)) if found else None
+        return self._pending[max(found, key=lambda key: key.end_lsn)] if found else None
 
-    def rollback(self, message: RollbackPrepared) -> PreparedTransaction | None:
-        """ROLLBACK PREPARED. None where the content never came, which is no loss."""
-        return self._pending.pop(PreparedKey(message.xid, message.gid, message.prepare_end_lsn), None)
+    def end(self, transaction: PreparedTransaction) -> None:
+        """It has committed, or was rolled back."""
+        del self._pending[transaction.key]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.messages import Relation
+from pgcdc_assets.protocol.decode import decode
+from pgcdc_assets.protocol.messages import Relation, Type
 from pgcdc_assets.protocol.shape import RelationFacts, fingerprint
 
 
@@ -73,6 +75,8 @@ class Relations(_Versions):
         self._records: dict[int, RelationRecord] = {}
         self._came: dict[int, int] = {}
         """By relation: the frame of the Relation message that is in force."""
+        self._undescribed: dict[int, OverlaidRelation] = {}
+        """By relation: what is in force, though the catalog has not been asked about it."""
 
     def see_type(self, oid: int, payload: bytes) -> None:
         self._types[oid] = payload
@@ -82,7 +86,27 @@ class Relations(_Versions):
         record = self.know(relation, payload, facts)
         self.add(relation.relation_id, record.schema_id, sequence)
         self._came[relation.relation_id] = sequence
+        self._undescribed.pop(relation.relation_id, None)
         return record
+
+    def told(self, seen: OverlaidRelation) -> None:
+        """A Relation message of a transaction that is prepared, which the server takes for told to all that follow.
+
+        The transaction may hold a lock on the table until somebody ends it. So the catalog is asked once rows of
+        another one come, which a lock would keep away.
+        """
+        self._undescribed[seen.relation.relation_id] = seen
+
+    def undescribed(self, relation_ids: Iterable[int]) -> list[OverlaidRelation]:
+        """Those of these relations about which the catalog has to be asked."""
+        return [self._undescribed[one] for one in relation_ids if one in self._undescribed] if self._undescribed else []
+
+    def in_force(self, relation_id: int) -> bytes | None:
+        """The newest Relation message that has been told; None where none was."""
+        if relation_id in self._undescribed:
+            return self._undescribed[relation_id].payload
+        schema_id = self.newest().get(relation_id)
+        return None if schema_id is None else self._records[schema_id].payload
 
     def know(self, relation: Relation, payload: bytes, facts: RelationFacts) -> RelationRecord:
         """A version that rows refer to, without its being in force for those to come."""
@@ -124,14 +148,31 @@ class Overlay(_Versions):
     their versions have provisional ids.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, base: Relations | None = None) -> None:
+        """``base``: for a transaction that comes whole at its PREPARE. It is not told again what was told before, and
+        what it is told counts for all that follow."""
         super().__init__()
         self._seen: dict[bytes, OverlaidRelation] = {}
         """By Relation message; the place in it is the provisional id."""
         self._places: dict[bytes, int] = {}
         self._types: dict[int, bytes] = {}
+        self.base = base
         self.locked = False
         """Whether the catalog could not be asked about some of them before the commit, because of a lock."""
+
+    @classmethod
+    def of(cls, payloads: Iterable[bytes], types: Iterable[bytes]) -> Self:
+        """From its :attr:`payloads` and :attr:`types`, for rows that have their provisional ids."""
+        overlay = cls()
+        for payload in types:
+            described = decode(payload)
+            assert isinstance(described, Type)
+            overlay.see_type(described.type_oid, payload)
+        for number, payload in enumerate(payloads):
+            relation = decode(payload)
+            assert isinstance(relation, Relation)
+            overlay.see(relation, payload, number)
+        return overlay
 
     def see_type(self, oid: int, payload: bytes) -> None:
         self._types[oid] = payload
@@ -141,6 +182,30 @@ class Overlay(_Versions):
         place = self._places.setdefault(payload, len(self._places))
         self._seen[payload] = OverlaidRelation(relation, payload, sequence)
         self.add(relation.relation_id, place, sequence)
+
+    def inherit(self, relation_ids: Iterable[int]) -> None:
+        """Rows of these relations come; what is in force for them may have been told before the transaction."""
+        assert self.base is not None
+        for relation_id in set(relation_ids) - self.newest().keys():
+            if (payload := self.base.in_force(relation_id)) is not None:
+                relation = decode(payload)
+                assert isinstance(relation, Relation)
+                self.see(relation, payload, -1)
+
+    def tell(self) -> None:
+        """The transaction is prepared."""
+        if self.base is not None:
+            for oid, payload in self._types.items():
+                self.base.see_type(oid, payload)
+            newest = self.newest()
+            for place, seen in enumerate(self._seen.values()):
+                if seen.sequence >= 0 and newest[seen.relation.relation_id] == place:
+                    self.base.told(seen)
+
+    @property
+    def types(self) -> list[bytes]:
+        """The Type messages."""
+        return list(self._types.values())
 
     @property
     def relations(self) -> list[Relation]:
@@ -152,19 +217,27 @@ class Overlay(_Versions):
         """Their messages."""
         return list(self._seen)
 
-    def promote(self, into: Relations, facts: Sequence[RelationFacts], sequence: int) -> dict[int, int]:
-        """The transaction has committed, by frame ``sequence``. Returns the final id of each provisional one.
+    def known_to(self, relations: Relations, facts: Sequence[RelationFacts]) -> dict[int, int]:
+        """The transaction has committed. Returns the final id of each provisional one.
 
-        ``facts`` is what the catalog says now of :attr:`relations`. From here on the server takes these relations for
-        told. Where it told others of one after it told this transaction, that stays in force.
+        ``facts`` is what the catalog says now of :attr:`relations`.
         """
         for oid, payload in self._types.items():
-            into.see_type(oid, payload)
-        newest = self.newest()
-        final: dict[int, int] = {}
+            relations.see_type(oid, payload)
+        return {
+            place: relations.know(seen.relation, seen.payload, known).schema_id
+            for place, (seen, known) in enumerate(zip(self._seen.values(), facts, strict=True))
+        }
+
+    def promote(self, into: Relations, facts: Sequence[RelationFacts], sequence: int) -> dict[int, int]:
+        """As :meth:`known_to`; the transaction came in blocks, and has committed by frame ``sequence``.
+
+        From here on the server takes these relations for told. Where it told others of one after it told this
+        transaction, that stays in force.
+        """
+        final, newest = self.known_to(into, facts), self.newest()
         for place, (seen, known) in enumerate(zip(self._seen.values(), facts, strict=True)):
             relation_id = seen.relation.relation_id
-            final[place] = into.know(seen.relation, seen.payload, known).schema_id
             if newest[relation_id] == place and seen.sequence > into.came(relation_id):
                 into.see(seen.relation, seen.payload, known, sequence)
         return final

@@ -175,6 +175,12 @@ def rows_in_progress(run: FrameRun, subxid: Ints, opening: OpenBlock, overlay: O
     )
 
 
+def changed_relations(run: FrameRun) -> set[int]:
+    """The relations that a run has rows of, or empties."""
+    _, relation_id = _frames(run, IS_CHANGE[run.kinds])
+    return set(np.unique(relation_id[relation_id != ABSENT]).tolist())
+
+
 def _frames(run: FrameRun, stored: Bools) -> tuple[Ints, Ints]:
     """The frames that rows are made of, in order, and the relation of each row."""
     relation_of_frame = np.full(len(run), ABSENT, dtype=np.int64)

@@ -16,6 +16,7 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.log.framerun import IS_CHANGE
+from pgcdc_assets.log.preparedfolder import PreparedFolder
 from pgcdc_assets.log.rows import Rows, tally_of
 from pgcdc_assets.log.segment import StagedSegment, clustered, draft_name, table_of, write_segment
 from pgcdc_assets.log.spool import EndedStream, SpooledSegment, Staged
@@ -27,8 +28,9 @@ SPILL = "_spill"
 class SpillFolder:
     """``_spill/`` in the log's folder, or on this machine if that is elsewhere. Used by the writing thread alone."""
 
-    def __init__(self, table: Location) -> None:
+    def __init__(self, table: Location, prepared: PreparedFolder) -> None:
         self._table = table
+        self._prepared = prepared
         self._drafts = storage.scratch(table / SPILL)
 
     def clear(self) -> None:
@@ -63,7 +65,11 @@ class SpillFolder:
     def settled(self, ended: EndedStream) -> tuple[Staged, Rows]:
         """What counts of a transaction that has committed: the segments that hold some of it, and its other rows."""
         staged, stream = Staged(), ended.stream
-        for spooled in stream.spooled:
+        spools = stream.spooled
+        if ended.kept is not None:
+            staged.prepared[ended.kept] = ended.end.commit_lsn
+            spools = self._prepared.taken(ended.kept, self._drafts)
+        for spooled in spools:
             if (counted := spooled.at(ended.end)) is None:
                 spooled.segment.draft.discard()
             else:

@@ -7,20 +7,25 @@ before stands beside it (:class:`LateFacts`); what is still in memory then becom
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun, joined
 from pgcdc_assets.log.latefacts import SUBXID, LateFacts
+from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
 from pgcdc_assets.log.relations import Overlay
 from pgcdc_assets.log.rows import ABSENT, Rows, Tally, rows_in_progress, tally_of_table
 from pgcdc_assets.log.segment import StagedSegment
 from pgcdc_assets.log.transactions import OpenBlock
+from pgcdc_assets.store.scratch import DraftFile
 
 _COUNTED = ["relation_id", "kind", "schema_id", "payload", SUBXID]
 
@@ -32,10 +37,13 @@ class Staged:
     files: list[tuple[StagedSegment, LateFacts | None]] = field(default_factory=list)
     """With what their rows do not say, where they were written in the midst of their transaction."""
     tally: Tally = field(default_factory=Tally)
+    prepared: dict[PreparedKey, int] = field(default_factory=dict)
+    """Transactions whose content was kept since their PREPARE, and their ``commit_lsn``."""
 
     def add(self, other: Staged) -> None:
         self.files += other.files
         self.tally.add(other.tally)
+        self.prepared |= other.prepared
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,28 @@ class SpooledSegment:
     lowest: int
     highest: int
     """Of the subtransactions that its rows are of."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For :meth:`of_json`, of another process."""
+        report, tally = self.segment.report, self.tally
+        return {
+            "file": report.path, "size": report.size, "rows": report.rows, "stats": report.stats,
+            "counts": [[relation, kind, number] for (relation, kind), number in tally.counts.items()],
+            "schema_ids": sorted(tally.schema_ids), "partitions": sorted(tally.partitions), "bytes": tally.bytes,
+            "lowest": self.lowest, "highest": self.highest,
+        }  # fmt: skip
+
+    @classmethod
+    def of_json(cls, given: Mapping[str, Any], draft: DraftFile) -> Self:
+        """``draft``: where its file is."""
+        tally = Tally(
+            counts=Counter({(relation, kind): number for relation, kind, number in given["counts"]}),
+            schema_ids=set(given["schema_ids"]),
+            partitions={(root, leaf) for root, leaf in given["partitions"]},
+            bytes=given["bytes"],
+        )
+        report = FileReport(given["file"], given["size"], given["rows"], given["stats"])
+        return cls(StagedSegment(draft, report), tally, given["lowest"], given["highest"])
 
     def at(self, end: StreamEnd) -> Staged | None:
         """What counts of it once the transaction has committed; None where nothing does."""
@@ -138,6 +168,12 @@ class PendingStream:
     spooled_size: int = 0
     """Bytes of the frames that went into those segments."""
 
+    @classmethod
+    def of(cls, transaction: PreparedTransaction) -> Self:
+        """Without its content, which was kept at its PREPARE."""
+        opening = OpenBlock(transaction.key.xid, transaction.changes, transaction.origin)
+        return cls(PendingBlocks(opening), transaction.overlay, transaction.changes, spooled_size=transaction.bytes)
+
     def add(self, frames: BlockFrames, origin: str | None) -> None:
         """Take in what came next. ``origin`` is the transaction's, which is told before its first change."""
         pending = self.pending
@@ -170,6 +206,8 @@ class EndedStream:
 
     stream: PendingStream
     end: StreamEnd
+    kept: PreparedKey | None = None
+    """Where the lake has kept its segments since its PREPARE."""
 
     @property
     def size(self) -> int:
@@ -178,15 +216,16 @@ class EndedStream:
 
 
 class PendingStreams:
-    """The transactions in progress, by xid."""
+    """The transactions in progress, by xid; and those that were prepared a moment ago."""
 
     def __init__(self) -> None:
         self._open: dict[int, PendingStream] = {}
+        self._prepared: dict[PreparedKey, tuple[PreparedTransaction, PendingStream]] = {}
 
     @property
     def size(self) -> int:
         """Bytes of all frames in memory."""
-        return sum(stream.pending.size for stream in self._open.values())
+        return sum(stream.pending.size for stream in self._all())
 
     def add(self, xid: int, overlay: Overlay, frames: BlockFrames, origin: str | None) -> None:
         stream = self._open.get(xid)
@@ -198,7 +237,26 @@ class PendingStreams:
         """It is no longer in progress. None where nothing of it was kept."""
         return self._open.pop(xid, None)
 
+    def prepare(self, transaction: PreparedTransaction) -> None:
+        """It is prepared, and has a place of its own: its xid may come again."""
+        stream = self._open.pop(transaction.key.xid, None) or PendingStream.of(transaction)
+        self._prepared[transaction.key] = transaction, stream
+
+    def take_prepared(self) -> list[tuple[PreparedTransaction, PendingStream]]:
+        """Hand over those that are prepared, to be kept."""
+        taken, self._prepared = list(self._prepared.values()), {}
+        return taken
+
+    def pop_prepared(self, key: PreparedKey) -> PendingStream | None:
+        """It has ended. None where it was handed over."""
+        _, stream = self._prepared.pop(key, (None, None))
+        return stream
+
     @property
     def largest(self) -> PendingStream:
         """The one with the most frames in memory."""
-        return max(self._open.values(), key=lambda stream: stream.pending.size)
+        return max(self._all(), key=lambda stream: stream.pending.size)
+
+    def _all(self) -> Iterator[PendingStream]:
+        yield from self._open.values()
+        yield from (stream for _, stream in self._prepared.values())

@@ -32,12 +32,15 @@ class StreamPlace:
     opened: int = _NOTHING
     """The letter that began the transaction or the block which is open."""
     top: int = ABSENT
-    """The xid of that block."""
+    """The xid of that block, or of the transaction that is to be prepared."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring frames that belong to the blocks of one transaction, or to none."""
+    """Neighbouring frames that belong to the blocks of one transaction, or to none.
+
+    What comes from Begin Prepare to Prepare is one block: it, too, counts only once its transaction has committed.
+    """
 
     start: int
     end: int
@@ -54,7 +57,8 @@ class Located:
     top: Ints
     """The xid of the top transaction in whose block it stands, as a block's beginning and end do; ABSENT elsewhere."""
     subxid: Ints
-    """The xid that the message carried, which its payload no longer has; ABSENT where it carried none."""
+    """The xid that the message carried, which its payload no longer has; ABSENT where it carried none. That of the
+    transaction, where it comes whole at its PREPARE."""
     after: StreamPlace
 
     def stretches(self) -> Iterator[Stretch]:
@@ -73,29 +77,38 @@ def located(run: FrameRun, before: StreamPlace, *, parallel: bool) -> Located:
     frame that stands where none of its kind can, or has a wrong length.
     """
     opened, wrong = _opened(run, before)
-    starts = run.at(MessageKind.STREAM_START)
-    if before.opened != MessageKind.STREAM_START and not len(starts):
+    starts, prepares = run.at(MessageKind.STREAM_START), run.at(MessageKind.BEGIN_PREPARE)
+    if before.top == ABSENT and not len(starts) and not len(prepares):
         # Nothing of a block: by far the most runs of a stream of small transactions.
         _check(run, wrong | _misplaced(run, opened) | _wrong_lengths(run, parallel))
         nowhere: Ints = np.full(len(run), ABSENT, dtype=np.int64)
         return Located(run, nowhere, nowhere, _after(run, before, opened, ABSENT))
-    within = opened == MessageKind.STREAM_START
-    carrying = np.flatnonzero(within & _CARRIES[run.kinds])
+    streamed, whole = opened == MessageKind.STREAM_START, opened == MessageKind.BEGIN_PREPARE
+    carrying = np.flatnonzero(streamed & _CARRIES[run.kinds])
     wrong |= _misplaced(run, opened) | _wrong_lengths(run, parallel)
     wrong[carrying] |= run.lengths[carrying] < HEADER + layouts.XID.size
     _check(run, wrong)
-    xids = np.concatenate(([before.top], run.field(starts, layouts.STREAM_START, "xid")))
-    top = np.where(within, xids[np.cumsum(run.kinds == MessageKind.STREAM_START)], ABSENT)
-    subxid: Ints = np.full(len(run), ABSENT, dtype=np.int64)
+    begun = np.full(len(run), ABSENT, dtype=np.int64)
+    begun[starts] = run.field(starts, layouts.STREAM_START, "xid")
+    begun[prepares] = run.field(prepares, layouts.BEGIN_PREPARE, "xid")
+    xids = np.concatenate(([before.top], begun[begun != ABSENT]))
+    top: Ints = np.where(streamed | whole, xids[np.cumsum(begun != ABSENT)], ABSENT)
+    subxid: Ints = np.where(whole & _CARRIES[run.kinds], top, ABSENT)
     subxid[carrying] = run.field(carrying, layouts.XID, "xid")
     after = _after(run, before, opened, int(xids[-1]))
     return Located(_without_xids(run, carrying), top, subxid, after)
 
 
 def commit_frame(run: FrameRun, index: int) -> FrameRun:
-    """A Stream Commit as the Commit that protocol version 1 would have sent."""
-    found = run.part(index, index + 1)
-    return _without_xids(replace(found, kinds=np.array([MessageKind.COMMIT], dtype=np.uint8)), np.zeros(1, np.int64))
+    """A Stream Commit, or a Commit Prepared, as the Commit that protocol version 1 would have sent."""
+    found = replace(run.part(index, index + 1), kinds=np.array([MessageKind.COMMIT], dtype=np.uint8))
+    if run.kinds[index] == MessageKind.STREAM_COMMIT:
+        return _without_xids(found, np.zeros(1, np.int64))
+    # Its fields are the first ones of a Commit Prepared, in the same order.
+    first, size = int(found.offsets[0]), HEADER + layouts.COMMIT.size
+    raw = bytearray(memoryview(found.raw)[first : first + size])
+    raw[HEADER] = MessageKind.COMMIT
+    return replace(found, raw=raw, offsets=found.offsets - first, lengths=np.array([size], dtype=np.int64))
 
 
 def _opened(run: FrameRun, before: StreamPlace) -> tuple[NDArray[np.uint8], Bools]:
@@ -145,6 +158,8 @@ def _wrong_lengths(run: FrameRun, parallel: bool) -> Bools:
     if len(starts):
         flag = np.where(wrong[starts], 0, HEADER + layouts.STREAM_START.at("first"))
         wrong[starts] |= (flag > 0) & (anywhere(run.raw, np.uint8)[run.offsets[starts] + flag] > 1)
+    # The gid stands behind its fields.
+    wrong |= (run.kinds == MessageKind.BEGIN_PREPARE) & (run.lengths <= HEADER + layouts.BEGIN_PREPARE.size)
     return wrong
 
 
@@ -163,7 +178,7 @@ def _after(run: FrameRun, before: StreamPlace, opened: NDArray[np.uint8], top: i
     if opened[-1] == _NOTHING or run.kinds[-1] == _END_OF[opened[-1]]:
         return StreamPlace()
     last = int(opened[-1])
-    return StreamPlace(last, top if last == MessageKind.STREAM_START else ABSENT)
+    return StreamPlace(last, ABSENT if last == MessageKind.BEGIN else top)
 
 
 def _without_xids(run: FrameRun, carrying: Ints) -> FrameRun:

@@ -33,13 +33,14 @@ from pgcdc_assets.protocol.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A message, and the transaction of the block that it stands in, if it stands in one."""
+    """A message, and the transaction of the block that it stands in, if it stands in one. What comes from Begin Prepare
+    to Prepare is one block."""
 
     message: AnyMessage
     top: int | None = None
     """The top transaction's xid; a block's beginning and end belong to it, too."""
     subxid: int | None = None
-    """The xid that the message carries for itself."""
+    """The xid that the message carries for itself; the transaction's, where it comes whole at its PREPARE."""
 
 
 def decode_any(payload: bytes, lsn: Lsn = ZERO, *, parallel: bool) -> AnyMessage:
@@ -70,7 +71,9 @@ class StreamDecoder:
         message = _read(reader, self._parallel)
         if not self._has_its_place(message, kind):
             reader.fail("stands outside of its place")
-        top = message.xid if isinstance(message, StreamStart) else self._top
+        top = message.xid if isinstance(message, StreamStart | BeginPrepare) else self._top
+        if self._opened == MessageKind.BEGIN_PREPARE and kind in CARRY_XID:
+            subxid = top
         self._pass(kind, top)
         return Placed(message, top, subxid)
 

@@ -143,7 +143,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "max_slot_wal_keep_size",
     ),
     "no room left": ({"slot": _slot(safe_wal_size=-5)}, "warning", "slot pgcdc", "after 0 MiB more", "pgcdc sync"),
-    "two-phase slot": ({"slot": _slot(two_phase=True)}, "error", "slot pgcdc", "two_phase", "copies anew"),
+    "two-phase slot": ({"slot": _slot(two_phase=True)}, "error", "slot pgcdc", "two_phase", "set it to true"),
     "slot of a primary": ({"slot": _slot(synced=True)}, "error", "slot pgcdc", "primary's slot", "`source`"),
     "held by another": (
         _source(holder=Backend(99, "psql")),

@@ -63,11 +63,11 @@ class Source:
         """A slot of a name that no other database of the server uses."""
         return f"{name}_{self.database.name}"
 
-    def log(self, name: str = "s", *, copy_of: ChangeLog | None = None) -> ChangeLog:
+    def log(self, name: str = "s", *, copy_of: ChangeLog | None = None, two_phase: bool = False) -> ChangeLog:
         """A new slot, or one that stands where another log's does, and the empty log that belongs to it."""
         slot = self.slot(name)
         if copy_of is None:
-            self.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+            self.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)", [slot, two_phase])
         else:
             self.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [copy_of.identity.slot, slot])
         return self.log_of(slot, name)
@@ -84,14 +84,14 @@ class Source:
         self, log: ChangeLog, *, batch_seconds: float = 0.2, batch_bytes: int = 32 << 20, conninfo: str | None = None,
         drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO, published: Lsn = ZERO,
         messages: Sequence[str] = ("*",), origin: str = Origins.ANY, streaming: bool = True,
-        segment_bytes: int = SEGMENT_BYTES, fallback_seconds: float = FALLBACK_SECONDS,
+        two_phase: bool = False, segment_bytes: int = SEGMENT_BYTES, fallback_seconds: float = FALLBACK_SECONDS,
     ) -> ReceiverProcess:  # fmt: skip
         """Started; killed at the end of the test if it still runs."""
         receiver = ReceiverProcess(
             conninfo or self.database.conninfo, Layout.of(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
             replication_connections=self.replication, highest=highest, published=published,
-            messages=messages, origin=origin, streaming=streaming, segment_bytes=segment_bytes,
+            messages=messages, origin=origin, streaming=streaming, two_phase=two_phase, segment_bytes=segment_bytes,
             fallback_seconds=fallback_seconds,
         )  # fmt: skip
         self.running.append(receiver)

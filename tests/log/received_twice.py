@@ -110,9 +110,10 @@ class Twins:
 
     @classmethod
     def of(cls, source: Source, **options: Any) -> Twins:
-        one, other = Reading(source.log()), Reading(source.log("whole"))
-        given = {"segment_bytes": SEGMENT_BYTES, **options}
-        return cls(source, Twin(source, one, {**given, "streaming": True}), Twin(source, other, {"streaming": False}))
+        one = Reading(source.log(two_phase=options.get("two_phase", False)))
+        other = Reading(source.log("whole"))
+        given = {"segment_bytes": SEGMENT_BYTES, "streaming": True, **options}
+        return cls(source, Twin(source, one, given), Twin(source, other, {"streaming": False}))
 
     def start(self, **options: Any) -> ReceiverProcess:
         receiver = self.streamed.start(**options)

@@ -13,7 +13,8 @@ from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.core.prefixes import PrefixPatterns
 from pgcdc_assets.log.batch import PendingBatch
 from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.intake import Intake, Taken, described
+from pgcdc_assets.log.receive.intake import Intake, described
+from pgcdc_assets.log.receive.parts import Taken
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import FILLED_SCHEMA, table_of
 from pgcdc_assets.log.transactions import transaction_after

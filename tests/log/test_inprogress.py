@@ -35,7 +35,7 @@ def test_a_transaction_ends_with_its_commit() -> None:
     held.start(StreamStart(7, False), Lsn(0x999), 5.0)
     held.add(7, changes=2, size=10)
     assert (len(held), held.bytes, 7 in held) == (1, 100, True)
-    done = held.commit(commit(7), AT)
+    done = held.end(commit(7), AT)
     assert (done.xid, done.lsn, done.since, done.changes, done.origin) == (7, AT, 1.0, 5, "elsewhere")
     assert (len(held), held.bytes) == (0, 0)
     assert not done.ambiguous
@@ -44,7 +44,7 @@ def test_a_transaction_ends_with_its_commit() -> None:
 def test_a_prepare_ends_it_as_well() -> None:
     held = TransactionsInProgress()
     held.start(StreamStart(7, True), AT, 1.0)
-    assert held.commit(StreamPrepare(0, AT, AT, 0, 7, "g"), AT).xid == 7
+    assert held.end(StreamPrepare(0, AT, AT, 0, 7, "g"), AT).xid == 7
     assert 7 not in held
 
 
@@ -60,7 +60,7 @@ def test_an_abort_takes_its_subtransaction_alone() -> None:
     gone = held.abort(StreamAbort(17, 17))
     assert gone is not None
     assert gone.xid == 17
-    assert held.commit(commit(7), AT).aborted == {8, 9}
+    assert held.end(commit(7), AT).aborted == {8, 9}
     assert held.unknown_aborts == 0
 
 
@@ -88,7 +88,7 @@ def test_what_has_no_first_block_is_refused() -> None:
     with pytest.raises(ProtocolError, match="the first block of transaction 7 did not come, at LSN 0/123"):
         held.start(StreamStart(7, False), AT, 1.0)
     with pytest.raises(ProtocolError, match="no block of transaction 7 came, which is complete now, at LSN 0/123"):
-        held.commit(commit(7), AT)
+        held.end(commit(7), AT)
     held.start(StreamStart(7, True), AT, 1.0)
     held.clear()
     with pytest.raises(ProtocolError, match="the first block"):
@@ -101,7 +101,7 @@ def test_the_oldest_is_known() -> None:
     for xid, since in ((9, 2.0), (7, 1.0), (8, 3.0)):
         held.start(StreamStart(xid, True), AT, since)
     assert held.oldest is held[7]
-    held.commit(commit(7), AT)
+    held.end(commit(7), AT)
     assert held.oldest is held[9]
 
 
@@ -180,6 +180,6 @@ class Taken:
                 if self.held.abort(message) is not None:
                     del self.content[message.xid]
             case StreamCommit():
-                aborted = self.held.commit(message, ZERO).aborted
+                aborted = self.held.end(message, ZERO).aborted
                 content = self.content.pop(message.xid)
                 self.committed[message.commit_lsn] = [decode(part) for xid, part in content if xid not in aborted]

@@ -21,10 +21,12 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.batch import BatchWriter, PendingBatch
 from pgcdc_assets.log.framerun import FrameRun
+from pgcdc_assets.log.preparedfolder import PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.blocks import Block, Dropped
 from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.intake import Intake, Part, StreamEnded, StreamUnsure, Taken, described
+from pgcdc_assets.log.receive.intake import Intake, described
+from pgcdc_assets.log.receive.parts import Part, StreamEnded, StreamUnsure, Taken
 from pgcdc_assets.log.relations import Overlay, Relations
 from pgcdc_assets.log.rows import Tally, TransactionEnd, rows_in_progress
 from pgcdc_assets.log.segment import read_rows
@@ -386,7 +388,8 @@ def test_a_relation_within_a_block_is_not_the_others(receiving: Receiving) -> No
 
 @pytest.fixture
 def folder(tmp_path: Path) -> SpillFolder:
-    return SpillFolder(Location.of(str(tmp_path / "log")))
+    log = Location.of(str(tmp_path / "log"))
+    return SpillFolder(log, PreparedFolder(log))
 
 
 def spooled(folder: SpillFolder, *subxids: int) -> SpooledSegment:

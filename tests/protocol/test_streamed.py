@@ -171,13 +171,15 @@ def test_blocks_and_whole_transactions_take_turns() -> None:
     ]  # fmt: skip
     decoder = StreamDecoder(parallel=False)
     placed: list[Placed] = []
-    for of in stream:
-        inside = bool(placed) and placed[-1].top is not None and not isinstance(placed[-1].message, StreamStop)
+    inside = {1, 14}
+    for number, of in enumerate(stream):
         payload = wire.message(of)
-        placed.append(decoder.take(wire.within(payload, 8) if inside and of != STOP else payload))
+        placed.append(decoder.take(wire.within(payload, 8) if number in inside else payload))
     assert [one.message for one in placed] == stream
-    assert [one.top for one in placed] == [7] * 3 + [None] * 3 + [9] * 2 + [None] * 5 + [7] * 3
-    assert [n for n, one in enumerate(placed) if one.subxid == 8] == [1, 14]
+    assert isinstance(BEGIN_PREPARE, BeginPrepare)
+    prepared = BEGIN_PREPARE.xid
+    assert [one.top for one in placed] == [7] * 3 + [None] * 3 + [9] * 2 + [None] * 2 + [prepared] * 3 + [7] * 3
+    assert {n: one.subxid for n, one in enumerate(placed) if one.subxid} == {1: 8, 11: prepared, 14: 8}
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ class Storm:
             started = time.monotonic()
             # Gone, renamed, or ended as the victim of a deadlock with DDL.
             with suppress(psycopg.errors.UndefinedTable, psycopg.errors.DeadlockDetected):
-                with suppress(psycopg.errors.LockNotAvailable):
+                with suppress(psycopg.errors.LockNotAvailable), _publication_dropped():
                     conn.execute(statement.encode())
                 self.longest = max(self.longest, time.monotonic() - started)
             self.queries += 1
@@ -138,6 +138,17 @@ class Storm:
                 seen = time.monotonic()
                 since = {row: seen if first is None else first for row, first in behind.items()}
                 self.behind_us = max([self.behind_us, *(seen - first for first in since.values())])
+
+
+@contextmanager
+def _publication_dropped() -> Iterator[None]:
+    """PostgreSQL lists the publications of a table that is written, then reads each: one that was dropped between the
+    two fails the statement, whoever dropped it and however."""
+    try:
+        yield
+    except psycopg.errors.InternalError_ as error:
+        if not str(error).startswith("cache lookup failed for publication"):
+            raise
 
 
 def make_tables(conn: psycopg.Connection) -> None:

@@ -54,6 +54,9 @@ class Action(StrEnum):
     BACK = "rollback to"
     COMMIT = "commit"
     ROLLBACK = "rollback"
+    PREPARE = "prepare"
+    """It goes on with another transaction; that one ends with :attr:`END`, or before it is in the way."""
+    END = "commit or rollback prepared"
     INSERT = "INSERT INTO a SELECT g, repeat('x', 300) FROM {rows}"
     BAG = "INSERT INTO bag SELECT g, repeat('y', 300) FROM {rows}"
     MOOD = "INSERT INTO c SELECT g, 'ok' FROM {rows}"
@@ -81,6 +84,7 @@ _OFTEN: Final = [_A.INSERT, _A.OWN, _A.TOAST, _A.SAVEPOINT, _A.SAVEPOINT, _A.REL
                  _A.LOOK, _A.COMMIT]  # fmt: skip
 PLAIN: Final = [*_OFTEN, *_OFTEN, _A.ROLLBACK, _A.BAG, _A.MOOD, _A.PARTED, _A.UPDATE, _A.REPLACE, _A.KEYS, _A.DELETE,
                 _A.CAUGHT, _A.LOOSE]  # fmt: skip
+PREPARED: Final = [_A.PREPARE, _A.END]
 ALL: Final = [*PLAIN, _A.TRUNCATE, _A.ADD, _A.DROP, _A.RETYPE, _A.RETYPE_BACK, _A.REWRITE, _A.MESSAGE]
 
 
@@ -103,15 +107,20 @@ class Sessions:
 
     connections: Sequence[psycopg.Connection]
     look: Callable[[], object]
+    beside: Sequence[psycopg.Connection] = ()
+    """One for each, to end what it has prepared; the first one's has the origin, too."""
     _depth: list[int] = field(default_factory=lambda: [-1] * SESSIONS)
     """Savepoints that are open; -1 outside of a transaction."""
     _next: int = 0
+    _prepared: set[int] = field(default_factory=set)
+    """Sessions of which a transaction is prepared. They use one gid each, over and over."""
 
     def play(self, steps: Sequence[Step]) -> None:
         """Step by step; what stands open at the end is committed."""
         for number, conn in enumerate(self.connections):
             # Of an example that failed.
             conn.execute("ROLLBACK")
+            self._end_prepared(number, "ROLLBACK")
             conn.execute("SET lock_timeout = '20s'")
             self._depth[number] = -1
         for number in range(SESSIONS):
@@ -121,6 +130,7 @@ class Sessions:
             self._play(step)
         for number in range(SESSIONS):
             self._end(number, "COMMIT")
+            self._end_prepared(number, "COMMIT")
 
     def _play(self, step: Step) -> None:
         number, action = step.session, step.action
@@ -142,8 +152,23 @@ class Sessions:
             self._depth[number] = back
         elif action in (Action.COMMIT, Action.ROLLBACK):
             self._end(number, action)
-        elif action not in (Action.BEGIN, Action.SAVEPOINT, Action.RELEASE, Action.BACK):
+        elif action is Action.PREPARE and depth >= 0:
+            self._end_prepared(number, "COMMIT")
+            self._end(number, f"PREPARE TRANSACTION '{self._gid(number)}'")
+            self._prepared.add(number)
+        elif action is Action.END:
+            self._end_prepared(number, "COMMIT" if step.count % 3 else "ROLLBACK")
+        elif action not in (Action.BEGIN, Action.SAVEPOINT, Action.RELEASE, Action.BACK, Action.PREPARE):
             self._write(number, step)
+
+    def _gid(self, number: int) -> str:
+        return f"{self.connections[number].info.dbname} {number}"
+
+    def _end_prepared(self, number: int, how: str) -> None:
+        """By a session that may have a transaction open: on a connection beside it."""
+        if number in self._prepared:
+            self._prepared.remove(number)
+            self.beside[number].execute(f"{how} PREPARED '{self._gid(number)}'".encode())
 
     def _end(self, number: int, how: str) -> None:
         if self._depth[number] >= 0:
@@ -159,4 +184,7 @@ class Sessions:
             statement = _DROP.format(own)
         else:
             statement = step.action.format(rows=rows, own=own, first=first)
+        if "{own}" in step.action or step.action is Action.CAUGHT or step.action is Action.DROP:
+            # It may hold locks on the table.
+            self._end_prepared(number, "COMMIT" if step.count % 3 else "ROLLBACK")
         self.connections[number].execute(statement.encode())

@@ -12,7 +12,7 @@ import numpy as np
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, FrameRun
 from pgcdc_assets.log.inprogress import TransactionsInProgress
-from pgcdc_assets.log.prepared import PreparedKey, PreparedTransactions
+from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction, PreparedTransactions
 from pgcdc_assets.log.rows import ABSENT
 from pgcdc_assets.log.streamed import StreamPlace, located
 from pgcdc_assets.protocol.decode import decode
@@ -97,7 +97,7 @@ class Reading:
         self._place = StreamPlace()
         self._number = 0
         self._open: dict[int, Content] = {}
-        self._whole: tuple[Begin | BeginPrepare, Content] | None = None
+        self._whole: tuple[Begin, Content] | None = None
         self._described: dict[int, tuple[int, bytes]] = {}
 
     def take(self, run: FrameRun) -> None:
@@ -108,7 +108,7 @@ class Reading:
             for index in range(stretch.start, stretch.end):
                 self._number += 1
                 payload, lsn = found.run.payload(index), found.run.lsn(index)
-                if stretch.top != ABSENT and payload[:1] not in b"SE":
+                if stretch.top != ABSENT and payload[:1] not in b"SEbP":
                     self._streamed(stretch.top, int(found.subxid[index]), payload, lsn)
                 elif payload != b"E":
                     self._message(decode_any(payload, lsn, parallel=self._parallel), payload, lsn)
@@ -136,34 +136,37 @@ class Reading:
                 if (gone := self.held.abort(message)) is not None:
                     del self._open[gone.xid]
             case StreamCommit():
-                done, content = self.held.commit(message, lsn), self._open.pop(message.xid)
+                done, content = self.held.end(message, lsn), self._open.pop(message.xid)
                 assert (done.changes, done.origin) == (len(content.changes), content.origin)
                 self.ambiguous |= {done.xid} if done.ambiguous else set()
                 self._described = _later(self._described, content.described)
                 self._ended(message, message.xid, content, done.aborted)
-            case StreamPrepare():
-                done, content = self.held.commit(message, lsn), self._open.pop(message.xid)
-                self._described = _later(self._described, content.described)
-                self._prepared[self.prepared.prepare(message, done.aborted)[0].key] = content
-            case Begin() | BeginPrepare():
+            case BeginPrepare():
+                self.held.start(StreamStart(message.xid, first=True), lsn, float(self._number))
+                self._open[message.xid] = Content()
+            case StreamPrepare() | Prepare():
+                done, content = self.held.end(message, lsn), self._open.pop(message.xid)
+                if isinstance(message, Prepare):
+                    self._described = _later(self._described, content.described)
+                key = PreparedKey(message.xid, message.gid, message.end_lsn)
+                self.prepared.prepare(PreparedTransaction(key, message.prepare_ts, frozenset(done.aborted)))
+                self._prepared[key] = content
+            case Begin():
                 self._whole = message, Content()
             case Commit():
                 assert self._whole is not None
                 begin, content = self._whole
-                assert isinstance(begin, Begin)
                 assert begin.final_lsn == message.commit_lsn
                 self._ended(message, begin.xid, content)
                 self._whole = None
-            case Prepare():
-                assert self._whole is not None
-                self._prepared[self.prepared.prepare(message)[0].key] = self._whole[1]
-                self._whole = None
             case CommitPrepared():
-                ended = self.prepared.commit(message)
+                ended = self.prepared.named(message)
                 assert ended is not None
+                self.prepared.end(ended)
                 self._ended(message, message.xid, self._prepared.pop(ended.key), ended.aborted)
             case RollbackPrepared():
-                if (rolled_back := self.prepared.rollback(message)) is not None:
+                if (rolled_back := self.prepared.named(message)) is not None:
+                    self.prepared.end(rolled_back)
                     del self._prepared[rolled_back.key]
             case Relation():
                 self._described[message.relation_id] = self._number, payload

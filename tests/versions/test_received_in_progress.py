@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.log.preparedfolder import PreparedFolder
 from tests.fix_postgres import fresh_database
 from tests.log.conftest import Source, until_event
 from tests.log.received_twice import Row, Twins, assert_same, little_memory
-from tests.versions.histories import ALL, PLAIN, SESSIONS, SETUP, Action, Sessions, Step, histories
+from tests.versions.histories import ALL, PLAIN, PREPARED, SESSIONS, SETUP, Action, Sessions, Step, histories
 from tests.versions.streaming import IMMEDIATE_SINCE
 
 MANNERS = settings(
@@ -25,25 +26,32 @@ MANNERS = settings(
 
 
 @contextmanager
-def follow(server: EmbeddedServer, folder: Path, *, immediate: bool) -> Iterator[tuple[Twins, Sessions]]:
-    """Both receivers follow, in processes of their own, while the sessions play."""
+def follow(
+    server: EmbeddedServer, folder: Path, *, immediate: bool = False, two_phase: bool = False, streaming: bool = True
+) -> Iterator[tuple[Twins, Sessions]]:
+    """Both receivers follow, in processes of their own, while the sessions play. One session's transactions have an
+    origin, unless with ``two_phase``: another session may commit what it prepares."""
     with ExitStack() as stack:
         database = stack.enter_context(fresh_database(server))
-        conn, *others = (stack.enter_context(database.connect()) for _ in range(SESSIONS + 1))
+        conn, *both = (stack.enter_context(database.connect()) for _ in range(2 * SESSIONS + 1))
+        others, beside = both[:SESSIONS], both[SESSIONS:]
         source, origin = Source(database, conn, folder), f"o_{database.name}"
         source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE TABLE foreign_table (id int)",
                    "CREATE PUBLICATION p FOR TABLE a", *filter(str.strip, SETUP.split(";")))  # fmt: skip
         little_memory(source, immediate=immediate and server.version >= IMMEDIATE_SINCE)
-        twins = Twins.of(source, fallback_seconds=0.05)
+        twins = Twins.of(source, fallback_seconds=0.05, two_phase=two_phase, streaming=streaming)
         others[0].execute("SELECT pg_replication_origin_create(%s)", [origin])
-        others[0].execute("SELECT pg_replication_origin_session_setup(%s)", [origin])
+        if not two_phase:
+            others[0].execute("SELECT pg_replication_origin_session_setup(%s)", [origin])
         twins.start()
         until_event(twins.whole.start(), "started")
-        yield twins, Sessions(others, twins.catch_up)
+        yield twins, Sessions(others, twins.catch_up, beside)
         for receiver in source.running:
             receiver.stop()
         assert twins.spooled == []
-        others[0].execute("SELECT pg_replication_origin_session_reset()")
+        assert PreparedFolder(twins.streamed.log.path).pending() == []
+        if not two_phase:
+            others[0].execute("SELECT pg_replication_origin_session_reset()")
         others[0].execute("SELECT pg_replication_origin_drop(%s)", [origin])
 
 
@@ -82,6 +90,26 @@ def run(server: EmbeddedServer, folder: Path, actions: list[Action], examples: i
 
         test()
         assert twins.streamed.reading.late > 0
+
+
+@pytest.mark.versions(15, 16, 17, 18)
+@pytest.mark.parametrize("streaming", [True, False], ids=["in blocks", "whole"])
+def test_any_history_with_prepared_transactions(
+    version_server: EmbeddedServer, tmp_path: Path, streaming: bool
+) -> None:
+    actions = [*ALL, *PREPARED, *PREPARED, *PREPARED]
+    run(version_server, tmp_path, actions, 3, two_phase=True, streaming=streaming)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.versions(15, 16, 17, 18)
+@pytest.mark.parametrize("streaming", [True, False], ids=["in blocks", "whole"])
+def test_many_histories_with_prepared_transactions(
+    version_server: EmbeddedServer, tmp_path: Path, streaming: bool
+) -> None:
+    actions = [*ALL, *PREPARED, *PREPARED, *PREPARED]
+    run(version_server, tmp_path, actions, 60, two_phase=True, streaming=streaming)
 
 
 @pytest.mark.versions(14, 15, 16, 17, 18)

@@ -10,7 +10,7 @@ fallback    whether the next one may stream
 
 describe    what the catalog says of relations
 receiver    the loop                       writing     its other thread
-intake      what frames mean for the positions
+intake      what frames mean for the positions         parts     what it makes of them
 blocks      of transactions in progress    announce    which there are, for `status`
 choice      which frames the settings ask for
 overlap     what the server sends again is what the lake holds

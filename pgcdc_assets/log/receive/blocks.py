@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
 
 import numpy as np
 
@@ -14,11 +13,21 @@ from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.log.framerun import IS_CHANGE, IS_CONTROL, FrameRun
 from pgcdc_assets.log.inprogress import StreamedTransaction, TransactionsInProgress
 from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.relations import Overlay
+from pgcdc_assets.log.relations import Overlay, Relations
+from pgcdc_assets.log.rows import changed_relations
 from pgcdc_assets.log.spool import BlockFrames
 from pgcdc_assets.log.transactions import origin_in
 from pgcdc_assets.protocol.layouts import STREAM_ABORT, STREAM_START, MessageKind
-from pgcdc_assets.protocol.messages import Relation, StreamAbort, StreamCommit, StreamStart, Type
+from pgcdc_assets.protocol.messages import (
+    BeginPrepare,
+    Prepare,
+    Relation,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    Type,
+)
 from pgcdc_assets.protocol.streamed import decode_any
 
 
@@ -40,10 +49,11 @@ class Dropped:
 
 
 class Blocks:
-    """The transactions in progress of one connection."""
+    """The transactions in progress of one connection. One that comes whole at its PREPARE is one until then."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: Choice, relations: Relations) -> None:
         self._choice = choice
+        self._relations = relations
         self._overlays: dict[int, Overlay] = {}
         self.transactions = TransactionsInProgress()
 
@@ -51,6 +61,7 @@ class Blocks:
         """Frames of one transaction's blocks."""
         starts = run.at(MessageKind.STREAM_START)
         firsts = starts[run.field(starts, STREAM_START, "first") != 0].tolist()
+        firsts += run.at(MessageKind.BEGIN_PREPARE).tolist()
         if len(starts) and starts[0] not in firsts:
             self._start(xid, run, int(starts[0]))
         for begin, end in pairwise(sorted({0, *firsts, len(run)})):
@@ -60,11 +71,14 @@ class Blocks:
 
     def _start(self, xid: int, run: FrameRun, index: int) -> StreamedTransaction | None:
         """A block begins; returns what is void from here on."""
-        message = cast(StreamStart, decode_any(run.payload(index), run.lsn(index), parallel=False))
-        void = self.transactions.start(message, run.lsn(index), time.monotonic())
+        message = decode_any(run.payload(index), run.lsn(index), parallel=False)
+        if isinstance(message, BeginPrepare):
+            self._overlays[xid] = Overlay(self._relations)
+            return self.transactions.start(StreamStart(xid, first=True), run.lsn(index), time.monotonic())
+        assert isinstance(message, StreamStart)
         if message.first:
             self._overlays[xid] = Overlay()
-        return void
+        return self.transactions.start(message, run.lsn(index), time.monotonic())
 
     def _content(self, xid: int, run: FrameRun, subxid: Ints) -> Block:
         overlay = self._overlays[xid]
@@ -74,6 +88,8 @@ class Blocks:
         gone = self._choice.unwanted(run, foreign=origin is not None)
         if gone.any():
             run, subxid = run.without(gone), subxid[~gone]
+        if overlay.base is not None:
+            overlay.inherit(changed_relations(run))
         for index in np.flatnonzero(IS_CONTROL[run.kinds]).tolist():
             message = run.message(index)
             if isinstance(message, Relation):
@@ -101,7 +117,9 @@ class Blocks:
         del self._overlays[gone.xid]
         return Dropped(gone.xid)
 
-    def commit(self, message: StreamCommit, run: FrameRun, index: int) -> tuple[StreamedTransaction, Overlay]:
-        """The end of a transaction in progress."""
-        transaction = self.transactions.commit(message, run.lsn(index))
+    def end(
+        self, message: StreamCommit | StreamPrepare | Prepare, run: FrameRun, index: int
+    ) -> tuple[StreamedTransaction, Overlay]:
+        """A transaction has committed or is prepared, and no longer in progress."""
+        transaction = self.transactions.end(message, run.lsn(index))
         return transaction, self._overlays.pop(message.xid)

@@ -12,14 +12,16 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.log.batch import BatchWriter
+from pgcdc_assets.log.prepared import PreparedTransactions
+from pgcdc_assets.log.preparedfolder import PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.announce import Announcer
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.fallback import Fallback
-from pgcdc_assets.log.receive.intake import StreamUnsure
 from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings
 from pgcdc_assets.log.receive.orders import Orders
 from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.log.receive.parts import StreamUnsure
 from pgcdc_assets.log.receive.receiver import Limits, Receiver
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
@@ -88,7 +90,7 @@ class Receiving:
             whole = self._fallback.whole
             options = PluginOptions.of(
                 conn.info.server_version // 10000, streaming=not whole, messages=bool(settings.messages),
-                origins=Origins(settings.origin),
+                origins=Origins(settings.origin), two_phase=settings.two_phase,
             )  # fmt: skip
             asked = Subscription(conn, identity.slot, settings.publications, options, self._keep_waiting)
             start_lsn = overlap.start if overlap and overlap.start < position else None
@@ -98,12 +100,14 @@ class Receiving:
                 if source.timeline != timeline:
                     # The fork has been checked. What is copied from now on lies beyond it.
                     writer.advance(position)
+                prepared = PreparedFolder(log.path).recover(writer.position)
                 receiver = Receiver(
                     frames, conn, writer, relations,
                     publications=settings.publications, floor=floor, overlap=overlap and overlap.above(floor),
                     choice=choice, limits=Limits(settings.batch_bytes, settings.batch_seconds, settings.segment_bytes),
                     report=self._tell, orders=self._obey,
                     leave=self._fallback.over if whole else lambda boundary: False, announce=announcer.announce,
+                    prepared=PreparedTransactions(prepared) if settings.two_phase else None,
                 )  # fmt: skip
                 for order in self._standing.copy():
                     _give(receiver, order)

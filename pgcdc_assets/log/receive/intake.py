@@ -7,35 +7,57 @@ A transaction in progress belongs where its Stream Commit says, like any other. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from pgcdc_assets.core.endpos import Endpos
 from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.errors import PreparedLost, ProtocolError
 from pgcdc_assets.log.framerun import IS_CONTROL, FrameRun
 from pgcdc_assets.log.inprogress import TransactionsInProgress
-from pgcdc_assets.log.receive.blocks import Block, Blocks, Dropped
+from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction, PreparedTransactions
+from pgcdc_assets.log.receive.blocks import Blocks, Dropped
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.log.receive.parts import (
+    Part,
+    Prepared,
+    PreparedDropped,
+    PreparedEnded,
+    StreamEnded,
+    StreamUnsure,
+    Taken,
+)
 from pgcdc_assets.log.relations import Overlay, Relations
-from pgcdc_assets.log.rows import ABSENT
+from pgcdc_assets.log.rows import ABSENT, changed_relations
 from pgcdc_assets.log.spool import StreamEnd
 from pgcdc_assets.log.streamed import StreamPlace, commit_frame, located
 from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
 from pgcdc_assets.protocol.layouts import MessageKind
-from pgcdc_assets.protocol.messages import LogicalMessage, Relation, StreamAbort, StreamCommit, Type
+from pgcdc_assets.protocol.messages import (
+    AnyMessage,
+    CommitPrepared,
+    LogicalMessage,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    Type,
+)
 from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.protocol.streamed import decode_any
+from pgcdc_assets.source.connect.failures import COPY_ANEW
 
-_PREPARED = (
-    MessageKind.BEGIN_PREPARE,
-    MessageKind.PREPARE,
+_ENDS = (
+    MessageKind.STREAM_COMMIT,
+    MessageKind.STREAM_PREPARE,
     MessageKind.COMMIT_PREPARED,
     MessageKind.ROLLBACK_PREPARED,
-    MessageKind.STREAM_PREPARE,
 )
+"""Of transactions that came before, in blocks."""
 
 RelationKey = tuple[int, frozenset[int]]
 """OID of a relation and the types of its columns, which a run may change."""
@@ -44,47 +66,16 @@ Describe = Callable[[Sequence[Relation]], Described]
 """What the catalog says of relations, all of a run at once."""
 
 
-@dataclass(frozen=True)
-class Taken:
-    """The part of a run that belongs to the log, of transactions that come as a whole."""
-
-    run: FrameRun
-    whole: int
-    """Number of leading frames that belong to complete transactions, or stand between transactions."""
-    after: OpenTransaction | None
-    """The transaction that is open after it."""
-
-
-@dataclass(frozen=True)
-class StreamEnded:
-    """A transaction in progress has committed, and belongs to the log."""
-
-    xid: int
-    end: StreamEnd
-    commit: FrameRun
-    """Its Commit, as one frame."""
-
-
-Part = Taken | Block | Dropped | StreamEnded
-
-
-class StreamUnsure(Exception):
-    """A transaction in progress has committed, and what came does not say which of its messages count, or whether it
-    has an origin. As a whole it says so: the stream has to begin anew with version 1, until ``end_lsn`` is passed."""
-
-    def __init__(self, end_lsn: Lsn) -> None:
-        super().__init__()
-        self.end_lsn = end_lsn
-
-
 class Intake:
     """Keeps the stream's state: open transaction, last boundary, relations in force."""
 
     def __init__(
         self, describe: Describe, relations: Relations, transform_lsn: Lsn, overlap: Overlap | None = None,
         choice: Choice | None = None, origins: Callable[[], bool] = lambda: False,
+        prepared: PreparedTransactions | None = None,
     ) -> None:  # fmt: skip
-        """``origins``: whether the source knows any origin, as it is now."""
+        """``origins``: whether the source knows any origin, as it is now. ``prepared``: those whose content the lake
+        holds; None where the slot sends each transaction at its commit."""
         self._describe = describe
         self._origins = origins
         self._relations = relations
@@ -92,7 +83,8 @@ class Intake:
         self._overlap = overlap
         self._choice = choice or Choice()
         self._place = StreamPlace()
-        self._blocks = Blocks(self._choice)
+        self._blocks = Blocks(self._choice, relations)
+        self._prepared = prepared
         self.boundary = transform_lsn
         """The last transaction boundary that has been received: all that ends at or below it is taken."""
         self.seen = ZERO
@@ -138,39 +130,47 @@ class Intake:
                 yield from self._between(part, parallel)
             else:
                 yield from self._blocks.take(stretch.top, part, found.subxid[stretch.start : stretch.end])
+                for index in part.at(MessageKind.PREPARE).tolist():
+                    yield self._prepare(cast(Prepare, decode_any(part.payload(index), parallel=False)), part, index)
             if self.arrived:
                 return
 
     def _between(self, run: FrameRun, parallel: bool) -> Iterator[Part]:
-        """Frames that stand in no block: whole transactions, and the ends of those in progress."""
-        _refuse_prepared(run)
+        """Frames that stand in no block: whole transactions, and the ends of those that came in blocks."""
         first = 0
-        for index in np.union1d(run.at(MessageKind.STREAM_COMMIT), self._blocks.aborts(run)).tolist():
+        ends = np.flatnonzero(np.isin(run.kinds, _ENDS))
+        for index in np.union1d(ends, self._blocks.aborts(run)).tolist():
             if first < index:
                 yield self._whole_transactions(run.part(first, index))
             if self.arrived:
                 return
             first = index + 1
-            message = decode_any(run.payload(index), run.lsn(index), parallel=parallel)
-            if isinstance(message, StreamCommit):
-                yield self._commit(message, run, index)
-            elif isinstance(message, StreamAbort) and (dropped := self._blocks.abort(message)) is not None:
-                yield dropped
+            part = self._end(decode_any(run.payload(index), run.lsn(index), parallel=parallel), run, index)
+            if part is not None:
+                yield part
         if first < len(run) and not self.arrived:
             yield self._whole_transactions(run.part(first, len(run)))
 
+    def _end(self, message: AnyMessage, run: FrameRun, index: int) -> Part | None:
+        match message:
+            case StreamCommit():
+                return self._commit(message, run, index)
+            case StreamAbort():
+                return self._blocks.abort(message)
+            case StreamPrepare():
+                return self._prepare(message, run, index)
+            case CommitPrepared():
+                return self._commit_prepared(message, run, index)
+            case RollbackPrepared():
+                return self._rollback_prepared(message, run.lsn(index))
+        return None
+
     def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> StreamEnded | Dropped:
         """A transaction in progress commits. Its Relation messages take effect whether the log takes it or not."""
-        transaction, overlay = self._blocks.commit(message, run, index)
+        transaction, overlay = self._blocks.end(message, run, index)
         schema_ids = overlay.promote(self._relations, self.facts(overlay), int(run.sequence[index]))
         self.passed(message.commit_lsn)
-        if message.commit_lsn < self._transform_lsn:
-            return Dropped(message.xid)
-        goal = self.goal
-        if goal is not None and (goal.arrived_at_begin(message.commit_lsn) or not goal.allows(message.end_lsn)):
-            self.arrived = True
-            if goal.allows(message.commit_lsn):
-                self.reached(message.commit_lsn)
+        if message.commit_lsn < self._transform_lsn or self._is_beyond(message.commit_lsn, message.end_lsn):
             return Dropped(message.xid)
         if transaction.ambiguous or (not transaction.origin_told and self._origins()):
             raise StreamUnsure(message.end_lsn)
@@ -178,6 +178,81 @@ class Intake:
         aborted = np.array(sorted(transaction.aborted), dtype=np.int64)
         end = StreamEnd(int(message.commit_lsn), message.commit_ts, aborted, schema_ids)
         return StreamEnded(message.xid, end, commit_frame(run, index))
+
+    def _is_beyond(self, lsn: Lsn, end_lsn: Lsn) -> bool:
+        """Whether a record lies past the goal; then the goal is reached. ``lsn`` is its start, a boundary."""
+        goal = self.goal
+        if goal is None or not (goal.arrived_at_begin(lsn) or not goal.allows(end_lsn)):
+            return False
+        self.arrived = True
+        if goal.allows(lsn):
+            self.reached(lsn)
+        return True
+
+    # Two-phase: content comes at PREPARE, and belongs where COMMIT PREPARED says ----------------------
+
+    def _prepare(self, message: Prepare | StreamPrepare, run: FrameRun, index: int) -> Prepared | Dropped:
+        """A transaction is prepared. What comes of it once more, until its PREPARE is confirmed, is what is known."""
+        known, whole = self._known(run.lsn(index)), isinstance(message, Prepare)
+        came, overlay = self._blocks.end(message, run, index)
+        overlay.tell()
+        self.passed(message.prepare_lsn)
+        if self._is_beyond(message.prepare_lsn, message.end_lsn):
+            return Dropped(message.xid)
+        if not whole and (came.ambiguous or (not came.origin_told and self._origins())):
+            raise StreamUnsure(message.end_lsn)
+        self.reached(message.end_lsn)
+        key = PreparedKey(message.xid, message.gid, message.end_lsn)
+        transaction = PreparedTransaction(
+            key, message.prepare_ts, frozenset(came.aborted), overlay, came.changes, came.bytes, came.origin
+        )
+        return Prepared(transaction) if known.prepare(transaction) else Dropped(message.xid)
+
+    def _commit_prepared(
+        self, message: CommitPrepared, run: FrameRun, index: int
+    ) -> PreparedEnded | PreparedDropped | None:
+        """A prepared transaction commits. One beyond the goal stays prepared: its end comes again."""
+        known = self._known(run.lsn(index))
+        transaction = known.named(message)
+        self.passed(message.commit_lsn)
+        if self._overlap is not None:
+            self._overlap.committed(message.commit_lsn, message.xid, transaction)
+        if message.commit_lsn >= self._transform_lsn and self._is_beyond(message.commit_lsn, message.end_lsn):
+            return None
+        if transaction is None:
+            if message.commit_lsn >= self._transform_lsn and self._choice.origins:
+                raise PreparedLost(
+                    f"the content of prepared transaction {message.gid!r}, which commits now, is not in the lake: it "
+                    "was prepared before two_phase was on, or is lost", thing="change log", lsn=message.commit_lsn,
+                    do=COPY_ANEW,
+                )  # fmt: skip
+            return None
+        known.end(transaction)
+        if message.commit_lsn < self._transform_lsn:
+            return PreparedDropped(transaction.key)
+        self.reached(message.end_lsn)
+        schema_ids = transaction.overlay.known_to(self._relations, self.facts(transaction.overlay))
+        aborted = np.array(sorted(transaction.aborted), dtype=np.int64)
+        end = StreamEnd(int(message.commit_lsn), message.commit_ts, aborted, schema_ids)
+        return PreparedEnded(transaction, end, commit_frame(run, index))
+
+    def _rollback_prepared(self, message: RollbackPrepared, lsn: Lsn) -> PreparedDropped | None:
+        known = self._known(lsn)
+        if self.goal is not None and not self.goal.allows(message.rollback_end_lsn):
+            self.arrived = True
+            return None
+        self.passed(message.rollback_end_lsn)
+        self.reached(message.rollback_end_lsn)
+        transaction = known.named(message)
+        if transaction is None:
+            return None
+        known.end(transaction)
+        return PreparedDropped(transaction.key)
+
+    def _known(self, lsn: Lsn) -> PreparedTransactions:
+        if self._prepared is None:
+            raise ProtocolError("a prepared transaction came, which was not asked for", lsn=lsn)
+        return self._prepared
 
     def facts(self, overlay: Overlay) -> list[RelationFacts]:
         """What the catalog says now of the relations of a transaction in progress, one for each provisional id."""
@@ -215,7 +290,11 @@ class Intake:
         in a connection. Returns the non-transactional messages' places."""
         standalone: dict[int, Lsn] = {}
         messages = {index: run.message(index) for index in np.flatnonzero(IS_CONTROL[run.kinds]).tolist()}
-        facts = self._describe([message for message in messages.values() if isinstance(message, Relation)])
+        late = [] if self._prepared is None else self._relations.undescribed(changed_relations(run))
+        came = [message for message in messages.values() if isinstance(message, Relation)]
+        facts = self._describe([*came, *(seen.relation for seen in late)])
+        for seen in late:
+            self._relations.see(seen.relation, seen.payload, facts[described(seen.relation)], seen.sequence)
         for index, message in messages.items():
             if isinstance(message, Relation):
                 known = facts[described(message)]
@@ -285,12 +364,6 @@ class Intake:
                 self.reached(lsn)
                 ends.append(index - first + 1)
         return max(ends, default=0)
-
-
-def _refuse_prepared(run: FrameRun) -> None:
-    odd = np.flatnonzero(np.isin(run.kinds, _PREPARED))
-    if len(odd):
-        raise ProtocolError("a prepared transaction came, which was not asked for", lsn=run.lsn(int(odd[0])))
 
 
 def described(relation: Relation) -> RelationKey:

@@ -40,6 +40,8 @@ class ReceiverSettings:
     origin: str = Origins.ANY
     streaming: bool = True
     """Whether transactions are asked for while they are in progress."""
+    two_phase: bool = False
+    """Whether the slot sends transactions at their PREPARE."""
     segment_bytes: int = SEGMENT_BYTES
     """Frames in memory before they are written. Twice this is held at the worst (one being written, one filling), which
     with the libraries' own footprint stays well below 300 MB."""

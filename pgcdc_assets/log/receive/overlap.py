@@ -21,6 +21,7 @@ from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LogAhead
 from pgcdc_assets.log.framerun import IS_TABLE_CHANGE, FrameRun
+from pgcdc_assets.log.prepared import PreparedTransaction
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.choice import of_origin, within_transactions
 from pgcdc_assets.log.segment import read_rows
@@ -85,6 +86,15 @@ class Overlap:
         others = np.flatnonzero(told & ~known & (commit_lsn < self.end))
         if len(others):
             self._fail(int(commit_lsn[others[0]]))
+
+    def committed(self, commit_lsn: Lsn, xid: int, prepared: PreparedTransaction | None) -> None:
+        """Check a prepared transaction that commits here: the log's newest may be one. Raises LogAhead."""
+        if self.newest is not None and commit_lsn == self.start:
+            self.came = True
+            if xid != self.newest:
+                self._fail(commit_lsn)
+        elif prepared is not None and prepared.changes and self.start < commit_lsn < self.end:
+            self._fail(commit_lsn)
 
     def newest_passed(self) -> None:
         """The server has sent all that commits below the log's end. Raises LogAhead where its newest was not there."""

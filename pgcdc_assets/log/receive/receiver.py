@@ -26,15 +26,17 @@ from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
 from pgcdc_assets.log.framerun import HEADER, FrameRun
 from pgcdc_assets.log.inprogress import TransactionsInProgress
+from pgcdc_assets.log.prepared import PreparedTransactions
 from pgcdc_assets.log.receive.blocks import Block, Dropped
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.describe import CatalogFacts, knows_origins
-from pgcdc_assets.log.receive.intake import Intake, Part, StreamEnded, Taken
+from pgcdc_assets.log.receive.intake import Intake
 from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName, SpooledFile
 from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.log.receive.parts import Part, Prepared, PreparedDropped, PreparedEnded, StreamEnded, Taken
 from pgcdc_assets.log.receive.writing import Done, WritingThread
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.spool import SpooledStream
+from pgcdc_assets.log.spool import PendingStream, SpooledStream
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
 from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience, Silence
 from pgcdc_assets.source.stream.catchup import FrameStream
@@ -96,6 +98,7 @@ class Receiver:
         patience: Patience = FOR_STREAMS,
         leave: Callable[[Lsn], bool] = lambda boundary: False,
         announce: Callable[[TransactionsInProgress], None] = lambda in_progress: None,
+        prepared: PreparedTransactions | None = None,
     ) -> None:
         self._stream = stream
         self._writer = writer
@@ -109,7 +112,7 @@ class Receiver:
         self._pending = PendingBatch()
         self._intake = Intake(
             CatalogFacts(conn, publications, limits.relations_at_once, self._send_due_status),
-            relations, writer.position, overlap, choice, partial(knows_origins, conn),
+            relations, writer.position, overlap, choice, partial(knows_origins, conn), prepared,
         )  # fmt: skip
         self._writing = WritingThread(self._take_done, self._send_status)
         self._planned = writer.position
@@ -230,10 +233,21 @@ class Receiver:
                 self._pending.end(xid, end, commit, time.monotonic())
                 self._report(Event(EventName.COMMITTED, self._reported.flush, xid=xid, commit_lsn=end.commit_lsn))
             case Dropped(xid):
-                stream = self._pending.streams.pop(xid)
-                if stream is not None and stream.spooled_size:
-                    self._writing.submit(partial(self._writer.drop, stream))
-                    self._report(Event(EventName.DROPPED, self._reported.flush, xid=xid))
+                self._drop(xid, self._pending.streams.pop(xid))
+            case Prepared(transaction):
+                self._pending.prepare(transaction, time.monotonic())
+            case PreparedEnded(transaction, end, commit):
+                self._pending.end_prepared(transaction, end, commit, time.monotonic())
+            case PreparedDropped(key):
+                stream = self._pending.streams.pop_prepared(key)
+                self._drop(key.xid, stream)
+                if stream is None:
+                    self._writing.submit(partial(self._writer.forget, key))
+
+    def _drop(self, xid: int, stream: PendingStream | None) -> None:
+        if stream is not None and stream.spooled_size:
+            self._writing.submit(partial(self._writer.drop, stream))
+            self._report(Event(EventName.DROPPED, self._reported.flush, xid=xid))
 
     def _keepalive(self, frame: bytes) -> None:
         """``wal_end`` is a boundary: what committed below it has been sent, whatever is open."""
@@ -290,8 +304,13 @@ class Receiver:
         self._flush_now = False
 
     def _cut(self) -> None:
-        """Commit everything up to the last boundary."""
+        """Commit everything up to the last boundary; what is prepared below it is kept before."""
         end = self._intake.boundary
+        for transaction, stream in self._pending.streams.take_prepared():
+            if stream.spooled_size:
+                # Its segments are moved away, and are derived from again at its commit.
+                self._report(Event(EventName.DROPPED, self._reported.flush, xid=transaction.key.xid))
+            self._writing.submit(partial(self._writer.keep, transaction, stream))
         if self._pending.since is not None:
             closed, ended, staged = self._pending.take_closed()
             self._writing.submit(lambda: self._writer.commit(closed, staged, end, ended))

@@ -124,8 +124,9 @@ class LibpqConnection(ABC):
 
     @abstractmethod
     def create_slot(
-        self, name: str, *, temporary: bool = False, export: bool = False, waiting: Callable[[], None] | None = None
-    ) -> CreatedSlot:
+        self, name: str, *, temporary: bool = False, export: bool = False, two_phase: bool = False,
+        waiting: Callable[[], None] | None = None,
+    ) -> CreatedSlot:  # fmt: skip
         """A pgoutput slot. Waits for every open transaction of the cluster that has an xid."""
 
     # Commands -----------------------------------------------------------------------------------

@@ -47,10 +47,12 @@ class SqlConnection(LibpqConnection):
             ) from None  # fmt: skip
 
     def create_slot(
-        self, name: str, *, temporary: bool = False, export: bool = False, waiting: Callable[[], None] | None = None
-    ) -> CreatedSlot:
+        self, name: str, *, temporary: bool = False, export: bool = False, two_phase: bool = False,
+        waiting: Callable[[], None] | None = None,
+    ) -> CreatedSlot:  # fmt: skip
         """Makes the slot without a snapshot, because only a walsender can export one."""
-        made = f"pg_create_logical_replication_slot({literal(name)}, 'pgoutput', {str(temporary).lower()})"
+        flags = f"{str(temporary).lower()}, {str(two_phase).lower()}"
+        made = f"pg_create_logical_replication_slot({literal(name)}, 'pgoutput', {flags})"
         ((point,),) = self.execute(f"SELECT ({made}).lsn", waiting=waiting)
         if point is None:
             raise ProtocolError("was made, but has no consistent point", thing=f"slot {name}")

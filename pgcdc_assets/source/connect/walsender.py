@@ -61,11 +61,14 @@ class ReplicationConnection(LibpqConnection):
         return self.execute(f"TIMELINE_HISTORY {timeline:d}")[0][1] or ""
 
     def create_slot(
-        self, name: str, *, temporary: bool = False, export: bool = False, waiting: Callable[[], None] | None = None
-    ) -> CreatedSlot:
+        self, name: str, *, temporary: bool = False, export: bool = False, two_phase: bool = False,
+        waiting: Callable[[], None] | None = None,
+    ) -> CreatedSlot:  # fmt: skip
         """CREATE_REPLICATION_SLOT, in the old spelling of its options, which every version understands."""
         kind = "TEMPORARY " if temporary else ""
         snapshot = "EXPORT_SNAPSHOT" if export else "NOEXPORT_SNAPSHOT"
+        if two_phase:
+            snapshot += " TWO_PHASE"
         command = f"CREATE_REPLICATION_SLOT {identifier(name)} {kind}LOGICAL pgoutput {snapshot}"
         _, point, snapshot_name, _ = self.execute(command, waiting=waiting)[0]
         if point is None:

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 import psycopg
 
+from pgcdc_assets.errors import SourceNotReady
 from pgcdc_assets.source.connect.connection import APPLICATION, UNCHECKED
+from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 
 Severity = Literal["error", "warning", "info"]
 
@@ -71,13 +73,16 @@ class Finding:
         return [*self.sql[:_NAMES_SHOWN], *rest]
 
 
-def server_findings(conn: psycopg.Connection[Any], slot: str, *, replication_connections: bool = True) -> list[Finding]:
+def server_findings(
+    conn: psycopg.Connection[Any], slot: str, *, replication_connections: bool = True, two_phase: bool = False
+) -> list[Finding]:
     """Findings on the server's settings and free places for slots and connections."""
     row = conn.execute(_SERVER, [slot]).fetchone()
     assert row is not None
     recovering, wal_level, standbys, keep, idle, slots, senders, has_slot = row
     return [
         *_version(conn.info.server_version),
+        *(_two_phase(conn.info.server_version) if two_phase else ()),
         *_encoding(conn.info.parameter_status("server_encoding")),
         *_settings(recovering, wal_level, standbys),
         *_places(slots, senders if replication_connections else _PLACES, has_slot),
@@ -95,6 +100,13 @@ def _version(number: int) -> Iterator[Finding]:
             f"is PostgreSQL {major}.{minor}, which may lose changes of a transaction that is open while its table "
             "is added to a publication", f"update it to {major}.{_MINORS_THAT_LOSE[major]} or newer",
         )  # fmt: skip
+
+
+def _two_phase(number: int) -> Iterator[Finding]:
+    try:
+        PluginOptions.of(number // 10000, two_phase=True)
+    except SourceNotReady as error:
+        yield Finding("error", "source", error.what, error.do or "")
 
 
 def _encoding(name: str | None) -> Iterator[Finding]:

@@ -77,7 +77,12 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | 
         tables = list(read_published(conn, [settings.publication]))
         content = foreign_findings(conn, settings.publication, TablePatterns.parse(settings.tables))
     found = [
-        *server_findings(conn, settings.slot, replication_connections=settings.replication_connections),
+        *server_findings(
+            conn,
+            settings.slot,
+            replication_connections=settings.replication_connections,
+            two_phase=settings.two_phase,
+        ),
         *rights_findings(
             conn,
             stored_tables(conn, tables),
@@ -169,12 +174,15 @@ def _make_slot(
 ) -> list[str]:
     status = slot_status(conn, settings.slot)
     if status is not None:
-        check_slot(status, None)
+        check_slot(status, None, two_phase=settings.two_phase)
         return []
     with open_source(
         conninfo, replication_connections=settings.replication_connections, application_name=f"{APPLICATION}/setup"
     ) as connection:
-        create_slot(connection, conn, settings.slot, temporary=False, lock_seconds=lock_seconds, on_wait=on_wait)
+        create_slot(
+            connection, conn, settings.slot, temporary=False, two_phase=settings.two_phase, lock_seconds=lock_seconds,
+            on_wait=on_wait,
+        )  # fmt: skip
     passed(FaultPoint.SLOT_MADE)
     made = [f"slot {settings.slot}"]
     if not _ours(conn, settings):

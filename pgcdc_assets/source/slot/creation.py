@@ -29,7 +29,7 @@ OnWait = Callable[[list[Blocker]], None]
 
 def create_slot(
     connection: LibpqConnection, conn: psycopg.Connection[Any], name: str, *, temporary: bool,
-    lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
+    two_phase: bool = False, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
 ) -> CreatedSlot:  # fmt: skip
     """Make a pgoutput slot with its exported snapshot. When time is up, CopyBlocked names who is in the way.
 
@@ -42,7 +42,7 @@ def create_slot(
     tell = _Teller(conn, on_wait or log_waiting)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return connection.create_slot(name, temporary=temporary, export=True, waiting=tell)
+            return connection.create_slot(name, temporary=temporary, export=True, two_phase=two_phase, waiting=tell)
         except CopyBlocked:
             names = ", ".join(str(holder) for holder in transactions(conn)) or "a transaction that has just ended"
             raise CopyBlocked(

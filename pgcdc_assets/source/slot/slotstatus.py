@@ -141,13 +141,15 @@ def require_slot(conn: psycopg.Connection[Any], slot: str) -> SlotStatus:
     return status
 
 
-def check_slot(status: SlotStatus, transform_lsn: Lsn | None) -> None:
+def check_slot(status: SlotStatus, transform_lsn: Lsn | None, *, two_phase: bool = False) -> None:
     """Check that the stream may go on from this slot where the log ends (``transform_lsn``; None: no log yet).
 
+    ``two_phase``: whether transactions are to come at their PREPARE. A slot cannot change what it has sent: whoever
+    takes content at PREPARE from a slot that sends it at COMMIT PREPARED has it twice, and the other way round never.
     Read ``status`` while the walsender holds the slot: only then can nobody else confirm past the log. Raises
     IdentityMismatch, SlotLost, SlotAhead or LogAhead.
     """
-    _check_kind(status)
+    _check_kind(status, two_phase)
     if status.lost:
         raise SlotLost(f"was invalidated ({status.lost}): the WAL it needs is gone", thing=status.thing, do=COPY_ANEW)
     if transform_lsn is None:
@@ -164,7 +166,7 @@ def check_slot(status: SlotStatus, transform_lsn: Lsn | None) -> None:
         )  # fmt: skip
 
 
-def _check_kind(status: SlotStatus) -> None:
+def _check_kind(status: SlotStatus, two_phase: bool) -> None:
     if status.plugin != PLUGIN:
         raise IdentityMismatch(
             f"decodes with {status.plugin or 'nothing: it is a physical slot'}, not with {PLUGIN}",
@@ -175,10 +177,11 @@ def _check_kind(status: SlotStatus) -> None:
             f"belongs to database {status.database}, not to {status.connected_to}",
             thing=status.thing, do="choose another name in the setting `slot`",
         )  # fmt: skip
-    if status.two_phase:
+    if bool(status.two_phase) != two_phase:
         raise IdentityMismatch(
-            "has two_phase on: a prepared transaction's rows would come at PREPARE and never again",
-            thing=status.thing, do="make the slot anew without two_phase, or choose another name",
+            f"was made {'with' if status.two_phase else 'without'} two_phase, and the setting `two_phase` is "
+            f"{str(two_phase).lower()}", thing=status.thing,
+            do=f"set `two_phase` to {str(not two_phase).lower()}, or choose another name in the setting `slot`",
         )  # fmt: skip
     if status.synced:
         raise IdentityMismatch(

@@ -136,6 +136,9 @@ def begin(
 def _drain(
     asked: Subscription, connection: ReplicationConnection, at: Lsn, drain_bytes: int, limits: RangeLimits
 ) -> Drain | None:
+    if asked.options.two_phase:
+        # A copy of the slot would send prepared transactions at their commit.
+        return None
     status = require_slot(asked.conn, asked.slot)
     if status.active or status.confirmed_flush_lsn != at or status.wal_lsn - at < drain_bytes:
         return None

@@ -118,11 +118,11 @@ def start_stream(
     Whether the slot has passed the log is checked again once the stream holds it: only then can nobody else confirm.
     Raises what ``check_slot`` raises, or SlotActive if somebody holds it for longer than SLOT_PATIENCE_SECONDS.
     """
-    check_slot(require_slot(asked.conn, asked.slot), transform_lsn)
+    check_slot(require_slot(asked.conn, asked.slot), transform_lsn, two_phase=asked.options.two_phase)
     at = start_lsn or transform_lsn
     _patiently(asked, lambda: stream.start(asked.slot, at, asked.publications, asked.options))
     status = require_slot(asked.conn, asked.slot)
-    check_slot(status, transform_lsn)
+    check_slot(status, transform_lsn, two_phase=asked.options.two_phase)
     return status.confirmed_flush_lsn or transform_lsn
 
 

@@ -1,0 +1,132 @@
+"""Keeps the content of prepared transactions from PREPARE to COMMIT PREPARED: ``_prepared/`` in the log's folder.
+
+For each one there is a manifest, and the segments that it names, written as those of any transaction in progress are.
+At the commit they are copied into the log (by a link, where there are any), for a commit that is lost comes again, and
+needs them again. A mark beside the manifest says where the transaction was about to commit: once the log stands above,
+it holds the content.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import LogCorrupt
+from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
+from pgcdc_assets.log.relations import Overlay
+from pgcdc_assets.log.segment import check_content, draft_name
+from pgcdc_assets.log.spool import SpooledSegment
+from pgcdc_assets.store import storage
+from pgcdc_assets.store.scratch import Scratch
+
+PREPARED: Final = "_prepared"
+_MANIFEST: Final = ".json"
+_COMMITTING: Final = ".committing"
+"""What a manifest is named after its stem, and the mark beside it."""
+
+
+class PreparedFolder:
+    """The folder of one log. The receiver writes; others may read :meth:`pending`."""
+
+    def __init__(self, log: Location) -> None:
+        self._folder = log / PREPARED
+
+    def keep(self, transaction: PreparedTransaction, segments: Sequence[SpooledSegment]) -> None:
+        """Keep a transaction whose content these segments hold; durable when this returns."""
+        for spooled in segments:
+            storage.put(spooled.segment.draft, self._folder / spooled.segment.report.path)
+        if segments:
+            storage.settle([self._folder])
+        content = _manifest(transaction, [spooled.to_json() for spooled in segments])
+        storage.replace(self._place(transaction.key, _MANIFEST), json.dumps(content).encode())
+        storage.settle([self._folder.parent])
+
+    def recover(self, position: Lsn) -> list[PreparedTransaction]:
+        """The transactions that wait for their end, where the log stands at ``position``; all else is deleted.
+
+        What was prepared above it comes again, and what commits below it is in the log.
+        """
+        found: list[PreparedTransaction] = []
+        names = {entry.name for entry in storage.list_after(self._folder)}
+        kept: set[str] = set()
+        for name in sorted(name for name in names if name.endswith(_MANIFEST)):
+            content = self._read(self._folder / name)
+            mark = name.removesuffix(_MANIFEST) + _COMMITTING
+            commits = int(storage.read(self._folder / mark)) if mark in names else position
+            transaction = _transaction(content)
+            if transaction.key.end_lsn <= position <= commits:
+                found.append(transaction)
+                kept |= {name, *(segment["file"] for segment in content["segments"])}
+        storage.delete(self._folder / name for name in sorted(names - kept))
+        return found
+
+    def pending(self) -> list[PreparedTransaction]:
+        """Those that are kept; one that has just committed may be among them."""
+        names = [entry.name for entry in storage.list_after(self._folder) if entry.name.endswith(_MANIFEST)]
+        found: list[PreparedTransaction] = []
+        for name in names:
+            try:
+                found.append(_transaction(self._read(self._folder / name)))
+            except FileNotFoundError:
+                continue
+        return found
+
+    def taken(self, key: PreparedKey, into: Scratch) -> list[SpooledSegment]:
+        """The segments of a transaction that commits, as drafts. LogCorrupt where one is damaged."""
+        segments: list[SpooledSegment] = []
+        for given in self._read(self._place(key, _MANIFEST))["segments"]:
+            place, draft = self._folder / given["file"], into.draft(draft_name())
+            check_content(place)
+            storage.copy(place, Location(draft.path))
+            segments.append(SpooledSegment.of_json(given, draft))
+        return segments
+
+    def committing(self, commits: Mapping[PreparedKey, int]) -> None:
+        """The log is about to take these transactions in, each at its ``commit_lsn``."""
+        for key, commit_lsn in commits.items():
+            storage.replace(self._place(key, _COMMITTING), str(int(commit_lsn)).encode())
+            passed(FaultPoint.PREPARED_COMMITTING)
+
+    def drop(self, keys: Iterable[PreparedKey]) -> None:
+        """The log holds these, or they were rolled back: deleted, the manifest first."""
+        for key in keys:
+            manifest = self._place(key, _MANIFEST)
+            segments = self._read(manifest)["segments"]
+            storage.delete([manifest])
+            passed(FaultPoint.PREPARED_DROPPED)
+            storage.delete([*(self._folder / segment["file"] for segment in segments), self._place(key, _COMMITTING)])
+
+    def _place(self, key: PreparedKey, kind: str) -> Location:
+        # Two of one xid do not end at one place; a gid may hold any character.
+        return self._folder / f"{key.xid}-{int(key.end_lsn):016x}{kind}"
+
+    def _read(self, place: Location) -> dict[str, Any]:
+        content = storage.read(place)
+        try:
+            found: dict[str, Any] = json.loads(content)
+        except ValueError:
+            raise LogCorrupt("cannot be read", thing=str(place)) from None
+        return found
+
+
+def _manifest(transaction: PreparedTransaction, segments: list[dict[str, Any]]) -> dict[str, Any]:
+    overlay = transaction.overlay
+    return {
+        "xid": transaction.key.xid, "gid": transaction.key.gid, "end_lsn": int(transaction.key.end_lsn),
+        "prepare_ts": transaction.prepare_ts, "aborted": sorted(transaction.aborted),
+        "changes": transaction.changes, "bytes": transaction.bytes, "origin": transaction.origin,
+        "relations": [payload.hex() for payload in overlay.payloads], "types": [one.hex() for one in overlay.types],
+        "segments": segments,
+    }  # fmt: skip
+
+
+def _transaction(given: Mapping[str, Any]) -> PreparedTransaction:
+    overlay = Overlay.of(map(bytes.fromhex, given["relations"]), map(bytes.fromhex, given["types"]))
+    return PreparedTransaction(
+        PreparedKey(given["xid"], given["gid"], Lsn(given["end_lsn"])), given["prepare_ts"],
+        frozenset(given["aborted"]), overlay, given["changes"], given["bytes"], given["origin"],
+    )  # fmt: skip

@@ -1,0 +1,306 @@
+"""Transactions whose content comes at their PREPARE leave the log that whole ones leave, whenever they end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import IdentityMismatch, LogCorrupt, PgcdcError, PreparedLost
+from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
+from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.store.local import path_of
+from tests.log.conftest import SECONDS, Source, eventually, rows, until_event
+from tests.log.received_twice import Row, Twins, little_memory, many
+
+IN_BLOCKS, WHOLE = {"streaming": True}, {"streaming": False}
+
+
+@pytest.fixture(params=[IN_BLOCKS, WHOLE], ids=["in blocks", "whole"])
+def twins(source: Source, request: pytest.FixtureRequest) -> Twins:
+    little_memory(source)
+    return Twins.of(source, two_phase=True, **request.param)
+
+
+def gid(source: Source, name: str = "g") -> str:
+    """gids are the server's, not the database's."""
+    return f"{source.database.name} it's {name}".replace("'", "''")
+
+
+def prepare(source: Source, *statements: str, name: str = "g") -> Lsn:
+    return source.run("BEGIN", *statements, f"PREPARE TRANSACTION '{gid(source, name)}'")
+
+
+def end(source: Source, how: str = "COMMIT", name: str = "g") -> Lsn:
+    return source.run(f"{how} PREPARED '{gid(source, name)}'")
+
+
+def kinds(rows: list[Row]) -> str:
+    return "".join(row[5] for row in rows)
+
+
+def kept(twins: Twins) -> list[str]:
+    return [transaction.key.gid for transaction in PreparedFolder(twins.streamed.log.path).pending()]
+
+
+def files(twins: Twins) -> list[str]:
+    folder = path_of(twins.streamed.log.path / PREPARED)
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def durable(twins: Twins, lsn: Lsn) -> None:
+    eventually(lambda: twins.source.confirmed(twins.streamed.log) >= lsn)
+
+
+def finish(twins: Twins, *, facts: bool = True) -> list[Row]:
+    """All is received and compared; nothing is kept any more."""
+    receiver = twins.streamed.receiver
+    assert receiver is not None
+    receiver.until(twins.flushed())
+    until_event(receiver, "arrived")
+    receiver.join(SECONDS)
+    return twins.check(facts=facts)
+
+
+def restart(twins: Twins) -> ReceiverProcess:
+    assert twins.streamed.receiver is not None
+    twins.streamed.receiver.kill()
+    return twins.start()
+
+
+def fails(receiver: ReceiverProcess, error: type[PgcdcError]) -> PgcdcError:
+    with pytest.raises(error) as caught:
+        until_event(receiver, "arrived")
+    return caught.value
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_it_is_applied_where_it_commits(twins: Twins, large: bool) -> None:
+    source = twins.source
+    twins.start()
+    prepare(source, many(1, 1000) if large else "INSERT INTO a VALUES (1, 'x')", "TRUNCATE b")
+    between = source.run("INSERT INTO a VALUES (-1, 'between')")
+    durable(twins, between)
+    assert kinds(twins.streamed.reading.rows()) == "IC"
+    assert kept(twins) == [gid(source).replace("''", "'")]
+    end(source)
+    source.run("INSERT INTO a VALUES (-2, 'after')")
+    found = finish(twins)
+    assert kinds(found) == "IC" + "I" * (1000 if large else 1) + "TC" + "IC"
+    assert files(twins) == []
+
+
+def test_one_that_ends_at_once_is_never_kept(twins: Twins) -> None:
+    source = twins.source
+    receiver = twins.start(batch_seconds=60)
+    prepare(source, many(1, 1000))
+    end(source)
+    prepare(source, "INSERT INTO b VALUES (1, 1)")
+    end(source, "ROLLBACK")
+    receiver.until(twins.flushed())
+    until_event(receiver, "arrived")
+    receiver.join(SECONDS)
+    assert not path_of(twins.streamed.log.path / PREPARED).is_dir()
+    assert kinds(twins.check(facts=True)) == "I" * 1000 + "C"
+
+
+@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
+def test_it_ends_after_a_restart(twins: Twins, how: str) -> None:
+    """Once it is confirmed past the PREPARE the server sends the end alone."""
+    source = twins.source
+    twins.start()
+    durable(twins, prepare(source, many(1, 600), "SAVEPOINT s", many(2001, 600), "ROLLBACK TO s", many(5001, 10)))
+    restart(twins)
+    restart(twins)
+    assert len(kept(twins)) == 1
+    end(source, how)
+    source.run("INSERT INTO b VALUES (1, 1)")
+    assert kinds(finish(twins)) == ("I" * 610 + "C") * (how == "COMMIT") + "IC"
+    assert files(twins) == []
+
+
+def test_a_gid_is_used_again(twins: Twins) -> None:
+    source = twins.source
+    twins.start()
+    for number in range(1, 4):
+        durable(twins, prepare(source, f"INSERT INTO a VALUES ({number}, 'x')"))
+        restart(twins)
+        end(source, "ROLLBACK" if number == 2 else "COMMIT")
+    assert kinds(finish(twins)) == "ICIC"
+
+
+def test_several_at_a_time(twins: Twins) -> None:
+    source = twins.source
+    twins.start()
+    for number in range(3):
+        lsn = prepare(source, f"INSERT INTO a VALUES ({number}, 'x')", name=str(number))
+    durable(twins, lsn)
+    end(source, name="2")
+    end(source, "ROLLBACK", name="1")
+    restart(twins)
+    end(source, name="0")
+    assert kinds(finish(twins)) == "ICIC"
+
+
+def test_one_that_was_prepared_before_the_slot(source: Source) -> None:
+    """A slot waits for it; one that is prepared while the slot is made comes at its commit."""
+    prepare(source, "INSERT INTO a VALUES (1, 'x')")
+    with source.database.connect() as other:
+        other.execute("SET lock_timeout = '1s'")
+        with pytest.raises(Exception, match="lock timeout"):
+            other.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", [source.slot("w")])
+    end(source)
+    twins = Twins.of(source, two_phase=True)
+    twins.start()
+    source.run("INSERT INTO a VALUES (2, 'x')")
+    assert kinds(finish(twins)) == "IC"
+
+
+def test_relations_that_it_was_told_hold_for_those_after_it(twins: Twins) -> None:
+    """The server does not tell them again, though the catalog cannot be asked while the transaction holds a lock."""
+    source = twins.source
+    source.run("CREATE TABLE rf (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE rf WHERE (id > 0)")
+    twins.start()
+    prepare(source, "INSERT INTO a VALUES (1, 'told')", "INSERT INTO rf VALUES (1, 'x')", "ALTER TABLE rf ADD n int",
+            "INSERT INTO rf VALUES (2, 'y', 3)")  # fmt: skip
+    beside = source.run("INSERT INTO a VALUES (2, 'not told')")
+    durable(twins, beside)
+    end(source)
+    source.run("INSERT INTO rf VALUES (3, 'z', 4)", "INSERT INTO a VALUES (3, 'x')")
+    assert kinds(finish(twins, facts=False)) == "IC" + "IIIC" + "IC" + "IC"
+
+
+def test_relations_that_were_told_before_it_hold_in_it(twins: Twins) -> None:
+    source = twins.source
+    twins.start()
+    source.run("INSERT INTO a VALUES (1, 'told')")
+    durable(twins, prepare(source, "INSERT INTO a VALUES (2, 'not told')", "TRUNCATE a", "INSERT INTO b VALUES (1, 1)"))
+    restart(twins)
+    end(source)
+    assert kinds(finish(twins)) == "IC" + "ITIC"
+
+
+@pytest.mark.parametrize("first", ["log", "server"])
+def test_a_commit_whose_confirmation_was_lost_comes_again(twins: Twins, first: str) -> None:
+    """The log holds it, and its content is kept no longer; or the whole comes once more, from its PREPARE on."""
+    source = twins.source
+    copy = source.log("behind", copy_of=twins.streamed.log) if first == "server" else None
+    twins.start()
+    durable(twins, prepare(source, "INSERT INTO a VALUES (1, 'x')"))
+    commit = end(source)
+    source.run("INSERT INTO a VALUES (2, 'x')")
+    durable(twins, commit)
+    assert twins.streamed.receiver is not None
+    twins.streamed.receiver.kill()
+    if copy is not None:
+        # A copy has no two_phase: all of it comes whole, and must be what the log holds.
+        source.receive(copy, source.lsn())
+    twins.start()
+    source.run("INSERT INTO a VALUES (3, 'x')")
+    assert kinds(finish(twins)) == "ICICIC"
+
+
+def test_a_goal_between_prepare_and_commit(twins: Twins) -> None:
+    source = twins.source
+    goal = prepare(source, "INSERT INTO a VALUES (1, 'x')")
+    commit = end(source)
+    twins.streamed.receive(goal)
+    assert (twins.streamed.reading.rows(), len(kept(twins))) == ([], 1)
+    twins.streamed.receive(commit)
+    assert kinds(twins.check(facts=True)) == "IC"
+
+
+def test_messages_and_origins(twins: Twins) -> None:
+    source = twins.source
+    origin = f"o_{source.database.name}"
+    source.conn.execute("SELECT pg_replication_origin_create(%s)", [origin])
+    with source.database.connect() as other:
+        other.execute("SELECT pg_replication_origin_session_setup(%s)", [origin])
+        twins.start()
+        emit = "SELECT pg_logical_emit_message({}, 'app', '{}')"
+        for statement in ("BEGIN", emit.format("true", "inside"), "INSERT INTO a VALUES (1, 'x')",
+                          emit.format("false", "loose"), f"PREPARE TRANSACTION '{gid(source)}'"):  # fmt: skip
+            other.execute(statement.encode())
+        durable(twins, twins.flushed())
+        restart(twins)
+        other.execute(f"COMMIT PREPARED '{gid(source)}'".encode())
+        found = finish(twins)
+        other.execute("SELECT pg_replication_origin_session_reset()")
+    source.conn.execute("SELECT pg_replication_origin_drop(%s)", [origin])
+    assert kinds(found) == "MMIC"
+    assert [row[3] for row in found] == [None, origin, origin, origin]
+
+
+def test_what_is_lost_is_told(twins: Twins) -> None:
+    """Never a transaction less than the source has."""
+    source = twins.source
+    twins.start()
+    durable(twins, prepare(source, "INSERT INTO a VALUES (1, 'x')"))
+    assert twins.streamed.receiver is not None
+    twins.streamed.receiver.kill()
+    for name in files(twins):
+        (path_of(twins.streamed.log.path / PREPARED) / name).unlink()
+    end(source)
+    error = fails(twins.streamed.start(), PreparedLost)
+    assert f"'{gid(source)}'".replace("''", "'") in str(error).replace('"', "'")
+    assert error.lsn is not None
+    assert "pgcdc teardown" in str(error)
+    assert twins.streamed.reading.rows() == []
+
+
+def _cut(path: str) -> None:
+    with open(path, "r+b") as file:
+        file.truncate(20)
+
+
+def _empty(path: str) -> None:
+    with open(path, "wb"):
+        pass
+
+
+@pytest.mark.parametrize(("kind", "damage"), [(".parquet", _cut), (".json", _empty)])
+def test_damage_is_told(twins: Twins, kind: str, damage: Callable[[str], None]) -> None:
+    source = twins.source
+    twins.start()
+    durable(twins, prepare(source, "INSERT INTO a VALUES (1, 'x')"))
+    assert twins.streamed.receiver is not None
+    twins.streamed.receiver.kill()
+    (name,) = [name for name in files(twins) if name.endswith(kind)]
+    damage(str(path_of(twins.streamed.log.path / PREPARED) / name))
+    end(source)
+    assert PREPARED in str(fails(twins.streamed.start(), LogCorrupt))
+    assert twins.streamed.reading.rows() == []
+
+
+def test_slot_and_setting_agree(source: Source) -> None:
+    for made in (False, True):
+        log = source.log(f"tp_{made:d}", two_phase=made)
+        error = fails(source.receiver(log, two_phase=not made), IdentityMismatch)
+        assert f"set `two_phase` to {str(made).lower()}" in str(error)
+
+
+def test_no_copy_of_the_slot_is_drained(source: Source) -> None:
+    """It would send a prepared transaction at its commit, and the stream behind it the commit alone."""
+    log = source.log(two_phase=True)
+    prepare(source, "INSERT INTO a VALUES (1, 'x')")
+    source.run(many(2, 2000))
+    receiver = source.receiver(log, two_phase=True, drain_bytes=1)
+    commit = end(source)
+    receiver.until(commit)
+    until_event(receiver, "arrived")
+    assert len(rows(log)) == 2003
+
+
+def test_a_manifest_holds_no_values(source: Source) -> None:
+    log = source.log(two_phase=True)
+    receiver = source.receiver(log, two_phase=True)
+    lsn = prepare(source, "INSERT INTO a VALUES (1, 'secret')")
+    eventually(lambda: source.confirmed(log) >= lsn)
+    receiver.stop()
+    folder = path_of(log.path / PREPARED)
+    (manifest,) = folder.glob("*.json")
+    assert "secret" not in manifest.read_text()
+    assert json.loads(manifest.read_text())["changes"] == 1
+    end(source, "ROLLBACK")
