@@ -266,11 +266,10 @@ class BatchWriter:
 
     def _move(self, end: Lsn, staged: Staged) -> None:
         files = self._spill.move(staged, end)
-        self._prepared.committing(staged.prepared)
         passed(FaultPoint.SEGMENTS_MOVED)
         self._log.commit(self.position, end, self._timeline, files)
         self.position = end
-        self._prepared.drop(staged.prepared)
+        self._prepared.drop(staged.kept)
 
     def _notes(self, start: Lsn, end: Lsn, tally: Tally) -> list[Note]:
         records = [self._relations.record(schema_id) for schema_id in sorted(tally.schema_ids)]

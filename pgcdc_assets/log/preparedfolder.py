@@ -1,15 +1,15 @@
 """Keeps the content of prepared transactions from PREPARE to COMMIT PREPARED: ``_prepared/`` in the log's folder.
 
 For each one there is a manifest, and the segments that it names, written as those of any transaction in progress are.
-At the commit they are copied into the log (by a link, where there are any), for a commit that is lost comes again, and
-needs them again. A mark beside the manifest says where the transaction was about to commit: once the log stands above,
-it holds the content.
+At the commit they are copied into the log (by a link, where there are any): until it is durable there, and the slot is
+confirmed, COMMIT PREPARED comes again, and needs them again. Where only the deletion was lost, it finds the log above
+it, and deletes them then.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
@@ -25,8 +25,6 @@ from pgcdc_assets.store.scratch import Scratch
 
 PREPARED: Final = "_prepared"
 _MANIFEST: Final = ".json"
-_COMMITTING: Final = ".committing"
-"""What a manifest is named after its stem, and the mark beside it."""
 
 
 class PreparedFolder:
@@ -41,24 +39,22 @@ class PreparedFolder:
             storage.put(spooled.segment.draft, self._folder / spooled.segment.report.path)
         if segments:
             storage.settle([self._folder])
-        content = _manifest(transaction, [spooled.to_json() for spooled in segments])
-        storage.replace(self._place(transaction.key, _MANIFEST), json.dumps(content).encode())
+        content = _content(transaction, [spooled.to_json() for spooled in segments])
+        storage.replace(self._manifest(transaction.key), json.dumps(content).encode())
         storage.settle([self._folder.parent])
 
     def recover(self, position: Lsn) -> list[PreparedTransaction]:
         """The transactions that wait for their end, where the log stands at ``position``; all else is deleted.
 
-        What was prepared above it comes again, and what commits below it is in the log.
+        What was prepared above it comes again.
         """
         found: list[PreparedTransaction] = []
         names = {entry.name for entry in storage.list_after(self._folder)}
         kept: set[str] = set()
         for name in sorted(name for name in names if name.endswith(_MANIFEST)):
             content = self._read(self._folder / name)
-            mark = name.removesuffix(_MANIFEST) + _COMMITTING
-            commits = int(storage.read(self._folder / mark)) if mark in names else position
             transaction = _transaction(content)
-            if transaction.key.end_lsn <= position <= commits:
+            if transaction.key.end_lsn <= position:
                 found.append(transaction)
                 kept |= {name, *(segment["file"] for segment in content["segments"])}
         storage.delete(self._folder / name for name in sorted(names - kept))
@@ -78,31 +74,29 @@ class PreparedFolder:
     def taken(self, key: PreparedKey, into: Scratch) -> list[SpooledSegment]:
         """The segments of a transaction that commits, as drafts. LogCorrupt where one is damaged."""
         segments: list[SpooledSegment] = []
-        for given in self._read(self._place(key, _MANIFEST))["segments"]:
+        for given in self._read(self._manifest(key))["segments"]:
             place, draft = self._folder / given["file"], into.draft(draft_name())
             check_content(place)
             storage.copy(place, Location(draft.path))
             segments.append(SpooledSegment.of_json(given, draft))
         return segments
 
-    def committing(self, commits: Mapping[PreparedKey, int]) -> None:
-        """The log is about to take these transactions in, each at its ``commit_lsn``."""
-        for key, commit_lsn in commits.items():
-            storage.replace(self._place(key, _COMMITTING), str(int(commit_lsn)).encode())
-            passed(FaultPoint.PREPARED_COMMITTING)
+    def drop(self, keys: Sequence[PreparedKey]) -> None:
+        """The log holds these, or they were rolled back. Durable when this returns: the slot is confirmed then, and
+        nobody would ever ask for them."""
+        if not keys:
+            return
+        manifests = [self._manifest(key) for key in keys]
+        read = [self._read(manifest) for manifest in manifests]
+        segments = [self._folder / given["file"] for content in read for given in content["segments"]]
+        storage.delete(manifests)
+        storage.settle([self._folder])
+        passed(FaultPoint.PREPARED_DROPPED)
+        storage.delete(segments)
 
-    def drop(self, keys: Iterable[PreparedKey]) -> None:
-        """The log holds these, or they were rolled back: deleted, the manifest first."""
-        for key in keys:
-            manifest = self._place(key, _MANIFEST)
-            segments = self._read(manifest)["segments"]
-            storage.delete([manifest])
-            passed(FaultPoint.PREPARED_DROPPED)
-            storage.delete([*(self._folder / segment["file"] for segment in segments), self._place(key, _COMMITTING)])
-
-    def _place(self, key: PreparedKey, kind: str) -> Location:
+    def _manifest(self, key: PreparedKey) -> Location:
         # Two of one xid do not end at one place; a gid may hold any character.
-        return self._folder / f"{key.xid}-{int(key.end_lsn):016x}{kind}"
+        return self._folder / f"{key.xid}-{int(key.end_lsn):016x}{_MANIFEST}"
 
     def _read(self, place: Location) -> dict[str, Any]:
         content = storage.read(place)
@@ -113,7 +107,7 @@ class PreparedFolder:
         return found
 
 
-def _manifest(transaction: PreparedTransaction, segments: list[dict[str, Any]]) -> dict[str, Any]:
+def _content(transaction: PreparedTransaction, segments: list[dict[str, Any]]) -> dict[str, Any]:
     overlay = transaction.overlay
     return {
         "xid": transaction.key.xid, "gid": transaction.key.gid, "end_lsn": int(transaction.key.end_lsn),

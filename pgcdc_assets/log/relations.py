@@ -97,9 +97,13 @@ class Relations(_Versions):
         """
         self._undescribed[seen.relation.relation_id] = seen
 
+    @property
+    def any_undescribed(self) -> bool:
+        return bool(self._undescribed)
+
     def undescribed(self, relation_ids: Iterable[int]) -> list[OverlaidRelation]:
         """Those of these relations about which the catalog has to be asked."""
-        return [self._undescribed[one] for one in relation_ids if one in self._undescribed] if self._undescribed else []
+        return [self._undescribed[one] for one in relation_ids if one in self._undescribed]
 
     def in_force(self, relation_id: int) -> bytes | None:
         """The newest Relation message that has been told; None where none was."""

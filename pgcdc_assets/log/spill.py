@@ -67,7 +67,7 @@ class SpillFolder:
         staged, stream = Staged(), ended.stream
         spools = stream.spooled
         if ended.kept is not None:
-            staged.prepared[ended.kept] = ended.end.commit_lsn
+            staged.kept.append(ended.kept)
             spools = self._prepared.taken(ended.kept, self._drafts)
         for spooled in spools:
             if (counted := spooled.at(ended.end)) is None:

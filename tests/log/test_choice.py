@@ -13,8 +13,9 @@ from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.core.prefixes import PrefixPatterns
 from pgcdc_assets.log.batch import PendingBatch
 from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.intake import Intake, described
+from pgcdc_assets.log.receive.intake import Intake
 from pgcdc_assets.log.receive.parts import Taken
+from pgcdc_assets.log.receive.whole import described
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import FILLED_SCHEMA, table_of
 from pgcdc_assets.log.transactions import transaction_after
@@ -77,7 +78,7 @@ def test_a_transaction_of_what_is_left_out_is_an_empty_one(choice: Choice) -> No
     (taken,) = intake.take(run_of([frame(each, 50) for each in frames], 0))
     assert isinstance(taken, Taken)
     pending.receive(taken.run, taken.whole, taken.after, 0.0)
-    assert (intake.boundary, pending.since, pending.in_memory) == (148, None, 0)
+    assert (intake.positions.boundary, pending.since, pending.in_memory) == (148, None, 0)
 
 
 def test_the_rest_of_such_a_transaction_keeps_its_order() -> None:

@@ -25,8 +25,9 @@ from pgcdc_assets.log.preparedfolder import PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.blocks import Block, Dropped
 from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.intake import Intake, described
+from pgcdc_assets.log.receive.intake import Intake
 from pgcdc_assets.log.receive.parts import Part, StreamEnded, StreamUnsure, Taken
+from pgcdc_assets.log.receive.whole import described
 from pgcdc_assets.log.relations import Overlay, Relations
 from pgcdc_assets.log.rows import Tally, TransactionEnd, rows_in_progress
 from pgcdc_assets.log.segment import read_rows
@@ -101,7 +102,7 @@ class Receiving:
     def cut(self) -> None:
         if self.pending.since is not None:
             closed, ended, staged = self.pending.take_closed()
-            self.writer.commit(closed, staged, self.intake.boundary, ended)
+            self.writer.commit(closed, staged, self.intake.positions.boundary, ended)
 
     def content(self) -> dict[int, list[AnyMessage]]:
         """The changes of each transaction in the log, whose rows end with its Commit's."""
@@ -264,14 +265,14 @@ def test_what_the_log_has_is_not_taken_again(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_a_goal_around_a_commit(receiving: Receiving, goal: int, taken: bool, boundary: int) -> None:
     """In the midst of its commit record lies no boundary: the transaction belongs to the next run."""
-    receiving.intake.goal = Endpos(Lsn(goal), wal_writer_delay=0.2)
+    receiving.intake.positions.goal = Endpos(Lsn(goal), wal_writer_delay=0.2)
     receiving.take(block((TOP, row(1))))
     receiving.spool()
     receiving.take(commit())
     receiving.take(block((OTHER, row(2)), top=OTHER) + commit(4000, OTHER))
     assert (receiving.pending.since is not None) == taken
-    assert receiving.intake.boundary == boundary
-    assert receiving.intake.arrived
+    assert receiving.intake.positions.boundary == boundary
+    assert receiving.intake.positions.arrived
     receiving.cut()
     assert receiving.content() == ({3000: [row(1)]} if taken else {})
 
@@ -284,9 +285,9 @@ def test_a_message_that_may_have_been_rolled_back_is_not_taken(receiving: Receiv
         receiving.take(commit())
     assert unsure.value.end_lsn == 3008
     receiving.take(block((OTHER, emitted), top=OTHER) + abort(SUB, OTHER))
-    receiving.intake.goal = Endpos(Lsn(3500), wal_writer_delay=0.2)
+    receiving.intake.positions.goal = Endpos(Lsn(3500), wal_writer_delay=0.2)
     receiving.take(commit(4000, OTHER))
-    assert receiving.intake.arrived
+    assert receiving.intake.positions.arrived
 
 
 @pytest.mark.parametrize("origins", [True, False])

@@ -80,7 +80,7 @@ def test_two_phase_slot(source: Source) -> None:
     slot = source.slot("tp")
     source.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", [slot])
     error = _refused(source, _log_at(source, "tp", identity(source.conn, slot), source.lsn()), IdentityMismatch)
-    assert "two_phase" in str(error)
+    assert "set `two_phase` to true" in str(error)
 
 
 def test_missing_slot(source: Source) -> None:

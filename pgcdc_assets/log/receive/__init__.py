@@ -11,6 +11,7 @@ fallback    whether the next one may stream
 describe    what the catalog says of relations
 receiver    the loop                       writing     its other thread
 intake      what frames mean for the positions         parts     what it makes of them
+streampositions  where it stands, and its goal    whole       transactions that come as a whole
 blocks      of transactions in progress    announce    which there are, for `status`
 choice      which frames the settings ask for
 overlap     what the server sends again is what the lake holds

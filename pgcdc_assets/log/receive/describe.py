@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from pgcdc_assets.log.receive.intake import Described, described
+from pgcdc_assets.log.receive.whole import Described, described
 from pgcdc_assets.protocol.messages import Relation
 from pgcdc_assets.source.catalog.tables import relation_facts
 

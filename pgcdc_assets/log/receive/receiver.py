@@ -114,6 +114,7 @@ class Receiver:
             CatalogFacts(conn, publications, limits.relations_at_once, self._send_due_status),
             relations, writer.position, overlap, choice, partial(knows_origins, conn), prepared,
         )  # fmt: skip
+        self._positions = self._intake.positions
         self._writing = WritingThread(self._take_done, self._send_status)
         self._planned = writer.position
         self._goal: Endpos | None = None
@@ -131,13 +132,13 @@ class Receiver:
 
     def until(self, lsn: Lsn) -> None:
         """Receive up to here, then end."""
-        self._goal = self._intake.goal = Endpos(lsn, wal_writer_delay=self._clock.wal_writer_delay)
-        if max(self._intake.boundary, self._intake.seen) >= lsn:
+        self._goal = self._positions.goal = Endpos(lsn, wal_writer_delay=self._clock.wal_writer_delay)
+        if max(self._positions.boundary, self._positions.seen) >= lsn:
             self._arrived = True
 
     def follow(self) -> None:
         """Take back a goal that is not reached yet."""
-        self._goal = self._intake.goal = None
+        self._goal = self._positions.goal = None
 
     def mark(self, lsn: Lsn) -> None:
         """Record the log to ``lsn`` once everything that commits below it has come, report that, and go on.
@@ -219,7 +220,7 @@ class Receiver:
         run = FrameRun.of(frames, self._intake.sequence)
         for part in self._intake.take(run, parallel=self._stream.parallel):
             self._pend(part)
-        self._arrived |= self._intake.arrived
+        self._arrived |= self._positions.arrived
         if self._pending.in_memory >= self._limits.segment_bytes:
             self._write_ahead()
 
@@ -254,7 +255,7 @@ class Receiver:
         message = keepalive(frame)
         self._intake.sent(message.wal_end)
         if self._goal is None or self._goal.allows(message.wal_end):
-            self._intake.reached(message.wal_end)
+            self._positions.reached(message.wal_end)
         if self._goal is not None and self._goal.arrived_at_wal_end(message.wal_end):
             self._arrived = True
         if message.reply_requested:
@@ -273,7 +274,7 @@ class Receiver:
         if not self._writing.busy:
             self._cut_if_due(now)
         self._tell_marks()
-        moved = self._intake.boundary > self._reported.write
+        moved = self._positions.boundary > self._reported.write
         if now - self._status_at > (PROGRESS_SECONDS if moved else self._limits.status_seconds):
             self._send_status()
         if not self._stopping and self._intake.transaction is None and self._leave(self._complete()):
@@ -283,7 +284,7 @@ class Receiver:
 
     def _complete(self) -> Lsn:
         """A boundary up to which everything that commits has come."""
-        return min(self._intake.seen, self._intake.boundary)
+        return min(self._positions.seen, self._positions.boundary)
 
     def _look_ahead(self, now: float) -> None:
         """A goal is ahead and the stream is quiet: ask where the server stands instead of waiting for traffic."""
@@ -299,13 +300,13 @@ class Receiver:
             full = pending.closed_size >= self._limits.batch_bytes
             if full or self._flush_now or now - pending.since >= self._limits.batch_seconds:
                 self._cut()
-        elif self._intake.boundary - self._planned >= (1 if self._flush_now else self._limits.foreign_wal_bytes):
+        elif self._positions.boundary - self._planned >= (1 if self._flush_now else self._limits.foreign_wal_bytes):
             self._cut()
         self._flush_now = False
 
     def _cut(self) -> None:
         """Commit everything up to the last boundary; what is prepared below it is kept before."""
-        end = self._intake.boundary
+        end = self._positions.boundary
         for transaction, stream in self._pending.streams.take_prepared():
             if stream.spooled_size:
                 # Its segments are moved away, and are derived from again at its commit.
@@ -377,9 +378,9 @@ class Receiver:
         """The log may stand at a mark as soon as all that commits below it has come: it is recorded at once."""
         for mark in self._marks:
             # What lies past the goal has been left out, though it has been seen.
-            if self._intake.seen >= mark and (self._goal is None or self._goal.allows(mark)):
-                self._intake.reached(mark)
-            self._flush_now |= self._intake.boundary >= mark > self._planned
+            if self._positions.seen >= mark and (self._goal is None or self._goal.allows(mark)):
+                self._positions.reached(mark)
+            self._flush_now |= self._positions.boundary >= mark > self._planned
 
     def _tell_marks(self) -> None:
         for mark in [mark for mark in self._marks if mark <= self._reported.flush]:
@@ -405,7 +406,7 @@ class Receiver:
 
     def _send_status(self, *, ask: bool = False) -> None:
         reported = self._reported
-        reported.received(self._intake.boundary)
+        reported.received(self._positions.boundary)
         self._stream.send_status(reported.write, reported.flush, reported.apply, reply=ask)
         self._status_at = time.monotonic()
         if ask:

@@ -1,0 +1,153 @@
+"""Whole transactions: which of them are new to the log, and where the boundaries lie. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.framerun import IS_CONTROL, FrameRun
+from pgcdc_assets.log.receive.choice import Choice
+from pgcdc_assets.log.receive.overlap import Overlap
+from pgcdc_assets.log.receive.parts import Taken
+from pgcdc_assets.log.receive.streampositions import StreamPositions
+from pgcdc_assets.log.relations import Relations
+from pgcdc_assets.log.rows import changed_relations
+from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
+from pgcdc_assets.protocol.layouts import MessageKind
+from pgcdc_assets.protocol.messages import LogicalMessage, Relation, Type
+from pgcdc_assets.protocol.shape import RelationFacts
+
+RelationKey = tuple[int, frozenset[int]]
+"""OID of a relation and the types of its columns, which a run may change."""
+Described = dict[RelationKey, RelationFacts]
+Describe = Callable[[Sequence[Relation]], Described]
+"""What the catalog says of relations, all of a run at once."""
+
+
+class WholeTransactions:
+    """Of one connection; at most one of them is open."""
+
+    def __init__(
+        self, positions: StreamPositions, describe: Describe, relations: Relations, choice: Choice,
+        overlap: Overlap | None,
+    ) -> None:  # fmt: skip
+        self._positions = positions
+        self._describe = describe
+        self._relations = relations
+        self._choice = choice
+        self.overlap = overlap
+        """Where the log may hold what comes; None once that is passed."""
+        self.open: OpenTransaction | None = None
+
+    def take(self, run: FrameRun) -> Taken:
+        """Take in frames that stand in no block, and are no ends of what came in blocks. Raises LogAhead."""
+        before = self.open
+        run = self._choice.kept(run, before)
+        after = transaction_after(run, before)
+        standalone = self._control(run)
+        first = self._first_new(run, before, standalone)
+        self._compare(run, before, first)
+        end, self._positions.arrived = self._first_beyond(run, before, standalone)
+        end = max(first, end)
+        self._pass_begins(run)
+        self.open = after
+        taken = run.part(first, end)
+        whole = self._whole(taken, first, standalone)
+        return Taken(taken, whole, None if self._positions.arrived else after)
+
+    def _compare(self, run: FrameRun, before: OpenTransaction | None, first: int) -> None:
+        """Compare what comes with what the lake holds; ``first`` is the first frame that is new to the log."""
+        if self.overlap is None:
+            return
+        self.overlap.compare(run, before)
+        if first < len(run):
+            self.overlap.newest_passed()
+        if self._positions.seen >= self.overlap.end:
+            self.overlap = None
+
+    def _control(self, run: FrameRun) -> dict[int, Lsn]:
+        """Relation and Type messages take effect, in transactions that are skipped too: they come but once
+        in a connection. Returns the non-transactional messages' places."""
+        standalone: dict[int, Lsn] = {}
+        messages = {index: run.message(index) for index in np.flatnonzero(IS_CONTROL[run.kinds]).tolist()}
+        late = self._relations.undescribed(changed_relations(run)) if self._relations.any_undescribed else []
+        came = [message for message in messages.values() if isinstance(message, Relation)]
+        facts = self._describe([*came, *(seen.relation for seen in late)])
+        for seen in late:
+            self._relations.see(seen.relation, seen.payload, facts[described(seen.relation)], seen.sequence)
+        for index, message in messages.items():
+            if isinstance(message, Relation):
+                known = facts[described(message)]
+                self._relations.see(message, run.payload(index), known, int(run.sequence[index]))
+            elif isinstance(message, Type):
+                self._relations.see_type(message.type_oid, run.payload(index))
+            elif isinstance(message, LogicalMessage) and not message.transactional:
+                standalone[index] = message.lsn
+        return standalone
+
+    def _first_new(self, run: FrameRun, before: OpenTransaction | None, standalone: dict[int, Lsn]) -> int:
+        """Where the log goes on: the first frame of a transaction that it does not hold yet.
+
+        ``commit_lsn < transform_lsn`` says that it does: no boundary lies inside a commit record.
+        """
+        if before is not None and before.final_lsn >= self._positions.transform_lsn:
+            return 0
+        new = run.brackets.begins[run.brackets.final_lsn >= self._positions.transform_lsn]
+        places = [index for index, lsn in standalone.items() if lsn > self._positions.transform_lsn]
+        return min([*new[:1].tolist(), *places[:1]], default=len(run))
+
+    def _first_beyond(
+        self, run: FrameRun, before: OpenTransaction | None, standalone: dict[int, Lsn]
+    ) -> tuple[int, bool]:
+        """The first frame that lies past the goal, and whether there is one."""
+        if self._positions.goal is None:
+            return len(run), False
+        if before is not None and self._positions.goal.arrived_at_begin(before.final_lsn):
+            return 0, True
+        begins = run.brackets.begins
+        beyond = begins[run.brackets.final_lsn >= self._positions.goal.lsn][:1].tolist()
+        for index in run.brackets.commits[run.brackets.end_lsn > self._positions.goal.lsn][:1].tolist():
+            # Ends past the goal though it began before: endpos lies in its commit record. Its commit_lsn
+            # is the boundary; nothing of it is taken.
+            own = begins[begins < index]
+            beyond.append(int(own[-1]) if len(own) else 0)
+        beyond += [index for index, lsn in standalone.items() if lsn > self._positions.goal.lsn][:1]
+        if not beyond:
+            return len(run), False
+        end = min(beyond)
+        self._reach_begin(run, end, before)
+        return end, True
+
+    def _reach_begin(self, run: FrameRun, index: int, before: OpenTransaction | None) -> None:
+        """The first transaction not taken starts its commit record at a boundary, if that is not past the goal."""
+        if run.kinds[index] == MessageKind.BEGIN:
+            final = int(run.brackets.final_lsn[np.searchsorted(run.brackets.begins, index)])
+        elif before is not None:
+            final = before.final_lsn
+        else:
+            return
+        if self._positions.goal is not None and self._positions.goal.allows(final):
+            self._positions.reached(final)
+
+    def _pass_begins(self, run: FrameRun) -> None:
+        if len(run.brackets.begins):
+            self._positions.passed(int(run.brackets.final_lsn[-1]))
+
+    def _whole(self, taken: FrameRun, first: int, standalone: dict[int, Lsn]) -> int:
+        """How many of the frames taken are whole transactions that leave something; moves the boundary."""
+        brackets = taken.brackets
+        ends = [int(brackets.commits[-1]) + 1] if len(brackets.commits) else []
+        if ends:
+            self._positions.reached(int(brackets.end_lsn[-1]))
+        for index, lsn in standalone.items():
+            if 0 <= index - first < len(taken):
+                self._positions.reached(lsn)
+                ends.append(index - first + 1)
+        return max(ends, default=0)
+
+
+def described(relation: Relation) -> RelationKey:
+    """The key by which the facts of a relation are asked for."""
+    return relation.relation_id, frozenset(column.type_oid for column in relation.columns)
