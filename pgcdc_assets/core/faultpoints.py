@@ -40,6 +40,7 @@ class FaultPoint(StrEnum):
     STREAM_DROPPED = "stream-dropped"
     STREAM_RESTARTED = "stream-restarted"
     PREPARED_KEPT = "prepared-kept"
+    PREPARED_COMMITTING = "prepared-committing"
     PREPARED_DROPPED = "prepared-dropped"
     LOG_FILES_REPLACING = "log-files-replacing"
     LOG_FILES_REPLACED = "log-files-replaced"

@@ -266,6 +266,7 @@ class BatchWriter:
 
     def _move(self, end: Lsn, staged: Staged) -> None:
         files = self._spill.move(staged, end)
+        self._prepared.committing(staged.kept)
         passed(FaultPoint.SEGMENTS_MOVED)
         self._log.commit(self.position, end, self._timeline, files)
         self.position = end

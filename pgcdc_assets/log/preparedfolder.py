@@ -1,15 +1,15 @@
 """Keeps the content of prepared transactions from PREPARE to COMMIT PREPARED: ``_prepared/`` in the log's folder.
 
 For each one there is a manifest, and the segments that it names, written as those of any transaction in progress are.
-At the commit they are copied into the log (by a link, where there are any): until it is durable there, and the slot is
-confirmed, COMMIT PREPARED comes again, and needs them again. Where only the deletion was lost, it finds the log above
-it, and deletes them then.
+At the commit they are copied into the log (by a link, where there are any): a commit that is lost comes again, and
+needs them again. One that is not lost never comes again, for the stream begins where the log ends. So a mark beside the
+manifest says before where the transaction is about to commit: if the log stands above, it holds the content.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
@@ -25,6 +25,8 @@ from pgcdc_assets.store.scratch import Scratch
 
 PREPARED: Final = "_prepared"
 _MANIFEST: Final = ".json"
+_COMMITTING: Final = ".committing"
+"""What a transaction's key is followed by, in the names of its manifest and of the mark."""
 
 
 class PreparedFolder:
@@ -40,13 +42,13 @@ class PreparedFolder:
         if segments:
             storage.settle([self._folder])
         content = _content(transaction, [spooled.to_json() for spooled in segments])
-        storage.replace(self._manifest(transaction.key), json.dumps(content).encode())
+        storage.replace(self._place(transaction.key, _MANIFEST), json.dumps(content).encode())
         storage.settle([self._folder.parent])
 
     def recover(self, position: Lsn) -> list[PreparedTransaction]:
         """The transactions that wait for their end, where the log stands at ``position``; all else is deleted.
 
-        What was prepared above it comes again.
+        What was prepared above it comes again, and what commits below it is in the log.
         """
         found: list[PreparedTransaction] = []
         names = {entry.name for entry in storage.list_after(self._folder)}
@@ -54,7 +56,9 @@ class PreparedFolder:
         for name in sorted(name for name in names if name.endswith(_MANIFEST)):
             content = self._read(self._folder / name)
             transaction = _transaction(content)
-            if transaction.key.end_lsn <= position:
+            mark = self._place(transaction.key, _COMMITTING)
+            commits = int(storage.read(mark)) if mark.name in names else position
+            if transaction.key.end_lsn <= position <= commits:
                 found.append(transaction)
                 kept |= {name, *(segment["file"] for segment in content["segments"])}
         storage.delete(self._folder / name for name in sorted(names - kept))
@@ -74,29 +78,33 @@ class PreparedFolder:
     def taken(self, key: PreparedKey, into: Scratch) -> list[SpooledSegment]:
         """The segments of a transaction that commits, as drafts. LogCorrupt where one is damaged."""
         segments: list[SpooledSegment] = []
-        for given in self._read(self._manifest(key))["segments"]:
+        for given in self._read(self._place(key, _MANIFEST))["segments"]:
             place, draft = self._folder / given["file"], into.draft(draft_name())
             check_content(place)
             storage.copy(place, Location(draft.path))
             segments.append(SpooledSegment.of_json(given, draft))
         return segments
 
-    def drop(self, keys: Sequence[PreparedKey]) -> None:
-        """The log holds these, or they were rolled back. Durable when this returns: the slot is confirmed then, and
-        nobody would ever ask for them."""
-        if not keys:
-            return
-        manifests = [self._manifest(key) for key in keys]
-        read = [self._read(manifest) for manifest in manifests]
-        segments = [self._folder / given["file"] for content in read for given in content["segments"]]
-        storage.delete(manifests)
-        storage.settle([self._folder])
-        passed(FaultPoint.PREPARED_DROPPED)
-        storage.delete(segments)
+    def committing(self, commits: Mapping[PreparedKey, int]) -> None:
+        """The log is about to take these transactions in, each at its ``commit_lsn``."""
+        for key, commit_lsn in commits.items():
+            storage.replace(self._place(key, _COMMITTING), str(int(commit_lsn)).encode())
+            passed(FaultPoint.PREPARED_COMMITTING)
 
-    def _manifest(self, key: PreparedKey) -> Location:
+    def drop(self, keys: Iterable[PreparedKey]) -> None:
+        """The log holds these, or they were rolled back: deleted, the manifests first, and durably: after a rollback
+        nobody would ask for them."""
+        for key in keys:
+            manifest = self._place(key, _MANIFEST)
+            segments = self._read(manifest)["segments"]
+            storage.delete([manifest])
+            storage.settle([self._folder])
+            passed(FaultPoint.PREPARED_DROPPED)
+            storage.delete([*(self._folder / given["file"] for given in segments), self._place(key, _COMMITTING)])
+
+    def _place(self, key: PreparedKey, kind: str) -> Location:
         # Two of one xid do not end at one place; a gid may hold any character.
-        return self._folder / f"{key.xid}-{int(key.end_lsn):016x}{_MANIFEST}"
+        return self._folder / f"{key.xid}-{int(key.end_lsn):016x}{kind}"
 
     def _read(self, place: Location) -> dict[str, Any]:
         content = storage.read(place)

@@ -67,7 +67,7 @@ class SpillFolder:
         staged, stream = Staged(), ended.stream
         spools = stream.spooled
         if ended.kept is not None:
-            staged.kept.append(ended.kept)
+            staged.kept[ended.kept] = ended.end.commit_lsn
             spools = self._prepared.taken(ended.kept, self._drafts)
         for spooled in spools:
             if (counted := spooled.at(ended.end)) is None:

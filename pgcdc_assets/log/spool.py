@@ -37,13 +37,13 @@ class Staged:
     files: list[tuple[StagedSegment, LateFacts | None]] = field(default_factory=list)
     """With what their rows do not say, where they were written in the midst of their transaction."""
     tally: Tally = field(default_factory=Tally)
-    kept: list[PreparedKey] = field(default_factory=list)
-    """Transactions whose content was kept since their PREPARE."""
+    kept: dict[PreparedKey, int] = field(default_factory=dict)
+    """Transactions whose content was kept since their PREPARE, and their ``commit_lsn``."""
 
     def add(self, other: Staged) -> None:
         self.files += other.files
         self.tally.add(other.tally)
-        self.kept += other.kept
+        self.kept |= other.kept
 
 
 @dataclass(frozen=True)

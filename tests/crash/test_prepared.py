@@ -24,8 +24,8 @@ from tests.log.received_twice import Twins, little_memory, many
 LEVEL = "with prepared transactions"
 KEEPING = (FaultPoint.STREAM_SPOOLED, FaultPoint.PREPARED_KEPT, FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE)
 TAKING = (
-    FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_COMMITTED,
-    FaultPoint.BATCH_DURABLE, FaultPoint.PREPARED_DROPPED, FaultPoint.BATCH_CONFIRMED,
+    FaultPoint.SEGMENT_WRITTEN, FaultPoint.PREPARED_COMMITTING, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING,
+    FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE, FaultPoint.PREPARED_DROPPED, FaultPoint.BATCH_CONFIRMED,
 )  # fmt: skip
 
 

@@ -89,7 +89,8 @@ def run(server: EmbeddedServer, folder: Path, actions: list[Action], examples: i
             play(twins, sessions, steps, facts=actions is PLAIN)
 
         test()
-        assert twins.streamed.reading.late > 0
+        # What comes whole at its PREPARE is written before its commit only if it has to be kept.
+        assert twins.streamed.reading.late > 0 or not options.get("streaming", True)
 
 
 @pytest.mark.versions(15, 16, 17, 18)
