@@ -5,6 +5,7 @@ One transaction, followed live: how long after its COMMIT it is readable. Two at
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import threading
@@ -36,6 +37,8 @@ WORKLOAD = "W6"
 RETAINED = "W6 WAL"
 """The name under which the slot's WAL is kept: it is no rate, and has no floor."""
 FLOOR = "pg_recvlogical to nothing, live"
+STREAMED_FLOOR = f"{FLOOR}, streaming"
+"""What is left to send at the COMMIT where a client that drops all has the machine to itself: no client is sooner."""
 ROWS = 2_000_000
 STATEMENTS = 100
 WORK_MEM_KB = 64 << 10
@@ -71,7 +74,8 @@ class InProgress:
         """Measure ``repeat`` times, in an order that rotates, so that none is always first."""
         for number in range(repeat):
             ways = [
-                lambda number=number: self._floor(number),
+                lambda number=number: self._floor(number, streaming=False),
+                lambda number=number: self._floor(number, streaming=True),
                 lambda number=number: self._readable(number, "auto"),
                 lambda number=number: self._readable(number, "off"),
             ]
@@ -106,15 +110,18 @@ class InProgress:
         what = f"commit → readable, streaming {streaming}"
         self.record.add(Run(WORKLOAD, what, seconds, self.rows, 0, used.cpu, used.peak, more))
 
-    def _floor(self, number: int) -> None:
-        """Measure from COMMIT to the last byte that the server sends, by protocol 1, to a client that drops it."""
-        with self._source(f"w6_floor_{number}") as conninfo:
-            slot = _published_slot(conninfo, f"w6_floor_{number}")
-            with usage(self.server) as used, _dropped(self.server, conninfo, slot):
+    def _floor(self, number: int, *, streaming: bool) -> None:
+        """Measure from COMMIT to the last byte that the server sends, to a client that drops it: by protocol 1, or as
+        our receiver asks for it."""
+        name = f"w6_floor_{number}_{streaming:d}"
+        with self._source(name) as conninfo:
+            slot = _published_slot(conninfo, name)
+            with usage(self.server) as used, _dropped(self.server, conninfo, slot, streaming=streaming):
                 _sent(conninfo, slot, _warmed(conninfo))
                 mark, load = self._transaction(conninfo)
                 seconds = _sent(conninfo, slot, mark.lsn) - mark.at
-        self.record.add(Run(WORKLOAD, FLOOR, seconds, self.rows, 0, used.cpu, used.peak, {"load s": load}))
+        what = STREAMED_FLOOR if streaming else FLOOR
+        self.record.add(Run(WORKLOAD, what, seconds, self.rows, 0, used.cpu, used.peak, {"load s": load}))
 
     def _transaction(self, conninfo: str) -> tuple[Mark, float]:
         """One large transaction: when it was committed, and how long it took until then."""
@@ -219,12 +226,14 @@ def _receiving(receiver: ReceiverProcess) -> Iterator[None]:
 
 
 @contextmanager
-def _dropped(server: EmbeddedServer, conninfo: str, slot: str) -> Iterator[None]:
+def _dropped(server: EmbeddedServer, conninfo: str, slot: str, *, streaming: bool) -> Iterator[None]:
     """Have ``pg_recvlogical`` read the slot while the block lasts."""
+    asked = ["-o", "proto_version=4", "-o", "streaming=parallel"] if streaming else ["-o", "proto_version=1"]
     command = [str(server.bin / "pg_recvlogical"), "-d", conninfo, "-S", slot, "--start", "--no-loop", "-f",
-               "/dev/null", "-o", "proto_version=1", "-o", "messages=true",
-               "-o", f"publication_names={PUBLICATION}"]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+               "/dev/null", *asked, "-o", f"publication_names={PUBLICATION}"]  # fmt: skip
+    # As the receiver sets it, unless the source has less.
+    options = os.environ.get("PGOPTIONS", "") + (" -c logical_decoding_work_mem=16MB" if streaming else "")
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "PGOPTIONS": options}) as process:
         try:
             yield
         finally:
