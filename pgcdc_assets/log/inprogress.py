@@ -34,7 +34,7 @@ class StreamedTransaction:
     bytes: int = 0
     origin: str | None = None
     first: Lsn | None = None
-    """Of the first change that came."""
+    """Of the first change that came; ZERO where that is a logical message, with which PostgreSQL notes no origin."""
     messages: int = 0
     """Logical messages among the changes."""
     ambiguous: bool = False
@@ -44,7 +44,8 @@ class StreamedTransaction:
     @property
     def origin_told(self) -> bool:
         """Whether a transaction that names no origin has none. PostgreSQL takes it from the first thing that it decodes
-        for a block, at the block's LSN: where that is the trace of a change of the catalog, it has no origin."""
+        for a block, at the block's LSN: where that is the trace of a change of the catalog, or a logical message, it
+        has no origin."""
         return self.origin is not None or self.first == self.lsn
 
 

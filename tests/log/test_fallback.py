@@ -188,14 +188,15 @@ def test_patience_grows_and_positions_are_waited_for() -> None:
 
 @pytest.mark.timeout(120)
 def test_an_origin_that_a_stream_does_not_name(twins: Twins) -> None:
-    """The server takes it from the first thing that it decodes, and a change of the catalog has none."""
+    """The server takes it from the first thing that it decodes. A change of the catalog has none, nor has a message."""
     source, receiver, name = twins.source, twins.start(), f"o_{twins.source.database.name}"
     with source.database.connect() as conn:
         conn.execute("SELECT pg_replication_origin_create(%s)", [name])
         conn.execute("SELECT pg_replication_origin_session_setup(%s)", [name])
-        for first, structure in ((1, "CREATE TEMP TABLE t ()"), (10_001, "SELECT 1")):
-            for statement in ("BEGIN", structure, many(first), many(first + 1000), "COMMIT"):
+        for first, start in ((1, "CREATE TEMP TABLE t ()"), (10_001, "SELECT 1"), (15_001, EMIT.format("first"))):
+            for statement in ("BEGIN", start, many(first), many(first + 1000), "COMMIT"):
                 conn.execute(statement.encode())
+            twins.streamed.complete_to(twins.flushed())
         twins.streamed.complete_to(twins.flushed())
         conn.execute("SELECT pg_replication_origin_session_reset()")
         source.run("BEGIN", "CREATE TEMP TABLE t ()", many(20_001), many(21_001), "COMMIT")

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from pgcdc_assets.core.arrays import Ints
+from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.log.framerun import IS_CHANGE, IS_CONTROL, FrameRun
 from pgcdc_assets.log.inprogress import StreamedTransaction, TransactionsInProgress
 from pgcdc_assets.log.receive.choice import Choice
@@ -84,7 +85,9 @@ class Blocks:
         overlay = self._overlays[xid]
         origin = origin_in(run) or self.transactions[xid].origin
         came = np.flatnonzero(IS_CHANGE[run.kinds])
-        first = run.lsn(int(came[0])) if len(came) else None
+        first = None
+        if len(came):
+            first = ZERO if run.kinds[came[0]] == MessageKind.MESSAGE else run.lsn(int(came[0]))
         gone = self._choice.unwanted(run, foreign=origin is not None)
         if gone.any():
             run, subxid = run.without(gone), subxid[~gone]
