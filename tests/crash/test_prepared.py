@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,15 @@ TAKING = (
     FaultPoint.SEGMENT_WRITTEN, FaultPoint.PREPARED_COMMITTING, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING,
     FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE, FaultPoint.PREPARED_DROPPED, FaultPoint.BATCH_CONFIRMED,
 )  # fmt: skip
+
+
+OWN = (FaultPoint.PREPARED_KEPT, FaultPoint.PREPARED_COMMITTING, FaultPoint.PREPARED_DROPPED)
+"""Points of prepared transactions alone. The others are looked at in the long set, but for one."""
+
+
+def case(point: FaultPoint, when: str) -> Any:
+    often = point in OWN or (point, when) == (FaultPoint.BATCH_COMMITTED, "taking")
+    return pytest.param(point, when, marks=() if often else pytest.mark.long)
 
 
 @pytest.fixture
@@ -59,8 +69,8 @@ def killed_at(point: FaultPoint, twins: Twins, faults: Faults, tally: Tally) -> 
 
 @pytest.mark.parametrize(
     ("point", "when"),
-    [*((point, "keeping") for point in KEEPING), *((point, "taking") for point in TAKING),
-     (FaultPoint.PREPARED_DROPPED, "rollback")],
+    [*(case(point, "keeping") for point in KEEPING), *(case(point, "taking") for point in TAKING),
+     case(FaultPoint.PREPARED_DROPPED, "rollback")],
 )  # fmt: skip
 def test_killed(twins: Twins, faults: Faults, tally: Tally, point: FaultPoint, when: str) -> None:
     source, gid = twins.source, f"{twins.source.database.name} g"

@@ -18,10 +18,14 @@ from tests.log.received_twice import Row, Twins, little_memory, many
 IN_BLOCKS, WHOLE = {"streaming": True}, {"streaming": False}
 
 
-@pytest.fixture(params=[IN_BLOCKS, WHOLE], ids=["in blocks", "whole"])
+@pytest.fixture
 def twins(source: Source, request: pytest.FixtureRequest) -> Twins:
+    """Large transactions come in blocks; small ones come whole all the same."""
     little_memory(source)
-    return Twins.of(source, two_phase=True, **request.param)
+    return Twins.of(source, two_phase=True, **getattr(request, "param", IN_BLOCKS))
+
+
+both = pytest.mark.parametrize("twins", [IN_BLOCKS, WHOLE], ids=["in blocks", "whole"], indirect=True)
 
 
 def gid(source: Source, name: str = "g") -> str:
@@ -76,6 +80,7 @@ def fails(receiver: ReceiverProcess, error: type[PgcdcError]) -> PgcdcError:
     return caught.value
 
 
+@both
 @pytest.mark.parametrize("large", [False, True])
 def test_it_is_applied_where_it_commits(twins: Twins, large: bool) -> None:
     source = twins.source
@@ -92,6 +97,7 @@ def test_it_is_applied_where_it_commits(twins: Twins, large: bool) -> None:
     assert files(twins) == []
 
 
+@both
 def test_one_that_ends_at_once_is_never_kept(twins: Twins) -> None:
     source = twins.source
     receiver = twins.start(batch_seconds=60)
@@ -106,6 +112,7 @@ def test_one_that_ends_at_once_is_never_kept(twins: Twins) -> None:
     assert kinds(twins.check(facts=True)) == "I" * 1000 + "C"
 
 
+@both
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
 def test_it_ends_after_a_restart(twins: Twins, how: str) -> None:
     """Once it is confirmed past the PREPARE the server sends the end alone."""
