@@ -59,8 +59,7 @@ class PreparedTransactions:
         return self._pending.setdefault(transaction.key, transaction) is transaction
 
     def named(self, message: CommitPrepared | RollbackPrepared) -> PreparedTransaction | None:
-        """The one that ends with this message. None where its content never came: it was prepared before two_phase was
-        on, or left out for its origin."""
+        """The one that ends with this message. None where its content never came, or came with its end long ago."""
         if isinstance(message, RollbackPrepared):
             return self._pending.get(PreparedKey(message.xid, message.gid, message.prepare_end_lsn))
         found = [key for key in self._pending if key[:2] == (message.xid, message.gid)]

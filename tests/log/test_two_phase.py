@@ -311,3 +311,28 @@ def test_a_manifest_holds_no_values(source: Source) -> None:
     assert "secret" not in manifest.read_text()
     assert json.loads(manifest.read_text())["changes"] == 1
     end(source, "ROLLBACK")
+
+
+def test_origin_none_goes_by_the_session_that_prepares(source: Source) -> None:
+    """The server would leave out each record by the origin of the session that wrote it."""
+    log, name = source.log(two_phase=True), f"o_{source.database.name}"
+    source.conn.execute("SELECT pg_replication_origin_create(%s)", [name])
+    with source.database.connect() as other:
+        other.execute("SELECT pg_replication_origin_session_setup(%s)", [name])
+        prepare(source, "INSERT INTO a VALUES (1, 'ours')", name="1")
+        for number in (2, 3):
+            rest = f"VALUES ({number}, 'theirs'); PREPARE TRANSACTION '{gid(source, str(number))}'"
+            for statement in ("BEGIN", *f"INSERT INTO a {rest}".split("; ")):
+                other.execute(statement.encode())
+        receiver = source.receiver(log, two_phase=True, origin="none")
+        eventually(lambda: len(PreparedFolder(log.path).pending()) == 3)
+        other.execute(f"COMMIT PREPARED '{gid(source, '1')}'".encode())
+        end(source, name="2")
+        end(source, "ROLLBACK", name="3")
+        receiver.until(source.lsn())
+        until_event(receiver, "arrived")
+        other.execute("SELECT pg_replication_origin_session_reset()")
+    source.conn.execute("SELECT pg_replication_origin_drop(%s)", [name])
+    (change,) = rows(log, "kind = 'I'")
+    assert b"ours" in change["payload"]
+    assert PreparedFolder(log.path).pending() == []

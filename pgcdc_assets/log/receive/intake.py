@@ -193,7 +193,7 @@ class Intake:
         if not held and self.positions.is_beyond(message.commit_lsn, message.end_lsn):
             return None
         if transaction is None:
-            if not held and self._choice.origins:
+            if not held:
                 raise PreparedLost(
                     f"the content of prepared transaction {message.gid!r}, which commits now, is not in the lake: it "
                     "was prepared before two_phase was on, or is lost", thing="change log", lsn=message.commit_lsn,

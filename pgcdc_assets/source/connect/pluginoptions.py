@@ -76,7 +76,9 @@ class PluginOptions:
                 do="set `two_phase` to false, or use PostgreSQL 15 or newer",
             )  # fmt: skip
         mode = Streaming.OFF
-        told = origins if version >= _ORIGIN_SINCE else Origins.ANY
+        # Of a prepared transaction the server leaves out each record by the origin of the session that wrote it: so the
+        # end of one whose content has come, or the content of one whose end comes.
+        told = origins if version >= _ORIGIN_SINCE and not two_phase else Origins.ANY
         # A stream tells the origin of a transaction's first change. A whole transaction tells that of its commit, which
         # is the one that counts. So where the receiver filters by it, transactions come whole.
         if streaming and told == origins:
