@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic_settings
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -188,12 +188,13 @@ class Settings(BaseSettings):
             raise ValueError(f"{value!r} is neither `auto` nor `off`")
         return value
 
-    @model_validator(mode="after")
-    def _two_phase_streams(self) -> Self:
-        if self.two_phase and not self.replication_connections:
+    @field_validator("replication_connections")
+    @classmethod
+    def _replication_form(cls, value: bool, info: ValidationInfo) -> bool:
+        if info.data.get("two_phase") and not value:
             # A copy of the slot, which is what ordinary sessions read, has no two_phase.
-            raise ValueError("`two_phase` needs `replication_connections: true`")
-        return self
+            raise ValueError("is needed for `two_phase`; set it to true, or `two_phase` to false")
+        return value
 
     @classmethod
     def load(cls) -> Self:

@@ -121,10 +121,11 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     if settings.messages:
         facts = replace(facts, messages=read_message_facts(settings.layout, facts))
     last, unknown = _last(settings.layout)
-    found = [*unread, *more, *unknown, *problems(facts), *of_outcomes(last)]
+    prepared, damaged = _prepared(settings.layout)
+    found = [*unread, *more, *damaged, *unknown, *problems(facts), *of_outcomes(last)]
     found.sort(key=lambda problem: problem.severity != "error")
     told = _status(facts, found, last)
-    return replace(told, in_progress=announced(settings.layout), prepared=tuple(_prepared(settings.layout)))
+    return replace(told, in_progress=announced(settings.layout), prepared=tuple(prepared))
 
 
 def refused(error: WrongSource) -> Status:
@@ -253,9 +254,12 @@ def _in_progress_json(found: Announcement | None) -> dict[str, Any] | None:
     return {"transactions": found.number, "bytes": found.bytes, "oldest": oldest}
 
 
-def _prepared(layout: Layout) -> list[PreparedTransaction]:
-    found = PreparedFolder(layout.change_log).pending()
-    return sorted(found, key=lambda transaction: transaction.key.end_lsn)
+def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]:
+    try:
+        found = PreparedFolder(layout.change_log).pending()
+    except PgcdcError as error:
+        return [], [_problem(error, "prepared transactions")]
+    return sorted(found, key=lambda transaction: transaction.key.end_lsn), []
 
 
 def _prepared_json(found: PreparedTransaction) -> dict[str, Any]:

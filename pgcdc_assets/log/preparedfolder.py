@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.errors import LogCorrupt
+from pgcdc_assets.errors import LogCorrupt, ProtocolError
 from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
 from pgcdc_assets.log.relations import Overlay
 from pgcdc_assets.log.segment import check_content, draft_name
 from pgcdc_assets.log.spool import SpooledSegment
+from pgcdc_assets.source.connect.failures import COPY_ANEW
 from pgcdc_assets.store import storage
-from pgcdc_assets.store.scratch import Scratch
+from pgcdc_assets.store.scratch import DraftFile, Scratch
 
 PREPARED: Final = "_prepared"
 _MANIFEST: Final = ".json"
@@ -54,7 +56,7 @@ class PreparedFolder:
         names = {entry.name for entry in storage.list_after(self._folder)}
         kept: set[str] = set()
         for name in sorted(name for name in names if name.endswith(_MANIFEST)):
-            content = self._read(self._folder / name)
+            content = _read(self._folder / name)
             transaction = _transaction(content)
             mark = self._place(transaction.key, _COMMITTING)
             commits = int(storage.read(mark)) if mark.name in names else position
@@ -69,16 +71,17 @@ class PreparedFolder:
         names = [entry.name for entry in storage.list_after(self._folder) if entry.name.endswith(_MANIFEST)]
         found: list[PreparedTransaction] = []
         for name in names:
-            try:
-                found.append(_transaction(self._read(self._folder / name)))
-            except FileNotFoundError:
-                continue
+            with suppress(FileNotFoundError):
+                found.append(_transaction(_read(self._folder / name)))
         return found
 
     def taken(self, key: PreparedKey, into: Scratch) -> list[SpooledSegment]:
         """The segments of a transaction that commits, as drafts. LogCorrupt where one is damaged."""
         segments: list[SpooledSegment] = []
-        for given in self._read(self._place(key, _MANIFEST))["segments"]:
+        manifest = self._place(key, _MANIFEST)
+        if not storage.exists(manifest):
+            raise LogCorrupt("is missing", thing=str(manifest), do=COPY_ANEW)
+        for given in _read(manifest)["segments"]:
             place, draft = self._folder / given["file"], into.draft(draft_name())
             check_content(place)
             storage.copy(place, Location(draft.path))
@@ -96,7 +99,7 @@ class PreparedFolder:
         nobody would ask for them."""
         for key in keys:
             manifest = self._place(key, _MANIFEST)
-            segments = self._read(manifest)["segments"]
+            segments = _read(manifest)["segments"] if storage.exists(manifest) else ()
             storage.delete([manifest])
             storage.settle([self._folder])
             passed(FaultPoint.PREPARED_DROPPED)
@@ -106,13 +109,18 @@ class PreparedFolder:
         # Two of one xid do not end at one place; a gid may hold any character.
         return self._folder / f"{key.xid}-{int(key.end_lsn):016x}{kind}"
 
-    def _read(self, place: Location) -> dict[str, Any]:
-        content = storage.read(place)
-        try:
-            found: dict[str, Any] = json.loads(content)
-        except ValueError:
-            raise LogCorrupt("cannot be read", thing=str(place)) from None
-        return found
+
+def _read(place: Location) -> dict[str, Any]:
+    """A manifest that is as it was written."""
+    content = storage.read(place)
+    try:
+        found: dict[str, Any] = json.loads(content)
+        _transaction(found)
+        for given in found["segments"]:
+            SpooledSegment.of_json(given, DraftFile(given["file"]))
+    except (ValueError, KeyError, TypeError, ProtocolError, AssertionError):
+        raise LogCorrupt("cannot be read", thing=str(place), do=COPY_ANEW) from None
+    return found
 
 
 def _content(transaction: PreparedTransaction, segments: list[dict[str, Any]]) -> dict[str, Any]:

@@ -257,6 +257,22 @@ def test_what_is_lost_is_told(twins: Twins) -> None:
     assert twins.streamed.reading.rows() == []
 
 
+def test_a_manifest_that_is_gone_is_no_loss_after_a_rollback(twins: Twins) -> None:
+    source = twins.source
+    twins.start()
+    for number in range(2):
+        durable(twins, prepare(source, f"INSERT INTO a VALUES ({number}, 'x')", name=str(number)))
+    for name in files(twins):
+        if name.endswith(".json"):
+            (path_of(twins.streamed.log.path / PREPARED) / name).unlink()
+    end(source, "ROLLBACK", name="0")
+    durable(twins, source.run("INSERT INTO b VALUES (1, 1)"))
+    end(source, name="1")
+    assert twins.streamed.receiver is not None
+    error = fails(twins.streamed.receiver, LogCorrupt)
+    assert "is missing; run `pgcdc teardown`" in str(error)
+
+
 def _cut(path: str) -> None:
     with open(path, "r+b") as file:
         file.truncate(20)
@@ -267,7 +283,12 @@ def _empty(path: str) -> None:
         pass
 
 
-@pytest.mark.parametrize(("kind", "damage"), [(".parquet", _cut), (".json", _empty)])
+def _another(path: str) -> None:
+    with open(path, "w") as file:
+        file.write("[1]")
+
+
+@pytest.mark.parametrize(("kind", "damage"), [(".parquet", _cut), (".json", _empty), (".json", _another)])
 def test_damage_is_told(twins: Twins, kind: str, damage: Callable[[str], None]) -> None:
     source = twins.source
     twins.start()
