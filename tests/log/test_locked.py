@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.receive import describe
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from tests.log.conftest import SECONDS, Source, eventually, rows, until_event
@@ -51,14 +52,17 @@ def locked_at_a_commit(twins: Twins) -> Iterator[psycopg.Connection[Any]]:
         queued = threading.Thread(target=locker.execute, args=(LOCK,), daemon=True)
         queued.start()
         eventually(lambda: queues(source, locker.info.backend_pid))
-        source.run("INSERT INTO a VALUES (-1, 'before')")
+        before = source.run("INSERT INTO a VALUES (-1, 'before')")
+        # What comes together is described together, and waits together.
+        eventually(lambda: written(twins) >= before)
         writer.execute(commit.encode())
         queued.join(SECONDS)
         yield locker
 
 
 def queues(source: Source, pid: int) -> bool:
-    return bool(source.conn.execute("SELECT FROM pg_locks WHERE pid = %s AND NOT granted", [pid]).fetchone())
+    query = "SELECT FROM pg_locks WHERE pid = %s AND NOT granted"
+    return source.conn.execute(query, [pid]).fetchone() is not None
 
 
 def finish(twins: Twins) -> list[Row]:
@@ -70,24 +74,28 @@ def finish(twins: Twins) -> list[Row]:
     return twins.check(facts=True)
 
 
-def heard_at(twins: Twins) -> Any:
-    """When the server last heard of the receiver."""
-    query = """SELECT r.reply_time FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
-               WHERE s.slot_name = %s"""
-    ((at,),) = twins.source.conn.execute(query, [twins.streamed.log.identity.slot]).fetchall()
-    return at
+def replicated(twins: Twins, column: str) -> str:
+    """Of the receiver's row in pg_stat_replication."""
+    query = f"""SELECT r.{column}::text FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
+                WHERE s.slot_name = %s"""
+    ((value,),) = twins.source.conn.execute(query.encode(), [twins.streamed.log.identity.slot]).fetchall()
+    return str(value)
+
+
+def written(twins: Twins) -> Lsn:
+    return Lsn.parse(replicated(twins, "write_lsn"))
 
 
 def test_a_lock_at_a_commit_is_waited_for(twins: Twins) -> None:
     """All before it becomes durable meanwhile, and the server hears of us."""
     source, log = twins.source, twins.streamed.log
-    twins.start(batch_seconds=1.0)
+    twins.start(batch_seconds=2.0)
     with locked_at_a_commit(twins) as locker:
         commit = source.lsn()
         source.run("INSERT INTO a VALUES (-2, 'after')")
         end, heard = time.monotonic() + HELD_SECONDS, set()
         while time.monotonic() < end:
-            heard.add(heard_at(twins))
+            heard.add(replicated(twins, "reply_time"))
             time.sleep(0.05)
         assert kinds(twins.streamed.reading.rows()) == "IC"
         assert log.start < source.confirmed(log) <= log.position() < commit
