@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import psycopg
 
+from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.log.receive.whole import Described, described
 from pgcdc_assets.protocol.messages import Relation
+from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.catalog.tables import relation_facts
+from pgcdc_assets.source.slot.blockers import lockers
+from pgcdc_assets.source.slot.creation import TELL_SECONDS, log_waiting
+
+
+class WaitEnded(Exception):
+    """The run ends while the catalog is waited for. What would be described is left to the next one."""
 
 
 class CatalogFacts:
@@ -17,12 +26,16 @@ class CatalogFacts:
     thousands of tables, and the server must hear from us meanwhile."""
 
     def __init__(
-        self, conn: psycopg.Connection[Any], publications: Sequence[str], at_once: int, between: Callable[[], None]
-    ) -> None:
+        self, conn: psycopg.Connection[Any], publications: Sequence[str], at_once: int, between: Callable[[], None],
+        rest: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """``rest``: what is done before asking again, while somebody has a table with a row filter locked, or queues
+        for that. It may raise :class:`WaitEnded`. Without it CopyBlocked is raised at once."""
         self._conn = conn
         self._publications = publications
         self._at_once = at_once
         self._between = between
+        self._rest = rest
 
     def __call__(self, relations: Sequence[Relation]) -> Described:
         asked = sorted({described(relation) for relation in relations}, key=lambda one: one[0])
@@ -30,11 +43,26 @@ class CatalogFacts:
         while asked:
             # A relation that comes twice, with other columns, is asked for in two rounds: a round takes each OID once.
             together = dict(asked[: self._at_once])
-            answers = relation_facts(self._conn, together, self._publications)
+            answers = self._answers(together)
             found |= {(oid, types): answers[oid] for oid, types in together.items()}
             asked = [one for one in asked if one not in found]
             self._between()
         return found
+
+    def _answers(self, together: Mapping[int, Iterable[int]]) -> dict[int, RelationFacts]:
+        """Asked again until no lock is in the way. Between two questions we stand in no line, where all who want the
+        table would stand behind us as soon as the lock before us is gone."""
+        told = time.monotonic()
+        while True:
+            try:
+                return relation_facts(self._conn, together, self._publications)
+            except CopyBlocked:
+                if self._rest is None:
+                    raise
+            if time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                log_waiting(lockers(self._conn, list(together)))
+            self._rest()
 
 
 def knows_origins(conn: psycopg.Connection[Any]) -> bool:

@@ -28,8 +28,8 @@ from pgcdc_assets.log.receive.parts import (
     StreamUnsure,
 )
 from pgcdc_assets.log.receive.streampositions import StreamPositions
-from pgcdc_assets.log.receive.whole import Describe, WholeTransactions, described
-from pgcdc_assets.log.relations import Overlay, Relations
+from pgcdc_assets.log.receive.whole import Describe, WholeTransactions, facts_of
+from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import ABSENT
 from pgcdc_assets.log.spool import StreamEnd
 from pgcdc_assets.log.streamed import StreamPlace, commit_frame, located
@@ -44,7 +44,6 @@ from pgcdc_assets.protocol.messages import (
     StreamCommit,
     StreamPrepare,
 )
-from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.protocol.streamed import decode_any
 from pgcdc_assets.source.connect.failures import COPY_ANEW
 
@@ -150,7 +149,8 @@ class Intake:
     def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> StreamEnded | Dropped:
         """A transaction in progress commits. Its Relation messages take effect whether the log takes it or not."""
         transaction, overlay = self._blocks.end(message, run, index)
-        schema_ids = overlay.promote(self._relations, self.facts(overlay), int(run.sequence[index]))
+        facts = facts_of(overlay.relations, self._describe)
+        schema_ids = overlay.promote(self._relations, facts, int(run.sequence[index]))
         held = self.positions.holds(message.commit_lsn)
         self.positions.passed(message.commit_lsn)
         if held or self.positions.is_beyond(message.commit_lsn, message.end_lsn):
@@ -200,11 +200,14 @@ class Intake:
                     do=COPY_ANEW,
                 )  # fmt: skip
             return None
-        known.end(transaction)
         if held:
+            known.end(transaction)
             return PreparedDropped(transaction.key)
+        # Asked before anything moves: the run may end while it waits for the answer.
+        facts = facts_of(transaction.overlay.relations, self._describe)
+        known.end(transaction)
         self.positions.reached(message.end_lsn)
-        schema_ids = transaction.overlay.known_to(self._relations, self.facts(transaction.overlay))
+        schema_ids = transaction.overlay.known_to(self._relations, facts)
         aborted = np.array(sorted(transaction.aborted), dtype=np.int64)
         end = StreamEnd(int(message.commit_lsn), message.commit_ts, aborted, schema_ids)
         return PreparedEnded(transaction, end, commit_frame(run, index))
@@ -226,9 +229,3 @@ class Intake:
         if self._prepared is None:
             raise ProtocolError("a prepared transaction came, which was not asked for", lsn=lsn)
         return self._prepared
-
-    def facts(self, overlay: Overlay) -> list[RelationFacts]:
-        """What the catalog says now of the relations of a transaction in progress, one for each provisional id."""
-        relations = overlay.relations
-        known = self._describe(relations)
-        return [known[described(relation)] for relation in relations]

@@ -29,11 +29,12 @@ from pgcdc_assets.log.inprogress import TransactionsInProgress
 from pgcdc_assets.log.prepared import PreparedTransactions
 from pgcdc_assets.log.receive.blocks import Block, Dropped
 from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.describe import CatalogFacts, knows_origins
+from pgcdc_assets.log.receive.describe import CatalogFacts, WaitEnded, knows_origins
 from pgcdc_assets.log.receive.intake import Intake
 from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName, SpooledFile
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.receive.parts import Part, Prepared, PreparedDropped, PreparedEnded, StreamEnded, Taken
+from pgcdc_assets.log.receive.whole import facts_of
 from pgcdc_assets.log.receive.writing import Done, WritingThread
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.spool import PendingStream, SpooledStream
@@ -50,6 +51,8 @@ enough that a Unix socket's buffer, some 300 small messages, does not fill meanw
 _IDLE_SECONDS = 0.1
 PROGRESS_SECONDS = 1.0
 """Between status updates while positions move: pg_stat_replication then shows nothing older."""
+_REST_SECONDS = 1.0
+"""Between two questions to the catalog, of up to half a second each, while somebody has a table locked."""
 _TOLD_RELATIONS = 100
 """Of a transaction that touches more tables than that, nothing is derived before its commit: to ask the catalog for
 them at each segment would cost more than it saves."""
@@ -110,9 +113,10 @@ class Receiver:
         self._clock = SourceClock(conn)
         self._reported = ReportedPositions(floor)
         self._pending = PendingBatch()
+        self._facts = partial(CatalogFacts, conn, publications, limits.relations_at_once, self._send_due_status)
         self._intake = Intake(
-            CatalogFacts(conn, publications, limits.relations_at_once, self._send_due_status),
-            relations, writer.position, overlap, choice, partial(knows_origins, conn), prepared,
+            self._facts(self._rest), relations, writer.position, overlap, choice, partial(knows_origins, conn),
+            prepared,
         )  # fmt: skip
         self._positions = self._intake.positions
         self._writing = WritingThread(self._take_done, self._send_status)
@@ -164,9 +168,10 @@ class Receiver:
             self._send_status(ask=True)
             # Before the first frame: a goal may lie behind some that have already come.
             self._orders(self)
-            while not (self._stopping or self._arrived):
-                idle = self._receive()
-                self._round(idle)
+            with suppress(WaitEnded):
+                while not self._over:
+                    idle = self._receive()
+                    self._round(idle)
             self._finish()
             return self._reported.flush
         except BaseException:
@@ -282,6 +287,21 @@ class Receiver:
         if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
             self._look_ahead(now)
 
+    @property
+    def _over(self) -> bool:
+        return self._stopping or self._arrived
+
+    def _rest(self) -> None:
+        """Somebody's lock keeps the catalog from answering. Nothing is read meanwhile; all else goes on."""
+        end = time.monotonic() + _REST_SECONDS
+        while time.monotonic() < end:
+            self._round(idle=False)
+            if self._over:
+                raise WaitEnded
+            # A request for it may lie in what is not read.
+            self._send_status()
+            time.sleep(_IDLE_SECONDS)
+
     def _complete(self) -> Lsn:
         """A boundary up to which everything that commits has come."""
         return min(self._positions.seen, self._positions.boundary)
@@ -349,7 +369,7 @@ class Receiver:
         if overlay.locked or len(payloads) > _TOLD_RELATIONS:
             return
         try:
-            facts = self._intake.facts(overlay)
+            facts = facts_of(overlay.relations, self._facts())
         except CopyBlocked:
             # By this transaction itself, or somebody who waits for it. To derive before the commit is no must.
             overlay.locked = True

@@ -151,3 +151,9 @@ class WholeTransactions:
 def described(relation: Relation) -> RelationKey:
     """The key by which the facts of a relation are asked for."""
     return relation.relation_id, frozenset(column.type_oid for column in relation.columns)
+
+
+def facts_of(relations: Sequence[Relation], describe: Describe) -> list[RelationFacts]:
+    """What the catalog says now of each of these relations."""
+    known = describe(relations)
+    return [known[described(relation)] for relation in relations]

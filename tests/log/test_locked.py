@@ -1,0 +1,192 @@
+"""Somebody has a table with a row filter locked at the moment of a commit: it cannot be read beside the lock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.receive import describe
+from pgcdc_assets.log.receive.client import ReceiverProcess
+from tests.log.conftest import SECONDS, Source, eventually, rows, until_event
+from tests.log.inside import receive_inside
+from tests.log.received_twice import Row, Twins, little_memory, many
+from tests.log.test_two_phase import durable, gid, kinds, prepare, restart
+
+WHOLE: dict[str, Any] = {"streaming": False}
+IN_BLOCKS: dict[str, Any] = {"streaming": True}
+PREPARED: dict[str, Any] = {"streaming": False, "two_phase": True}
+HELD_SECONDS = 3.0
+LOCK = "BEGIN; LOCK TABLE rf"
+MANY = "I" * 600 + "C"
+
+
+@pytest.fixture(params=[WHOLE, IN_BLOCKS, PREPARED], ids=["whole", "in blocks", "prepared"])
+def twins(source: Source, request: pytest.FixtureRequest) -> Twins:
+    return filtered(source, request.param)
+
+
+def filtered(source: Source, options: dict[str, Any]) -> Twins:
+    little_memory(source)
+    source.run("CREATE TABLE rf (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE rf WHERE (id > 0)")
+    return Twins.of(source, **options)
+
+
+@contextmanager
+def locked_at_a_commit(twins: Twins) -> Iterator[psycopg.Connection[Any]]:
+    """A transaction on the filtered table commits, for whose lock somebody waits. Yields that one's session."""
+    source = twins.source
+    with source.database.connect() as writer, source.database.connect() as locker:
+        writer.execute(("BEGIN; " + many(1, 600, "rf")).encode())
+        twins.catch_up()
+        commit = "COMMIT"
+        if "two_phase" in twins.streamed.options:
+            writer.execute(f"PREPARE TRANSACTION '{gid(source)}'".encode())
+            commit = f"COMMIT PREPARED '{gid(source)}'"
+        queued = threading.Thread(target=locker.execute, args=(LOCK,), daemon=True)
+        queued.start()
+        eventually(lambda: queues(source, locker.info.backend_pid))
+        before = source.run("INSERT INTO a VALUES (-1, 'before')")
+        # What comes together is described together, and waits together.
+        eventually(lambda: written(twins) >= before)
+        writer.execute(commit.encode())
+        queued.join(SECONDS)
+        yield locker
+
+
+def queues(source: Source, pid: int) -> bool:
+    query = "SELECT FROM pg_locks WHERE pid = %s AND NOT granted"
+    return source.conn.execute(query, [pid]).fetchone() is not None
+
+
+def finish(twins: Twins) -> list[Row]:
+    receiver = twins.streamed.receiver
+    assert receiver is not None
+    receiver.until(twins.flushed())
+    until_event(receiver, "arrived")
+    receiver.join(SECONDS)
+    return twins.check(facts=True)
+
+
+def replicated(twins: Twins, column: str) -> str:
+    """Of the receiver's row in pg_stat_replication."""
+    query = f"""SELECT r.{column}::text FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
+                WHERE s.slot_name = %s"""
+    ((value,),) = twins.source.conn.execute(query.encode(), [twins.streamed.log.identity.slot]).fetchall()
+    return str(value)
+
+
+def written(twins: Twins) -> Lsn:
+    return Lsn.parse(replicated(twins, "write_lsn"))
+
+
+def test_a_lock_at_a_commit_is_waited_for(twins: Twins) -> None:
+    """All before it becomes durable meanwhile, and the server hears of us."""
+    source, log = twins.source, twins.streamed.log
+    twins.start(batch_seconds=2.0)
+    with locked_at_a_commit(twins) as locker:
+        commit = source.lsn()
+        source.run("INSERT INTO a VALUES (-2, 'after')")
+        end, heard = time.monotonic() + HELD_SECONDS, set()
+        while time.monotonic() < end:
+            heard.add(replicated(twins, "reply_time"))
+            time.sleep(0.05)
+        assert kinds(twins.streamed.reading.rows()) == "IC"
+        assert log.start < source.confirmed(log) <= log.position() < commit
+        assert len(heard) > 3
+        locker.execute("COMMIT")
+    assert kinds(finish(twins)) == "IC" + MANY + "IC"
+
+
+def stopped(receiver: ReceiverProcess) -> None:
+    began = time.monotonic()
+    receiver.stop()
+    assert time.monotonic() - began < HELD_SECONDS
+    receiver.events(0)
+
+
+def test_a_stop_while_it_waits(twins: Twins) -> None:
+    """The run ends at the last boundary, and the next one takes the transaction, once."""
+    source, log = twins.source, twins.streamed.log
+    receiver = twins.start()
+    with locked_at_a_commit(twins) as locker:
+        commit = source.lsn()
+        eventually(lambda: len(rows(log)) == 2)
+        stopped(receiver)
+        assert log.position() < commit
+        assert kinds(twins.streamed.reading.rows()) == "IC"
+        assert twins.spooled == []
+        stopped(twins.start())
+        assert log.position() < commit
+        twins.start()
+        locker.execute("COMMIT")
+    source.run("INSERT INTO a VALUES (-2, 'after')")
+    assert kinds(finish(twins)) == "IC" + MANY + "IC"
+
+
+def test_a_goal_that_is_set_while_it_waits(source: Source) -> None:
+    """It lies below what waits: the run has arrived."""
+    twins = filtered(source, WHOLE)
+    receiver = twins.start()
+    with locked_at_a_commit(twins) as locker:
+        eventually(lambda: len(rows(twins.streamed.log)) == 2)
+        receiver.until(twins.streamed.log.position())
+        until_event(receiver, "arrived")
+        receiver.join(SECONDS)
+        locker.execute("COMMIT")
+
+
+def test_whom_it_waits_for_is_told(
+    source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(describe, "TELL_SECONDS", 0.2)
+    log = filtered(source, WHOLE).streamed.log
+    goal = source.run("INSERT INTO rf VALUES (1, 'x')")
+    with source.database.connect() as locker:
+        locker.execute(LOCK)
+        ended = threading.Timer(HELD_SECONDS, locker.execute, ["COMMIT"])
+        ended.start()
+        receive_inside(source, log, goal, lambda lsn: None)
+        ended.join()
+        told = [record.getMessage() for record in caplog.records if "keeps us waiting" in record.getMessage()]
+        assert 1 <= len(told) < 6
+        assert f"pid {locker.info.backend_pid}" in told[0]
+    assert len(rows(log)) == 2
+
+
+def test_nothing_of_ours_stands_in_the_line_between_two_questions(source: Source) -> None:
+    """All who want the table would stand behind it."""
+    twins = filtered(source, WHOLE)
+    twins.start()
+    with locked_at_a_commit(twins) as locker:
+        eventually(lambda: len(rows(twins.streamed.log)) == 2)
+        query = """SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+                   WHERE l.relation = 'rf'::regclass AND a.application_name LIKE '%/catalog'"""
+        seen = []
+        for _ in range(60):
+            seen.append(source.conn.execute(query).fetchone() is not None)
+            time.sleep(0.05)
+        locker.execute("COMMIT")
+    assert 0 < sum(seen) < 0.6 * len(seen)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_prepared_transaction_that_locks_the_table_stops_no_others(source: Source, streaming: bool) -> None:
+    """Perhaps for days. Rows of the table itself are kept away by the lock."""
+    twins = filtered(source, {"streaming": streaming, "two_phase": True})
+    twins.start()
+    durable(twins, source.run("INSERT INTO rf VALUES (-5, 'not sent'), (5, 'told')"))
+    prepare(source, "INSERT INTO a VALUES (1, 'x')", "TRUNCATE rf", many(100, 600, "rf"))
+    durable(twins, source.run("INSERT INTO a VALUES (2, 'beside')", "INSERT INTO b VALUES (1, 1)"))
+    restart(twins)
+    durable(twins, source.run("INSERT INTO a VALUES (3, 'beside')", many(1000, 600)))
+    expected = "IC" + "IC" + "IC" + "IC" + MANY
+    assert kinds(twins.streamed.reading.rows()) == expected
+    source.run(f"COMMIT PREPARED '{gid(source)}'", "INSERT INTO rf VALUES (6, 'after')")
+    assert kinds(finish(twins)) == expected + "IT" + MANY + "IC"
