@@ -202,7 +202,7 @@ class Engine:
                 f"database {saved.identity.database} of system {saved.identity.system_identifier}", thing="source",
                 do="set `source` to that one, or set up the other in a folder of its own",
             )  # fmt: skip
-        live = read_catalog(conn, saved.identity, saved.publications, self._settings.tables)
+        live = read_catalog(conn, saved.identity, saved.publications, self._settings.tables, saved.tables)
         refuse_emptied(saved, live.tables)
         if live != saved:
             save_catalog(live, CATALOG_FILE)

@@ -89,7 +89,7 @@ class LogStream:
 
     def look(self, catalog: Catalog, patterns: Sequence[str]) -> CatalogLook:
         """The catalog's tables as the source has them now."""
-        return CatalogLook.now(self._conn, catalog.publications, patterns)
+        return CatalogLook.now(self._conn, catalog.publications, patterns, catalog.tables)
 
     def stands(self, look: CatalogLook) -> bool:
         """Whether the source's catalog is still as this look saw it."""

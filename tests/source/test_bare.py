@@ -117,3 +117,21 @@ def test_a_locked_table_with_a_filter_is_named(database: Database, names: list[s
         other.execute("BEGIN; TRUNCATE other.u")
         with pytest.raises(CopyBlocked, match=r"other\.u"):
             read_published(conn, ["filtered"])
+
+
+@pytest.mark.since(15, "row filters")
+def test_a_locked_table_has_the_filter_that_it_had(database: Database, names: list[str]) -> None:
+    """As long as no row of the catalog that publishes it has changed. A prepared transaction may lock it for days."""
+    who = Identity("1", database.name, "s")
+    with database.connect() as conn, database.connect() as other:
+        free = read_catalog(conn, who, ["filtered"])
+        assert free.tables[0].row_filter == "(id > 5)"
+        other.execute("BEGIN; TRUNCATE other.u")
+        assert read_catalog(conn, who, ["filtered"], before=free.tables) == free
+        with pytest.raises(CopyBlocked, match=r"other\.u"):
+            read_catalog(conn, who, ["filtered"])
+        other.execute("ROLLBACK")
+        conn.execute("ALTER PUBLICATION filtered SET TABLE other.u WHERE (id > 6)")
+        other.execute("BEGIN; TRUNCATE other.u")
+        with pytest.raises(CopyBlocked, match=r"other\.u"):
+            read_catalog(conn, who, ["filtered"], before=free.tables)

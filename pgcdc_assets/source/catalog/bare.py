@@ -7,7 +7,7 @@ cannot be read this way: PostgreSQL opens the table to write it out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import psycopg
 
@@ -40,7 +40,7 @@ _COLUMNS: Final = """
           AND (own.prattrs IS NULL OR a.attnum = ANY(own.prattrs::int2[]))
           AND (a.attgenerated = '' OR %(version)s >= 180000
                AND a.attgenerated = 's' AND (own.prattrs IS NOT NULL OR to_jsonb(p) ->> 'pubgencols' = 's'))
-        ORDER BY a.attnum), own.prqual IS NOT NULL, c.oid::regclass::text
+        ORDER BY a.attnum), own.prqual IS NOT NULL
 """
 _QUERY: Final = """
 WITH RECURSIVE pub AS (SELECT * FROM pg_catalog.pg_publication WHERE pubname = ANY(%(names)s)),
@@ -65,15 +65,19 @@ WHERE %(oids)s::oid[] IS NULL OR c.oid = ANY(%(oids)s) ORDER BY c.oid, p.pubname
 """
 
 
+UNREAD: Final = "\0"
+"""In the place of a row filter that could not be read."""
+
+
 def read_beside_locks(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
 ) -> list[tuple[Any, ...]]:
     """Rows like those of pg_publication_tables: oid, publication, its four operations, via_root, columns (None before
-    15: all), row filter (always None). Raises CopyBlocked for a table that has a row filter."""
+    15: all), row filter (UNREAD where there is one)."""
     lists = conn.info.server_version >= LISTS_SINCE
     query = _QUERY.format(
         members=_MEMBERS + (_SCHEMA_MEMBERS if lists else ""),
-        columns=_COLUMNS if lists else "NULL::text[], false, c.oid::regclass::text",
+        columns=_COLUMNS if lists else "NULL::text[], false",
         own=_OWN_ROW if lists else "",
     )
     wanted = {
@@ -81,10 +85,10 @@ def read_beside_locks(
         "oids": None if oids is None else sorted(set(oids)),
         "version": conn.info.server_version,
     }
-    found: list[tuple[Any, ...]] = []
-    for *row, filtered, name in conn.execute(query.encode(), wanted):
-        if filtered:
-            raise CopyBlocked("is locked, and its row filter cannot be read meanwhile", thing=f"table {name}",
-                              do="end the transaction that holds ACCESS EXCLUSIVE on it, then run again")  # fmt: skip
-        found.append((*row, None))
-    return found
+    return [(*row, UNREAD if filtered else None) for *row, filtered in conn.execute(query.encode(), wanted)]
+
+
+def refuse_unread(name: object) -> NoReturn:
+    """A row filter is needed that could not be read. Raises CopyBlocked."""
+    raise CopyBlocked("or another one is locked, and its row filter cannot be read meanwhile", thing=f"table {name}",
+                      do="end the transaction that holds ACCESS EXCLUSIVE, then run again")  # fmt: skip

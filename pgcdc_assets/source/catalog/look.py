@@ -52,10 +52,14 @@ class CatalogLook:
     fingerprint: str
 
     @classmethod
-    def now(cls, conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str]) -> Self:
-        """The tables of these publications, and their fingerprint at the same moment."""
+    def now(
+        cls, conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str],
+        before: Sequence[Table] = (),
+    ) -> Self:  # fmt: skip
+        """The tables of these publications, and their fingerprint at the same moment. ``before``: see
+        :func:`read_tables`."""
         with at_one_moment(conn):
-            tables = read_tables(conn, publications, patterns)
+            tables = read_tables(conn, publications, patterns, before)
             oids = {oid for table in tables for oid in (table.oid, *(leaf.oid for leaf in table.leaves))}
             types = {composite.oid for table in tables for composite in table.composites}
             found = conn.execute(_RELATIONS, {"oids": sorted(oids), "types": sorted(types)}).fetchall()

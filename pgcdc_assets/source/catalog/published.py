@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg.errors import InternalError_, LockNotAvailable
 
-from pgcdc_assets.source.catalog.bare import LISTS_SINCE, read_beside_locks
+from pgcdc_assets.source.catalog.bare import LISTS_SINCE, UNREAD, read_beside_locks, refuse_unread
 
 _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
 GENERATED_SINCE = 180000
@@ -52,11 +52,13 @@ class Published:
 
 
 def read_published(
-    conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
-) -> dict[int, Published]:
+    conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None, *,
+    unread: bool = False,
+) -> dict[int, Published]:  # fmt: skip
     """The relations of these publications by oid: leaves or roots, as each publication lists them.
 
-    ``oids`` restricts them to these, which is much cheaper among hundreds.
+    ``oids`` restricts them to these, which is much cheaper among hundreds. With ``unread`` the row filter of a table
+    that is locked is UNREAD; without, that raises CopyBlocked.
     """
     lists = _LISTS if conn.info.server_version >= LISTS_SINCE else _NO_LISTS
     query = _QUERY.format(lists=lists, only="" if oids is None else _ONLY)
@@ -69,6 +71,9 @@ def read_published(
     except (LockNotAvailable, InternalError_):
         # The latter is raised if a table is dropped while the view is read: "could not open relation with OID".
         found = read_beside_locks(conn, publications, oids)
+        locked = [row[0] for row in found if row[-1] == UNREAD]
+        if locked and not unread:
+            refuse_unread(conn.execute("SELECT %s::regclass::text", locked[:1]).fetchall()[0][0])
     rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for row in found:
         rows[row[0]].append(row)
@@ -91,6 +96,8 @@ def _combined(oid: int, entries: list[tuple[Any, ...]]) -> Published:
 
 def _any_filter(filters: Iterable[str | None]) -> str | None:
     given = list(filters)
+    if UNREAD in given:
+        return None if None in given else UNREAD
     if any(text is None for text in given):
         return None
     unique = sorted({text for text in given if text is not None})

@@ -15,6 +15,7 @@ from psycopg.pq import TransactionStatus
 from pgcdc_assets.core.catalog import Catalog, Column, Identity, Leaf, ReplicaIdentity, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.protocol.shape import RelationFacts
+from pgcdc_assets.source.catalog.bare import UNREAD, refuse_unread
 from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity, followable, mirror_key
 from pgcdc_assets.source.catalog.patterns import TablePatterns
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
@@ -139,11 +140,16 @@ def read_leaves(conn: psycopg.Connection[Any], roots: Iterable[int]) -> dict[int
 
 
 def read_tables(
-    conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str] = ()
-) -> tuple[Table, ...]:
-    """The mirrored tables of these publications, by name: roots and plain tables. Roots hold their leaves."""
+    conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str] = (),
+    before: Sequence[Table] = (),
+) -> tuple[Table, ...]:  # fmt: skip
+    """The mirrored tables of these publications, by name: roots and plain tables. Roots hold their leaves.
+
+    ``before``: as they were read earlier. The row filter of a locked table, which cannot be read, is the one that it
+    had then, if no row of the catalog that publishes it has changed since. Otherwise CopyBlocked is raised.
+    """
     with at_one_moment(conn):
-        published = read_published(conn, publications)
+        published = read_published(conn, publications, unread=True)
         relations = read_relations(conn, published)
         roots = {relation.root for relation in relations.values() if relation.root and not relation.partitioned}
         via_root = {oid for oid, relation in relations.items() if relation.partitioned}
@@ -156,9 +162,18 @@ def read_tables(
         attached = dict(conn.execute(_ATTACHED, [partitions]).fetchall()) if partitions else {}
         parts = TypeParts.read(conn, {oid for relation in relations.values() for oid in relation.types})
     assembly = _Assembly(conn.info.server_version, published, relations, leaves, rows, places, attached, parts)
-    tables = assembly.tables()
     wanted = TablePatterns.parse(patterns)
-    return tuple(table for table in tables if wanted.match(table.name))
+    known = {table.oid: table for table in before}
+    tables = (table for table in assembly.tables() if wanted.match(table.name))
+    return tuple(_filtered(table, known.get(table.oid)) for table in tables)
+
+
+def _filtered(table: Table, before: Table | None) -> Table:
+    if table.row_filter != UNREAD:
+        return table
+    if before is None or not table.publication_rows or before.publication_rows != table.publication_rows:
+        refuse_unread(table.name)
+    return replace(table, row_filter=before.row_filter)
 
 
 @contextmanager
@@ -174,10 +189,11 @@ def at_one_moment(conn: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 def read_catalog(
-    conn: psycopg.Connection[Any], identity: Identity, publications: Sequence[str], patterns: Sequence[str] = ()
-) -> Catalog:
-    """The catalog to save. The first publication is the main one."""
-    tables = read_tables(conn, publications, patterns)
+    conn: psycopg.Connection[Any], identity: Identity, publications: Sequence[str], patterns: Sequence[str] = (),
+    before: Sequence[Table] = (),
+) -> Catalog:  # fmt: skip
+    """The catalog to save. The first publication is the main one. ``before``: see :func:`read_tables`."""
+    tables = read_tables(conn, publications, patterns, before)
     return Catalog(identity, publications[0], conn.info.server_version, tables, tuple(publications))
 
 
