@@ -174,14 +174,11 @@ class Receiver:
                     self._round(idle)
             self._finish()
             return self._reported.flush
-        except BaseException:
-            self._writing.close()
-            with suppress(OSError):
-                # A disk that is full of it stays full otherwise.
-                self._writer.drop_spill()
-            raise
         finally:
             self._writing.close()
+            with suppress(OSError):
+                # What is open comes again; and a disk that is full of it stays full otherwise.
+                self._writer.drop_spill()
 
     def _receive(self) -> bool:
         """Take what has arrived, up to one run; returns whether the stream is quiet."""
@@ -236,8 +233,8 @@ class Receiver:
             case Block(xid, overlay, frames, origin):
                 self._pending.streams.add(xid, overlay, frames, origin)
             case StreamEnded(xid, end, commit):
-                self._pending.end(xid, end, commit, time.monotonic())
-                self._report(Event(EventName.COMMITTED, self._reported.flush, xid=xid, commit_lsn=end.commit_lsn))
+                if self._pending.end(xid, end, commit, time.monotonic()):
+                    self._report(Event(EventName.COMMITTED, self._reported.flush, xid=xid, commit_lsn=end.commit_lsn))
             case Dropped(xid):
                 self._drop(xid, self._pending.streams.pop(xid))
             case Prepared(transaction):
@@ -412,7 +409,6 @@ class Receiver:
         self._reach_marks()
         self._cut()
         self._writing.finish()
-        self._writer.drop_spill()
         self._tell_marks()
         self._send_status()
         if self._arrived:
