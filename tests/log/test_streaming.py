@@ -11,8 +11,8 @@ import pytest
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.log.receive.client import ReceiverProcess
-from pgcdc_assets.log.receive.receiver import Limits
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 from tests.log.conftest import SECONDS, Source, eventually, until_event
 from tests.log.inside import receive_inside
