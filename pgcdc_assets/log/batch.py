@@ -108,12 +108,15 @@ class PendingBatch:
         if len(rest) and after is not None:
             self.open.append(rest)
 
-    def end(self, xid: int, end: StreamEnd, commit: FrameRun, now: float) -> None:
-        """A transaction in progress has committed; ``commit`` is its Commit, as one frame."""
+    def end(self, xid: int, end: StreamEnd, commit: FrameRun, now: float) -> bool:
+        """A transaction in progress has committed; ``commit`` is its Commit, as one frame. Returns whether segments
+        of it were written before."""
         stream = self.streams.pop(xid)
-        if stream is None or not stream.changes:
-            return
-        self._ended(EndedStream(stream, end), commit, now)
+        if stream is None:
+            return False
+        if stream.changes:
+            self._ended(EndedStream(stream, end), commit, now)
+        return stream.spooled_size > 0
 
     def prepare(self, transaction: PreparedTransaction, now: float) -> None:
         """A transaction is prepared: with the next batch at the latest it is kept."""

@@ -8,8 +8,9 @@ from typing import Any, Final
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.log.receive.choice import Choice
-from pgcdc_assets.log.receive.receiver import Limits, Receiver
+from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.source.connect.connection import SourceConnection, connect
 from pgcdc_assets.source.connect.libpq import LibpqConnection

@@ -8,7 +8,7 @@ import psutil
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.log.receive.receiver import Limits
+from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
 from tests.log.conftest import Source, content, eventually, rows, until_event

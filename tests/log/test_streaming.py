@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.log.receive.client import ReceiverProcess
-from pgcdc_assets.log.receive.receiver import Limits
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 from tests.log.conftest import SECONDS, Source, eventually, until_event
 from tests.log.inside import receive_inside
@@ -115,6 +116,20 @@ def receive_streamed(source: Source, log: ChangeLog, goal: Lsn) -> None:
     options = PluginOptions.of(source.database.server.version, streaming=True)
     limits = Limits(1 << 20, 0.02, segment_bytes=1 << 16)
     receive_inside(source, log, goal, lambda lsn: None, receiving=limits, drain_bytes=NO_DRAIN, plugin=options)
+
+
+def test_a_run_that_fails_leaves_no_file(twins: Twins) -> None:
+    source, receiver = twins.source, twins.start()
+    with source.database.connect() as other:
+        other.execute(("BEGIN; " + many(1, 1000)).encode())
+        twins.flushed()
+        twins.until_spooled()
+        query = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s"
+        source.conn.execute(query, [twins.streamed.log.identity.slot])
+        with pytest.raises(SourceUnavailable):
+            until_event(receiver, "arrived")
+        receiver.join(SECONDS)
+        assert twins.spooled == []
 
 
 def stopped(receiver: ReceiverProcess) -> None:

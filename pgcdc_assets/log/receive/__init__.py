@@ -9,7 +9,8 @@ orders      as they are taken                  connections one after the other
 fallback    whether the next one may stream
 
 describe    what the catalog says of relations
-receiver    the loop                       writing     its other thread
+receiver    the loop                       batches     what is pending, when it is cut
+                                           writing     the other thread
 intake      what frames mean for the positions         parts     what it makes of them
 streampositions  where it stands, and its goal    whole       transactions that come as a whole
 blocks      of transactions in progress    announce    which there are, for `status`

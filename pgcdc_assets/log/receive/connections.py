@@ -16,13 +16,14 @@ from pgcdc_assets.log.prepared import PreparedTransactions
 from pgcdc_assets.log.preparedfolder import PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.announce import Announcer
+from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.fallback import Fallback
 from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName, ReceiverSettings
 from pgcdc_assets.log.receive.orders import Orders
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.log.receive.parts import StreamUnsure
-from pgcdc_assets.log.receive.receiver import Limits, Receiver
+from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.plainsession import open_source

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,25 +18,19 @@ import numpy as np
 import psycopg
 
 from pgcdc_assets.core.endpos import Endpos
-from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.reported import ReportedPositions
-from pgcdc_assets.errors import CopyBlocked
-from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
+from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.framerun import HEADER, FrameRun
 from pgcdc_assets.log.inprogress import TransactionsInProgress
 from pgcdc_assets.log.prepared import PreparedTransactions
-from pgcdc_assets.log.receive.blocks import Block, Dropped
+from pgcdc_assets.log.receive.batches import Batches, Limits
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.describe import CatalogFacts, WaitEnded, knows_origins
 from pgcdc_assets.log.receive.intake import Intake
-from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName, SpooledFile
+from pgcdc_assets.log.receive.messages import Event, EventName
 from pgcdc_assets.log.receive.overlap import Overlap
-from pgcdc_assets.log.receive.parts import Part, Prepared, PreparedDropped, PreparedEnded, StreamEnded, Taken
-from pgcdc_assets.log.receive.whole import facts_of
-from pgcdc_assets.log.receive.writing import Done, WritingThread
 from pgcdc_assets.log.relations import Relations
-from pgcdc_assets.log.spool import PendingStream, SpooledStream
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
 from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience, Silence
 from pgcdc_assets.source.stream.catchup import FrameStream
@@ -53,31 +46,8 @@ PROGRESS_SECONDS = 1.0
 """Between status updates while positions move: pg_stat_replication then shows nothing older."""
 _REST_SECONDS = 1.0
 """Between two questions to the catalog, of up to half a second each, while somebody has a table locked."""
-_TOLD_RELATIONS = 100
-"""Of a transaction that touches more tables than that, nothing is derived before its commit: to ask the catalog for
-them at each segment would cost more than it saves."""
 _ASK_SECONDS = 0.1
 """Between requests for a keepalive while a goal or mark is ahead and nothing comes."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much is held or passed over before it is written, and for how long. Sizes are bytes."""
-
-    batch_bytes: int
-    batch_seconds: float
-    segment_bytes: int = SEGMENT_BYTES
-    foreign_wal_bytes: int = 16 << 20
-    """WAL that holds nothing for us is released each time this much has passed: one WAL segment file."""
-    run_seconds: float = 0.05
-    """A run that is not full waits this long for more, counted from its first look."""
-    linger_seconds: float = 0.002
-    """A run that is not full waits this long for its next frame."""
-    status_seconds: float = 5.0
-    """Between status updates; a twelfth of the walsender's timeout, so that it never has to ask."""
-    relations_at_once: int = 500
-    """How many relations the catalog is asked about in one query: a second or two of work for a busy server, and some
-    megabytes."""
 
 
 class Receiver:
@@ -112,18 +82,16 @@ class Receiver:
         self._announce = announce
         self._clock = SourceClock(conn)
         self._reported = ReportedPositions(floor)
-        self._pending = PendingBatch()
-        self._facts = partial(CatalogFacts, conn, publications, limits.relations_at_once, self._send_due_status)
+        facts = partial(CatalogFacts, conn, publications, limits.relations_at_once, self._send_due_status)
         self._intake = Intake(
-            self._facts(self._rest), relations, writer.position, overlap, choice, partial(knows_origins, conn),
+            facts(self._rest), relations, writer.position, overlap, choice, partial(knows_origins, conn),
             prepared,
         )  # fmt: skip
         self._positions = self._intake.positions
-        self._writing = WritingThread(self._take_done, self._send_status)
-        self._planned = writer.position
+        self._batches = Batches(writer, self._intake, self._reported, limits, report, self._send_status, facts())
+        self._writing = self._batches.writing
         self._goal: Endpos | None = None
         self._marks: list[Lsn] = []
-        self._flush_now = False
         self._stopping = False
         self._arrived = False
         self.left = False
@@ -174,14 +142,11 @@ class Receiver:
                     self._round(idle)
             self._finish()
             return self._reported.flush
-        except BaseException:
-            self._writing.close()
-            with suppress(OSError):
-                # A disk that is full of it stays full otherwise.
-                self._writer.drop_spill()
-            raise
         finally:
             self._writing.close()
+            with suppress(OSError):
+                # What is open comes again; and a disk that is full of it stays full otherwise.
+                self._writer.drop_spill()
 
     def _receive(self) -> bool:
         """Take what has arrived, up to one run; returns whether the stream is quiet."""
@@ -224,36 +189,10 @@ class Receiver:
         """Turn the frames at hand into a run and take it in."""
         run = FrameRun.of(frames, self._intake.sequence)
         for part in self._intake.take(run, parallel=self._stream.parallel):
-            self._pend(part)
+            self._batches.add(part)
         self._arrived |= self._positions.arrived
-        if self._pending.in_memory >= self._limits.segment_bytes:
-            self._write_ahead()
-
-    def _pend(self, part: Part) -> None:
-        match part:
-            case Taken(run, whole, after):
-                self._pending.receive(run, whole, after, time.monotonic())
-            case Block(xid, overlay, frames, origin):
-                self._pending.streams.add(xid, overlay, frames, origin)
-            case StreamEnded(xid, end, commit):
-                self._pending.end(xid, end, commit, time.monotonic())
-                self._report(Event(EventName.COMMITTED, self._reported.flush, xid=xid, commit_lsn=end.commit_lsn))
-            case Dropped(xid):
-                self._drop(xid, self._pending.streams.pop(xid))
-            case Prepared(transaction):
-                self._pending.prepare(transaction, time.monotonic())
-            case PreparedEnded(transaction, end, commit):
-                self._pending.end_prepared(transaction, end, commit, time.monotonic())
-            case PreparedDropped(key):
-                stream = self._pending.streams.pop_prepared(key)
-                self._drop(key.xid, stream)
-                if stream is None:
-                    self._writing.submit(partial(self._writer.forget, key))
-
-    def _drop(self, xid: int, stream: PendingStream | None) -> None:
-        if stream is not None and stream.spooled_size:
-            self._writing.submit(partial(self._writer.drop, stream))
-            self._report(Event(EventName.DROPPED, self._reported.flush, xid=xid))
+        if self._batches.full:
+            self._batches.write_ahead()
 
     def _keepalive(self, frame: bytes) -> None:
         """``wal_end`` is a boundary: what committed below it has been sent, whatever is open."""
@@ -266,7 +205,7 @@ class Receiver:
         if message.reply_requested:
             # Answered at once with what is durable; and the rest made durable, or a source that
             # shuts down would wait for ever.
-            self._flush_now = True
+            self._batches.flush()
             self._send_status()
 
     def _round(self, idle: bool) -> None:
@@ -277,7 +216,7 @@ class Receiver:
         now = time.monotonic()
         self._reach_marks()
         if not self._writing.busy:
-            self._cut_if_due(now)
+            self._batches.cut_if_due(now)
         self._tell_marks()
         moved = self._positions.boundary > self._reported.write
         if now - self._status_at > (PROGRESS_SECONDS if moved else self._limits.status_seconds):
@@ -312,86 +251,6 @@ class Receiver:
             self._goal.saw_source(*self._clock.positions(), now)
         self._send_status(ask=True)
 
-    # Cutting ----------------------------------------------------------------------------------------
-
-    def _cut_if_due(self, now: float) -> None:
-        pending = self._pending
-        if pending.since is not None:
-            full = pending.closed_size >= self._limits.batch_bytes
-            if full or self._flush_now or now - pending.since >= self._limits.batch_seconds:
-                self._cut()
-        elif self._positions.boundary - self._planned >= (1 if self._flush_now else self._limits.foreign_wal_bytes):
-            self._cut()
-        self._flush_now = False
-
-    def _cut(self) -> None:
-        """Commit everything up to the last boundary; what is prepared below it is kept before."""
-        end = self._positions.boundary
-        for transaction, stream in self._pending.streams.take_prepared():
-            if stream.spooled_size:
-                # Its segments are moved away, and are derived from again at its commit.
-                self._report(Event(EventName.DROPPED, self._reported.flush, xid=transaction.key.xid))
-            self._writing.submit(partial(self._writer.keep, transaction, stream))
-        if self._pending.since is not None:
-            closed, ended, staged = self._pending.take_closed()
-            self._writing.submit(lambda: self._writer.commit(closed, staged, end, ended))
-        elif end > self._planned:
-            self._writing.submit(lambda: self._writer.advance(end))
-        self._planned = max(self._planned, end)
-
-    def _write_ahead(self) -> None:
-        """Memory is full: write segments of the batch, and spill the open transaction if it is the large one."""
-        pending, state = self._pending, self._intake.transaction
-        if pending.closed_in_memory:
-            if pending.closed_size >= self._limits.batch_bytes:
-                self._cut()
-            else:
-                frames, ended, staged = pending.stage_closed()
-                self._writing.submit(partial(self._writer.stage, frames, staged, ended))
-        if state is not None and pending.open.size >= self._limits.segment_bytes // 2:
-            opened, spilled = pending.spill_open(state)
-            self._writing.submit(partial(self._writer.stage, opened, spilled))
-        while pending.streams.size >= self._limits.segment_bytes // 2:
-            stream = pending.streams.largest
-            blocks = stream.take()
-            self._writing.submit(partial(self._writer.spool, blocks, stream))
-
-    def _take_done(self, done: Done) -> None:
-        if isinstance(done, SpooledStream):
-            self._tell_spooled(done)
-        elif done is not None:
-            self._land(done)
-
-    def _tell_spooled(self, stream: SpooledStream) -> None:
-        """What the parent needs to derive from these segments before the commit."""
-        overlay = stream.overlay
-        payloads = overlay.payloads
-        if overlay.locked or len(payloads) > _TOLD_RELATIONS:
-            return
-        try:
-            facts = facts_of(overlay.relations, self._facts())
-        except CopyBlocked:
-            # By this transaction itself, or somebody who waits for it. To derive before the commit is no must.
-            overlay.locked = True
-            return
-        for segment in stream.segments:
-            relations = {number: (payloads[number], facts[number].to_json()) for number in segment.tally.schema_ids}
-            file = SpooledFile(segment.segment.draft.path, segment.segment.report.path, relations)
-            self._report(Event(EventName.SPOOLED, self._reported.flush, xid=stream.xid, spooled=file))
-
-    def _land(self, committed: Committed) -> None:
-        self._reported.durable(committed.end)
-        self._send_status()
-        passed(FaultPoint.BATCH_CONFIRMED)
-        self._report(self._landed(committed))
-
-    def _landed(self, batch: Committed) -> Event:
-        aborts = self._intake.stream_aborts
-        if not batch.rows:
-            return Event(EventName.POSITION, batch.end, stream_aborts=aborts)
-        counts = (batch.transactions, batch.rows, batch.bytes, aborts)
-        return Event(EventName.BATCH, batch.end, batch.start, *counts)
-
     # Ends and marks ---------------------------------------------------------------------------------
 
     def _reach_marks(self) -> None:
@@ -400,7 +259,8 @@ class Receiver:
             # What lies past the goal has been left out, though it has been seen.
             if self._positions.seen >= mark and (self._goal is None or self._goal.allows(mark)):
                 self._positions.reached(mark)
-            self._flush_now |= self._positions.boundary >= mark > self._planned
+            if self._positions.boundary >= mark > self._batches.planned:
+                self._batches.flush()
 
     def _tell_marks(self) -> None:
         for mark in [mark for mark in self._marks if mark <= self._reported.flush]:
@@ -410,9 +270,8 @@ class Receiver:
     def _finish(self) -> None:
         """Make all complete transactions durable, confirm them, and report the position."""
         self._reach_marks()
-        self._cut()
+        self._batches.cut()
         self._writing.finish()
-        self._writer.drop_spill()
         self._tell_marks()
         self._send_status()
         if self._arrived:

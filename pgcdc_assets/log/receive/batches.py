@@ -1,0 +1,179 @@
+"""What is received becomes batches: what is pending, when it is cut, and what the parent is told of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.reported import ReportedPositions
+from pgcdc_assets.errors import CopyBlocked
+from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
+from pgcdc_assets.log.receive.blocks import Block, Dropped
+from pgcdc_assets.log.receive.intake import Intake
+from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName, SpooledFile
+from pgcdc_assets.log.receive.parts import Part, Prepared, PreparedDropped, PreparedEnded, StreamEnded, Taken
+from pgcdc_assets.log.receive.whole import Describe, facts_of
+from pgcdc_assets.log.receive.writing import Done, WritingThread
+from pgcdc_assets.log.spool import PendingStream, SpooledStream
+
+_TOLD_RELATIONS = 100
+"""Of a transaction that touches more tables than that, nothing is derived before its commit: to ask the catalog for
+them at each segment would cost more than it saves."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is held or passed over before it is written, and for how long. Sizes are bytes."""
+
+    batch_bytes: int
+    batch_seconds: float
+    segment_bytes: int = SEGMENT_BYTES
+    foreign_wal_bytes: int = 16 << 20
+    """WAL that holds nothing for us is released each time this much has passed: one WAL segment file."""
+    run_seconds: float = 0.05
+    """A run that is not full waits this long for more, counted from its first look."""
+    linger_seconds: float = 0.002
+    """A run that is not full waits this long for its next frame."""
+    status_seconds: float = 5.0
+    """Between status updates; a twelfth of the walsender's timeout, so that it never has to ask."""
+    relations_at_once: int = 500
+    """How many relations the catalog is asked about in one query: a second or two of work for a busy server, and some
+    megabytes."""
+
+
+class Batches:
+    """Of one connection. ``confirm`` sends a status; ``facts`` gives up where a lock is in the way."""
+
+    def __init__(
+        self, writer: BatchWriter, intake: Intake, reported: ReportedPositions, limits: Limits,
+        report: Callable[[Event], None], confirm: Callable[[], None], facts: Describe,
+    ) -> None:  # fmt: skip
+        self._writer = writer
+        self._intake = intake
+        self._positions = intake.positions
+        self._reported = reported
+        self._limits = limits
+        self._report = report
+        self._confirm = confirm
+        self._facts = facts
+        self._pending = PendingBatch()
+        self.writing = WritingThread(self._take_done, confirm)
+        self._flush_now = False
+        self.planned = writer.position
+        """Where the log stands once all that is cut is durable."""
+
+    def flush(self) -> None:
+        """Cut as soon as the writing thread is free."""
+        self._flush_now = True
+
+    def add(self, part: Part) -> None:
+        match part:
+            case Taken(run, whole, after):
+                self._pending.receive(run, whole, after, time.monotonic())
+            case Block(xid, overlay, frames, origin):
+                self._pending.streams.add(xid, overlay, frames, origin)
+            case StreamEnded(xid, end, commit):
+                if self._pending.end(xid, end, commit, time.monotonic()):
+                    self._report(Event(EventName.COMMITTED, self._reported.flush, xid=xid, commit_lsn=end.commit_lsn))
+            case Dropped(xid):
+                self._drop(xid, self._pending.streams.pop(xid))
+            case Prepared(transaction):
+                self._pending.prepare(transaction, time.monotonic())
+            case PreparedEnded(transaction, end, commit):
+                self._pending.end_prepared(transaction, end, commit, time.monotonic())
+            case PreparedDropped(key):
+                stream = self._pending.streams.pop_prepared(key)
+                self._drop(key.xid, stream)
+                if stream is None:
+                    self.writing.submit(partial(self._writer.forget, key))
+
+    def _drop(self, xid: int, stream: PendingStream | None) -> None:
+        if stream is not None and stream.spooled_size:
+            self.writing.submit(partial(self._writer.drop, stream))
+            self._report(Event(EventName.DROPPED, self._reported.flush, xid=xid))
+
+    @property
+    def full(self) -> bool:
+        """Memory is full."""
+        return self._pending.in_memory >= self._limits.segment_bytes
+
+    def cut_if_due(self, now: float) -> None:
+        pending = self._pending
+        if pending.since is not None:
+            full = pending.closed_size >= self._limits.batch_bytes
+            if full or self._flush_now or now - pending.since >= self._limits.batch_seconds:
+                self.cut()
+        elif self._positions.boundary - self.planned >= (1 if self._flush_now else self._limits.foreign_wal_bytes):
+            self.cut()
+        self._flush_now = False
+
+    def cut(self) -> None:
+        """Commit everything up to the last boundary; what is prepared below it is kept before."""
+        end = self._positions.boundary
+        for transaction, stream in self._pending.streams.take_prepared():
+            if stream.spooled_size:
+                # Its segments are moved away, and are derived from again at its commit.
+                self._report(Event(EventName.DROPPED, self._reported.flush, xid=transaction.key.xid))
+            self.writing.submit(partial(self._writer.keep, transaction, stream))
+        if self._pending.since is not None:
+            closed, ended, staged = self._pending.take_closed()
+            self.writing.submit(lambda: self._writer.commit(closed, staged, end, ended))
+        elif end > self.planned:
+            self.writing.submit(lambda: self._writer.advance(end))
+        self.planned = max(self.planned, end)
+
+    def write_ahead(self) -> None:
+        """Memory is full: write segments of the batch, and spill the open transaction if it is the large one."""
+        pending, state = self._pending, self._intake.transaction
+        if pending.closed_in_memory:
+            if pending.closed_size >= self._limits.batch_bytes:
+                self.cut()
+            else:
+                frames, ended, staged = pending.stage_closed()
+                self.writing.submit(partial(self._writer.stage, frames, staged, ended))
+        if state is not None and pending.open.size >= self._limits.segment_bytes // 2:
+            opened, spilled = pending.spill_open(state)
+            self.writing.submit(partial(self._writer.stage, opened, spilled))
+        while pending.streams.size >= self._limits.segment_bytes // 2:
+            stream = pending.streams.largest
+            blocks = stream.take()
+            self.writing.submit(partial(self._writer.spool, blocks, stream))
+
+    def _take_done(self, done: Done) -> None:
+        if isinstance(done, SpooledStream):
+            self._tell_spooled(done)
+        elif done is not None:
+            self._land(done)
+
+    def _tell_spooled(self, stream: SpooledStream) -> None:
+        """What the parent needs to derive from these segments before the commit."""
+        overlay = stream.overlay
+        payloads = overlay.payloads
+        if overlay.locked or len(payloads) > _TOLD_RELATIONS:
+            return
+        try:
+            facts = facts_of(overlay.relations, self._facts)
+        except CopyBlocked:
+            # By this transaction itself, or somebody who waits for it. To derive before the commit is no must.
+            overlay.locked = True
+            return
+        for segment in stream.segments:
+            relations = {number: (payloads[number], facts[number].to_json()) for number in segment.tally.schema_ids}
+            file = SpooledFile(segment.segment.draft.path, segment.segment.report.path, relations)
+            self._report(Event(EventName.SPOOLED, self._reported.flush, xid=stream.xid, spooled=file))
+
+    def _land(self, committed: Committed) -> None:
+        self._reported.durable(committed.end)
+        self._confirm()
+        passed(FaultPoint.BATCH_CONFIRMED)
+        self._report(self._landed(committed))
+
+    def _landed(self, batch: Committed) -> Event:
+        aborts = self._intake.stream_aborts
+        if not batch.rows:
+            return Event(EventName.POSITION, batch.end, stream_aborts=aborts)
+        counts = (batch.transactions, batch.rows, batch.bytes, aborts)
+        return Event(EventName.BATCH, batch.end, batch.start, *counts)
