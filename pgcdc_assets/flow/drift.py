@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import ZERO
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE
-from pgcdc_assets.source.catalog.drift import Drift, Remedy, table_changes
+from pgcdc_assets.source.catalog.drift import Drift, Remedy, altered_columns, table_changes
 from pgcdc_assets.source.catalog.look import CatalogLook
 
 
@@ -65,6 +66,8 @@ class CatalogWatch:
         copy landed whose table the look shows differently."""
         self.named = ZERO
         """The position that the log has to reach before tables that were away are listed again."""
+        self._columns: dict[TableName, str] = {}
+        """The marks of the columns' catalog rows, as the last look or a copy's snapshot showed them."""
         self._looked = time.monotonic()
 
     @property
@@ -83,6 +86,7 @@ class CatalogWatch:
         self._seen = self._stream.look(work.catalog, work.settings.tables)
         live = self._seen.tables
         watch(work, live)
+        self._note_altered(live)
         if work.progress.naming.asks:
             self.named = self._stream.mark_now()
             work.progress.naming.seen(self.named)
@@ -94,8 +98,28 @@ class CatalogWatch:
     def compare(self, copied: Table) -> None:
         """Compare a table whose copy landed with the last look. If it was altered between that look and its snapshot,
         or since, no point lists it before another look."""
-        if self._seen is not None and not self._seen.shows(copied):
+        altered = altered_columns(copied.column_rows, self._columns.get(copied.name, ""))
+        self._columns[copied.name] = copied.column_rows
+        if self._seen is not None and (altered or not self._seen.shows(copied)):
             self._seen = None
+
+    def _note_altered(self, live: Sequence[Table]) -> None:
+        """Have no point below this look list a table whose columns' rows in the catalog were written anew.
+
+        ATTACH and DETACH PARTITION write them, and leave no other trace once both are done: in between the table was
+        none of its own, and the partitioned table that it was attached to had its rows. Which one that was nothing
+        tells, so no partitioned table is listed either.
+        """
+        progress = self._work.progress
+        followed = {entry.table.name: entry.table for entry in progress.followed()}
+        before = {name: table.column_rows for name, table in followed.items()} | self._columns
+        altered = [table for table in live if table.name in followed
+                   and altered_columns(before[table.name], table.column_rows)]  # fmt: skip
+        self._columns = {table.name: table.column_rows for table in live}
+        if any(not table.partitioned for table in altered):
+            altered += [table for table in followed.values() if table.partitioned]
+        for table in altered:
+            progress.naming.found(table.name)
 
 
 def _first(changes: Sequence[Drift], action: Remedy) -> Drift | None:

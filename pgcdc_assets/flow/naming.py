@@ -1,7 +1,7 @@
 """Tracks from which position on each table has the name of its mirror.
 
 The mirror of a table that was renamed and renamed back has the rows of every LSN in between, but the table had another
-name then: no point from that time may list it.
+name then: no point from that time may list it. The same holds for one that was a partition for a while.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Naming:
         self._away.clear()
 
     def found(self, name: TableName) -> None:
-        """Note that the table is published again, or for the first time."""
+        """Note that the table is published again, or for the first time, or may have been a partition until now."""
         self._away.add(name)
 
     def copied(self, name: TableName) -> None:

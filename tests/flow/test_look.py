@@ -136,6 +136,36 @@ def test_a_table_under_another_name_is_not_listed_where_the_log_stands_when_it_i
     assert run.work.progress[QUIET].state.readable, "its rows are followed all the same"
 
 
+def test_a_table_that_was_a_partition_between_two_looks_is_not_listed_at_a_point_from_then(run: Run) -> None:
+    """The log ends before all of it, or where it was one: the catalog of now does not tell."""
+    points, catalog = run.work.progress.points, run.sync._catalog
+    run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    assert run.listed() == {QUIET, T}
+    run.user.execute("ALTER TABLE r ATTACH PARTITION quiet FOR VALUES FROM (0) TO (10)")
+    run.user.execute("ALTER TABLE r DETACH PARTITION quiet")
+    seen = len(points.all())
+    run.listed()
+    assert len(points.all()) == seen, "quiet may have been a partition, and of any partitioned table"
+    for name in (QUIET, T):
+        assert run.work.progress[name].state.readable, "their rows are followed all the same"
+        assert run.work.progress.naming.holds(name, catalog.named)
+        assert not run.work.progress.naming.holds(name, Lsn(catalog.named - 1))
+    assert catalog.named > run.work.log.position()
+
+
+def test_a_copy_whose_table_was_a_partition_after_its_snapshot(run: Run) -> None:
+    """The copy lands after a look that saw the table when all was over."""
+    at_the_snapshot, at = run.work.progress[QUIET].table, run.work.log.position()
+    run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    run.user.execute("ALTER TABLE r ATTACH PARTITION quiet FOR VALUES FROM (0) TO (10)")
+    run.user.execute("ALTER TABLE r DETACH PARTITION quiet")
+    run.sync._publish(at)
+    run.land(at_the_snapshot)
+    run.sync._publish(at)
+    assert not run.work.progress.naming.holds(QUIET, at)
+    assert run.work.progress.naming.holds(QUIET, run.sync._catalog.named)
+
+
 def test_a_table_that_is_copied_is_not_thinned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files of hours ago are nobody's yet; one that no point lists is settled from where the run found it."""
     monkeypatch.setattr(thinning, "EVERY", 2)

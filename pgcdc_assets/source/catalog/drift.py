@@ -93,7 +93,7 @@ def _storage(before: Table, now: Table) -> Iterator[Drift]:
     Where nothing else distinguishes these from a rewrite that the stream does not carry, new files are enough for a
     drift.
     """
-    if _new_files(before, now) and _altered_columns(before, now):
+    if _new_files(before, now) and altered_columns(before.column_rows, now.column_rows):
         yield Drift(before.name, DriftKind.REWRITTEN, Remedy.SET_ASIDE, "its rows were rewritten by ALTER TABLE")
     elif not list(_columns(before, now)):
         yield from _behind_the_stream(before, now)
@@ -122,9 +122,11 @@ def _stores(table: Table) -> dict[int, Table | Leaf]:
     return {table.oid: table, **{leaf.oid: leaf for leaf in table.leaves}}
 
 
-def _altered_columns(before: Table, now: Table) -> bool:
-    """Whether the pg_attribute row of a column that both have was written anew."""
-    old, new = (dict(mark.split(":") for mark in table.column_rows.split()) for table in (before, now))
+def altered_columns(before: str, now: str) -> bool:
+    """Whether the pg_attribute row of a column that is in both marks (:attr:`Table.column_rows`) was written anew."""
+    if before == now:
+        return False
+    old, new = (dict(mark.split(":") for mark in marks.split()) for marks in (before, now))
     return any(old[attnum] != new[attnum] for attnum in old.keys() & new.keys())
 
 
