@@ -54,6 +54,30 @@ def test_none_leaves_out_what_came_by_replication(source: Source, replication: b
     assert source.confirmed(log) == log.position()
 
 
+@pytest.mark.versions(14, 15)
+@pytest.mark.parametrize("sets", [True, False], ids=["sets it", "resets it"])
+def test_a_session_that_changes_its_origin_in_a_large_transaction(source: Source, sets: bool) -> None:
+    """The server does not leave it out, so it comes whole, with the origin of its commit. In progress the first half
+    would have come with another one."""
+    little_memory(source)
+    log = source.log()
+    reset = "SELECT pg_replication_origin_session_reset()"
+    change = [f"SELECT pg_replication_origin_session_setup('o_{source.database.name}')", reset]
+    if not sets:
+        change.reverse()
+        source.run(change[1])
+    source.transaction(many(1, 1000), change[0], many(1001, 1000))
+    if sets:
+        source.run(reset)
+    source.run("INSERT INTO a VALUES (-1, 'own')")
+    source.receive(log, source.lsn(), origin="none")
+    found = rows(log)
+    assert "".join(row["kind"] for row in found) == ("" if sets else "I" * 2000 + "C") + "IC"
+    assert {row["origin"] for row in found} == {None}
+    assert {row["commit_lsn"] is None for row in found} == {False}
+    assert all(segment.late is None for segment in log.all_segments()), "nothing was received before its commit"
+
+
 def test_any_takes_all_with_their_origins(source: Source) -> None:
     log = source.log()
     write(source)
