@@ -120,6 +120,14 @@ def test_a_locked_table_with_a_filter_is_named(database: Database, names: list[s
 
 
 @pytest.mark.since(15, "row filters")
+def test_the_lock_on_one_table_hides_no_other_s_filter(database: Database, names: list[str]) -> None:
+    with database.connect() as conn, database.connect() as other:
+        conn.execute("CREATE PUBLICATION beside FOR TABLE other.u WHERE (id > 5), t")
+        other.execute("BEGIN; TRUNCATE t")
+        assert {one.row_filter for one in read_published(conn, ["beside"]).values()} == {"(id > 5)", None}
+
+
+@pytest.mark.since(15, "row filters")
 def test_a_locked_table_has_the_filter_that_it_had(database: Database, names: list[str]) -> None:
     """As long as no row of the catalog that publishes it has changed. A prepared transaction may lock it for days."""
     who = Identity("1", database.name, "s")

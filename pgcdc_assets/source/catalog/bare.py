@@ -1,7 +1,7 @@
 """Reads what publications publish from the bare catalog, without waiting for anybody's lock.
 
-The rules are those of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c), except that a row filter's text
-cannot be read this way: PostgreSQL opens the table to write it out.
+The rules are those of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c). The text of a row filter is the
+exception: PostgreSQL opens its table to write it out. It is asked for alone: then only the lock on that table counts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NoReturn
 
 import psycopg
+from psycopg.errors import InternalError_, LockNotAvailable
 
 from pgcdc_assets.errors import CopyBlocked
 
@@ -65,6 +66,13 @@ WHERE %(oids)s::oid[] IS NULL OR c.oid = ANY(%(oids)s) ORDER BY c.oid, p.pubname
 """
 
 
+_FILTER: Final = """
+SELECT pg_catalog.pg_get_expr(r.prqual, r.prrelid)
+FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
+WHERE r.prrelid = %s AND p.pubname = %s
+"""
+_FILTER_TIMEOUT: Final = "SET LOCAL lock_timeout = '100ms'"
+"""Short, because the view has been waited for already, and whoever asks for the table stands in line behind us."""
 UNREAD: Final = "\0"
 """In the place of a row filter that could not be read."""
 
@@ -73,7 +81,7 @@ def read_beside_locks(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
 ) -> list[tuple[Any, ...]]:
     """Rows like those of pg_publication_tables: oid, publication, its four operations, via_root, columns (None before
-    15: all), row filter (UNREAD where there is one)."""
+    15: all), row filter (UNREAD where its table is locked)."""
     lists = conn.info.server_version >= LISTS_SINCE
     query = _QUERY.format(
         members=_MEMBERS + (_SCHEMA_MEMBERS if lists else ""),
@@ -85,10 +93,25 @@ def read_beside_locks(
         "oids": None if oids is None else sorted(set(oids)),
         "version": conn.info.server_version,
     }
-    return [(*row, UNREAD if filtered else None) for *row, filtered in conn.execute(query.encode(), wanted)]
+    found = conn.execute(query.encode(), wanted).fetchall()
+    return [(*row, _row_filter(conn, row[0], row[1]) if filtered else None) for *row, filtered in found]
+
+
+def _row_filter(conn: psycopg.Connection[Any], oid: int, publication: str) -> str | None:
+    """None if the table was dropped meanwhile."""
+    try:
+        with conn.transaction(force_rollback=True):
+            conn.execute(_FILTER_TIMEOUT)
+            row = conn.execute(_FILTER, [oid, publication]).fetchone()
+    except LockNotAvailable:
+        return UNREAD
+    except InternalError_:
+        # could not open relation with OID
+        return None
+    return None if row is None else str(row[0])
 
 
 def refuse_unread(name: object) -> NoReturn:
     """A row filter is needed that could not be read. Raises CopyBlocked."""
-    raise CopyBlocked("or another one is locked, and its row filter cannot be read meanwhile", thing=f"table {name}",
-                      do="end the transaction that holds ACCESS EXCLUSIVE, then run again")  # fmt: skip
+    raise CopyBlocked("is locked, and its row filter cannot be read meanwhile", thing=f"table {name}",
+                      do="end the transaction that holds ACCESS EXCLUSIVE on it, then run again")  # fmt: skip
