@@ -256,7 +256,8 @@ def _in_progress_json(found: Announcement | None) -> dict[str, Any] | None:
 
 def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]:
     try:
-        found = PreparedFolder(layout.change_log).pending()
+        # Others of the database, which changed nothing that is published, are kept as well.
+        found = [kept for kept in PreparedFolder(layout.change_log).pending() if kept.changes]
     except PgcdcError as error:
         return [], [_problem(error, "prepared transactions")]
     return sorted(found, key=lambda transaction: transaction.key.end_lsn), []

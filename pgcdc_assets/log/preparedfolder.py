@@ -66,6 +66,10 @@ class PreparedFolder:
         storage.delete(self._folder / name for name in sorted(names - kept))
         return found
 
+    def clear(self) -> None:
+        """The slot's two_phase was turned off: whatever was prepared comes whole at its COMMIT PREPARED."""
+        storage.delete(self._folder / entry.name for entry in storage.list_after(self._folder))
+
     def pending(self) -> list[PreparedTransaction]:
         """Those that are kept; one that has just committed may be among them."""
         names = [entry.name for entry in storage.list_after(self._folder) if entry.name.endswith(_MANIFEST)]

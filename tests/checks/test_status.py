@@ -20,6 +20,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import WrongSource
+from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction
+from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
 from pgcdc_assets.points.points import ConsistentPoints
@@ -97,7 +99,7 @@ def test_before_setup(project: Project) -> None:
     found = project.status()
     assert json.loads(json.dumps(found.to_json())) == {
         "ok": False, "slot": {}, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None, "in_progress": None,
-        "tables": [],
+        "prepared": [], "tables": [],
         "problems": [{"severity": "error", "what": "project is not set up", "do": "run `pgcdc setup`"}], "last": {},
     }  # fmt: skip
     assert not project.settings.lake.exists()
@@ -117,6 +119,26 @@ def test_after_setup_without_a_lake(project: Project) -> None:
         ("public.b", "waiting"),
     ]
     assert not project.settings.lake.exists()
+
+
+def test_prepared_transactions_that_are_kept(project: Project) -> None:
+    """Oldest first. One that changed nothing that is published is kept, too, and nobody's concern."""
+    project.log(project.setup())
+    folder = PreparedFolder(project.settings.layout.change_log)
+    for xid, changes in ((9, 3), (8, 0), (7, 2)):
+        folder.keep(PreparedTransaction(PreparedKey(xid, f"it's {xid}", Lsn(100 + xid)), 5, changes=changes), [])
+    found: dict[str, Any] = json.loads(json.dumps(project.status().to_json()))
+    assert [(kept["gid"], kept["xid"], kept["changes"]) for kept in found["prepared"]] == [
+        ("it's 7", 7, 2),
+        ("it's 9", 9, 3),
+    ]
+    assert found["prepared"][0]["prepared"] == "1970-01-01T00:00:00.000005+00:00"
+    (manifest, *_) = path_of(project.settings.layout.change_log / PREPARED).iterdir()
+    manifest.write_text("[1]")
+    damaged = project.status()
+    assert not damaged.ok
+    assert any(manifest.name in problem.thing + problem.what for problem in damaged.problems)
+    assert damaged.slot is not None
 
 
 def test_without_the_source(project: Project) -> None:

@@ -11,6 +11,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogCorrupt, PgcdcError, PreparedLost
 from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.store.local import path_of
 from tests.log.conftest import SECONDS, Source, eventually, rows, until_event
 from tests.log.received_twice import Row, Twins, little_memory, many
@@ -356,4 +357,19 @@ def test_origin_none_goes_by_the_session_that_prepares(source: Source) -> None:
     source.conn.execute("SELECT pg_replication_origin_drop(%s)", [name])
     (change,) = rows(log, "kind = 'I'")
     assert b"ours" in change["payload"]
+    assert PreparedFolder(log.path).pending() == []
+
+
+@pytest.mark.since(18, "two_phase of a slot can be changed")
+def test_what_is_kept_goes_with_the_flag_of_the_slot(source: Source) -> None:
+    """Without two_phase the whole comes at COMMIT PREPARED."""
+    log = source.log(two_phase=True)
+    receiver = source.receiver(log, two_phase=True)
+    lsn = prepare(source, "INSERT INTO a VALUES (1, 'x')")
+    eventually(lambda: source.confirmed(log) >= lsn)
+    receiver.stop()
+    with ReplicationConnection.open(source.database.conninfo, application_name="test") as connection:
+        connection.execute(f"ALTER_REPLICATION_SLOT {log.identity.slot} (two_phase false)")
+    source.receive(log, end(source))
+    assert [row["kind"] for row in rows(log)] == ["I", "C"]
     assert PreparedFolder(log.path).pending() == []

@@ -101,14 +101,17 @@ class Receiving:
                 if source.timeline != timeline:
                     # The fork has been checked. What is copied from now on lies beyond it.
                     writer.advance(position)
-                prepared = PreparedFolder(log.path).recover(writer.position)
+                folder = PreparedFolder(log.path)
+                if not settings.two_phase:
+                    folder.clear()
+                prepared = PreparedTransactions(folder.recover(writer.position)) if settings.two_phase else None
                 receiver = Receiver(
                     frames, conn, writer, relations,
                     publications=settings.publications, floor=floor, overlap=overlap and overlap.above(floor),
                     choice=choice, limits=Limits(settings.batch_bytes, settings.batch_seconds, settings.segment_bytes),
                     report=self._tell, orders=self._obey,
                     leave=self._fallback.over if whole else lambda boundary: False, announce=announcer.announce,
-                    prepared=PreparedTransactions(prepared) if settings.two_phase else None,
+                    prepared=prepared,
                 )  # fmt: skip
                 for order in self._standing.copy():
                     _give(receiver, order)
