@@ -64,7 +64,7 @@ class _Settings:
 def read_source(conn: SourceConnection, slot: str, status: SlotStatus | None, names: Sequence[str]) -> SourceFacts:
     """The facts of the source. ``names``: the publications that we read. Call it after the log's position was read."""
     settings = _Settings({name: (value, unit) for name, value, unit in conn.execute(_SETTINGS, [_NAMES])})
-    entries = read_published(conn, names)
+    entries = read_published(conn, names, unread=True)
     published = _published_tables(conn, names, entries)
     return SourceFacts(
         identity=identity(conn, slot),
@@ -86,7 +86,7 @@ def with_settings(conn: SourceConnection, facts: SourceFacts, settings: Settings
     publication = read_publication(conn, settings.publication)
     ours = publication is not None and made_by_us(publication, settings.slot)
     wanted = wanted_tables(conn, settings.tables) if limited and ours else []
-    rows = conn.execute(_MIRRORED, [list(read_published(conn, list(facts.publications)))]).fetchall()
+    rows = conn.execute(_MIRRORED, [list(read_published(conn, list(facts.publications), unread=True))]).fetchall()
     return replace(
         facts,
         mirrored=frozenset(TableName(schema, name) for schema, name in rows),

@@ -133,7 +133,7 @@ def verify(
         # The tables as they are published at C; the saved catalog may be older.
         shown, outdated = shown_tables(snapshot, chosen, catalog.publications)
         with snapshot.reading() as conn:
-            via_root = read_published(conn, catalog.publications).keys()
+            via_root = read_published(conn, catalog.publications, unread=True).keys()
         point = reach(snapshot.consistent_point)
         if point.replay_lsn != snapshot.consistent_point:
             raise LakeError(f"the mirrors stand at {point.replay_lsn}", lsn=snapshot.consistent_point)

@@ -46,7 +46,7 @@ def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iter
     if own:
         wanted = [relation.oid for item in wanted_tables(conn, settings.tables) for relation in item.relations]
     else:
-        wanted = list(read_published(conn, [settings.publication]))
+        wanted = list(read_published(conn, [settings.publication], unread=True))
     by_replication = settings.replication_connections
     if conn.execute("SELECT FROM pg_catalog.pg_roles WHERE rolname = %s", [role]).fetchone() is None:
         yield f"CREATE ROLE {quoted_role(conn, role)} LOGIN; -- and give it a password"

@@ -74,7 +74,7 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | 
         tables = [relation.oid for item in wanted for relation in item.relations]
         content = [*_identity_findings(wanted), *_key_findings(wanted), *_order_findings(conn, settings, publication)]
     else:
-        tables = list(read_published(conn, [settings.publication]))
+        tables = list(read_published(conn, [settings.publication], unread=True))
         content = foreign_findings(conn, settings.publication, TablePatterns.parse(settings.tables))
     found = [
         *server_findings(
