@@ -109,8 +109,8 @@ class Relations(_Versions):
         """The newest Relation message that has been told; None where none was."""
         if relation_id in self._undescribed:
             return self._undescribed[relation_id].payload
-        schema_id = self.newest().get(relation_id)
-        return None if schema_id is None else self._records[schema_id].payload
+        _, schema_ids = self._versions.get(relation_id, ((), ()))
+        return self._records[schema_ids[-1]].payload if schema_ids else None
 
     def know(self, relation: Relation, payload: bytes, facts: RelationFacts) -> RelationRecord:
         """A version that rows refer to, without its being in force for those to come."""

@@ -94,10 +94,15 @@ class Twin:
 
     def receive(self, goal: Lsn, **options: Any) -> None:
         """One run to a goal."""
-        receiver = self.start(**options)
-        receiver.until(goal)
-        until_event(receiver, "arrived")
-        receiver.join(SECONDS)
+        self.start(**options)
+        self.arrive(goal)
+
+    def arrive(self, goal: Lsn) -> None:
+        """The running receiver ends at a goal."""
+        assert self.receiver is not None
+        self.receiver.until(goal)
+        until_event(self.receiver, "arrived")
+        self.receiver.join(SECONDS)
 
 
 @dataclass

@@ -66,11 +66,7 @@ def queues(source: Source, pid: int) -> bool:
 
 
 def finish(twins: Twins) -> list[Row]:
-    receiver = twins.streamed.receiver
-    assert receiver is not None
-    receiver.until(twins.flushed())
-    until_event(receiver, "arrived")
-    receiver.join(SECONDS)
+    twins.streamed.arrive(twins.flushed())
     return twins.check(facts=True)
 
 

@@ -61,11 +61,7 @@ def durable(twins: Twins, lsn: Lsn) -> None:
 
 def finish(twins: Twins, *, facts: bool = True) -> list[Row]:
     """All is received and compared; nothing is kept any more."""
-    receiver = twins.streamed.receiver
-    assert receiver is not None
-    receiver.until(twins.flushed())
-    until_event(receiver, "arrived")
-    receiver.join(SECONDS)
+    twins.streamed.arrive(twins.flushed())
     return twins.check(facts=facts)
 
 

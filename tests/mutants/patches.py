@@ -24,6 +24,12 @@ class Patch:
     def name(self) -> str:
         return self.path.stem
 
+    @property
+    def files(self) -> list[str]:
+        """What it changes, relative to the checkout."""
+        lines = self.path.read_text().splitlines()
+        return [line.removeprefix("+++ b/") for line in lines if line.startswith("+++ b/")]
+
 
 def patches(root: Path = ROOT) -> list[Patch]:
     """All of a checkout, by name. ValueError for one without its two lines."""

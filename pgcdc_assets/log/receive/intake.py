@@ -6,7 +6,7 @@ A transaction in progress belongs where its Stream Commit says, like any other. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import cast
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import PreparedLost, ProtocolError
 from pgcdc_assets.log.framerun import FrameRun
-from pgcdc_assets.log.inprogress import TransactionsInProgress
+from pgcdc_assets.log.inprogress import StreamedTransaction, TransactionsInProgress
 from pgcdc_assets.log.prepared import PreparedKey, PreparedTransaction, PreparedTransactions
 from pgcdc_assets.log.receive.blocks import Blocks, Dropped
 from pgcdc_assets.log.receive.choice import Choice
@@ -155,25 +155,28 @@ class Intake:
         self.positions.passed(message.commit_lsn)
         if held or self.positions.is_beyond(message.commit_lsn, message.end_lsn):
             return Dropped(message.xid)
-        if transaction.ambiguous or (not transaction.origin_told and self._origins()):
-            raise StreamUnsure(message.end_lsn)
+        self._be_sure(transaction, message.end_lsn)
         self.positions.reached(message.end_lsn)
-        aborted = np.array(sorted(transaction.aborted), dtype=np.int64)
-        end = StreamEnd(int(message.commit_lsn), message.commit_ts, aborted, schema_ids)
+        end = _end_of(message, transaction.aborted, schema_ids)
         return StreamEnded(message.xid, end, commit_frame(run, index))
+
+    def _be_sure(self, came: StreamedTransaction, end_lsn: Lsn) -> None:
+        """Raises StreamUnsure where what came in blocks does not say all that counts."""
+        if came.ambiguous or (not came.origin_told and self._origins()):
+            raise StreamUnsure(end_lsn)
 
     # Two-phase: content comes at PREPARE, and belongs where COMMIT PREPARED says ----------------------
 
     def _prepare(self, message: Prepare | StreamPrepare, run: FrameRun, index: int) -> Prepared | Dropped:
         """A transaction is prepared. What comes of it once more, until its PREPARE is confirmed, is what is known."""
-        known, whole = self._known(run.lsn(index)), isinstance(message, Prepare)
+        known = self._known(run.lsn(index))
         came, overlay = self._blocks.end(message, run, index)
         overlay.tell()
         self.positions.passed(message.prepare_lsn)
         if self.positions.is_beyond(message.prepare_lsn, message.end_lsn):
             return Dropped(message.xid)
-        if not whole and (came.ambiguous or (not came.origin_told and self._origins())):
-            raise StreamUnsure(message.end_lsn)
+        if isinstance(message, StreamPrepare):
+            self._be_sure(came, message.end_lsn)
         self.positions.reached(message.end_lsn)
         key = PreparedKey(message.xid, message.gid, message.end_lsn)
         transaction = PreparedTransaction(
@@ -208,8 +211,7 @@ class Intake:
         known.end(transaction)
         self.positions.reached(message.end_lsn)
         schema_ids = transaction.overlay.known_to(self._relations, facts)
-        aborted = np.array(sorted(transaction.aborted), dtype=np.int64)
-        end = StreamEnd(int(message.commit_lsn), message.commit_ts, aborted, schema_ids)
+        end = _end_of(message, transaction.aborted, schema_ids)
         return PreparedEnded(transaction, end, commit_frame(run, index))
 
     def _rollback_prepared(self, message: RollbackPrepared, lsn: Lsn) -> PreparedDropped | None:
@@ -229,3 +231,8 @@ class Intake:
         if self._prepared is None:
             raise ProtocolError("a prepared transaction came, which was not asked for", lsn=lsn)
         return self._prepared
+
+
+def _end_of(message: StreamCommit | CommitPrepared, aborted: Iterable[int], schema_ids: Mapping[int, int]) -> StreamEnd:
+    gone = np.array(sorted(aborted), dtype=np.int64)
+    return StreamEnd(int(message.commit_lsn), message.commit_ts, gone, schema_ids)
