@@ -17,7 +17,15 @@ from typing import Annotated, Any, Literal, Self
 import pydantic_settings
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -57,15 +65,18 @@ def _size(value: Any) -> Any:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
-def _days(value: Any) -> Any:
+def _days(value: Any, otherwise: ValidatorFunctionWrapHandler) -> Any:
     """``7 days``, ``12 hours`` as a timedelta; ISO 8601 durations pass through."""
     if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*(day|hour|minute)s?", value.strip())):
         return timedelta(**{match[2] + "s": int(match[1])})
-    return value
+    try:
+        return otherwise(value)
+    except ValidationError:
+        raise ValueError(f"{value!r} is not a span of time; write it like 7 days, 12 hours or 30 minutes") from None
 
 
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
-Retention = Annotated[timedelta, BeforeValidator(_days)]
+Retention = Annotated[timedelta, WrapValidator(_days)]
 
 
 class Settings(BaseSettings):

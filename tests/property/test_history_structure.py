@@ -50,24 +50,27 @@ def played(
         return at
 
 
-def hold(server: EmbeddedServer, spark: SparkSession, number: int, *, long: bool = False) -> Cohort:
-    kind, told = stories(number, long=long)
+def hold(server: EmbeddedServer, spark: SparkSession, number: int, places: Sequence[int] = range(SIZE)) -> Cohort:
+    kind, told = stories(number)
+    told = [told[place] for place in places]
     at = played(server, spark, kind, told)
     assert not at.silent, f"cohort {number}, {kind}:\n{at.account()}"
     return at
 
 
 KNOWN = (
-    pytest.param(9, id="tables, following"), pytest.param(2, id="schema via root"),
-    pytest.param(1, id="all tables", marks=pytest.mark.long),
+    # Story 905 once found an ATTACH and a DETACH between two looks; 904 keeps it company.
+    pytest.param(9, range(4, 6), id="tables, following"), pytest.param(2, range(SIZE), id="schema via root"),
+    pytest.param(9, range(SIZE), id="tables, following, all", marks=pytest.mark.long),
+    pytest.param(1, range(SIZE), id="all tables", marks=pytest.mark.long),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", KNOWN)
+@pytest.mark.parametrize(("number", "places"), KNOWN)
 @pytest.mark.takes(60)
 @pytest.mark.timeout(900)  # Of a busy machine; alone it is a minute.
-def test_known_stories(server: EmbeddedServer, spark: SparkSession, number: int) -> None:
-    at = hold(server, spark, number)
+def test_known_stories(server: EmbeddedServer, spark: SparkSession, number: int, places: Sequence[int]) -> None:
+    at = hold(server, spark, number, places)
     assert at.judge.listed > sum(at.judge.told.values()), "most tables were set aside, and so held to nothing"
 
 
