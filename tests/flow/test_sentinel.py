@@ -63,7 +63,8 @@ def test_the_slot_drains_while_nothing_is_applied(rig: Rig) -> None:  # noqa: F8
     with following(rig):
         sentinel.pause_apply(layout, paused=True)
         # The run looks for the word after it has heard of new changes, and before it applies them.
-        before = _logged(rig)
+        # The run records the log at its start, up to here at most.
+        before = rig.flush()
         _write(rig, 1001)
         wait_for(lambda: _logged(rig) > before, what="the change in the log")
         at = _logged(rig)
