@@ -10,6 +10,7 @@ import pytest
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogCorrupt, PgcdcError, PreparedLost
 from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.store.local import path_of
@@ -56,9 +57,15 @@ def files(twins: Twins) -> list[str]:
 
 
 def durable(twins: Twins, lsn: Lsn) -> None:
+    assert twins.streamed.receiver is not None
+    recorded(twins.source, twins.streamed.log, twins.streamed.receiver, lsn)
+
+
+def recorded(source: Source, log: ChangeLog, receiver: ReceiverProcess, lsn: Lsn) -> None:
     """A mark, for the server's own records may lie between what was received and ``lsn``: nothing is due for them."""
-    twins.streamed.complete_to(lsn)
-    eventually(lambda: twins.source.confirmed(twins.streamed.log) >= lsn)
+    receiver.mark(lsn)
+    until_event(receiver, "complete")
+    eventually(lambda: source.confirmed(log) >= lsn)
 
 
 def finish(twins: Twins, *, facts: bool = True) -> list[Row]:
@@ -324,7 +331,7 @@ def test_a_manifest_holds_no_values(source: Source) -> None:
     log = source.log(two_phase=True)
     receiver = source.receiver(log, two_phase=True)
     lsn = prepare(source, "INSERT INTO a VALUES (1, 'secret')")
-    eventually(lambda: source.confirmed(log) >= lsn)
+    recorded(source, log, receiver, lsn)
     receiver.stop()
     folder = path_of(log.path / PREPARED)
     (manifest,) = folder.glob("*.json")
@@ -364,7 +371,7 @@ def test_what_is_kept_goes_with_the_flag_of_the_slot(source: Source) -> None:
     log = source.log(two_phase=True)
     receiver = source.receiver(log, two_phase=True)
     lsn = prepare(source, "INSERT INTO a VALUES (1, 'x')")
-    eventually(lambda: source.confirmed(log) >= lsn)
+    recorded(source, log, receiver, lsn)
     receiver.stop()
     with ReplicationConnection.open(source.database.conninfo, application_name="test") as connection:
         connection.execute(f"ALTER_REPLICATION_SLOT {log.identity.slot} (two_phase false)")
