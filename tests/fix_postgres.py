@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from tests.servers import new_server
 
@@ -100,3 +101,19 @@ def _drop(server: EmbeddedServer, name: str) -> None:
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", [name]
         )
         admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def inside(conn: psycopg.Connection[Any]) -> Lsn:
+    """A position within the transaction that is open, behind what it has written: a boundary above it has the whole.
+
+    For a wait this is the position to take. One that is asked for after the commit may lie behind a record of the
+    server's own (a checkpoint, running transactions), and nothing is due for that until more WAL has passed.
+    """
+    return Lsn.parse(str(conn.execute("SELECT pg_current_wal_insert_lsn()").fetchall()[0][0]))
+
+
+def committed(conn: psycopg.Connection[Any]) -> Lsn:
+    """A position within the transaction that this ends, see `inside`."""
+    at = inside(conn)
+    conn.execute("COMMIT")
+    return at

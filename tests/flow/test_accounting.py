@@ -174,8 +174,7 @@ def test_a_partition_that_is_away_while_a_run_follows_is_never_silent(rig: Rig) 
     log = ChangeLog(rig.settings.layout)
 
     def written(statement: str) -> None:
-        rig.conn.execute(statement.encode())
-        goal: Lsn = rig.flush()
+        goal = rig.commit(statement)
         wait_for(lambda: log.position() >= goal, what="the change log")
 
     try:

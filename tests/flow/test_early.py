@@ -15,6 +15,7 @@ from pgcdc_assets.feed.task import Derivation, Derived
 from pgcdc_assets.log.reader import Segment
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
+from tests.fix_postgres import committed
 from tests.flow.test_serving import following, newest
 from tests.flow.test_sync import Rig, T, rig  # noqa: F401
 
@@ -68,9 +69,8 @@ def transaction(rig: Rig, *statements: str) -> Iterator[psycopg.Connection[objec
 
 
 def _flushed(rig: Rig) -> Lsn:  # noqa: F811
-    rig.conn.execute("INSERT INTO u VALUES (900000, 0, 0)")
-    rig.conn.execute("DELETE FROM u WHERE a = 900000")
-    return rig.flush()
+    """WAL that others have written is flushed by a commit; a position within that."""
+    return rig.commit("INSERT INTO u VALUES (900000, 0, 0)", "DELETE FROM u WHERE a = 900000")
 
 
 def test_segments_without_rollbacks_are_taken_as_they_are(rig: Rig, spy: Spy) -> None:  # noqa: F811
@@ -83,8 +83,7 @@ def test_segments_without_rollbacks_are_taken_as_they_are(rig: Rig, spy: Spy) ->
             wait_for(lambda: spy.derived() >= 2, what="two segments, derived")
             feed = path_of(rig.settings.layout.changes(T))
             assert not feed.exists() or DeltaTable(feed).to_pyarrow_table().num_rows == 0
-            other.execute("COMMIT")
-        at = rig.flush()
+            at = committed(other)
         wait_for(lambda: newest(rig).replay_lsn >= at, what="the transaction in the mirror")
     assert sum(spy.taken) >= 2
     rig.assert_equal()
@@ -102,8 +101,7 @@ def test_a_segment_with_a_rollback_is_derived_again(rig: Rig, spy: Spy) -> None:
             wait_for(lambda: spy.derived() >= 4, what="four segments, derived")
             other.execute("ROLLBACK TO s")
             other.execute("INSERT INTO t (id, v) VALUES (-5, 'last')")
-            other.execute("COMMIT")
-        at = rig.flush()
+            at = committed(other)
         wait_for(lambda: newest(rig).replay_lsn >= at, what="the transaction in the mirror")
         # A segment of which nothing is left is never asked for.
         staging = path_of(rig.settings.layout.staging)

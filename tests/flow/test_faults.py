@@ -118,8 +118,7 @@ def test_a_run_ends_though_no_table_is_left_to_be_published(rig: Rig) -> None:
 
         def copied(self, report: CopyReport) -> None:
             rig.conn.execute("ALTER TABLE t RENAME v TO w")
-            rig.conn.execute("INSERT INTO t VALUES (999, 'x', NULL)")
-            goal = rig.flush()
+            goal = rig.commit("INSERT INTO t VALUES (999, 'x', NULL)")
             wait_for(lambda: ChangeLog(rig.settings.layout).open().position() >= goal, what="the change in the log")
 
     assert rig.settings.source is not None
@@ -161,8 +160,8 @@ def test_a_table_out_of_the_publication_is_out_of_the_points(rig: Rig) -> None:
     thread = threading.Thread(target=lambda: rig.sync(follow=True, stop=stop))
     thread.start()
 
-    def reached() -> set[Any]:
-        goal = rig.flush()
+    def reached(statement: str) -> set[Any]:
+        goal = rig.commit(statement)
         wait_for(lambda: (newest := points.newest()) is not None and newest.replay_lsn >= goal, what="the insert")
         newest = points.newest()
         assert newest is not None
@@ -170,12 +169,10 @@ def test_a_table_out_of_the_publication_is_out_of_the_points(rig: Rig) -> None:
 
     try:
         rig.conn.execute(f"ALTER PUBLICATION {rig.settings.publication} DROP TABLE u")
-        rig.conn.execute("INSERT INTO t VALUES (700, 'the watch looks when its range closes', NULL)")
-        reached()
+        reached("INSERT INTO t VALUES (700, 'the watch looks when its range closes', NULL)")
         rig.conn.execute("DELETE FROM u")
         time.sleep(1)
-        rig.conn.execute("INSERT INTO t VALUES (701, 'and then u is followed no more', NULL)")
-        assert reached() == {T}
+        assert reached("INSERT INTO t VALUES (701, 'and then u is followed no more', NULL)") == {T}
     finally:
         stop.set()
         thread.join(60)

@@ -11,6 +11,7 @@ import pytest
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.lsn import Lsn
 from tests.end_to_end.command import wait_for
+from tests.fix_postgres import committed
 from tests.flow.test_serving import following, newest
 from tests.flow.test_sync import Rig, rig  # noqa: F401
 
@@ -53,12 +54,10 @@ def _followed(rig: Rig, other: psycopg.Connection[Any]) -> None:  # noqa: F811
         age = found["oldest"]["age_seconds"]
         wait_for(lambda: (later := _open(rig)) is not None and later["oldest"]["age_seconds"] > age, what="its age")
         # Others commit and are published meanwhile.
-        rig.conn.execute("INSERT INTO u VALUES (1000, 1, NULL)")
-        between = rig.flush()
+        between = rig.commit("INSERT INTO u VALUES (1000, 1, NULL)")
         wait_for(lambda: newest(rig).replay_lsn >= between, what="the transaction between")
         assert _open(rig) is not None
-        other.execute("COMMIT")
-        end = rig.flush()
+        end = committed(other)
         wait_for(lambda: _open(rig) is None, what="its end")
         wait_for(lambda: newest(rig).replay_lsn >= end, what="its rows")
         rig.assert_equal()

@@ -62,8 +62,7 @@ def version(rig: Rig, name: TableName) -> int:  # noqa: F811
 
 
 def caught_up(rig: Rig) -> None:  # noqa: F811
-    rig.conn.execute("UPDATE t SET v = v || '.' WHERE id = 50")
-    goal = rig.flush()
+    goal = rig.commit("UPDATE t SET v = v || '.' WHERE id = 50")
     wait_for(lambda: newest(rig).replay_lsn >= goal, what="the change")
 
 

@@ -47,7 +47,7 @@ from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, inside
 from tests.oracle import assert_equal
 
 pytestmark = pytest.mark.spark
@@ -82,6 +82,13 @@ class Rig:
 
     def flush(self) -> Lsn:
         return Lsn.parse(str(self.conn.execute("SELECT pg_current_wal_flush_lsn()").fetchall()[0][0]))
+
+    def commit(self, *statements: str) -> Lsn:
+        """In one transaction; a position within that, see `inside`."""
+        with self.conn.transaction():
+            for statement in statements:
+                self.conn.execute(statement.encode())
+            return inside(self.conn)
 
     def streaming(self) -> bool:
         query = "SELECT active_pid IS NOT NULL FROM pg_replication_slots WHERE slot_name = %s"
@@ -196,8 +203,7 @@ def test_follow_stops_at_a_boundary_and_a_second_writer_is_refused(rig: Rig) -> 
         wait_for(lambda: points.newest() is not None, what="the first consistent point")
         with pytest.raises(LockHeld, match="follow"):
             rig.sync()
-        rig.conn.execute("UPDATE u SET v = v + 1")
-        goal = rig.flush()
+        goal = rig.commit("UPDATE u SET v = v + 1")
         wait_for(lambda: (newest := points.newest()) is not None and newest.replay_lsn >= goal, what="the update")
         wait_for(lambda: last()["sync"].failed is None, what="the word that it succeeds")
         assert last()["sync"].under_way is not None

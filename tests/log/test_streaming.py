@@ -14,6 +14,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
+from tests.fix_postgres import committed
 from tests.log.conftest import SECONDS, Source, eventually, until_event
 from tests.log.inside import receive_inside
 from tests.log.received_twice import NO_DRAIN, Reading, Row, Twins, assert_same, little_memory, many
@@ -55,7 +56,8 @@ def test_a_locked_table_with_a_filter_stops_nothing(twins: Twins) -> None:
         other.execute(("BEGIN; TRUNCATE rf; " + many(1, 1000, "rf")).encode())
         twins.flushed()
         twins.until_spooled()
-        beside = source.run("INSERT INTO a VALUES (-1, 'beside')")
+        source.run("BEGIN", "INSERT INTO a VALUES (-1, 'beside')")
+        beside = committed(source.conn)
         eventually(lambda: twins.streamed.log.position() >= beside)
         other.execute("COMMIT")
     receiver.until(source.run("INSERT INTO a VALUES (-2, 'after')"))

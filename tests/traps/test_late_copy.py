@@ -64,8 +64,7 @@ def test_a_late_copy_meets_the_others_and_holds_none_up(
             wait_for(lambda: _newest(points, {T}) > at, what="t alone")
             before = len(turns)
             gate.set()
-            rig.conn.execute("INSERT INTO t VALUES (1000)")
-            goal = rig.flush()
+            goal = rig.commit("INSERT INTO t VALUES (1000)")
             wait_for(lambda: _newest(points, {T, U}) >= goal, what="both together")
         finally:
             gate.set()

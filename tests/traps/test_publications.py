@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.checks.status import status
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import EmptyPublication, PgcdcError
@@ -52,9 +53,9 @@ class Following:
         except PgcdcError as error:
             self.errors.append(error)
 
-    def listed(self, *tables: str) -> None:
-        """Wait until a point from now on lists exactly these tables of schema public."""
-        points, goal = ConsistentPoints(self.rig.settings.layout), self.rig.flush()
+    def listed(self, *tables: str, since: Lsn | None = None) -> None:
+        """Wait until a point from now (or then) on lists exactly these tables of schema public."""
+        points, goal = ConsistentPoints(self.rig.settings.layout), since or self.rig.flush()
         wanted = {TableName("public", table) for table in tables}
 
         def reached() -> bool:
@@ -112,8 +113,7 @@ def test_tables_come_and_go_while_a_run_follows(rig: Rig) -> None:
 
         run("DROP TABLE late")
         wait_for(lambda: _saved() == ["p", "t"], what="the word that late is gone")
-        run("INSERT INTO t VALUES (100, 'makes a point')")
-        following.listed("p", "t")
+        following.listed("p", "t", since=rig.commit("INSERT INTO t VALUES (100, 'makes a point')"))
         run(f"ALTER PUBLICATION {pub} DROP TABLE p, t")
         wait_for(lambda: bool(following.errors), what="the word that the publication is empty")
     assert isinstance(following.errors[0], EmptyPublication)
