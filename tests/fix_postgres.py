@@ -104,16 +104,18 @@ def _drop(server: EmbeddedServer, name: str) -> None:
 
 
 def inside(conn: psycopg.Connection[Any]) -> Lsn:
-    """A position within the transaction that is open, behind what it has written: a boundary above it has the whole.
+    """A position within the next record, that of the commit if nothing else is written: a boundary above it has the
+    whole of the transaction that is open. For a wait this is the position to take.
 
-    For a wait this is the position to take. One that is asked for after the commit may lie behind a record of the
-    server's own (a checkpoint, running transactions), and nothing is due for that until more WAL has passed.
+    One that is asked for after the commit may lie behind a record of the server's own (a checkpoint, running
+    transactions), and nothing is due for that until more WAL has passed. One that is asked for before it may itself be
+    a boundary, behind the transaction's WAL and without it.
     """
-    return Lsn.parse(str(conn.execute("SELECT pg_current_wal_insert_lsn()").fetchall()[0][0]))
+    return Lsn(Lsn.parse(str(conn.execute("SELECT pg_current_wal_insert_lsn()").fetchall()[0][0])) + 1)
 
 
 def committed(conn: psycopg.Connection[Any]) -> Lsn:
-    """A position within the transaction that this ends, see `inside`."""
+    """Commits; a position within that, see `inside`."""
     at = inside(conn)
     conn.execute("COMMIT")
     return at

@@ -84,7 +84,7 @@ class Rig:
         return Lsn.parse(str(self.conn.execute("SELECT pg_current_wal_flush_lsn()").fetchall()[0][0]))
 
     def commit(self, *statements: str) -> Lsn:
-        """In one transaction; a position within that, see `inside`."""
+        """In one transaction; a position within its commit, see `inside`."""
         with self.conn.transaction():
             for statement in statements:
                 self.conn.execute(statement.encode())
