@@ -15,7 +15,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-pytest_plugins = ["tests.fix_postgres", "tests.fix_spark"]
+pytest_plugins = ["tests.fix_postgres", "tests.fix_spark", "tests.fix_objects"]
 
 # Every JVM of a test run lives for minutes: the optimising compiler would take more than it gives.
 # Without it the code cache is small, and once the code of many statements fills it nothing is compiled any more.

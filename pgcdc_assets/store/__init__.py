@@ -1,12 +1,14 @@
 """The bytes of the lake: the only package that touches the file system, or an object store, on the lake's behalf.
 
-storage -> base <- local, memory
+storage -> base <- local, memory, objects -> rangefile
    |
 scratch
 
 storage     what other packages call: each call goes to the store that holds the place
 base        the contract of a store
 local       a folder on this machine
+objects     an object store: S3, Azure, Google Cloud
+rangefile   a remote file for Parquet's readers
 memory      a store for tests, in this process alone
 scratch     this machine's own disk, for files under way
 lease       a place that one process holds, and the sign that it lives

@@ -10,6 +10,7 @@ Errors are Python's own: FileNotFoundError, FileExistsError, and OSError, whose 
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -34,6 +35,15 @@ class Entry:
     """When its content was last written."""
     placed: float
     """The latest time at which it can have come to this name: a file may be written long before it is put in place."""
+
+
+class StoreFailed(ConnectionError):
+    """An object store refuses, or does not answer. So it would for any other place."""
+
+    def __init__(self, text: str, place: str, *, passing: bool) -> None:
+        """``passing``: trying again may help."""
+        super().__init__(errno.EIO, text, place)
+        self.passing = passing
 
 
 class Store(ABC):
@@ -79,7 +89,8 @@ class Store(ABC):
 
     @abstractmethod
     def create(self, to: Location, content: bytes) -> None:
-        """Create a file with this content. FileExistsError if there is one: of several callers one succeeds."""
+        """Create a file with this content. FileExistsError if there is one: of several callers one succeeds, provided
+        that their contents differ."""
 
     @abstractmethod
     def replace(self, to: Location, content: bytes) -> None:
@@ -96,6 +107,10 @@ class Store(ABC):
     @abstractmethod
     def settle(self, places: Iterable[Location]) -> None:
         """Make durable the names in folders, and the content of files that others wrote."""
+
+    def options(self) -> dict[str, str]:
+        """What delta-rs must be told to open a table here, beside the environment."""
+        return {}
 
     # Folders ------------------------------------------------------------------------------------------
 

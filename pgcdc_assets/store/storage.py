@@ -5,7 +5,7 @@ What each call promises stands in :mod:`pgcdc_assets.store.base`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final
 
@@ -17,15 +17,25 @@ from pgcdc_assets.store.local import LocalStore
 from pgcdc_assets.store.memory import MemoryStore
 from pgcdc_assets.store.scratch import DraftFile, Scratch, write_scratch
 
-_STORES: Final[Mapping[str, Store]] = {LOCAL: LocalStore(), "memory": MemoryStore()}
+_OBJECTS: Final = ("s3", "abfss", "gs")
+"""Schemes of :mod:`pgcdc_assets.store.objects`, which a local lake need not import."""
+_STORES: Final[dict[str, Store]] = {LOCAL: LocalStore(), "memory": MemoryStore()}
 
 
 def store_of(place: Location) -> Store:
     """ValueError for a scheme that no store serves."""
+    return _served(place.scheme)
+
+
+def _served(scheme: str) -> Store:
+    if scheme in _OBJECTS and scheme not in _STORES:
+        from pgcdc_assets.store.objects import ObjectStore
+
+        _STORES.update(dict.fromkeys(_OBJECTS, ObjectStore()))
     try:
-        return _STORES[place.scheme]
+        return _STORES[scheme]
     except KeyError:
-        raise ValueError(f"{place}: no store serves {place.scheme}://") from None
+        raise ValueError(f"no store serves {scheme}://") from None
 
 
 def read(at: Location, start: int = 0, size: int | None = None) -> bytes:
@@ -93,12 +103,12 @@ def move(source: Location, to: Location) -> None:
 
 def delete(places: Iterable[Location]) -> None:
     for scheme, some in groupby(places, key=lambda place: place.scheme):
-        _STORES[scheme].delete(list(some))
+        _served(scheme).delete(list(some))
 
 
 def settle(places: Iterable[Location]) -> None:
     for scheme, some in groupby(places, key=lambda place: place.scheme):
-        _STORES[scheme].settle(list(some))
+        _served(scheme).settle(list(some))
 
 
 def make_private(root: Location) -> None:
@@ -111,3 +121,8 @@ def delete_folder(folder: Location) -> None:
 
 def move_folder(source: Location, to: Location) -> None:
     store_of(source).move_folder(source, to)
+
+
+def options(place: Location) -> dict[str, str]:
+    """What delta-rs must be told to open a table there, beside the environment."""
+    return store_of(place).options()

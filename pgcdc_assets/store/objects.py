@@ -1,0 +1,244 @@
+"""A lake in an object store: S3 and what speaks its language, Azure Blob Storage, Google Cloud Storage, by obstore.
+
+A file is an object: it appears whole, and is durable, when its PUT is acknowledged. Credentials, endpoint and region
+come from the environment, an instance role or a workload identity of the process that uses the store, and from nowhere
+else: a place names none, so none travels with it.
+
+An answer can be lost after the store has acted. Reading, replacing and deleting are simply done again. What is put
+under a condition is not: it may then fail at its own first attempt. So after an unsure answer whatever is at the place
+is read, and told by its content, which is unique for this reason (a commit has a token).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import obstore
+import pyarrow as pa
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    GenericError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from obstore.store import from_url
+
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.store.base import HIDDEN, Entry, Store, StoreFailed
+from pgcdc_assets.store.rangefile import RangeFile
+from pgcdc_assets.store.scratch import folder_for
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import ObjectStore as Bucket
+
+ONE_PUT: Final = 64 << 20
+"""Larger files are sent in parts: smaller ones are one request each, and are held in memory for it."""
+_PART: Final = 16 << 20
+_PATIENCE: Final = 180.0
+"""Seconds for which an unsure or refused request is tried again: the library's own default for the others."""
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 5.0
+_TIMEOUT: Final = "120s"
+"""For one request, its body included."""
+_QUERY: Final = re.compile(r"\?\S*")
+"""In an error's text; on Azure it can hold a signature."""
+_ANSWERED: Final = re.compile(r"<Message>(.*?)</Message>")
+_NO_BUCKET: Final = "NoSuchBucket"
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
+
+
+class ObjectStore(Store):
+    def read(self, at: Location, start: int = 0, size: int | None = None) -> bytes:
+        bucket, key = _held(at)
+        if size == 0:
+            return b""
+        with _told(at):
+            if size is not None:
+                return bytes(obstore.get_range(bucket, key, start=start, length=size))
+            options: Any = {"range": {"offset": start}} if start else None
+            return bytes(obstore.get(bucket, key, options=options).bytes())
+
+    def open(self, at: Location) -> pa.NativeFile:
+        return pa.PythonFile(RangeFile(lambda start, size: self.read(at, start, size), self._tail(at)), mode="r")
+
+    def _tail(self, at: Location) -> Callable[[int], tuple[bytes, int]]:
+        def tail(size: int) -> tuple[bytes, int]:
+            bucket, key = _held(at)
+            with _told(at):
+                found = obstore.get(bucket, key, options={"range": {"suffix": size}})
+                return bytes(found.bytes()), found.meta["size"]
+
+        return tail
+
+    def head(self, at: Location) -> Entry | None:
+        bucket, key = _held(at)
+        try:
+            with _told(at):
+                return _entry(at.name, obstore.head(bucket, key))
+        except FileNotFoundError:
+            return None
+
+    def list_after(self, folder: Location, name: str = "") -> list[Entry]:
+        # Not every server begins behind the name that it is given.
+        found = [entry for entry in self._listed(folder, name) if "/" not in entry.name and entry.name > name]
+        return sorted(found, key=lambda entry: entry.name)
+
+    def walk(self, folder: Location, *, hidden: bool = False) -> Iterator[Entry]:
+        for entry in self._listed(folder):
+            if hidden or not any(part.startswith(HIDDEN) for part in entry.name.split("/")):
+                yield entry
+
+    def _listed(self, folder: Location, after: str = "") -> Iterator[Entry]:
+        bucket, key = _held(folder)
+        prefix = f"{key}/" if key else ""
+        with _told(folder):
+            for some in obstore.list(bucket, key or None, offset=f"{prefix}{after}" if after else None):
+                yield from (_entry(found["path"].removeprefix(prefix), found) for found in some)
+
+    def draft(self, to: Location) -> str:
+        return f"{self.scratch(to.parent)}/{to.name}"
+
+    def scratch(self, folder: Location) -> str:
+        return folder_for(folder)
+
+    def put(self, draft: str, to: Location) -> None:
+        bucket, key = _held(to)
+        with _told(to):
+            whole = os.stat(draft).st_size <= ONE_PUT
+            obstore.put(bucket, key, Path(draft), use_multipart=not whole, chunk_size=_PART)
+        os.unlink(draft)
+        with suppress(OSError):
+            os.rmdir(os.path.dirname(draft))
+
+    def create(self, to: Location, content: bytes) -> None:
+        unsure, end, pause = False, time.monotonic() + _PATIENCE, _FIRST_PAUSE
+        bucket, key = _held(to, once=True)
+        while True:
+            try:
+                obstore.put(bucket, key, content, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                there = self._content(to)
+                if there == content and unsure:
+                    return
+                # S3 refuses one of two that are under way at the same time, though the other may fail.
+                if there is not None:
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(to)) from None
+            except (BaseError, ValueError, FileNotFoundError) as error:
+                failed = _failure(to, error)
+                if time.monotonic() > end or not failed.passing:
+                    raise failed from None
+                unsure = True
+            else:
+                return
+            time.sleep(pause * random.uniform(0.5, 1))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _content(self, at: Location) -> bytes | None:
+        try:
+            return self.read(at)
+        except FileNotFoundError:
+            return None
+
+    def replace(self, to: Location, content: bytes) -> None:
+        bucket, key = _held(to)
+        with _told(to):
+            obstore.put(bucket, key, content, use_multipart=False)
+
+    def copy(self, source: Location, to: Location) -> None:
+        """Where the names are unique, as those of all data files are, this is as safe as the contract has it; two
+        callers that copy to one place at the same time may both succeed."""
+        if self.head(to) is not None:
+            raise FileExistsError(f"{to} exists")
+        bucket, key = _held(source)
+        other, target = _held(to)
+        if other is not bucket:
+            self.create(to, self.read(source))
+            return
+        with _told(source):
+            obstore.copy(bucket, key, target)
+
+    def delete(self, places: Iterable[Location]) -> None:
+        by_bucket: dict[str, list[Location]] = {}
+        for place in places:
+            by_bucket.setdefault(_parts(place)[0], []).append(place)
+        for some in by_bucket.values():
+            bucket, _ = _held(some[0])
+            with suppress(FileNotFoundError), _told(some[0]):
+                obstore.delete(bucket, [_parts(place)[1] for place in some])
+
+    def settle(self, places: Iterable[Location]) -> None:
+        """An object's name is as durable as its content."""
+
+    def options(self) -> dict[str, str]:
+        return {"allow_http": "true"} if _plain_http() else {}
+
+
+def _plain_http() -> bool:
+    """Whether the environment names an endpoint without TLS: a server on this machine or network."""
+    return any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
+
+
+def _parts(place: Location) -> tuple[str, str]:
+    """The bucket as a URL, and the key within."""
+    scheme, _, rest = place.text.partition("://")
+    authority, _, key = rest.partition("/")
+    return f"{scheme}://{authority}", key
+
+
+def _held(place: Location, *, once: bool = False) -> tuple[Bucket, str]:
+    url, key = _parts(place)
+    try:
+        return _bucket(url, once, os.getpid()), key
+    except (BaseError, ValueError) as error:
+        raise _failure(place, error) from None
+
+
+@cache
+def _bucket(url: str, once: bool, process: int) -> Bucket:
+    """``once``: one attempt for each request. Its connections and threads do not outlive a fork."""
+    del process
+    retries: Any = {"max_retries": 0} if once else {"retry_timeout": timedelta(seconds=_PATIENCE)}
+    client: Any = {"timeout": _TIMEOUT, "allow_http": _plain_http()}
+    return from_url(url, client_options=client, retry_config=retries)
+
+
+def _entry(name: str, found: ObjectMeta) -> Entry:
+    at = found["last_modified"].timestamp()
+    return Entry(name, found["size"], at, at)
+
+
+@contextmanager
+def _told(place: Location) -> Iterator[None]:
+    """Turn the library's errors into those of the contract, with the place."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if _NO_BUCKET in str(error):
+            raise _failure(place, error) from None
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place)) from None
+    except (BaseError, ValueError) as error:
+        raise _failure(place, error) from None
+
+
+def _failure(place: Location, error: Exception) -> StoreFailed:
+    text = str(error)
+    said = _ANSWERED.search(text)
+    if _NO_BUCKET in text:
+        return StoreFailed("there is no such bucket", _parts(place)[0], passing=False)
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+        why = f": {said[1]}" if said else ""
+        return StoreFailed(f"the credentials of the environment are refused{why}", str(place), passing=False)
+    what = said[1] if said else _QUERY.sub("", text.partition("\n")[0])
+    return StoreFailed(f"the object store says: {what}", str(place), passing=isinstance(error, GenericError))

@@ -1,0 +1,52 @@
+"""A remote file as Parquet's readers want one: with positions, over reads of ranges."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+TAIL: Final = 256 << 10
+"""Bytes of the end that are read first, in one request with the size: a footer, or the whole of a small file."""
+
+
+class RangeFile:
+    """For :class:`pyarrow.PythonFile`."""
+
+    def __init__(self, read: Callable[[int, int], bytes], tail: Callable[[int], tuple[bytes, int]]) -> None:
+        """``read(start, size)`` gives bytes; ``tail(size)`` the last ones, and the size of the whole."""
+        self._read = read
+        self._tail, self._size = tail(TAIL)
+        self._at = 0
+        self.closed = False
+
+    def read(self, size: int | None = None) -> bytes:
+        left = self._size - self._at
+        taken = left if size is None or size < 0 else min(size, left)
+        if taken <= 0:
+            return b""
+        start, self._at = self._at, self._at + taken
+        within = start - (self._size - len(self._tail))
+        return self._tail[within : within + taken] if within >= 0 else self._read(start, taken)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        return self._size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True
