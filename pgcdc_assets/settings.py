@@ -51,6 +51,10 @@ _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 1
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _URL = re.compile(r"\w+:/")
+_OBJECT_STORE = re.compile(r"(s3|gs)://[^/@:?#]+(/.*)?|abfss://[^/@:?#]+@[^/@:?#]+(/.*)?")
+_URLS = "s3://bucket/folder, gs://bucket/folder or abfss://container@account.dfs.core.windows.net/folder"
+_ODD_IN_KEY = re.compile(r"[\\%?#\x00-\x1f]|//|/\.{1,2}(/|$)")
+"""Not every program that reads the lake takes these for what they are."""
 _UNOPENED = re.compile(r"\\|%[0-9A-Fa-f]{2}")
 """delta-rs reads these as parts of a URL, and finds no table."""
 
@@ -75,6 +79,16 @@ def _days(value: Any, otherwise: ValidatorFunctionWrapHandler) -> Any:
         raise ValueError(f"{value!r} is not a span of time; write it like 7 days, 12 hours or 30 minutes") from None
 
 
+def _object_store(url: str) -> str:
+    """The URL of a lake, without a slash at its end. No message quotes it, for somebody may write a secret into it."""
+    if not _OBJECT_STORE.fullmatch(url):
+        raise ValueError(f"is neither a folder of this machine nor {_URLS}; credentials come from the environment")
+    url = url.rstrip("/")
+    if odd := _ODD_IN_KEY.search(url.partition("://")[2]):
+        raise ValueError(f"not every program can open tables in a folder with {odd[0]!r} in its name")
+    return url
+
+
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 Retention = Annotated[timedelta, WrapValidator(_days)]
 
@@ -87,7 +101,8 @@ class Settings(BaseSettings):
 
     source: str | None = None
     """libpq conninfo or URL, or ``embedded``: the embedded server with the sample shop."""
-    lake: Path = Path("lake")
+    lake: Path | str = Path("lake")
+    """A folder of this machine, or the URL of a folder in an object store."""
     slot: str = "pgcdc"
     publication: str = "pgcdc"
     tables: tuple[str, ...] = ()
@@ -151,14 +166,14 @@ class Settings(BaseSettings):
                 raise ValueError(f"{projectfile.NO_SOURCE}; {projectfile.SOURCE_FORM}") from None
         return value
 
-    @field_validator("lake")
+    @field_validator("lake", mode="before")
     @classmethod
-    def _lake_form(cls, value: Path) -> Path:
-        if _URL.match(str(value)):
-            raise ValueError("is a folder of this machine, not a URL")
-        if odd := _UNOPENED.search(str(value.absolute())):
-            raise ValueError(f"no Delta table can be opened under {value.absolute()}, for {odd[0]!r} in its path")
-        return value
+    def _lake_form(cls, value: Any) -> Any:
+        if isinstance(value, str) and _URL.match(value):
+            return _object_store(value)
+        if isinstance(value, (str, Path)) and (odd := _UNOPENED.search(str(Path(value).absolute()))):
+            raise ValueError(f"no Delta table can be opened under {Path(value).absolute()}, for {odd[0]!r} in its path")
+        return Path(value) if isinstance(value, str) else value
 
     @field_validator("slot")
     @classmethod

@@ -27,10 +27,29 @@ def test_a_lake_is_refused_exactly_where_no_table_could_be_opened(
     assert _settled(lake) == _opened(lake / "t")
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/lake", "file:///tmp/lake"])
-def test_a_lake_is_no_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "url", ["s3://bucket", "s3://bucket/a/lake/", "gs://bucket/lake", "abfss://held@account.dfs.core.windows.net/lake"]
+)
+def test_a_lake_may_be_in_an_object_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCDC_LAKE", url)
-    with pytest.raises(SettingsError, match="setting `lake`: is a folder of this machine"):
+    assert Settings.load().layout.root == Location(url.rstrip("/"))
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///tmp/lake", "s3://", "s3:///lake", "s3://key:secret@bucket/lake", "abfss://container/lake",
+            "abfss://c:secret@account/lake", "https://bucket/lake", "s3a://bucket", "s3://bucket?secret=x"],
+)  # fmt: skip
+def test_a_lake_is_no_other_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCDC_LAKE", url)
+    with pytest.raises(SettingsError, match=r"setting `lake`: is neither .* nor s3://bucket") as raised:
+        Settings.load()
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("odd", ["a//b", "a/../b", "a%20b", "a\\b", "a\tb"])
+def test_a_lake_is_in_a_folder_of_plain_letters(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCDC_LAKE", f"s3://bucket/{odd}")
+    with pytest.raises(SettingsError, match="not every program can open"):
         Settings.load()
 
 

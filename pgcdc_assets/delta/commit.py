@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -132,9 +133,10 @@ def append_commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
 def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
     """Make a commit of the actions, the first of which is its ``commitInfo``; CommitLost where another has its number.
 
-    Its content is durable when this returns; its name becomes so with the log's folder.
+    Its content is durable when this returns; its name becomes so with the log's folder. It is like no other commit, so
+    that a store whose answer was lost can tell whether the commit at that number is this one.
     """
-    actions[0]["commitInfo"][ACTIONS] = len(actions)
+    actions[0]["commitInfo"] |= {ACTIONS: len(actions), "txnId": str(uuid.uuid4())}
     try:
         storage.create(log / commit_name(version), "".join(json.dumps(action) + "\n" for action in actions).encode())
     except FileExistsError:

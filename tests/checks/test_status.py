@@ -102,7 +102,7 @@ def test_before_setup(project: Project) -> None:
         "prepared": [], "tables": [],
         "problems": [{"severity": "error", "what": "project is not set up", "do": "run `pgcdc setup`"}], "last": {},
     }  # fmt: skip
-    assert not project.settings.lake.exists()
+    assert not path_of(project.settings.layout.root).exists()
 
 
 def test_after_setup_without_a_lake(project: Project) -> None:
@@ -118,7 +118,7 @@ def test_after_setup_without_a_lake(project: Project) -> None:
         ("public.a", "waiting"),
         ("public.b", "waiting"),
     ]
-    assert not project.settings.lake.exists()
+    assert not path_of(project.settings.layout.root).exists()
 
 
 def test_prepared_transactions_that_are_kept(project: Project) -> None:

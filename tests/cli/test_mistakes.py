@@ -175,8 +175,8 @@ MISTAKES = (
     Mistake("span of time", lambda r: r.shell.set(RETENTION="1s"), "status", 2,
             ("setting `retention`", "'1s' is not a span of time; write it like 7 days, 12 hours or 30 minutes")),
     Mistake("slot's name", lambda r: r.shell.set(SLOT="My-Slot"), "setup", 2, ("setting `slot`", "a-z, 0-9 and _")),
-    Mistake("lake's URL", lambda r: r.shell.set(LAKE="s3://bucket/lake"), "status", 2,
-            ("setting `lake`: is a folder of this machine",)),
+    Mistake("lake's URL", lambda r: r.shell.set(LAKE="https://bucket/lake"), "status", 2,
+            ("setting `lake`: is neither a folder of this machine nor s3://",)),
     Mistake("lake not writable", set_up_then(lambda r: r.shell.set(LAKE="/proc/lake")), "verify", 1,
             ("lake /proc/lake: cannot be written", "setting `lake`")),
     # The machine.
