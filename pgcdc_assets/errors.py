@@ -91,6 +91,13 @@ class LockHeld(PgcdcError):
     advice = "wait for it, or stop it"
 
 
+class LeaseLost(PgcdcError):
+    """This process was not heard of for too long, and may not write to the lake any more."""
+
+    retryable = True
+    advice = "nothing is lost: whoever writes now goes on from what is durable"
+
+
 # Source ---------------------------------------------------------------------------------------
 
 

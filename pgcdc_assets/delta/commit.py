@@ -15,6 +15,7 @@ import re
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -38,6 +39,9 @@ FEATURES: Final = frozenset({
 _TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
 _CHECKPOINT_EVERY: Final = 10
 """Commits from one checkpoint to the next if no property of the table says so: Delta's default."""
+
+LEADER: Final = "pgcdc/leader"
+"""The application whose transaction says who may write to the table; see :func:`fence`."""
 
 Mode = Literal["append", "overwrite"]
 
@@ -142,6 +146,20 @@ def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
     except FileExistsError:
         raise CommitLost("another writer committed at the same time", thing=str(log.parent),
                          do="let one process write to the lake") from None  # fmt: skip
+
+
+def fence(folder: Location, version: int, leader: int) -> None:
+    """Take the number of the next commit from a writer that does not know yet that it may not commit any more.
+
+    ``version``: the newest that was seen. What follows on it meanwhile is before the fence.
+    """
+    while True:
+        version += 1
+        with suppress(CommitLost):
+            now = now_ms()
+            actions = [{"commitInfo": commit_info(now, "FENCE", {})}, *transactions({LEADER: leader}, now)]
+            put_commit(folder / DELTA_LOG, version, actions)
+            return
 
 
 def transactions(positions: Mapping[str, int], now: int) -> list[Action]:

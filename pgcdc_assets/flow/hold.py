@@ -16,7 +16,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.flow.lock import sole
 from pgcdc_assets.store import lease
-from pgcdc_assets.store.lease import Lease
+from pgcdc_assets.store.base import Lease
 
 
 @dataclass(frozen=True)

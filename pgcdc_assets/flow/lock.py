@@ -1,7 +1,8 @@
 """One writer per lake.
 
-A file lock in the lake is the truth about who writes, not Dagster's run status: the kernel frees it when the process
-ends, in whatever way. Every command, run, backfill and maintenance that writes takes it.
+A lock in the lake is the truth about who writes, not Dagster's run status. On a file system the kernel frees it when
+the process ends, in whatever way; in an object store it ends with the signs of life (:mod:`pgcdc_assets.store.lease`).
+Every command, run, backfill and maintenance that writes takes it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from dataclasses import dataclass
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LockHeld, MachineError
+from pgcdc_assets.flow.fencing import shut_out
 from pgcdc_assets.store import lease, storage
-from pgcdc_assets.store.lease import Lease
+from pgcdc_assets.store.base import Lease
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,26 @@ def lake_lock(layout: Layout, command: str, *, serves: bool = False) -> Iterator
 
     ``serves``: the holder does what other commands ask of it meanwhile.
     """
-    with sole(layout, layout.lock, lambda: f"{_named(holder(layout))} is writing to this lake") as held:
+    refusal = lambda: f"{_named(holder(layout))} is writing to this lake"  # noqa: E731
+    with sole(layout, layout.lock, refusal, guarding=layout.root) as held:
         held.say(json.dumps({"pid": os.getpid(), "command": command, "serves": serves}))
+        if held.inherited_as is not None:
+            shut_out(layout, held.inherited_as)
         yield
 
 
 @contextmanager
-def sole(layout: Layout, place: Location, refusal: Callable[[], str]) -> Iterator[Lease]:
-    """Hold a place of the lake during the block. If another process holds it, LockHeld has the text of ``refusal``."""
+def sole(
+    layout: Layout, place: Location, refusal: Callable[[], str], *, guarding: Location | None = None
+) -> Iterator[Lease]:
+    """Hold a place of the lake during the block. If another process holds it, LockHeld has the text of ``refusal``.
+
+    ``guarding``: see :func:`pgcdc_assets.store.lease.held`.
+    """
     with ExitStack() as stack:
         try:
             storage.make_private(layout.root)
-            found = stack.enter_context(lease.held(place))
+            found = stack.enter_context(lease.held(place, guarding=guarding))
         except OSError as error:
             raise unwritable(layout, error) from None
         if found is None:

@@ -18,7 +18,7 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import DELTA_LOG, commit_name
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.delta.commit import replace_files, settle
+from pgcdc_assets.delta.commit import LEADER, replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport, opened_parquet
 from pgcdc_assets.delta.definition import commit_columns, create_table
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
@@ -93,6 +93,7 @@ class LogWriter:
         # Without the list of files, so that the receiver's memory does not grow with the log.
         self._table = DeltaLog(path, with_files=False)
         version = newest_of(self._table)
+        self._leader = version.positions.get(LEADER)
         # A process that was killed between its last commit and the fsync left the fsync to us.
         storage.settle([path / DELTA_LOG / commit_name(version.number)])
         if version.configuration[FORMAT] in _FORMER_FORMATS:
@@ -115,6 +116,8 @@ class LogWriter:
             version = newest_of(self._table)
             if (stands := self._position(version)) != start:
                 raise LogConflict(f"stands at {stands}, not at {start} where this batch begins", thing=str(self._path))
+            if version.positions.get(LEADER) != self._leader:
+                raise LogConflict("has another writer, who found this one silent", thing=str(self._path), lsn=start)
             passed(FaultPoint.BATCH_COMMITTING)
             try:
                 replace_files(version, (), files, self._positions(version, end, timeline), optional=OPTIONAL)

@@ -12,6 +12,8 @@ rangefile   a remote file for Parquet's readers
 memory      a store for tests, in this process alone
 scratch     this machine's own disk, for files under way
 lease       a place that one process holds, and the sign that it lives
+filelease   on a file system: a locked file
+chainlease  in an object store: a chain of numbered files
 durable     what survives a power cut on a file system
 private     folders that their owner alone may enter
 """

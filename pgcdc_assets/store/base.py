@@ -37,6 +37,32 @@ class Entry:
     """The latest time at which it can have come to this name: a file may be written long before it is put in place."""
 
 
+class Lease(ABC):
+    """A place as its holder has it."""
+
+    pause: float = 0.0
+    """Seconds that are best left between one text and the next."""
+    inherited_as: int | None = None
+    """Set where the last holder did not give the place back, and may not know yet that it has lost it: a number that is
+    higher than that of any holder before."""
+
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """Replace the text. A reader may see a part of it meanwhile."""
+
+
+class Guard(ABC):
+    """Says whether this process may write to a folder. LeaseLost if it may not."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Before anything is written, by what is known here."""
+
+    @abstractmethod
+    def confirm(self) -> None:
+        """After another writer was met, by what is known to all."""
+
+
 class StoreFailed(ConnectionError):
     """An object store refuses, or does not answer. So it would for any other place."""
 

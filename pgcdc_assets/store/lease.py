@@ -1,87 +1,24 @@
-"""A place that one process holds, with a text for the others. It is held only while its holder lives.
-
-On a file system it is a locked file: the kernel drops the lock when the process ends, in whatever way.
-"""
+"""A place that one process holds, with a text for the others. It is held only while its holder lives."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO
+from contextlib import AbstractContextManager
 
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.store.local import path_of
-
-_TRIES = 20
-_PAUSE = 0.01
-"""Whoever looks whether a lease is held takes it for an instant; these tries outlast any such look."""
+from pgcdc_assets.core.location import LOCAL, Location
+from pgcdc_assets.store import chainlease, filelease
+from pgcdc_assets.store.base import Lease
 
 
-class Lease:
-    """A place as its holder has it."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-
-    def say(self, text: str) -> None:
-        """Replace the text. A reader may see a part of it meanwhile."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(text)
-        self._file.flush()
-
-
-@contextmanager
-def held(place: Location) -> Iterator[Lease | None]:
+def held(place: Location, *, guarding: Location | None = None) -> AbstractContextManager[Lease | None]:
     """Hold a place during the block; None if another process has it. The text is empty at first, and after the block.
 
-    OSError where its folder cannot be written.
+    ``guarding``: a folder to which nothing is written from here once it is not sure any more that the place is ours;
+    each attempt then raises LeaseLost. A lock of this machine cannot be lost.
+    OSError where the place cannot be written.
     """
-    with _opened(place) as file:
-        if not _taken(file):
-            yield None
-            return
-        file.truncate(0)
-        try:
-            yield Lease(file)
-        finally:
-            file.truncate(0)
+    return filelease.held(place) if place.scheme == LOCAL else chainlease.held(place, guarding=guarding)
 
 
 def text_of_holder(place: Location) -> str | None:
     """What the living holder says; None when nobody holds the place."""
-    try:
-        file = path_of(place).open()
-    except OSError:
-        return None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return file.read()
-        return None
-
-
-def _opened(place: Location) -> IO[str]:
-    """The file, made if missing and never truncated: its text names the holder to those who fail to lock.
-
-    O_CLOEXEC (Python's default) keeps the lock from living on in child processes.
-    """
-    path = path_of(place)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
-
-
-def _taken(file: IO[str]) -> bool:
-    """Try to take the lock for as long as the file is open; False when another process has it."""
-    for _ in range(_TRIES):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_PAUSE)
-        else:
-            return True
-    return False
+    return filelease.text_of_holder(place) if place.scheme == LOCAL else chainlease.text_of_holder(place)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.store.base import HIDDEN, Entry, Store
-from pgcdc_assets.store.scratch import folder_for
+from pgcdc_assets.store.scratch import draft_for, folder_for
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class MemoryStore(Store):
                 yield _entry(name, held)
 
     def draft(self, to: Location) -> str:
-        return f"{self.scratch(to.parent)}/{to.name}"
+        return draft_for(to)
 
     def scratch(self, folder: Location) -> str:
         return folder_for(folder)
@@ -59,8 +58,6 @@ class MemoryStore(Store):
     def put(self, draft: str, to: Location) -> None:
         self.replace(to, Path(draft).read_bytes())
         Path(draft).unlink()
-        with suppress(OSError):
-            Path(draft).parent.rmdir()
 
     def create(self, to: Location, content: bytes) -> None:
         with self._lock:

@@ -37,7 +37,7 @@ from obstore.store import from_url
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.store.base import HIDDEN, Entry, Store, StoreFailed
 from pgcdc_assets.store.rangefile import RangeFile
-from pgcdc_assets.store.scratch import folder_for
+from pgcdc_assets.store.scratch import draft_for, folder_for
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -108,7 +108,7 @@ class ObjectStore(Store):
                 yield from (_entry(found["path"].removeprefix(prefix), found) for found in some)
 
     def draft(self, to: Location) -> str:
-        return f"{self.scratch(to.parent)}/{to.name}"
+        return draft_for(to)
 
     def scratch(self, folder: Location) -> str:
         return folder_for(folder)
@@ -119,8 +119,6 @@ class ObjectStore(Store):
             whole = os.stat(draft).st_size <= ONE_PUT
             obstore.put(bucket, key, Path(draft), use_multipart=not whole, chunk_size=_PART)
         os.unlink(draft)
-        with suppress(OSError):
-            os.rmdir(os.path.dirname(draft))
 
     def create(self, to: Location, content: bytes) -> None:
         unsure, end, pause = False, time.monotonic() + _PATIENCE, _FIRST_PAUSE

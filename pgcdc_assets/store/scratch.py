@@ -3,6 +3,7 @@ when finished."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
@@ -12,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,8 @@ from pgcdc_assets.store.private import OWNER_ONLY
 
 _PIECE: Final = 1 << 20
 _STALE_SECONDS: Final = 3600
+_LEFT_SECONDS: Final = 6 * 3600
+"""No draft is written for so long without a byte."""
 
 
 class DraftFile:
@@ -97,10 +101,34 @@ class Scratch:
 
 
 def folder_for(folder: Location) -> str:
-    """A folder on this machine for drafts of a store that is elsewhere: the same one for the same place."""
-    name = f"pgcdc-{os.getuid()}-{hashlib.sha256(folder.text.encode()).hexdigest()[:20]}"
-    path = os.path.join(tempfile.gettempdir(), name)
+    """A folder on this machine for drafts that wait, of a store that is elsewhere: the same one for the same place."""
+    return _own_folder(hashlib.sha256(folder.text.encode()).hexdigest()[:20])
+
+
+def draft_for(to: Location) -> str:
+    """A path on this machine for a draft of a store that is elsewhere. What killed processes left there goes."""
+    folder = _swept(os.getpid())
+    os.makedirs(folder, mode=OWNER_ONLY, exist_ok=True)
+    return os.path.join(folder, f"{uuid.uuid4().hex}-{to.name}")
+
+
+@cache
+def _swept(process: int) -> str:
+    """The folder of drafts; each process looks once for what others left."""
+    del process
+    folder, before = _own_folder("drafts"), time.time() - _LEFT_SECONDS
+    for left in Path(folder).iterdir():
+        with suppress(FileNotFoundError):
+            if left.stat().st_mtime < before:
+                left.unlink()
+    return folder
+
+
+def _own_folder(name: str) -> str:
+    path = os.path.join(tempfile.gettempdir(), f"pgcdc-{os.getuid()}-{name}")
     os.makedirs(path, mode=OWNER_ONLY, exist_ok=True)
+    if os.stat(path).st_uid != os.getuid():
+        raise PermissionError(errno.EACCES, "belongs to somebody else", path)
     return path
 
 

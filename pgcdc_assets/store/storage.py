@@ -6,13 +6,14 @@ What each call promises stands in :mod:`pgcdc_assets.store.base`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Final
 
 import pyarrow as pa
 
 from pgcdc_assets.core.location import LOCAL, Location
-from pgcdc_assets.store.base import Entry, Store
+from pgcdc_assets.store.base import Entry, Guard, Store
 from pgcdc_assets.store.local import LocalStore
 from pgcdc_assets.store.memory import MemoryStore
 from pgcdc_assets.store.scratch import DraftFile, Scratch, write_scratch
@@ -20,6 +21,9 @@ from pgcdc_assets.store.scratch import DraftFile, Scratch, write_scratch
 _OBJECTS: Final = ("s3", "abfss", "gs")
 """Schemes of :mod:`pgcdc_assets.store.objects`, which a local lake need not import."""
 _STORES: Final[dict[str, Store]] = {LOCAL: LocalStore(), "memory": MemoryStore()}
+
+
+_GUARDS: Final[dict[Location, Guard]] = {}
 
 
 def store_of(place: Location) -> Store:
@@ -36,6 +40,27 @@ def _served(scheme: str) -> Store:
         return _STORES[scheme]
     except KeyError:
         raise ValueError(f"no store serves {scheme}://") from None
+
+
+@contextmanager
+def guarded(folder: Location, guard: Guard) -> Iterator[None]:
+    """Ask the guard before anything is written from here to the folder or those within, during the block."""
+    _GUARDS[folder] = guard
+    try:
+        yield
+    finally:
+        del _GUARDS[folder]
+
+
+def _written(place: Location) -> Store:
+    """The store of a place that is about to be written."""
+    for guard in _guards(place):
+        guard.check()
+    return store_of(place)
+
+
+def _guards(place: Location) -> list[Guard]:
+    return [guard for folder, guard in list(_GUARDS.items()) if place.text.startswith(f"{folder}/")]
 
 
 def read(at: Location, start: int = 0, size: int | None = None) -> bytes:
@@ -77,21 +102,26 @@ def fetch(at: Location, to: Location) -> None:
 
 
 def put(made: DraftFile, to: Location) -> None:
-    store_of(to).put(made.path, to)
+    _written(to).put(made.path, to)
 
 
 def create(to: Location, content: bytes) -> None:
-    store_of(to).create(to, content)
+    try:
+        _written(to).create(to, content)
+    except FileExistsError:
+        for guard in _guards(to):
+            guard.confirm()
+        raise
 
 
 def replace(to: Location, content: bytes) -> None:
-    store_of(to).replace(to, content)
+    _written(to).replace(to, content)
 
 
 def copy(source: Location, to: Location) -> None:
     """Copy a file, also from one store to another."""
     if source.scheme == to.scheme:
-        store_of(to).copy(source, to)
+        _written(to).copy(source, to)
     else:
         create(to, read(source))
 
@@ -102,8 +132,9 @@ def move(source: Location, to: Location) -> None:
 
 
 def delete(places: Iterable[Location]) -> None:
-    for scheme, some in groupby(places, key=lambda place: place.scheme):
-        _served(scheme).delete(list(some))
+    for _, some in groupby(places, key=lambda place: place.scheme):
+        gone = list(some)
+        _written(gone[0]).delete(gone)
 
 
 def settle(places: Iterable[Location]) -> None:
@@ -116,11 +147,11 @@ def make_private(root: Location) -> None:
 
 
 def delete_folder(folder: Location) -> None:
-    store_of(folder).delete_folder(folder)
+    _written(folder).delete_folder(folder)
 
 
 def move_folder(source: Location, to: Location) -> None:
-    store_of(source).move_folder(source, to)
+    _written(to).move_folder(source, to)
 
 
 def options(place: Location) -> dict[str, str]:

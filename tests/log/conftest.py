@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
@@ -22,7 +24,7 @@ from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event
 from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
-from pgcdc_assets.store.local import path_of
+from pgcdc_assets.store import storage
 from tests.fix_postgres import Database
 
 PUBLICATION = "p"
@@ -39,6 +41,8 @@ class Source:
     replication: bool = True
     """Whether receivers take replication connections."""
     running: list[ReceiverProcess] = field(default_factory=list)
+    bucket: Location | None = None
+    """Where its logs are, if not in the folder."""
 
     def run(self, *statements: str) -> Lsn:
         """Each statement a transaction of its own (or several, by BEGIN); the insert position afterwards."""
@@ -76,7 +80,7 @@ class Source:
         """The empty log of a slot that is there."""
         query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
         ((start,),) = self.conn.execute(query, [slot]).fetchall()
-        log = ChangeLog(Layout.of(self.folder / name))
+        log = ChangeLog(Layout.of((self.bucket or Location.of(self.folder)) / name))
         log.create(identity(self.conn, slot), Lsn.parse(start), 1)
         return log
 
@@ -121,8 +125,15 @@ class Source:
 
 @pytest.fixture
 def source(database: Database, tmp_path: Path) -> Iterator[Source]:
+    with source_in(database, tmp_path) as source:
+        yield source
+
+
+@contextmanager
+def source_in(database: Database, folder: Path, bucket: Location | None = None) -> Iterator[Source]:
+    """Its logs will be in the bucket, if there is one."""
     with database.connect() as conn:
-        source = Source(database, conn, tmp_path)
+        source = Source(database, conn, folder, bucket=bucket)
         source.run(
             "CREATE TABLE a (id int PRIMARY KEY, v text)",
             "CREATE TABLE b (id int PRIMARY KEY, n numeric)",
@@ -158,7 +169,12 @@ def rows(log: ChangeLog, where: str = "kind IN ('I','U','D','T','M','C')") -> li
         "SELECT commit_lsn, tx_ordinal, xid, commit_ts, origin, lsn, kind, relation_id, schema_id, payload "
         f"FROM log WHERE {where} ORDER BY commit_lsn, tx_ordinal, relation_id, lsn"
     )
-    table = QueryBuilder().register("log", DeltaTable(path_of(log.path))).execute(query).read_all()
+    table = (
+        QueryBuilder()
+        .register("log", DeltaTable(str(log.path), storage_options=storage.options(log.path)))
+        .execute(query)
+        .read_all()
+    )
     return list(pa.table(table).to_pylist())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pgcdc_assets.core.lsn import Lsn
@@ -13,7 +14,7 @@ from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.segment import FACTS, read_rows
 from pgcdc_assets.log.spill import SPILL
 from pgcdc_assets.protocol.shape import RelationFacts
-from pgcdc_assets.store.local import path_of
+from pgcdc_assets.store import storage
 from tests.log.conftest import SECONDS, Source, eventually, until_event
 
 Row = tuple[Any, ...]
@@ -151,8 +152,8 @@ class Twins:
     @property
     def spooled(self) -> list[str]:
         """Names in the folder of segments on their way."""
-        folder = path_of(self.streamed.log.path / SPILL)
-        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        place = self.streamed.log.path / SPILL
+        return sorted(path.name for path in Path(storage.store_of(place).scratch(place)).iterdir())
 
     def until_spooled(self, files: int = 1) -> None:
         eventually(lambda: len(self.spooled) >= files)

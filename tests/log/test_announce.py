@@ -22,7 +22,8 @@ from pgcdc_assets.log.receive import announce
 from pgcdc_assets.log.receive.announce import Announcement, Announcer, announced
 from pgcdc_assets.protocol.messages import StreamStart
 from pgcdc_assets.store import lease
-from pgcdc_assets.store.lease import Lease
+from pgcdc_assets.store.base import Lease
+from pgcdc_assets.store.filelease import FileLease
 from pgcdc_assets.store.local import path_of
 from tests.log.conftest import Source, eventually, until_event
 from tests.log.test_stream_abort import little_memory, many
@@ -129,7 +130,7 @@ def test_one_that_cannot_be_told_stops_nothing(tmp_path: Path, monkeypatch: pyte
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Lease, "say", full)
+        patched.setattr(FileLease, "say", full)
         here.announce(open_)
     assert announced(layout) is None
     here.announce(open_)

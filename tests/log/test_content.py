@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 
-from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
@@ -108,7 +107,7 @@ def test_each_batch_describes_its_relations(source: Source) -> None:
     batches = log.batches(log.start)
     assert len(batches) == 3
     for batch in batches:
-        shapes = ChangeLog(Layout.of(source.folder / "s")).shapes(LsnRange(batch.start, batch.end))
+        shapes = ChangeLog(log.layout).shapes(LsnRange(batch.start, batch.end))
         assert {shape.table for shape in shapes.values()} == {TableName("public", "a")}
         assert [column.attnum for shape in shapes.values() for column in shape.columns] == [1, 2]
     assert Counter(row["kind"] for row in rows(log, "kind IN ('R', '=', '#')")) == {"R": 3, "=": 3, "#": 3}

@@ -13,7 +13,7 @@ from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.store.local import path_of
+from pgcdc_assets.store import storage
 from tests.log.conftest import SECONDS, Source, eventually, rows, until_event
 from tests.log.received_twice import Row, Twins, little_memory, many
 
@@ -52,8 +52,7 @@ def kept(twins: Twins) -> list[str]:
 
 
 def files(twins: Twins) -> list[str]:
-    folder = path_of(twins.streamed.log.path / PREPARED)
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return [entry.name for entry in storage.list_after(twins.streamed.log.path / PREPARED)]
 
 
 def durable(twins: Twins, lsn: Lsn) -> None:
@@ -114,7 +113,7 @@ def test_one_that_ends_at_once_is_never_kept(twins: Twins) -> None:
     receiver.until(twins.flushed())
     until_event(receiver, "arrived")
     receiver.join(SECONDS)
-    assert not path_of(twins.streamed.log.path / PREPARED).is_dir()
+    assert files(twins) == []
     assert kinds(twins.check(facts=True)) == "I" * 1000 + "C"
 
 
@@ -254,7 +253,7 @@ def test_what_is_lost_is_told(twins: Twins) -> None:
     assert twins.streamed.receiver is not None
     twins.streamed.receiver.kill()
     for name in files(twins):
-        (path_of(twins.streamed.log.path / PREPARED) / name).unlink()
+        storage.delete([twins.streamed.log.path / PREPARED / name])
     end(source)
     error = fails(twins.streamed.start(), PreparedLost)
     assert f"'{gid(source)}'".replace("''", "'") in str(error).replace('"', "'")
@@ -270,7 +269,7 @@ def test_a_manifest_that_is_gone_is_no_loss_after_a_rollback(twins: Twins) -> No
         durable(twins, prepare(source, f"INSERT INTO a VALUES ({number}, 'x')", name=str(number)))
     for name in files(twins):
         if name.endswith(".json"):
-            (path_of(twins.streamed.log.path / PREPARED) / name).unlink()
+            storage.delete([twins.streamed.log.path / PREPARED / name])
     end(source, "ROLLBACK", name="0")
     durable(twins, source.run("INSERT INTO b VALUES (1, 1)"))
     end(source, name="1")
@@ -279,30 +278,20 @@ def test_a_manifest_that_is_gone_is_no_loss_after_a_rollback(twins: Twins) -> No
     assert "is missing; run `pgcdc teardown`" in str(error)
 
 
-def _cut(path: str) -> None:
-    with open(path, "r+b") as file:
-        file.truncate(20)
-
-
-def _empty(path: str) -> None:
-    with open(path, "wb"):
-        pass
-
-
-def _another(path: str) -> None:
-    with open(path, "w") as file:
-        file.write("[1]")
-
-
-@pytest.mark.parametrize(("kind", "damage"), [(".parquet", _cut), (".json", _empty), (".json", _another)])
-def test_damage_is_told(twins: Twins, kind: str, damage: Callable[[str], None]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "damaged"),
+    [(".parquet", lambda content: content[:20]), (".json", lambda _: b""), (".json", lambda _: b"[1]")],
+    ids=["cut", "empty", "another"],
+)
+def test_damage_is_told(twins: Twins, kind: str, damaged: Callable[[bytes], bytes]) -> None:
     source = twins.source
     twins.start()
     durable(twins, prepare(source, "INSERT INTO a VALUES (1, 'x')"))
     assert twins.streamed.receiver is not None
     twins.streamed.receiver.kill()
     (name,) = [name for name in files(twins) if name.endswith(kind)]
-    damage(str(path_of(twins.streamed.log.path / PREPARED) / name))
+    place = twins.streamed.log.path / PREPARED / name
+    storage.replace(place, damaged(storage.read(place)))
     end(source)
     assert PREPARED in str(fails(twins.streamed.start(), LogCorrupt))
     assert twins.streamed.reading.rows() == []
@@ -333,10 +322,10 @@ def test_a_manifest_holds_no_values(source: Source) -> None:
     lsn = prepare(source, "INSERT INTO a VALUES (1, 'secret')")
     recorded(source, log, receiver, lsn)
     receiver.stop()
-    folder = path_of(log.path / PREPARED)
-    (manifest,) = folder.glob("*.json")
-    assert "secret" not in manifest.read_text()
-    assert json.loads(manifest.read_text())["changes"] == 1
+    names = [entry.name for entry in storage.list_after(log.path / PREPARED)]
+    (manifest,) = (storage.read(log.path / PREPARED / name) for name in names if name.endswith(".json"))
+    assert b"secret" not in manifest
+    assert json.loads(manifest)["changes"] == 1
     end(source, "ROLLBACK")
 
 

@@ -17,6 +17,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.inprogress import TransactionsInProgress
 from pgcdc_assets.store import lease
+from pgcdc_assets.store.base import Lease
 
 ANNOUNCE_SECONDS: Final = 1.0
 """Between two announcements: what is received grows all the time, and a person reads it."""
@@ -75,7 +76,7 @@ class Announcer:
     def __init__(self, layout: Layout) -> None:
         self._place = layout.in_progress
         self._files = ExitStack()
-        self._held: lease.Lease | None = None
+        self._held: Lease | None = None
         self._due = 0.0
 
     def announce(self, open_: TransactionsInProgress) -> None:
@@ -83,8 +84,9 @@ class Announcer:
         if not len(open_):
             self.close()
         elif time.monotonic() >= self._due:
-            self._due = time.monotonic() + ANNOUNCE_SECONDS
             self._say(Announcement.of(open_))
+            pause = 0.0 if self._held is None else self._held.pause
+            self._due = time.monotonic() + max(ANNOUNCE_SECONDS, pause)
 
     def close(self) -> None:
         """Take it back."""

@@ -1,0 +1,252 @@
+"""A place in an object store that one process holds: a chain of numbered files.
+
+Whoever creates the next number holds the place from then on; of many that create one succeeds, and nothing else is
+asked of the store. Its holder creates one after the other to say that it lives. Another takes the place by the next
+number, if the last one says that it was given back, or once it has seen for ``TTL`` by its own clock that none came. No
+clock is compared with another's: the holder counts from before its last number was sent, the other from after it was
+seen, so the holder's time is over first.
+
+A machine can be stopped between a look at the clock and the request behind it, so a clock alone protects nothing. Who
+inherits a place that was not given back takes numbers, too, that the other would have to create
+(:mod:`pgcdc_assets.flow.fencing`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Final
+
+import psutil
+
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.errors import LeaseLost
+from pgcdc_assets.store import storage
+from pgcdc_assets.store.base import Guard, Lease
+
+TTL: Final = 60.0
+"""Seconds without a sign of life after which a place is free."""
+RENEWED: Final = 25.0
+"""Seconds from one sign of life to the next: two requests in a minute in which nothing else happens."""
+_MARGIN: Final = 5.0
+"""By so many seconds a holder ends its time early: clocks do not run equally fast."""
+_SKEW: Final = 60.0
+"""By so much a store's clock may differ from ours, where nothing but a message depends on it."""
+_KEPT: Final = 10
+"""The newest numbers, which are not deleted: whoever looked a moment ago finds the next one."""
+_FRESH_SECONDS: Final = 20.0
+"""For how long after a look the next number is surely still there."""
+_WATCH_SECONDS: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One number of a chain: what its maker says."""
+
+    number: int
+    given_back: bool = False
+    text: str = ""
+    host: str = field(default_factory=socket.gethostname)
+    process: str = field(default_factory=lambda: _process(os.getpid()))
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Makes its content unlike any other."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(vars(self)).encode()
+
+    @property
+    def of_the_dead(self) -> bool:
+        """Whether its maker was a process of this host that has ended. Hosts may share a name: it proves nothing."""
+        return self.host == socket.gethostname() and self.process != _process(int(self.process.partition(".")[0]))
+
+
+class Chain:
+    """The numbers of one place as this process has seen them. Threads may share it."""
+
+    def __init__(self, place: Location) -> None:
+        self.place = place
+        self._last: Link | None = None
+        self._looked = self._since = float("-inf")
+        self._lock = threading.Lock()
+
+    def look(self) -> tuple[Link | None, float]:
+        """The last link, None if there is none; and for how many seconds it has been known here to be the last."""
+        with self._lock:
+            began = time.monotonic()
+            found = self._newest() if began - self._looked > _FRESH_SECONDS else self._following(self._last)
+            if found != self._last or self._since == float("-inf"):
+                self._last, self._since = found, time.monotonic()
+            self._looked = began
+            return found, began - self._since
+
+    def age(self, link: Link) -> float:
+        """Seconds since it was made, as far as the store's clock agrees with ours."""
+        entry = storage.head(self._named(link.number))
+        return 0.0 if entry is None else time.time() - entry.placed
+
+    def append(self, link: Link) -> None:
+        """Add the link; FileExistsError if its number is taken."""
+        storage.store_of(self.place).create(self._named(link.number), link.to_bytes())
+        with self._lock:
+            self._last, self._since, self._looked = link, time.monotonic(), time.monotonic()
+        if link.number > _KEPT:
+            storage.delete([self._named(link.number - _KEPT)])
+
+    def _newest(self) -> Link | None:
+        for entry in reversed(storage.list_after(self.place)):
+            # It may have been deleted meanwhile: then there are newer ones.
+            if (found := self._read(int(entry.name))) is not None:
+                return self._following(found)
+        return None
+
+    def _following(self, last: Link | None) -> Link | None:
+        while (found := self._read(1 + (0 if last is None else last.number))) is not None:
+            last = found
+        return last
+
+    def _read(self, number: int) -> Link | None:
+        try:
+            return Link(**json.loads(storage.read(self._named(number))))
+        except FileNotFoundError:
+            return None
+
+    def _named(self, number: int) -> Location:
+        return self.place / f"{number:020}"
+
+
+class ChainLease(Lease, Guard):
+    """Held from the first of its links to the last, which gives the place back."""
+
+    pause = 15.0
+
+    def __init__(self, chain: Chain, before: Link | None) -> None:
+        """FileExistsError if another took the place first. ``before``: the chain's last link."""
+        self._chain = chain
+        self._lock = threading.Lock()
+        self._link = Link(0 if before is None else before.number)
+        self._until = float("-inf")
+        self._lost = False
+        self._add("")
+        self.inherited_as = None if before is None or before.given_back else self._link.number
+
+    def check(self) -> None:
+        """LeaseLost unless it is sure that nobody else can have taken the place yet."""
+        if self._lost or time.monotonic() > self._until:
+            raise self._loss()
+
+    def confirm(self) -> None:
+        """LeaseLost if somebody else has taken the place."""
+        link, _ = self._chain.look()
+        if link is None or link.number > self._link.number:
+            raise self._loss()
+
+    def say(self, text: str) -> None:
+        """LeaseLost if another took the place."""
+        try:
+            self._add(text)
+        except FileExistsError:
+            raise self._loss() from None
+
+    def _loss(self) -> LeaseLost:
+        holder, _ = self._chain.look()
+        self._lost = holder is None or holder.number > self._link.number
+        to = f", to {holder.text or 'another process'} on {holder.host}" if holder is not None and self._lost else ""
+        return LeaseLost(f"was not renewed in time, and is lost{to}", thing=f"lease {self._chain.place}")
+
+    def renew(self, ended: threading.Event) -> None:
+        """Say again and again that the holder lives, until ``ended`` or lost."""
+        while not ended.wait(RENEWED):
+            try:
+                self._add(self._link.text)
+            except FileExistsError:
+                self._lost = True
+                return
+            except OSError as error:
+                # It is tried again; the lease ends by itself if that goes on.
+                _log.warning("%s was not renewed: %s", self._chain.place, error.strerror)
+
+    def give_back(self) -> None:
+        with suppress(FileExistsError), self._lock:
+            self._chain.append(Link(self._link.number + 1, given_back=True))
+
+    def _add(self, text: str) -> None:
+        with self._lock:
+            began = time.monotonic()
+            link = Link(self._link.number + 1, text=text)
+            self._chain.append(link)
+            self._link, self._until = link, began + TTL - _MARGIN
+
+
+@contextmanager
+def held(place: Location, *, guarding: Location | None = None) -> Iterator[ChainLease | None]:
+    """See :func:`pgcdc_assets.store.lease.held`.
+
+    If its holder has not been heard of for a while, this waits until it is certain that it will not be.
+    """
+    lease = _taken(_chain(place))
+    if lease is None:
+        yield None
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=lease.renew, args=[ended], name="lease", daemon=True)
+    with ExitStack() as stack:
+        stack.callback(lease.give_back)
+        stack.callback(thread.join)
+        stack.callback(ended.set)
+        if guarding is not None:
+            stack.enter_context(storage.guarded(guarding, lease))
+        thread.start()
+        yield lease
+
+
+def text_of_holder(place: Location) -> str | None:
+    """See :func:`pgcdc_assets.store.lease.text_of_holder`."""
+    chain = _chain(place)
+    link, known = chain.look()
+    if link is None or link.given_back or known > TTL or chain.age(link) > TTL + _SKEW:
+        return None
+    return link.text
+
+
+def _taken(chain: Chain) -> ChainLease | None:
+    """The place, once it is free; None if another holds it."""
+    link, known = chain.look()
+    if not (link is None or link.given_back):
+        if chain.age(link) < 2 * RENEWED and not link.of_the_dead:
+            return None
+        number = link.number
+        while known < TTL:
+            time.sleep(_WATCH_SECONDS)
+            link, known = chain.look()
+            if link is not None and not link.given_back and link.number != number:
+                return None
+            if link is None or link.given_back:
+                break
+    try:
+        return ChainLease(chain, link)
+    except FileExistsError:
+        return None
+
+
+@cache
+def _chain(place: Location) -> Chain:
+    return Chain(place)
+
+
+def _process(pid: int) -> str:
+    """A process of this host, as no later one with its number is called."""
+    try:
+        return f"{pid}.{psutil.Process(pid).create_time()}"
+    except psutil.Error:
+        return ""
