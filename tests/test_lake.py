@@ -18,7 +18,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, sql_name, sql_path
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.deltatables import commit
 
@@ -63,7 +63,7 @@ def test_every_published_version_is_readable(spark: SparkSession, tmp_path: Path
     table = Table(1, TableName("Odd 100% \"Schema'", "a/b"), columns, key=(1,))
     layout, schema = Layout.of(tmp_path), MirrorSchema.of(table)
     path = layout.mirror(table.name)
-    create_mirror(spark, path, schema, {IDENTITY: SOURCE.app_id()})
+    create_mirror(path, schema, {IDENTITY: SOURCE.app_id()}, path)
     mirror, points = Mirror(layout, SOURCE, table.name), ConsistentPoints(layout)
     with DataFile(path, mirror.physical(schema)) as file:
         raw = pa.array([None, [("id", "x")], None], schema.arrow.field("_pgcdc_raw").type)
@@ -73,8 +73,8 @@ def test_every_published_version_is_readable(spark: SparkSession, tmp_path: Path
     assert report is not None
     first = commit(path, [report], "append", {mirror.snapshot_app_id: 100})
     points.publish(Lsn(100), {table.name: first}, {})
-    spark.sql(f"DELETE FROM {sql_path(path)} WHERE id = 2").collect()
-    spark.sql(f"UPDATE {sql_path(path)} SET {sql_name(odd)} = 'new' WHERE id = 3").collect()
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 2").collect()
+    spark.sql(f"UPDATE delta.`{path}` SET `{odd}` = 'new' WHERE id = 3").collect()
     points.publish(Lsn(200), {table.name: Mirror(layout, SOURCE, table.name).version}, {})
 
     lake = Lake(tmp_path)

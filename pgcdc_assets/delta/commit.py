@@ -120,7 +120,7 @@ def _commit(
         {"commitInfo": info},
         *transactions(positions, now),
         *replaced,
-        *({"add": _add(report, now, changes=changes)} for report in files),
+        *({"add": addition(report, now, changes=changes)} for report in files),
     ]
     return append_commit(table, actions)
 
@@ -230,7 +230,7 @@ def loosened(stats: str) -> str:
     return f'{body}{"" if body.strip() == "{" else ","}"tightBounds":false}}'
 
 
-def _add(report: FileReport, now: int, *, changes: bool) -> Action:
+def addition(report: FileReport, now: int, *, changes: bool = True) -> Action:
     return {
         "path": report.path, "partitionValues": {}, "size": report.size, "modificationTime": now,
         "dataChange": changes, "stats": report.stats, **({"tags": dict(report.tags)} if report.tags else {}),

@@ -6,14 +6,16 @@ https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from deltalake import Schema
 
 from pgcdc_assets.core.layout import DELTA_LOG
 from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.columns import Columns, is_mapped
 from pgcdc_assets.delta.commit import (
+    addition,
     append_commit,
     commit_info,
     now_ms,
@@ -22,24 +24,34 @@ from pgcdc_assets.delta.commit import (
     removal,
     transactions,
 )
+from pgcdc_assets.delta.datafile import FileReport, check_files
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.delta.logfiles import Action
 from pgcdc_assets.store import storage
 
 _PLAIN: Final[Action] = {"minReaderVersion": 1, "minWriterVersion": 2}
-_NTZ: Final = "timestampNtz"
-"""The feature of timestamps without a time zone; only a table with such columns needs it."""
+_NEEDS: Final[Mapping[str, Callable[[str, Mapping[str, str]], bool]]] = {
+    "timestampNtz": lambda schema, _: '"timestamp_ntz"' in schema,
+    "deletionVectors": lambda _, properties: properties.get("delta.enableDeletionVectors") == "true",
+    "columnMapping": lambda _, properties: is_mapped(properties),
+    "changeDataFeed": lambda _, properties: properties.get("delta.enableChangeDataFeed") == "true",
+}
+"""What a table needs each feature for: a feature that is not needed keeps readers away for nothing."""
+_OF_WRITERS: Final = frozenset({"changeDataFeed"})
 _LEGACY: Final = ("appendOnly", "invariants")
 """The features that writers of version 2 know; a table that lists its features lists these as well."""
 
 
 def create_table(
-    folder: Location, schema: Schema, properties: Mapping[str, str], positions: Mapping[str, int], root: Location
-) -> None:
+    folder: Location, schema: Schema | Columns, properties: Mapping[str, str], positions: Mapping[str, int],
+    root: Location,
+) -> None:  # fmt: skip
     """Commit version 0 of a table without rows, durable with its folders up to ``root``.
 
     CommitLost if there is a version 0.
     """
+    if isinstance(schema, Columns):
+        properties = {**properties, **schema.properties}
     now = now_ms()
     log = folder / DELTA_LOG
     metadata = {
@@ -48,7 +60,7 @@ def create_table(
     }  # fmt: skip
     put_commit(log, 0, [
         {"commitInfo": commit_info(now, "CREATE TABLE", {})},
-        {"protocol": _protocol(schema, _PLAIN)},
+        {"protocol": _protocol(schema.to_json(), properties, _PLAIN)},
         {"metaData": metadata},
         *transactions(positions, now),
     ])  # fmt: skip
@@ -66,8 +78,8 @@ def commit_properties(table: DeltaVersion, properties: Mapping[str, str]) -> int
 
 
 def commit_columns(
-    table: DeltaVersion, schema: Schema, properties: Mapping[str, str] | None = None, *, gone: Sequence[Added] = (),
-    positions: Mapping[str, int] | None = None,
+    table: DeltaVersion, schema: Schema | Columns, properties: Mapping[str, str] | None = None, *,
+    gone: Sequence[Added] = (), positions: Mapping[str, int] | None = None,
 ) -> int:  # fmt: skip
     """Give the table these columns on top of this version; returns the new one.
 
@@ -75,8 +87,9 @@ def commit_columns(
     """
     refuse_features(table)
     now = now_ms()
-    protocol = _protocol(schema, table.protocol)
-    configuration = {**table.configuration, **(properties or {})}
+    more = schema.properties if isinstance(schema, Columns) else {}
+    configuration = {**table.configuration, **(properties or {}), **more}
+    protocol = _protocol(schema.to_json(), configuration, table.protocol)
     return append_commit(table, [
         {"commitInfo": commit_info(now, "CHANGE COLUMNS", {"numRemovedFiles": len(gone)} if gone else {})},
         *([] if protocol == table.protocol else [{"protocol": protocol}]),
@@ -86,13 +99,37 @@ def commit_columns(
     ])  # fmt: skip
 
 
-def _protocol(schema: Schema, has: Action) -> Action:
-    """The protocol of a table with these columns."""
-    if '"timestamp_ntz"' not in schema.to_json() or _NTZ in (has.get("writerFeatures") or ()):
+def replace_table(
+    table: DeltaVersion, columns: Columns, files: Sequence[FileReport], positions: Mapping[str, int]
+) -> int:
+    """Give the table these columns and these rows, in place of all that it has, on top of this version; returns the new
+    one."""
+    refuse_features(table, vectors=True)
+    check_files(table.folder, files, columns.schema)
+    now = now_ms()
+    configuration = {**table.configuration, **columns.properties}
+    protocol = _protocol(columns.to_json(), configuration, table.protocol)
+    metrics = {"numRemovedFiles": len(table.files), "numAddedFiles": len(files)}
+    return append_commit(table, [
+        {"commitInfo": commit_info(now, "WRITE", metrics)},
+        *([] if protocol == table.protocol else [{"protocol": protocol}]),
+        {"metaData": {**table.metadata, "schemaString": columns.to_json(), "configuration": configuration}},
+        *transactions(positions, now),
+        *({"remove": removal(file, now)} for file in table.files),
+        *({"add": addition(report, now)} for report in files),
+    ])  # fmt: skip
+
+
+def _protocol(schema: str, properties: Mapping[str, str], has: Action) -> Action:
+    """The protocol of a table with these columns, in JSON, and properties."""
+    needed = {feature for feature, needs in _NEEDS.items() if needs(schema, properties)}
+    reading, writing = set(has.get("readerFeatures") or ()), set(has.get("writerFeatures") or ())
+    if needed <= writing:
         return has
+    legacy = () if has.get("writerFeatures") else _LEGACY
     return {
         "minReaderVersion": 3,
         "minWriterVersion": 7,
-        "readerFeatures": sorted({_NTZ, *(has.get("readerFeatures") or ())}),
-        "writerFeatures": sorted({_NTZ, *_LEGACY, *(has.get("writerFeatures") or ())}),
+        "readerFeatures": sorted(reading | (needed - _OF_WRITERS)),
+        "writerFeatures": sorted(writing | needed | {*legacy}),
     }

@@ -225,7 +225,7 @@ def test_a_compaction_that_lost_rows_is_refused(rows: Rows) -> None:
 def test_spark_reads_and_goes_on_with_it(spark: SparkSession, tmp_path: Path) -> None:
     """Its DELETE grows our vectors, ours grow its own, OPTIMIZE ends them; its change feed tells the rows."""
     path = tmp_path / "t"
-    create_mirror(spark, Location.of(path), MirrorSchema(SCHEMA), {"delta.enableChangeDataFeed": "true"})
+    create_mirror(Location.of(path), MirrorSchema(SCHEMA), {"delta.enableChangeDataFeed": "true"}, Location.of(path))
     rows, name = Rows(path), f"delta.`{path}`"
 
     def read(columns: str = "id", source: str = name) -> list[Any]:

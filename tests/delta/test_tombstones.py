@@ -123,7 +123,7 @@ def test_a_vacuum_by_delta_rs_spares_what_is_promised(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_a_vacuum_by_spark_spares_what_is_promised(spark: SparkSession, tmp_path: Path) -> None:
     path = Layout.of(tmp_path).mirror(NAME)
-    create_mirror(spark, path, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5"})
+    create_mirror(path, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5"}, path)
     rows = Rows(path_of(path))
     lived_long_and_short(rows)
     for version in range(int(max(path_of(path / "_delta_log").glob("*.checkpoint.parquet")).name[:20])):

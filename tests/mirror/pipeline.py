@@ -73,7 +73,12 @@ class Pipeline:
         self.log.create(identity(self.conn, slot), start, 1)
         for table in read_tables(self.conn, ["p"]):
             schema = MirrorSchema.of(table)
-            create_mirror(self.spark, self.layout.mirror(table.name), schema, {IDENTITY: self.identity.app_id()})
+            create_mirror(
+                self.layout.mirror(table.name),
+                schema,
+                {IDENTITY: self.identity.app_id()},
+                self.layout.mirror(table.name),
+            )
             mirror = self.mirror(table.name.name)
             commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: start})
             self.tables[table.name.name] = table

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from pyspark.errors import AnalysisException
 
 from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
 from pgcdc_assets.core.layout import Layout
@@ -19,7 +18,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal, sql_path
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
 
@@ -39,7 +38,9 @@ def table_of(*names: str, **kwargs: object) -> Table:
 
 def made(spark: SparkSession, root: Path, table: Table) -> Mirror:
     layout = Layout.of(root)
-    create_mirror(spark, layout.mirror(table.name), MirrorSchema.of(table), {IDENTITY: IDENTITY_1.app_id()})
+    create_mirror(
+        layout.mirror(table.name), MirrorSchema.of(table), {IDENTITY: IDENTITY_1.app_id()}, layout.mirror(table.name)
+    )
     return Mirror(layout, IDENTITY_1, table.name)
 
 
@@ -149,7 +150,7 @@ def test_commits_by_delta_rs_keep_deletion_vectors_and_survive_checkpoints(spark
                                                                        for i in (2, 3))])  # fmt: skip
 
     commit(mirror.path, [rows(0)], "append", {"a": 1})
-    spark.sql(f"DELETE FROM {sql_path(mirror.path)} WHERE id < 5").collect()
+    spark.sql(f"DELETE FROM delta.`{mirror.path}` WHERE id < 5").collect()
     for number in range(2, 4):
         commit(mirror.path, [rows(number * 10)], "append", {"a": number})
     DeltaTable(path_of(mirror.path)).create_checkpoint()
@@ -167,22 +168,23 @@ def test_a_mirror_that_a_dead_run_began_is_made(spark: SparkSession, tmp_path: P
     log = tmp_path / "t" / "_delta_log"
     log.mkdir(parents=True)
     (log / ".00000000000000000000.json.0a1b.tmp").write_text("{}")
-    create_mirror(spark, Location.of(log.parent), MirrorSchema.of(table_of("id", key=(1,))), {})
+    create_mirror(Location.of(log.parent), MirrorSchema.of(table_of("id", key=(1,))), {}, Location.of(log.parent))
     assert DeltaTable(log.parent).version() == 0
 
 
 @pytest.mark.spark
 def test_a_copy_whose_log_a_power_cut_took_begins_anew(spark: SparkSession, tmp_path: Path) -> None:
-    """The names of its files were on disk, that of Delta's folder was not. Spark refuses a folder with files in it."""
+    """The names of its files were on disk, that of Delta's folder was not."""
     left = tmp_path / "t" / f"part-{uuid4().hex}.parquet"
     left.parent.mkdir()
     pq.write_table(pa.table({"id": [1]}), left)
-    create_mirror(spark, Location.of(left.parent), MirrorSchema.of(table_of("id", key=(1,))), {})
+    create_mirror(Location.of(left.parent), MirrorSchema.of(table_of("id", key=(1,))), {}, Location.of(left.parent))
     assert DeltaTable(left.parent).version() == 0
     assert not left.exists()
     theirs = tmp_path / "u" / "rows.parquet"
     theirs.parent.mkdir()
     pq.write_table(pa.table({"id": [1]}), theirs)
-    with pytest.raises(AnalysisException):
-        create_mirror(spark, Location.of(theirs.parent), MirrorSchema.of(table_of("id", key=(1,))), {})
+    place = Location.of(theirs.parent)
+    with pytest.raises(LakeError, match=r"holds a file that is none of a mirror's: rows\.parquet"):
+        create_mirror(place, MirrorSchema.of(table_of("id", key=(1,))), {}, place)
     assert theirs.exists(), "what nobody here has written is nobody's here to delete"

@@ -247,7 +247,7 @@ def test_spark_and_delta_rs_read_and_go_on(spark: SparkSession, tmp_path: Path) 
     """Time travel, history, VACUUM, OPTIMIZE and writes of others, on a log with versions missing."""
     mirror = mirror_of(tmp_path)
     properties = {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "10"}
-    create_mirror(spark, mirror.path, MirrorSchema(SCHEMA), properties)
+    create_mirror(mirror.path, MirrorSchema(SCHEMA), properties, mirror.path)
     rows, name = Rows(path_of(mirror.path)), f"delta.`{mirror.path}`"
 
     def read(version: int | None = None) -> list[int]:

@@ -1,14 +1,12 @@
 """Snapshot copies: parallel tasks run PostgreSQL's COPY and write files of the mirrors; one commit per table follows.
 
 The commit that brings the rows brings ``snapshot_lsn`` too, so a mirror holds a copy whole or not at all. A new copy
-overwrites the mirror in one commit. If columns have changed, Spark makes that commit, because only Spark can change
-them.
+overwrites the mirror in one commit, which also changes its columns where they have changed.
 """
 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -22,23 +20,23 @@ import pyarrow as pa
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.columns import HIGHEST, physical
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.datafile import FileReport
+from pgcdc_assets.delta.definition import replace_table
 from pgcdc_assets.delta.tombstones import keeping
 from pgcdc_assets.errors import CopyOutdated, LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.table import moved_away
 from pgcdc_assets.mirror.delta.copytask import CopyPart, CopyTarget, CopyTask, WrittenPart, copy_failure, copy_parts
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, sql_path
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.spark.tasks import run_tasks
-from pgcdc_assets.store import storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -161,9 +159,6 @@ class _Copier:
                     raise
                 failures[name] = failure
                 continue
-            finally:
-                if target.staged:
-                    storage.delete_folder(target.folder)
             rows, size = sum(file.rows for file in files), sum(file.size for file in files)
             point, seconds = self._snapshot.consistent_point, time.monotonic() - started
             reports.append(CopyReport(name, point, rows, size, len(files), seconds, version))
@@ -182,20 +177,21 @@ class _Copier:
         return targets, failures
 
     def _target(self, table: Table) -> CopyTarget:
-        """The folder for the table's files: the mirror's own, or a staging folder if its columns are to change. Makes
-        the mirror if there is none."""
+        """The mirror's folder, and the columns that it has or is to get. Makes the mirror if there is none."""
         schema = MirrorSchema.of(table)
         mirror = self._opened(table.name)
         point = int(self._snapshot.consistent_point)
         if mirror.exists and not mirror.holds(schema):
-            folder = self._layout.staging / uuid.uuid4().hex
-            return CopyTarget(table, folder, schema.arrow, point, staged=True)
+            assert mirror.delta is not None
+            highest = int(mirror.delta.configuration.get(HIGHEST, 0))
+            columns = schema.columns(mapped=mirror.mapped, highest=highest)
+            return CopyTarget(table, mirror.path, physical(schema.arrow, columns.schema), point, columns)
         if not mirror.exists:
             properties = {IDENTITY: self._identity.app_id(), SOURCE_TABLE: str(table.name), **keeping(self._retention)}
-            create_mirror(self._session, mirror.path, schema, properties)
+            create_mirror(mirror.path, schema, properties, self._layout.root)
             passed(FaultPoint.MIRROR_MADE)
             mirror = Mirror(self._layout, self._identity, table.name)
-        return CopyTarget(table, mirror.path, mirror.physical(schema), point, staged=False)
+        return CopyTarget(table, mirror.path, mirror.physical(schema), point)
 
     def _opened(self, name: TableName) -> Mirror:
         """The mirror. If its own log cannot be read, it is first moved away, so that the copy makes a new one."""
@@ -209,40 +205,15 @@ class _Copier:
 
     def _commit(self, target: CopyTarget, files: Sequence[FileReport]) -> int:
         mirror = Mirror(self._layout, self._identity, target.table.name)
-        if not target.staged:
-            assert mirror.delta is not None
-            return commit_files(mirror.delta, files, "overwrite", {mirror.snapshot_app_id: target.commit_lsn})
-        replace_mirror(self._session, mirror, MirrorSchema.of(target.table), target.folder, files,
-                       Lsn(target.commit_lsn))  # fmt: skip
-        return Mirror(self._layout, self._identity, target.table.name).version
-
-
-def replace_mirror(
-    session: SparkSession,
-    mirror: Mirror,
-    schema: MirrorSchema,
-    folder: Location,
-    files: Sequence[FileReport],
-    point: Lsn,
-) -> None:
-    """Replace the mirror's columns and rows in one commit, by Spark, because only Spark can change the columns of such
-    a table."""
-    from pgcdc_assets.spark.session import table_session
-
-    if mirror.snapshot_lsn is not None and mirror.snapshot_lsn >= point:
-        raise LakeError(f"holds the copy of {mirror.snapshot_lsn} already", thing=f"mirror {mirror.name}", lsn=point)
-    if schema.mapped:
-        mode = "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
-        session.sql(f"ALTER TABLE {sql_path(mirror.path)} {mode}").collect()
-    own = table_session(session, mirror.snapshot_app_id, point)
-    if files:
-        frame = own.read.schema(schema.ddl).parquet(*(str(folder / file.path) for file in files))
-    else:
-        frame = own.createDataFrame([], schema.ddl)
-    frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(mirror.path))
-    now = mirror.again()
-    if now.snapshot_lsn != point or not now.holds(schema):
-        raise LakeError("did not take the copy", thing=f"mirror {mirror.name}", lsn=point)
+        delta = mirror.delta
+        assert delta is not None
+        position = {mirror.snapshot_app_id: target.commit_lsn}
+        if target.columns is None:
+            return commit_files(delta, files, "overwrite", position)
+        if (held := mirror.snapshot_lsn) is not None and held >= target.commit_lsn:
+            raise LakeError(f"holds the copy of {held} already", thing=f"mirror {mirror.name}",
+                            lsn=Lsn(target.commit_lsn))  # fmt: skip
+        return replace_table(delta, target.columns, files, position)
 
 
 def _pieces(

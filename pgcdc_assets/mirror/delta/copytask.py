@@ -15,6 +15,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.columns import Columns
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.failures import of_one_table
@@ -30,13 +31,14 @@ file."""
 
 @dataclass(frozen=True)
 class CopyTarget:
-    """The folder for the files of one table, and their columns."""
+    """The folder for the files of one table, and their columns as the files name them."""
 
     table: Table
     folder: Location
     schema: pa.Schema
     commit_lsn: int
-    staged: bool
+    columns: Columns | None = None
+    """What the table gets with the commit, if its columns are to change."""
 
     @property
     def reader(self) -> BlockReader:

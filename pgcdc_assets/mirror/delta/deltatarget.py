@@ -135,8 +135,8 @@ class DeltaTarget:
             told = f"{name}: {found} files with INT96 timestamps, by another hand, were written anew"
             yield Chore(ChoreKind.REWRITTEN, told)
         mirror = mirror.again()
-        if upkeep.worth_optimizing(mirror.delta.files if mirror.delta else ()) and may_begin():
-            upkeep.optimize(self._spark(), mirror)
+        if table is not None and upkeep.worth_optimizing(mirror.delta.files if mirror.delta else ()) and may_begin():
+            upkeep.optimize(self._spark(), mirror, table)
             passed(FaultPoint.MIRROR_OPTIMIZED)
             yield Chore(ChoreKind.OPTIMIZED, f"optimized {name}")
 

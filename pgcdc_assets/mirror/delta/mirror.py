@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 from deltalake import Schema as DeltaSchema
@@ -15,18 +15,17 @@ from pgcdc_assets.core.layout import DELTA_LOG, Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.columns import is_mapped, physical
 from pgcdc_assets.delta.datafile import OWN_NAME
+from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion, open_delta
 from pgcdc_assets.delta.tombstones import keeping
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.feed.schema import feed_name
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, sql_path, sql_text
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store import storage
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 IDENTITY: Final = "pgcdc.identity"
 """Table property: whose changes the mirror takes."""
@@ -43,24 +42,22 @@ PROPERTIES: Final = {
 }
 
 
-def create_mirror(session: SparkSession, path: Location, schema: MirrorSchema, properties: dict[str, str]) -> None:
-    """Make an empty mirror, by Spark: delta-rs would add features that narrow the set of readers."""
-    told = {**PROPERTIES, **properties}
-    if schema.mapped:
-        told["delta.columnMapping.mode"] = "name"
-    stated = ", ".join(f"{sql_text(key)} = {sql_text(value)}" for key, value in told.items())
+def create_mirror(path: Location, schema: MirrorSchema, properties: Mapping[str, str], root: Location) -> None:
+    """Make an empty mirror, durable with its folders up to the lake's ``root``."""
     if open_delta(path) is None:
         _clear_what_was_begun(path)
-    session.sql(f"CREATE TABLE {sql_path(path)} ({schema.ddl}) USING delta TBLPROPERTIES ({stated})").collect()
+    create_table(path, schema.columns(), {**PROPERTIES, **properties}, {}, root)
 
 
 def _clear_what_was_begun(path: Location) -> None:
-    """Delete the log of a run that died before the first commit, and rows of a copy whose log a power cut took: Spark
-    would take the first for a table, and refuse to make a table beside the second. Files of other names stay, and are
-    refused."""
+    """Delete the log of a run that died before the first commit, and rows of a copy whose log a power cut took.
+    LakeError where files of other names are, which are somebody else's."""
     storage.delete_folder(path / DELTA_LOG)
-    names = (entry.name for entry in storage.list_after(path))
+    names = [entry.name for entry in storage.list_after(path)]
     storage.delete([path / name for name in names if OWN_NAME.fullmatch(name)])
+    if others := [name for name in names if not OWN_NAME.fullmatch(name)]:
+        raise LakeError(f"holds a file that is none of a mirror's: {others[0]}", thing=f"folder {path}",
+                        do="move it away")  # fmt: skip
 
 
 def own_position(positions: Mapping[str, int], owner: str, name: TableName) -> Lsn | None:
@@ -131,7 +128,7 @@ class Mirror:
     @property
     def mapped(self) -> bool:
         """Whether its files name columns otherwise than the table does."""
-        return self.delta is not None and self.delta.configuration.get("delta.columnMapping.mode", "none") != "none"
+        return self.delta is not None and is_mapped(self.delta.configuration)
 
     @property
     def version(self) -> int:
@@ -188,13 +185,13 @@ class Mirror:
         """The columns as data files name them: mapped tables have names, and ids, of their own."""
         if self.delta is None:
             raise LakeError("does not exist", thing=f"mirror {self.name}")
-        fields = {field.name: field.metadata for field in self.delta.schema.fields}
-        missing = [field.name for field in schema.arrow if field.name not in fields]
+        have = {field.name for field in self.delta.schema.fields}
+        missing = [field.name for field in schema.arrow if field.name not in have]
         if missing:
             raise LakeError(
                 f"has no column {missing[0]!r} yet", thing=f"mirror {self.name}", do="run `pgcdc sync` first"
             )
-        return pa.schema([_physical_field(field, fields[field.name]) for field in schema.arrow])
+        return physical(schema.arrow, self.delta.schema)
 
     def target(self, table: Table, files: Sequence[Added] = ()) -> MergeTarget:
         """What an apply writes to, and the files of the mirror that it reads."""
@@ -207,11 +204,3 @@ class Mirror:
         whole = MirrorSchema(pa.schema([*schema.arrow, *more]))
         names = tuple(values.get(name, name) for name in whole.arrow.names)
         return MergeTarget(self.path, self.physical(whole), names, tuple(files))
-
-
-def _physical_field(field: pa.Field, metadata: dict[str, object]) -> pa.Field:
-    name = metadata.get("delta.columnMapping.physicalName")
-    if name is None:
-        return field
-    ids = {"PARQUET:field_id": str(metadata["delta.columnMapping.id"])}
-    return field.with_name(str(name)).with_metadata(ids)

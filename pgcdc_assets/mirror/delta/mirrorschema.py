@@ -9,26 +9,14 @@ from typing import Final
 import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Table
-from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.columns import Columns
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, REFUSED, ROW
 from pgcdc_assets.protocol.text.typed import RAW_TYPE
 from pgcdc_assets.protocol.text.types import arrow_type
 
 OWN_COLUMNS: Final = frozenset((COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH))
-
-_SQL_TYPES: Final = (
-    (pa.types.is_boolean, "BOOLEAN"),
-    (pa.types.is_int16, "SMALLINT"),
-    (pa.types.is_int32, "INT"),
-    (pa.types.is_int64, "BIGINT"),
-    (pa.types.is_float32, "FLOAT"),
-    (pa.types.is_float64, "DOUBLE"),
-    (pa.types.is_date32, "DATE"),
-    (pa.types.is_binary, "BINARY"),
-    (pa.types.is_string, "STRING"),
-)
 
 
 def needs_column_mapping(names: Sequence[str]) -> bool:
@@ -78,10 +66,9 @@ class MirrorSchema:
     def mapped(self) -> bool:
         return needs_column_mapping(self.arrow.names)
 
-    @property
-    def ddl(self) -> str:
-        """The columns as Spark's DDL names them."""
-        return ", ".join(f"{sql_name(field.name)} {sql_type(field.type)}" for field in self.arrow)
+    def columns(self, *, mapped: bool = False, highest: int = 0) -> Columns:
+        """As a table states them: mapped where a name needs it, or the table is already; see :meth:`Columns.of`."""
+        return Columns.of(self.arrow, mapped=mapped or self.mapped, highest=highest)
 
 
 def own_fields(table: Table) -> list[pa.Field]:
@@ -96,29 +83,3 @@ def own_fields(table: Table) -> list[pa.Field]:
     if table.multiset:
         fields += [pa.field(ROW, pa.string()), pa.field(HASH, pa.int64())]
     return fields
-
-
-def sql_type(type_: pa.DataType) -> str:
-    """An Arrow type as Spark's DDL names it."""
-    if pa.types.is_decimal(type_):
-        return f"DECIMAL({type_.precision},{type_.scale})"
-    if pa.types.is_timestamp(type_):
-        return "TIMESTAMP" if type_.tz else "TIMESTAMP_NTZ"
-    if pa.types.is_map(type_):
-        return f"MAP<{sql_type(type_.key_type)},{sql_type(type_.item_type)}>"
-    if pa.types.is_list(type_):
-        return f"ARRAY<{sql_type(type_.value_type)}>"
-    return next(name for fits, name in _SQL_TYPES if fits(type_))
-
-
-def sql_name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def sql_text(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def sql_path(path: Location) -> str:
-    """Names a Delta table by its folder."""
-    return f"delta.{sql_name(str(path))}"

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
 from deltalake import Schema as DeltaSchema
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
@@ -18,20 +19,15 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.columns import stated
 from pgcdc_assets.delta.commit import FileChange, Mode, commit_change, commit_files, unfit
 from pgcdc_assets.delta.datafile import FileReport, odd_columns, read_footer
+from pgcdc_assets.delta.definition import commit_columns
 from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
 from pgcdc_assets.mirror.delta.mirror import Mirror
-from pgcdc_assets.mirror.delta.mirrorschema import (
-    MirrorSchema,
-    needs_column_mapping,
-    refusal,
-    sql_name,
-    sql_path,
-    sql_type,
-)
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.mirror.delta.units import PendingChanges
 from pgcdc_assets.mirror.target import Applied
@@ -87,7 +83,7 @@ class TableWork:
         """Do what one look at the mirror allows: refuse, link, or say what is to be collapsed."""
         if self.refused is not None:
             return self.set_aside(self.refused)
-        self.widen(spark)
+        self.widen()
         return self.link() if self.linkable else self.units()
 
     @property
@@ -115,16 +111,12 @@ class TableWork:
         assert app_id is not None
         return {app_id: self.pending.span.end}
 
-    def widen(self, spark: SparkSession) -> None:
+    def widen(self) -> None:
         """Add the columns that appeared to the mirror, before the data: this changes no row."""
-        columns = [f"{sql_name(name)} {sql_type(kind)}" for name, kind in _missing(self.table, self.mirror)]
-        if not columns:
+        missing = pa.schema(_missing(self.table, self.mirror))
+        if not missing.names:
             return
-        alter = f"ALTER TABLE {sql_path(self.mirror.path)}"
-        if any("TIMESTAMP_NTZ" in column for column in columns):
-            # A new table gets this feature with its columns; for one that is altered it has to be set.
-            spark.sql(f"{alter} SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')").collect()
-        spark.sql(f"{alter} ADD COLUMNS ({', '.join(columns)})").collect()
+        commit_columns(self._delta, stated(self._delta.metadata).with_more(missing))
         passed(FaultPoint.MIRROR_WIDENED)
         del self.mirror.delta
 
@@ -212,12 +204,12 @@ def _linked(path: Location, folder: Location, file: FeedFile) -> FileReport:
     return replace(file.report, path=target.name)
 
 
-def _missing(table: Table, mirror: Mirror) -> list[tuple[str, object]]:
-    """Columns that the mirror has to get, with their types."""
+def _missing(table: Table, mirror: Mirror) -> list[pa.Field]:
+    """Columns that the mirror has to get."""
     if mirror.delta is None:
         return []
     have = {field.name for field in mirror.delta.schema.fields}
-    return [(field.name, field.type) for field in MirrorSchema.of(table).arrow if field.name not in have]
+    return [field for field in MirrorSchema.of(table).arrow if field.name not in have]
 
 
 def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | None:
@@ -228,7 +220,7 @@ def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | No
     reason = unfit(mirror.delta) or _altered(table, known, mirror.delta)
     if reason is not None:
         return f"its mirror {reason}"
-    names = [name for name, _ in _missing(table, mirror)]
+    names = [field.name for field in _missing(table, mirror)]
     if names and needs_column_mapping(names) and not mirror.mapped:
         return f"column {names[0]!r} appeared, whose name the mirror can hold only after a new copy"
     return None

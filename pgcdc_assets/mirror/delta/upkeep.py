@@ -1,18 +1,15 @@
 """Upkeep of mirrors: merges small files and deletion vectors, and keeps what readers are promised from other writers.
 
-Only Spark optimizes mirrors; whether there is anything to do is decided without it.
+Tasks of Spark write the files; whether there is anything to do is decided without it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
-
-from pyspark.errors import PySparkException
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.layout import DELTA_LOG
@@ -25,30 +22,25 @@ from pgcdc_assets.delta.logfiles import VERSIONED
 from pgcdc_assets.delta.tombstones import lacking
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
-from pgcdc_assets.mirror.delta.compaction import compact_file
+from pgcdc_assets.mirror.delta.compaction import compact_file, compact_mirror
 from pgcdc_assets.mirror.delta.mirror import Mirror
-from pgcdc_assets.mirror.delta.mirrorschema import sql_path
+from pgcdc_assets.spark.tasks import run_tasks
 from pgcdc_assets.store import storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FILE_BYTES: Final = 128 << 20
-"""The file size that OPTIMIZE aims at, as the copy does; Delta's own gigabyte would be rewritten too often."""
+"""The file size that is aimed at, as the copy does; Delta's own gigabyte would be rewritten too often."""
 SMALL_BYTES: Final = FILE_BYTES // 4
 MOST_SMALL: Final = 20
-"""Up to this many small files are left alone: each costs a reader a millisecond, an OPTIMIZE costs seconds."""
+"""Up to this many small files are left alone: each costs a reader a millisecond."""
 DELETED_SHARE: Final = 5
 """Files are worth rewriting if one row in this many is deleted but still in them; see FEWEST_DELETED."""
 FEWEST_DELETED: Final = 100_000
 """Files with fewer deleted rows are not worth rewriting, whatever their share."""
 QUIET: Final = timedelta(days=10)
 """A third of the time that Delta keeps its log: see :func:`keep_readable`."""
-
-_OPTIMIZE_SETTINGS: Final = {
-    "spark.databricks.delta.optimize.maxFileSize": str(FILE_BYTES),
-    "spark.databricks.delta.optimize.minFileSize": str(SMALL_BYTES),
-}
 
 
 def worth_optimizing(live: Sequence[Added]) -> bool:
@@ -58,14 +50,42 @@ def worth_optimizing(live: Sequence[Added]) -> bool:
     return small > MOST_SMALL or (deleted >= FEWEST_DELETED and deleted * DELETED_SHARE >= rows)
 
 
-def optimize(session: SparkSession, mirror: Mirror) -> int:
+def optimize(session: SparkSession, mirror: Mirror, table: Table) -> int:
     """Merge the mirror's small files, and rewrite those with many deleted rows; returns the mirror's version then.
 
     No row changes, and no position: the new version is at the same position as the one before.
     """
-    with _failing_as("optimized", mirror):
-        _own_session(session, _OPTIMIZE_SETTINGS).sql(f"OPTIMIZE {sql_path(mirror.path)}").collect()
-    return mirror.again().version
+
+    def attempt() -> int:
+        now = mirror.again()
+        delta = _version(now)
+        groups = worth_merging(delta.files)
+        made = run_tasks(session, compact_mirror, [now.target(table, group) for group in groups])
+        if failed := [one.failure for one in made if one.failure is not None]:
+            raise LakeError(f"could not be optimized: {failed[0]}", thing=f"mirror {mirror.name}")
+        files = [file for group in groups for file in group]
+        return commit_rewritten(delta, files, [one.report for one in made if one.report is not None])
+
+    return again_after_lost_races(attempt)
+
+
+def worth_merging(live: Sequence[Added]) -> list[list[Added]]:
+    """Groups of files to write as one file each: small ones, and alone or with others those with many deleted rows."""
+    chosen = [file for file in live if file.rows is not None and (file.size < SMALL_BYTES or _many_gone(file))]
+    groups: list[list[Added]] = []
+    size = float(FILE_BYTES)
+    for file in sorted(chosen, key=lambda file: file.size):
+        left = file.size * (1 - file.deleted / file.rows) if file.rows else 0.0
+        if size + left > FILE_BYTES:
+            groups.append([])
+            size = 0.0
+        groups[-1].append(file)
+        size += left
+    return [group for group in groups if len(group) > 1 or _many_gone(group[0])]
+
+
+def _many_gone(file: Added) -> bool:
+    return file.deleted * DELETED_SHARE >= (file.rows or 0) > 0
 
 
 def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
@@ -125,22 +145,6 @@ def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
     return True
 
 
-@contextmanager
-def _failing_as(done: str, mirror: Mirror) -> Iterator[None]:
-    try:
-        yield
-    except PySparkException as error:
-        reason = str(error).strip().splitlines()[0]
-        raise LakeError(f"could not be {done}: {reason}", thing=f"mirror {mirror.name}") from error
-
-
 def _version(mirror: Mirror) -> DeltaVersion:
     assert mirror.delta is not None
     return mirror.delta
-
-
-def _own_session(session: SparkSession, settings: dict[str, str]) -> SparkSession:
-    own = session.newSession()
-    for key, value in settings.items():
-        own.conf.set(key, value)
-    return own
