@@ -11,13 +11,14 @@ from os import PathLike
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import QueryBuilder
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.foreign import opened
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.feed.messages import read_messages
@@ -99,7 +100,7 @@ class LakeAt:
         name = self._as_published(table)
         version = self._point.tables[name]
         try:
-            delta = DeltaTable(str(self._layout.mirror(name)), version=version)
+            delta = opened(self._layout.mirror(name), version)
             engine = QueryBuilder(READ_EXACTLY).register("mirror", delta)
             found = pa.table(engine.execute("SELECT * FROM mirror").read_all())
         except Exception as error:
@@ -109,10 +110,10 @@ class LakeAt:
         return found.cast(pa.schema([field.with_type(_plain(field.type)) for field in found.schema]))
 
     def spark(self, session: SparkSession, table: TableName | str) -> DataFrame:
-        """The mirror's rows as a data frame of a Spark session that has Delta Lake."""
+        """The mirror's rows as a data frame of a Spark session that has Delta Lake, and can read the lake's store."""
         name = self._as_published(table)
         reader = session.read.format("delta").option("versionAsOf", self._point.tables[name])
-        return reader.load(str(self._layout.mirror(name)))
+        return reader.load(self._layout.mirror(name).for_hadoop)
 
     def messages(self, after: Lsn | str | int = ZERO) -> pa.Table:
         """The logical messages below this point, in order. ``after``: those from the ``lsn`` of an earlier look on.

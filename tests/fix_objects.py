@@ -12,7 +12,7 @@ import subprocess
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -40,10 +40,9 @@ def environment(port: int) -> dict[str, str]:
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[int]:
-    """Its port on this machine; the folder gets what it logs and a folder for each bucket."""
+def s3_server(folder: Path, port: int) -> Iterator[None]:
+    """Serves on a port of this machine; the folder gets what it logs and a folder for each bucket."""
     jars = cached(f"jars/s3proxy-{S3PROXY}", _fetch)
-    port = free_port()
     (folder / "logback.xml").write_text(_LOGGING)
     (folder / "data" / BUCKET).mkdir(parents=True)
     settings = {
@@ -60,7 +59,7 @@ def s3_server(folder: Path) -> Iterator[int]:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
         wait_for(lambda: _answers(process, port, folder / "s3proxy.log"), what="S3Proxy")
-        yield port
+        yield
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -73,21 +72,15 @@ def free_port() -> int:
         return port
 
 
-@contextmanager
-def in_environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+_PORT: Final = free_port()
+# Spark's workers have the environment of the JVM's start.
+os.environ.update(environment(_PORT))
 
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a bucket, for this process and those that it starts."""
-    with s3_server(tmp_path_factory.mktemp("s3")) as port, in_environment(environment(port)):
+    with s3_server(tmp_path_factory.mktemp("s3"), _PORT):
         yield f"s3://{BUCKET}"
 
 

@@ -63,10 +63,11 @@ def source_rows(
     )
 
 
-def mirror_rows(lake: Path, folder: str, columns: list[str], version: int | None = None) -> Rows:
+def mirror_rows(lake: Path | str, folder: str, columns: list[str], version: int | None = None) -> Rows:
     """The mirror's rows as a multiset, in the source's column order. ``folder`` is schema/table, verbatim."""
     escaped = re.sub(r"[%~\\\[\]^|]", lambda found: f"~{ord(found[0]):02X}", folder)
-    table = DeltaTable(str(lake / escaped), version=version)
+    options = {"allow_http": "true"} if "://" in str(lake) else None
+    table = DeltaTable(f"{lake}/{escaped}", version=version, storage_options=options)
     listed = ", ".join('"' + name.replace('"', '""') + '"' for name in [*columns, RAW])
     batches = pa.table(QueryBuilder().register("t", table).execute(f"SELECT {listed} FROM t").read_all())
     misfits = [dict(entry or ()) for entry in batches.column(len(columns)).to_pylist()]
@@ -75,7 +76,7 @@ def mirror_rows(lake: Path, folder: str, columns: list[str], version: int | None
 
 
 def assert_equal(
-    conn: psycopg.Connection[Any], lake: Path, *tables: str, version: dict[str, int] | None = None
+    conn: psycopg.Connection[Any], lake: Path | str, *tables: str, version: dict[str, int] | None = None
 ) -> None:
     """``tables`` are written schema.table, verbatim; fails with the first differing rows."""
     for name in tables:

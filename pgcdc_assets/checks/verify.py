@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-from deltalake import DeltaTable
 
 from pgcdc_assets.checks.compared import Comparison, MirrorSide, Part, Side, SourceSide, readable
 from pgcdc_assets.checks.digest import Differences, DigestStore, Seed, compare
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.foreign import opened
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError, SourceUnavailable, UnknownTable
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.points.states import TableStates
@@ -161,7 +161,7 @@ def _reported(
         if version is None:
             return TableReport(name, compared=False, reason="is not at this point: see `pgcdc status`")
         with readable(name):
-            mirror = DeltaTable(str(settings.layout.mirror(name)), version=version)
+            mirror = opened(settings.layout.mirror(name), version)
             schema = pa.schema(mirror.schema().to_arrow())
         comparison = Comparison.of(table, schema, via_root=table.oid in via_root, copied=copied)
         return compare_sides(SourceSide(source, snapshot.name, comparison), MirrorSide(mirror, comparison))

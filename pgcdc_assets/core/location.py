@@ -50,6 +50,11 @@ class Location:
         """The place for other programs, as a URI."""
         return PurePosixPath(self.text).as_uri() if self.scheme == LOCAL else self.text
 
+    @property
+    def for_hadoop(self) -> str:
+        """The place for Spark's readers: Hadoop's name for S3 is another."""
+        return self.text.replace("s3://", "s3a://", 1) if self.scheme == "s3" else self.text
+
     def __truediv__(self, name: str) -> Location:
         return Location(f"{self.text.rstrip('/')}/{name}")
 

@@ -13,7 +13,6 @@ from deltalake import Schema
 
 from pgcdc_assets.core.layout import DELTA_LOG
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.delta.columns import Columns, is_mapped
 from pgcdc_assets.delta.commit import (
     addition,
     append_commit,
@@ -27,6 +26,7 @@ from pgcdc_assets.delta.commit import (
 from pgcdc_assets.delta.datafile import FileReport, check_files
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.delta.logfiles import Action
+from pgcdc_assets.delta.mapping import Columns, is_mapped
 from pgcdc_assets.store import storage
 
 _PLAIN: Final[Action] = {"minReaderVersion": 1, "minWriterVersion": 2}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LockHeld, MachineError
-from pgcdc_assets.flow.fencing import shut_out
+from pgcdc_assets.log.fencing import shut_out
 from pgcdc_assets.store import lease, storage
 from pgcdc_assets.store.base import Lease
 

@@ -16,5 +16,6 @@ reader      position, batches, segments         counting    rows by relation, as
 summary     what a batch says of itself         soundness   whether its rows are those
 transactions  which one is open after a run
 relations   which Relation message is in force for which row
+fencing     shuts out a writer that has lost the lake
 recovery    what a power cut left, mended       upkeep      compaction and retention
 """

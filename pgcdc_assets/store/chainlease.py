@@ -8,7 +8,7 @@ seen, so the holder's time is over first.
 
 A machine can be stopped between a look at the clock and the request behind it, so a clock alone protects nothing. Who
 inherits a place that was not given back takes numbers, too, that the other would have to create
-(:mod:`pgcdc_assets.flow.fencing`).
+(:mod:`pgcdc_assets.log.fencing`).
 """
 
 from __future__ import annotations

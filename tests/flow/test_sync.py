@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -95,13 +95,19 @@ class Rig:
         return self.conn.execute(query, (self.settings.slot,)).fetchone() == (True,)
 
     def assert_equal(self, *tables: str) -> None:
-        assert_equal(self.conn, self.lake, *(tables or ("public.t", "public.u")))
+        assert_equal(self.conn, self.settings.layout.root.text, *(tables or ("public.t", "public.u")))
 
 
 @pytest.fixture
 def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     monkeypatch.chdir(tmp_path)
-    settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60])
+    with rig_of(database, spark, Settings(source=database.conninfo, slot=f"s_{database.name}"[:60])) as rig:
+        yield rig
+
+
+@contextmanager
+def rig_of(database: Database, spark: SparkSession, settings: Settings) -> Iterator[Rig]:
+    """With tables ``t`` and ``u`` of 50 rows each."""
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text, big text)")
         conn.execute("CREATE TABLE u (a int, b int, v numeric(10,2), PRIMARY KEY (a, b))")

@@ -22,10 +22,10 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.columns import HIGHEST, physical
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import replace_table
+from pgcdc_assets.delta.mapping import HIGHEST, physical
 from pgcdc_assets.delta.tombstones import keeping
 from pgcdc_assets.errors import CopyOutdated, LakeError
 from pgcdc_assets.failures import again_after_lost_races

@@ -15,8 +15,8 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.columns import Columns
 from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.delta.mapping import Columns
 from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.mirror.delta.copyblock import BlockReader

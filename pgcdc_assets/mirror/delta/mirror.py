@@ -15,10 +15,10 @@ from pgcdc_assets.core.layout import DELTA_LOG, Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.columns import is_mapped, physical
 from pgcdc_assets.delta.datafile import OWN_NAME
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion, open_delta
+from pgcdc_assets.delta.mapping import is_mapped, physical
 from pgcdc_assets.delta.tombstones import keeping
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.feed.schema import feed_name

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.columns import Columns
+from pgcdc_assets.delta.mapping import Columns
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, REFUSED, ROW
 from pgcdc_assets.protocol.text.typed import RAW_TYPE

@@ -19,11 +19,11 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.columns import stated
 from pgcdc_assets.delta.commit import FileChange, Mode, commit_change, commit_files, unfit
 from pgcdc_assets.delta.datafile import FileReport, odd_columns, read_footer
 from pgcdc_assets.delta.definition import commit_columns
 from pgcdc_assets.delta.log import DeltaVersion
+from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
 from pgcdc_assets.mirror.delta.mirror import Mirror
