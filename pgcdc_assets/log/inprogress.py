@@ -45,8 +45,8 @@ class StreamedTransaction:
     def origin_told(self) -> bool:
         """Whether a transaction that names no origin has none. PostgreSQL takes it from the first thing that it decodes
         for a block, at the block's LSN: where that is the trace of a change of the catalog, or a logical message, it
-        has no origin."""
-        return self.origin is not None or self.first == self.lsn
+        has no origin. Of a transaction that changed nothing that is followed, no origin is needed."""
+        return self.origin is not None or self.first == self.lsn or not self.changes
 
 
 class TransactionsInProgress:

@@ -306,6 +306,14 @@ def test_an_origin_that_may_not_have_been_told_is_asked_for(receiving: Receiving
         receiving.take(commit(4000))
 
 
+def test_no_origin_is_needed_where_nothing_was_changed(receiving: Receiving) -> None:
+    """Blocks come of a large transaction that writes other tables alone, and hold nothing."""
+    receiving.intake._origins = lambda: True
+    start, *_, stop = (sent[25:] for sent in block((TOP, row(1))))
+    receiving.take([frame(start, 1000), frame(stop, 1000), *commit()])
+    assert receiving.intake.positions.boundary == 3008
+
+
 # Relations ------------------------------------------------------------------------------------------
 
 

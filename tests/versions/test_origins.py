@@ -9,7 +9,7 @@ import pytest
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from tests.fix_postgres import fresh_database
-from tests.log.conftest import Source, eventually, rows
+from tests.log.conftest import Source, eventually, rows, until_event
 from tests.log.received_twice import little_memory, many
 
 
@@ -160,3 +160,19 @@ def test_none_leaves_out_what_is_streamed(source: Source, structure: str) -> Non
     assert len(changes) == 800
     assert {row["origin"] for row in changes} == {None}
     assert b"10001" in changes[0]["payload"]
+
+
+@pytest.mark.versions(14, 18)
+def test_a_large_transaction_of_other_tables_ends_no_connection(source: Source) -> None:
+    """Blocks of it come, and name no origin: there is nothing that could have one."""
+    source.run("CREATE TABLE foreign_table (id int, v text)")
+    little_memory(source)
+    log = source.log()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    source.run(many(1, table="foreign_table"), "INSERT INTO a VALUES (1, 'own')")
+    receiver.until(source.lsn())
+    events = until_event(receiver, "arrived")
+    receiver.join(30)
+    assert [event.name for event in events if event.name == "dropped"] == [], "as at a new connection"
+    assert [row["kind"] for row in rows(log)] == ["I", "C"]
