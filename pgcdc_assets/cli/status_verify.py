@@ -83,10 +83,14 @@ def verified(
     from pgcdc_assets.errors import SetupNeeded
     from pgcdc_assets.flow import hold
     from pgcdc_assets.settings import CATALOG_FILE
+    from pgcdc_assets.source.connect.connection import connect
+    from pgcdc_assets.source.slot.slotstatus import usable_slot
 
     catalog = load_catalog(CATALOG_FILE)
     if catalog is None:
         raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
+    with connect(conninfo) as conn:
+        usable_slot(conn, catalog.identity.slot, two_phase=settings.two_phase)
 
     def told(report: TableReport) -> None:
         said = "equal" if report.equal else "not known to be equal" if report.explained else "NOT equal"

@@ -106,6 +106,8 @@ class Engine:
             begin_messages(work)
             stream = LogStream(receiver, log, conn)
             self._check_level(work, stream.source_position())
+            # The receiver checks it as well, but only after copies have started Spark.
+            slotstatus.usable_slot(conn, catalog.identity.slot, two_phase=self._settings.two_phase)
             work.progress.request_copy(copy_anew)
             report = Sync(work, self._conninfo, stream, bounds).run()
             operation.renewed += [str(copied.table) for copied in report.copied]
@@ -216,8 +218,7 @@ class Engine:
         """
         log = ChangeLog(self._settings.layout)
         if not log.exists:
-            slot = slotstatus.require_slot(conn, identity.slot)
-            slotstatus.check_slot(slot, None, two_phase=self._settings.two_phase)
+            slot = slotstatus.usable_slot(conn, identity.slot, two_phase=self._settings.two_phase)
             start = slot.confirmed_flush_lsn
             if start is None:
                 raise SetupNeeded("has no confirmed position", thing=slot.thing)

@@ -117,6 +117,17 @@ def _odd_name(rig: Rig) -> None:
     rig.set_up()
 
 
+def _another_kind_of_slot(rig: Rig) -> None:
+    """Beside a log, and before the first copy."""
+    rig.set_up()
+    for command in ("pause apply", "sync", "resume apply"):
+        rig.shell.pgcdc(*command.split())
+    rig.shell.set(TWO_PHASE="true")
+    # Whoever starts Spark says something else.
+    rig.shell.patch.setenv("JAVA_HOME", "/nowhere/java")
+
+
+TWO_PHASE = ("slot {slot}: was made without two_phase, and the setting `two_phase` is true", "set `two_phase` to false")
 PATTERNS = '["public.*", "-public.audit_*"]'
 MISTAKES = (
     # Where the source is.
@@ -179,6 +190,8 @@ MISTAKES = (
             ("setting `lake`: is neither a folder of this machine nor s3://",)),
     Mistake("lake not writable", set_up_then(lambda r: r.shell.set(LAKE="/proc/lake")), "verify", 1,
             ("lake /proc/lake: cannot be written", "setting `lake`")),
+    Mistake("two_phase of a run", _another_kind_of_slot, "sync", 1, TWO_PHASE, ("Java", "copying")),
+    Mistake("two_phase of a verify", _another_kind_of_slot, "verify", 1, TWO_PHASE, ("Java",)),
     # The machine.
     Mistake("JAVA_HOME", lambda r: r.shell.patch.setenv("JAVA_HOME", "/nowhere/java"), "setup", 1,
             ("Java: no `java` in /nowhere/java/bin (JAVA_HOME is /nowhere/java)", "install Java 17")),

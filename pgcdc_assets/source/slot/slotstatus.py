@@ -141,6 +141,14 @@ def require_slot(conn: psycopg.Connection[Any], slot: str) -> SlotStatus:
     return status
 
 
+def usable_slot(conn: psycopg.Connection[Any], slot: str, *, two_phase: bool) -> SlotStatus:
+    """The slot, which a run of these settings may read, as far as that can be told before its log is asked. Raises
+    SlotMissing, IdentityMismatch or SlotLost."""
+    status = require_slot(conn, slot)
+    check_slot(status, None, two_phase=two_phase)
+    return status
+
+
 def check_slot(status: SlotStatus, transform_lsn: Lsn | None, *, two_phase: bool = False) -> None:
     """Check that the stream may go on from this slot where the log ends (``transform_lsn``; None: no log yet).
 
