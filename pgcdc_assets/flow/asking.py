@@ -34,19 +34,25 @@ def done(
                 raise
         if holder is not None:
             say(f"asks `pgcdc {holder.command}` (pid {holder.pid}), which writes to this lake")
-            answer = _waited_for(layout, request, stop or threading.Event())
+            answer = _waited_for(layout, request, say, stop or threading.Event())
             if answer is not None:
                 return answer.result(report)
             say("nobody answered: does it here")
 
 
-def _waited_for(layout: Layout, request: Request, stop: threading.Event) -> Answer | None:
-    """The answer; None if the lock is no longer held by a process that serves."""
+def _waited_for(layout: Layout, request: Request, say: Callable[[str], None], stop: threading.Event) -> Answer | None:
+    """The answer; None if the lock is no longer held by a process that serves. Says why the work waits, as it
+    changes."""
+    waits: str | None = None
     with requests.placed(layout, request):
         while True:
             # Read the holder before the answer: a holder that has ended has written all that it will.
             holder = lock.holder(layout)
             answer = requests.answer_to(layout, request)
+            if answer is not None and answer.waits is not None:
+                if answer.waits != waits:
+                    say(waits := answer.waits)
+                answer = None
             if answer is not None or holder is None or not holder.serves:
                 return answer
             if stop.wait(_POLL_SECONDS):

@@ -51,6 +51,8 @@ class Copies:
         """The first failure that is not one table's: no further round begins, and the run raises it once the other
         tables have caught up."""
         self.made: list[Copied] = []
+        self.held_up: str | None = None
+        """What the round under way has said that it waits for."""
         self.paused = False
         """No round begins for now."""
 
@@ -79,6 +81,7 @@ class Copies:
             self._rounds.update(names)
             self._say(f"copying {len(names)} tables")
             self._asked = names
+            self.held_up = None
             self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel)
 
     def rested(self) -> None:
@@ -94,11 +97,13 @@ class Copies:
     def landed(self) -> Iterator[Copied]:
         """The copies that were committed since the last call. Reports the notes of the copies' thread, too."""
         while not self.channel.notes.empty():
-            self._say(self.channel.notes.get())
+            self.held_up = self.channel.notes.get()
+            self._say(self.held_up)
         while not self.channel.landed.empty():
             copied = self.channel.landed.get()
             if self._follow:
                 del self._rounds[copied.table.name]
+            self.held_up = None
             self.made.append(copied)
             yield copied
 
@@ -106,7 +111,7 @@ class Copies:
         """Close a round that has :attr:`ended`. A table that cannot be copied does not keep the others from catching
         up."""
         assert self._round is not None
-        ended, self._round = self._round, None
+        ended, self._round, self.held_up = self._round, None, None
         try:
             failures = ended.result()
         except PgcdcError as error:

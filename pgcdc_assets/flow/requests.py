@@ -78,12 +78,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A report, or the error that ended the work."""
+    """A report, the error that ended the work, or, before either, why the work waits."""
 
     number: str
     report: Any = None
     """The report in the form of :func:`to_plain`."""
     error: dict[str, str | None] | None = None
+    waits: str | None = None
+    """Words for a person; another answer follows."""
 
     @classmethod
     def of_error(cls, number: str, error: PgcdcError) -> Self:

@@ -64,6 +64,14 @@ class ServingRun(Protocol):
     def copying(self) -> bool:
         """Whether copies are under way."""
 
+    @property
+    def rests(self) -> str | None:
+        """Why nothing is copied or applied for now."""
+
+    @property
+    def held_up(self) -> str | None:
+        """What the copies under way wait for, as far as they have said."""
+
     def copy_anew(self, tables: Sequence[TableName]) -> None:
         """Begin copies of these; UnknownTable for one that is not published. Called while no copies are under way."""
 
@@ -95,6 +103,8 @@ class Serving:
         self._copies: _Copies | None = None
         self._last = ""
         """The number of the last request that was taken up: it stands until its command has read the answer."""
+        self._waits: Answer | None = None
+        """What the command was last told of why its work waits."""
 
     @property
     def busy(self) -> bool:
@@ -106,7 +116,11 @@ class Serving:
         request = requests.current(self._work.layout)
         if self._copies is not None:
             return self._look_after(self._copies, request)
-        if request is None or request.number == self._last or not self._run.following or not self._may_begin(request):
+        if request is None or request.number == self._last or not self._run.following:
+            return False
+        obstacle = self._obstacle(request)
+        if obstacle is not None:
+            self._tell(request, obstacle)
             return False
         self._last = request.number
         self._say(f"{request} begins")
@@ -121,18 +135,28 @@ class Serving:
         if self._copies is not None:
             self._copies.left[table] = failure
 
-    def _may_begin(self, request: Request) -> bool:
-        """Whether the work may begin now. It waits for copies under way that it would meet, and for a ``verify`` that
+    def _obstacle(self, request: Request) -> str | None:
+        """Why the work may not begin now. It waits for copies under way that it would meet, and for a ``verify`` that
         has not got its point yet, because that compares what stands there."""
         held = hold.current(self._work.layout)
         if held is not None and (held.lsn is None or not self._work.progress.points.has(held.lsn)):
-            return False
-        if not self._run.copying:
-            return True
-        if request.job in (Job.SNAPSHOT, Job.MAINTAIN):
-            return False
-        progress = self._work.progress
-        return not any(name in progress and self._unsettled(name) for name in request.tables)
+            return "waits for a verify"
+        if request.job is Job.SNAPSHOT and self._run.rests is not None:
+            return self._run.rests
+        meets = request.job in (Job.SNAPSHOT, Job.MAINTAIN) or any(
+            name in self._work.progress and self._unsettled(name) for name in request.tables
+        )
+        return self._of_copies("waits for copies under way") if self._run.copying and meets else None
+
+    def _of_copies(self, otherwise: str) -> str:
+        return f"the copy {self._run.held_up}" if self._run.held_up else otherwise
+
+    def _tell(self, request: Request, waits: str) -> None:
+        """Tell the command why its work waits."""
+        answer = Answer(request.number, waits=waits)
+        if answer != self._waits:
+            self._waits = answer
+            requests.answered(self._work.layout, answer)
 
     def _unsettled(self, name: TableName) -> bool:
         return self._work.progress[name].state in (TableState.WAITING, TableState.COPYING)
@@ -161,6 +185,11 @@ class Serving:
             self._say(f"{copies.request} waits no more: its copies go on")
             self._copies = None
             return False
+        if self._run.rests is not None:
+            self._tell(request, self._run.rests)
+            return False
+        if self._run.held_up is not None:
+            self._tell(request, self._of_copies(""))
         tables = [name for name in copies.request.tables if name in self._work.progress]
         restless = next((name for name in tables if self._unsettled(name) and self._given_up(copies, name)), None)
         if restless is not None:

@@ -295,6 +295,18 @@ class Sync:
         """Whether copies are under way."""
         return self._copies.under_way
 
+    @property
+    def rests(self) -> str | None:
+        """Why nothing is copied or applied for now."""
+        if self._bounds.receive_only:
+            return "waits: the running sync only receives (--receive-only)"
+        return "waits: applying is paused, until `pgcdc resume apply`" if self._sentinel.paused else None
+
+    @property
+    def held_up(self) -> str | None:
+        """What the copies under way wait for, as far as they have said."""
+        return self._copies.held_up
+
     def copy_anew(self, tables: Sequence[TableName]) -> None:
         """Begin copies of these, as the source has them now; UnknownTable for one that is not published."""
         self._catalog.look()

@@ -152,6 +152,16 @@ def test_an_answer_is_what_the_command_would_have_got(layout: Layout) -> None:
         assert requests.current(layout) is None
 
 
+def test_a_command_says_why_its_work_waits(layout: Layout) -> None:
+    asked = Asked(layout, request())
+    with lake_lock(layout, "follow", serves=True), asked.waiting():
+        for waits in ("waits for pid 7", "waits for pid 8"):
+            requests.answered(layout, Answer(asked.request.number, waits=waits))
+            wait_for(lambda waits=waits: asked.said[-1] == waits, 10, "the word")  # type: ignore[misc]
+        requests.answered(layout, Answer(asked.request.number, 7))
+    assert (asked.result, asked.said[1:]) == (7, ["waits for pid 7", "waits for pid 8"])
+
+
 def test_the_answer_of_an_earlier_request_is_not_taken(layout: Layout) -> None:
     asked = Asked(layout, request())
     with lake_lock(layout, "follow", serves=True), asked.waiting():

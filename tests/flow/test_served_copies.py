@@ -32,6 +32,8 @@ class Script:
     work: Work
     following: bool = True
     copying: bool = False
+    rests: str | None = None
+    held_up: str | None = None
     copied: list[CopyReport] = field(default_factory=list)
 
     def copy_anew(self, tables: Sequence[TableName]) -> None:
@@ -134,7 +136,7 @@ def test_copies_under_way_and_an_end_are_not_met_by_new_ones(case: Case) -> None
     with case.asked():
         for case.run.copying, case.run.following in ((True, True), (False, False)):
             assert not case.serving.serve()
-    assert case.answer is None
+        assert case.answer == requests.Answer(case.request.number, waits="waits for copies under way")
 
 
 def test_a_verify_that_has_yet_to_get_its_point_comes_first(case: Case) -> None:
@@ -165,3 +167,23 @@ def test_a_table_that_is_not_known_copies_none(case: Case) -> None:
         with pytest.raises(UnknownTable, match="nope"):
             case.result()
     assert case.progress.waiting() == []
+
+
+def test_why_it_waits_is_told_before_it_begins_and_after(case: Case) -> None:
+    def told() -> str | None:
+        case.serving.serve()
+        return case.answer.waits if case.answer else None
+
+    with case.asked():
+        case.run.copying, case.run.held_up = True, "waits for pid 7"
+        assert told() == "the copy waits for pid 7"
+        case.run.copying, case.run.rests = False, "waits: applying is paused"
+        assert told() == "waits: applying is paused"
+        assert not case.run.copying
+        case.run.rests = None
+        case.serving.serve()
+        assert case.run.copying
+        case.run.held_up = "waits for pid 8"
+        assert told() == "the copy waits for pid 8"
+        case.run.rests = "waits: applying is paused"
+        assert told() == "waits: applying is paused", "a table that no copy is under way for is not given up meanwhile"

@@ -17,7 +17,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import CopyBlocked, LockHeld, NotRepairable, RangeGap, UnknownTable, UsageError
-from pgcdc_assets.flow import copies, hold, lock, outcomes, requests
+from pgcdc_assets.flow import copies, hold, lock, outcomes, requests, sentinel
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.observer import Silent
@@ -137,6 +137,36 @@ def test_a_request_waits_for_a_verify_and_one_at_a_time_is_made(rig: Rig) -> Non
         assert set(point.tables) == {T, U}, "the copy began before verify had its point"
         ask.join(120)
     assert [copy.table for copy in reports[0].copied] == [U]
+    rig.assert_equal()
+
+
+def test_the_command_is_told_why_its_copy_waits(rig: Rig) -> None:  # noqa: F811
+    rig.setup()
+    rig.sync()
+    layout, asked = rig.settings.layout, Request(Job.SNAPSHOT, "snapshot", (U,))
+
+    def told() -> str:
+        answer = requests.answer_to(layout, asked)
+        return str(answer and answer.waits)
+
+    def done() -> bool:
+        answer = requests.answer_to(layout, asked)
+        return answer is not None and answer.waits is None
+
+    with following(rig):
+        wait_for(rig.streaming, what="the stream")
+        sentinel.pause_apply(layout, paused=True)
+        with requests.placed(layout, asked):
+            wait_for(lambda: "`pgcdc resume apply`" in told(), what="the pause")
+            # The snapshot's slot waits for the transaction.
+            rig.conn.execute("BEGIN; UPDATE u SET v = v + 1")
+            sentinel.pause_apply(layout, paused=False)
+            wait_for(lambda: f"the copy waits for pid {rig.conn.info.backend_pid} " in told(), what="the transaction")
+            rig.conn.execute("COMMIT")
+            wait_for(done, what="the copy")
+            answer = requests.answer_to(layout, asked)
+    assert answer is not None
+    assert [copy.table for copy in answer.result(SyncReport).copied] == [U]
     rig.assert_equal()
 
 
