@@ -257,7 +257,7 @@ def _in_progress_json(found: Announcement | None) -> dict[str, Any] | None:
 def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]:
     try:
         # Others of the database, which changed nothing that is published, are kept as well.
-        found = [kept for kept in PreparedFolder(layout.change_log).pending() if kept.changes]
+        found = [kept for kept in PreparedFolder(layout.change_log).pending() if kept.counted]
     except PgcdcError as error:
         return [], [_problem(error, "prepared transactions")]
     return sorted(found, key=lambda transaction: transaction.key.end_lsn), []
@@ -267,7 +267,7 @@ def _prepared_json(found: PreparedTransaction) -> dict[str, Any]:
     prepared = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=found.prepare_ts)
     return {
         "gid": found.key.gid, "xid": found.key.xid, "lsn": str(found.key.end_lsn),
-        "prepared": prepared.isoformat(), "changes": found.changes,
+        "prepared": prepared.isoformat(), "changes": found.counted,
     }  # fmt: skip
 
 

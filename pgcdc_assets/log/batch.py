@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -221,8 +221,10 @@ class BatchWriter:
 
     def keep(self, transaction: PreparedTransaction, stream: PendingStream) -> None:
         """Keep what came of a prepared transaction until it ends; it is durable when this returns."""
-        written = self._spill.spool(stream.take().rows(stream.overlay))
-        self._prepared.keep(transaction, [*stream.spooled, *written])
+        segments = [*stream.spooled, *self._spill.spool(stream.take().rows(stream.overlay))]
+        aborted = np.array(sorted(transaction.aborted), dtype=np.int64)
+        counted = sum(segment.counted(aborted) for segment in segments)
+        self._prepared.keep(replace(transaction, counted=counted), segments)
         passed(FaultPoint.PREPARED_KEPT)
 
     def forget(self, key: PreparedKey) -> None:

@@ -37,9 +37,11 @@ class PreparedTransaction:
     overlay: Overlay = field(default_factory=Overlay, compare=False)
     """Its relations, which nobody else sees before its commit."""
     changes: int = 0
-    """Of aborted subtransactions too."""
+    """Of aborted subtransactions too: the ``tx_ordinal`` of the next change."""
     bytes: int = 0
     origin: str | None = None
+    counted: int = field(default=0, compare=False)
+    """Changes that its commit will put into the log. Known where it is kept; for people."""
 
 
 class PreparedTransactions:

@@ -133,6 +133,7 @@ def _content(transaction: PreparedTransaction, segments: list[dict[str, Any]]) -
         "xid": transaction.key.xid, "gid": transaction.key.gid, "end_lsn": int(transaction.key.end_lsn),
         "prepare_ts": transaction.prepare_ts, "aborted": sorted(transaction.aborted),
         "changes": transaction.changes, "bytes": transaction.bytes, "origin": transaction.origin,
+        "counted": transaction.counted,
         "relations": [payload.hex() for payload in overlay.payloads], "types": [one.hex() for one in overlay.types],
         "segments": segments,
     }  # fmt: skip
@@ -143,4 +144,5 @@ def _transaction(given: Mapping[str, Any]) -> PreparedTransaction:
     return PreparedTransaction(
         PreparedKey(given["xid"], given["gid"], Lsn(given["end_lsn"])), given["prepare_ts"],
         frozenset(given["aborted"]), overlay, given["changes"], given["bytes"], given["origin"],
+        given["counted"],
     )  # fmt: skip

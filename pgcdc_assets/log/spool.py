@@ -79,10 +79,18 @@ class SpooledSegment:
         report = FileReport(given["file"], given["size"], given["rows"], given["stats"])
         return cls(StagedSegment(draft, report), tally, given["lowest"], given["highest"])
 
+    def counted(self, aborted: Ints) -> int:
+        """How many of its rows count where these subtransactions, sorted, were rolled back."""
+        gone = _within(aborted, self.lowest, self.highest)
+        if not len(gone):
+            return self.segment.report.rows
+        subxid = pq.read_table(self.segment.draft.path, columns=[SUBXID])[SUBXID].to_numpy()
+        return int((~np.isin(subxid, gone)).sum())
+
     def at(self, end: StreamEnd) -> Staged | None:
         """What counts of it once the transaction has committed; None where nothing does."""
         schema_ids = {provisional: end.schema_ids[provisional] for provisional in sorted(self.tally.schema_ids)}
-        aborted = end.aborted_within(self.lowest, self.highest)
+        aborted = _within(end.aborted, self.lowest, self.highest)
         if not len(aborted):
             late = LateFacts(end.commit_lsn, end.commit_ts, (), schema_ids)
             return Staged([(self.segment, late)], replace(self.tally, schema_ids=set(schema_ids.values())))
@@ -91,6 +99,11 @@ class SpooledSegment:
         late = LateFacts(end.commit_lsn, end.commit_ts, tuple(aborted.tolist()), schema_ids)
         tally = tally_of_table(late.fill(table), self.tally.partitions)
         return Staged([(self.segment, late)], tally) if tally.rows else None
+
+
+def _within(aborted: Ints, lowest: int, highest: int) -> Ints:
+    first, last = np.searchsorted(aborted, (lowest, highest + 1))
+    return aborted[first:last]
 
 
 @dataclass(frozen=True)
@@ -104,10 +117,6 @@ class StreamEnd:
     """The subtransactions that were rolled back, sorted."""
     schema_ids: Mapping[int, int]
     """From provisional ids to those of the log."""
-
-    def aborted_within(self, lowest: int, highest: int) -> Ints:
-        first, last = np.searchsorted(self.aborted, (lowest, highest + 1))
-        return self.aborted[first:last]
 
     def rows(self, rows: Rows) -> Rows:
         """Rows in progress as rows of the log: those that count, with all that was not known before."""

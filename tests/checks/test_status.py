@@ -126,7 +126,8 @@ def test_prepared_transactions_that_are_kept(project: Project) -> None:
     project.log(project.setup())
     folder = PreparedFolder(project.settings.layout.change_log)
     for xid, changes in ((9, 3), (8, 0), (7, 2)):
-        folder.keep(PreparedTransaction(PreparedKey(xid, f"it's {xid}", Lsn(100 + xid)), 5, changes=changes), [])
+        key = PreparedKey(xid, f"it's {xid}", Lsn(100 + xid))
+        folder.keep(PreparedTransaction(key, 5, changes=4, counted=changes), [])
     found: dict[str, Any] = json.loads(json.dumps(project.status().to_json()))
     assert [(kept["gid"], kept["xid"], kept["changes"]) for kept in found["prepared"]] == [
         ("it's 7", 7, 2),

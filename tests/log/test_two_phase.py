@@ -316,6 +316,22 @@ def test_no_copy_of_the_slot_is_drained(source: Source) -> None:
     assert len(rows(log)) == 2003
 
 
+@both
+def test_what_is_told_of_it_is_what_counts(twins: Twins) -> None:
+    """Without what was rolled back to a savepoint; the places of its rows have holes there."""
+    source = twins.source
+    twins.start()
+    prepare(source, many(1, 1000), "SAVEPOINT s", many(1001, 500), "ROLLBACK TO s", "INSERT INTO b VALUES (1, 1)")
+    prepare(source, "SAVEPOINT s", many(2001, 500), "ROLLBACK TO s", name="nothing")
+    durable(twins, source.run("INSERT INTO a VALUES (-1, 'between')"))
+    told = {kept.key.gid: kept.counted for kept in PreparedFolder(twins.streamed.log.path).pending()}
+    assert told.get(gid(source).replace("''", "'")) == 1001
+    assert told.get(gid(source, "nothing").replace("''", "'"), 0) == 0
+    for name in ("g", "nothing"):
+        end(source, name=name)
+    assert kinds(finish(twins)) == "IC" + "I" * 1001 + "C"
+
+
 def test_a_manifest_holds_no_values(source: Source) -> None:
     log = source.log(two_phase=True)
     receiver = source.receiver(log, two_phase=True)
