@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psycopg
@@ -12,7 +12,9 @@ from deltalake import DeltaTable
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.feed.early import EarlyFeeds
 from pgcdc_assets.feed.task import Derivation, Derived
+from pgcdc_assets.flow import sentinel
 from pgcdc_assets.log.reader import Segment
+from pgcdc_assets.log.spill import SPILL
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import committed
@@ -126,3 +128,38 @@ def test_a_transaction_that_is_rolled_back_leaves_nothing(rig: Rig, spy: Spy) ->
         wait_for(lambda: newest(rig).replay_lsn >= at, what="the next transaction")
     assert spy.taken == []
     rig.assert_equal()
+
+
+def test_nothing_is_derived_for_a_run_that_is_paused(
+    rig: Rig, spy: Spy, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """It may be paused for days, or to spare the machine; the turn after it derives what has come."""
+    heard: list[str] = []
+    for name in ("spooled", "ended"):
+        monkeypatch.setattr(EarlyFeeds, name, _heard(heard, name, getattr(EarlyFeeds, name)))
+    rig.setup()
+    rig.sync()
+    layout = rig.settings.layout
+    sentinel.pause_apply(layout, paused=True)
+    with following(rig):
+        wait_for(rig.streaming, what="the stream")
+        with transaction(rig, MANY.format(10_001, 10_000 + 2 * SPOOLED)) as other:
+            _flushed(rig)
+            spill = path_of(layout.change_log / SPILL)
+            wait_for(lambda: spill.is_dir() and len(list(spill.iterdir())) >= 1, what="a segment")
+            committed(other)
+        wait_for(lambda: "ended" in heard, what="the word of its commit")
+        assert "spooled" not in heard
+        sentinel.pause_apply(layout, paused=False)
+        at = _flushed(rig)
+        wait_for(lambda: newest(rig).replay_lsn >= at, what="the turn after the pause")
+    assert set(spy.taken) == {False}
+    rig.assert_equal()
+
+
+def _heard(heard: list[str], name: str, do: Callable[..., None]) -> Callable[..., None]:
+    def hear(*args: object) -> None:
+        heard.append(name)
+        do(*args)
+
+    return hear
