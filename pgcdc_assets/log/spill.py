@@ -38,7 +38,8 @@ class SpillFolder:
 
     def write(self, groups: Sequence[pa.Table]) -> StagedSegment:
         """A segment with a row group for each table."""
-        return write_segment(self._drafts.draft(draft_name()), groups)
+        with self._drafts.named():
+            return write_segment(self._drafts.draft(draft_name()), groups)
 
     def stage(self, rows: Rows) -> Staged:
         """Write rows, clustered by relation."""

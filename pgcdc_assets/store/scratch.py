@@ -80,6 +80,16 @@ class Scratch:
             left.unlink()
 
     @contextmanager
+    def named(self) -> Iterator[None]:
+        """An error of the system that names no file, as pyarrow's do not, names this folder."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            raise OSError(error.errno, os.strerror(error.errno), self._path) from error
+
+    @contextmanager
     def temporary(self) -> Iterator[Location]:
         """A new folder during the block; the scratch folder is removed with the last of them.
 

@@ -465,3 +465,15 @@ def test_sizes_of_what_is_held(receiving: Receiving) -> None:
     receiving.cut()
     assert pending.closed_size == 0
     assert receiving.content() == {3000: [row(1), row(2)]}
+
+
+def test_a_full_disk_is_told_with_the_folder(
+    folder: SpillFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet's writer names no file."""
+    place = tmp_path / "log" / SPILL
+    (place / "full").symlink_to("/dev/full")
+    monkeypatch.setattr("pgcdc_assets.log.spill.draft_name", lambda: "full")
+    with pytest.raises(OSError, match="No space left on device") as told:
+        spooled(folder, SUB)
+    assert told.value.filename == str(place)
