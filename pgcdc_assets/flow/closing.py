@@ -71,7 +71,8 @@ class RunRanges:
 
     def log_cut(self, start: Lsn) -> None:
         """Note where the log begins now."""
-        self._open.start, self._counted = max(self._open.start, start), max(self._counted, start)
+        self._open.log_cut(start)
+        self._counted = max(self._counted, start)
 
     def _tell_untaken(self, batches: Sequence[BatchSummary]) -> None:
         """Report once for each relation why no mirror takes its rows."""
