@@ -55,6 +55,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+    for item in items:
+        # The first of them may have to fetch the server, once for each machine.
+        if "s3" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(900))
     yield
     # Behind every other order. Alone, a worker goes through the tests as they stand.
     if hasattr(config, "workerinput"):
