@@ -1,0 +1,124 @@
+"""An object store that is busy, slow, and loses answers: nothing is lost, and nothing is done twice."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import LogConflict
+from pgcdc_assets.log.commit import LogWriter
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.store import objects, storage
+from pgcdc_assets.store.base import StoreFailed
+from tests.conftest import SEED
+from tests.store.faultproxy import Fault, Faults, spoiling
+
+WHO = Identity("7", "db", "slot")
+
+
+@pytest.fixture
+def faults(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    """What happens to this process's requests from now on."""
+    port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
+    assert port is not None
+    faults = Faults(int(SEED))
+    monkeypatch.setattr(objects, "_PATIENCE", 30.0)
+    with spoiling(port, faults) as before:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{before}")
+        objects._bucket.cache_clear()
+        yield faults
+        faults.share = 0
+    objects._bucket.cache_clear()
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_file_is_created_once_whatever_becomes_of_the_answer(fault: Fault, faults: Faults, bucket: Location) -> None:
+    faults.next = [fault, fault]
+    storage.create(bucket / "a", b"ours")
+    assert storage.read(bucket / "a") == b"ours"
+    assert faults.next == [] or fault in (Fault.LOST, Fault.BROKEN, Fault.SLOW), "it was tried again"
+    faults.next = []
+    with pytest.raises(FileExistsError):
+        storage.create(bucket / "a", b"ours")
+    with pytest.raises(FileExistsError):
+        storage.create(bucket / "a", b"of others")
+
+
+def test_an_answer_that_is_lost_is_not_taken_for_ours(faults: Faults, bucket: Location) -> None:
+    """Another was first, and the refusal was lost."""
+    storage.create(bucket / "a", b"of others")
+    faults.next = [Fault.LOST]
+    with pytest.raises(FileExistsError):
+        storage.create(bucket / "a", b"ours")
+    assert storage.read(bucket / "a") == b"of others"
+
+
+def test_of_many_that_create_one_succeeds(faults: Faults, bucket: Location) -> None:
+    faults.share = 0.3
+    for number in range(20):
+        place, won = bucket / str(number), list[bytes]()
+
+        def create(content: bytes, place: Location = place, won: list[bytes] = won) -> None:
+            try:
+                storage.create(place, content)
+            except FileExistsError:
+                return
+            won.append(content)
+
+        threads = [threading.Thread(target=create, args=[f"{one}".encode()]) for one in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert won == [storage.read(place)]
+    assert sum(faults.seen[fault] for fault in Fault) > 10, faults.seen
+
+
+@pytest.mark.parametrize("commits", [30, pytest.param(300, marks=pytest.mark.long)])
+def test_a_log_goes_from_commit_to_commit(commits: int, faults: Faults, bucket: Location) -> None:
+    layout = Layout(bucket)
+    ChangeLog(layout).create(WHO, Lsn(1), 1)
+    faults.share = 0.25
+    writer, number = LogWriter(layout.change_log, WHO), 1
+    while number < commits:
+        writer.commit(Lsn(number), Lsn(number + 1), 1, [])
+        number += 1
+        if number % 10 == 0:
+            writer = LogWriter(layout.change_log, WHO)
+    with pytest.raises(LogConflict):
+        writer.commit(Lsn(1), Lsn(2), 1, [])
+    faults.share = 0
+    log = storage.list_after(layout.change_log / "_delta_log")
+    assert sum(entry.name.endswith(".json") for entry in log) == commits
+    assert ChangeLog(layout).position() == commits
+    assert sum(faults.seen[fault] for fault in Fault) > commits / 4, faults.seen
+
+
+def test_a_store_that_is_out_of_reach_is_told(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_PATIENCE", 0.2)
+    objects._bucket.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        for attempt in (lambda: storage.create(bucket / "a", b""), lambda: storage.list_after(bucket),
+                        lambda: storage.head(bucket / "a")):  # fmt: skip
+            with pytest.raises(StoreFailed, match="the object store says") as raised:
+                attempt()
+            assert raised.value.passing
+    objects._bucket.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
+        with pytest.raises(StoreFailed, match="credentials of the environment are refused") as raised:
+            storage.create(bucket / "a", b"")
+        assert "another-secret" not in str(raised.value)
+    objects._bucket.cache_clear()
+    with pytest.raises(StoreFailed, match="no such bucket"):
+        storage.create(Location("s3://nowhere/a"), b"")
+    assert storage.list_after(bucket) == []
