@@ -116,6 +116,11 @@ class TableWork:
         missing = pa.schema(_missing(self.table, self.mirror))
         if not missing.names:
             return
+        held = {field.name.lower(): field.name for field in self._delta.schema.fields}
+        if taken := [name for name in missing.names if name.lower() in held]:
+            other = held[taken[0].lower()]
+            raise LakeError(f"has a column {other!r} of another writer, beside which {taken[0]!r} cannot be added",
+                            thing=f"mirror {self.mirror.name}")  # fmt: skip
         commit_columns(self._delta, stated(self._delta.metadata).with_more(missing))
         passed(FaultPoint.MIRROR_WIDENED)
         del self.mirror.delta
