@@ -27,7 +27,7 @@ class Fault(StrEnum):
 
 
 class Faults:
-    """What is to happen to the next requests; ``seen`` counts what did, and the requests by method."""
+    """What is to happen to the next requests; ``seen`` counts what did, and the requests by method, listings apart."""
 
     def __init__(self, seed: int = 0) -> None:
         self.chance = random.Random(seed)
@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self.faults.take(self.command)
+        fault = self.faults.take("LIST" if "list-type" in self.path else self.command)
         if fault is Fault.CUT:
             return self._hang_up()
         if fault is Fault.BUSY:
