@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LockHeld, MachineError
-from pgcdc_assets.log.fencing import shut_out
 from pgcdc_assets.store import lease, storage
 from pgcdc_assets.store.base import Lease
 
@@ -41,6 +40,9 @@ def lake_lock(layout: Layout, command: str, *, serves: bool = False) -> Iterator
     with sole(layout, layout.lock, refusal, guarding=layout.root) as held:
         held.say(json.dumps({"pid": os.getpid(), "command": command, "serves": serves}))
         if held.inherited_as is not None:
+            # Here, for Dagster's definitions ask only who holds the lake, and load nothing that writes tables.
+            from pgcdc_assets.log.fencing import shut_out
+
             shut_out(layout, held.inherited_as)
         yield
 
