@@ -24,7 +24,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from psycopg import sql
 
-from tests.oracle import Rows, mirror_rows, source_rows
+from tests.oracle import Rows, mirror_rows, source_rows, store_options
 
 _MAKE = """
 CREATE SCHEMA journal;
@@ -128,7 +128,7 @@ class Journal:
         at = sql.SQL("({}) AS at_lsn").format(sql.SQL(" UNION ALL ").join(parts))
         return source_rows(self.conn, schema, name, at)
 
-    def assert_equal_at(self, lake: Path, lsn: int, versions: dict[str, int], commits: dict[int, str]) -> None:
+    def assert_equal_at(self, lake: Path | str, lsn: int, versions: dict[str, int], commits: dict[int, str]) -> None:
         """The mirrors at ``versions`` (by schema.table) are the source at ``lsn``."""
         for table, version in versions.items():
             if table not in self.tables:
@@ -140,7 +140,7 @@ class Journal:
             assert not missing, f"{where}: {missing.total()} rows missing, like {next(iter(missing))}"
             assert not extra, f"{where}: {extra.total()} rows too many, like {next(iter(extra))}"
 
-    def assert_published(self, lake: Path, *, after: int = 0) -> int:
+    def assert_published(self, lake: Path | str, *, after: int = 0) -> int:
         """Every consistent point above ``after``: all its tables are the source at its LSN. How many were compared."""
         points = [point for point in published(lake) if point[0] > after]
         commits = self.commits()
@@ -189,13 +189,15 @@ class Journal:
         assert odd is None, f"the journal of {table} removed a row that was not there: {odd}"
 
 
-def published(lake: Path) -> list[tuple[int, dict[str, int]]]:
+def published(lake: Path | str) -> list[tuple[int, dict[str, int]]]:
     """Every consistent point, oldest first: its LSN, and the Delta version of each table (schema.table, verbatim)."""
-    folder = lake / "_pgcdc" / "consistent_points"
-    if not DeltaTable.is_deltatable(str(folder)):
+    folder = f"{lake}/_pgcdc/consistent_points"
+    options = store_options(lake)
+    if not DeltaTable.is_deltatable(folder, storage_options=options):
         return []
     query = "SELECT replay_lsn, tables FROM points ORDER BY at"
-    found = pa.table(QueryBuilder().register("points", DeltaTable(str(folder))).execute(query).read_all())
+    table = DeltaTable(folder, storage_options=options)
+    found = pa.table(QueryBuilder().register("points", table).execute(query).read_all())
     return [
         (row["replay_lsn"], {_verbatim(name): version for name, version in row["tables"]}) for row in found.to_pylist()
     ]

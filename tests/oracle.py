@@ -63,11 +63,15 @@ def source_rows(
     )
 
 
+def store_options(lake: Path | str) -> dict[str, str] | None:
+    """What delta-rs must be told: the tests' S3 server has no TLS."""
+    return {"allow_http": "true"} if "://" in str(lake) else None
+
+
 def mirror_rows(lake: Path | str, folder: str, columns: list[str], version: int | None = None) -> Rows:
     """The mirror's rows as a multiset, in the source's column order. ``folder`` is schema/table, verbatim."""
     escaped = re.sub(r"[%~\\\[\]^|]", lambda found: f"~{ord(found[0]):02X}", folder)
-    options = {"allow_http": "true"} if "://" in str(lake) else None
-    table = DeltaTable(f"{lake}/{escaped}", version=version, storage_options=options)
+    table = DeltaTable(f"{lake}/{escaped}", version=version, storage_options=store_options(lake))
     listed = ", ".join('"' + name.replace('"', '""') + '"' for name in [*columns, RAW])
     batches = pa.table(QueryBuilder().register("t", table).execute(f"SELECT {listed} FROM t").read_all())
     misfits = [dict(entry or ()) for entry in batches.column(len(columns)).to_pylist()]

@@ -7,18 +7,18 @@ import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.store.local import path_of
+from pgcdc_assets.store import storage
 from tests.crash.faults import Faults
 from tests.crash.proxy import Proxy
 from tests.crash.tally import Tally
@@ -108,8 +108,8 @@ class LakeRig:
     chance: random.Random
     tally: Tally
     database: Database
-    lake: Path
-    slot: str
+    lake: Location
+    slot: str = field(init=False)
     conn: psycopg.Connection[Any] = field(init=False)
     journal: Journal = field(init=False)
     writers: Writers = field(init=False)
@@ -118,6 +118,7 @@ class LakeRig:
     stood: Lsn = ZERO
 
     def __post_init__(self) -> None:
+        self.slot = f"s_{self.database.name}"
         self.conn = self.database.connect()
         self.conn.execute(_MAKE)
         self.journal = Journal.keep(self.conn, *TABLES)
@@ -132,12 +133,13 @@ class LakeRig:
 
     def moved(self) -> tuple[int, ...]:
         """Delta versions of the log and of every mirror."""
-        folders = [path_of(Layout.of(self.lake).change_log), *(self.lake / table.replace(".", "/") for table in TABLES)]
-        return tuple(sum(1 for _ in (folder / "_delta_log").glob("*.json")) for folder in folders)
+        folders = [Layout(self.lake).change_log, *(self.lake / table.replace(".", "/") for table in TABLES)]
+        listed = (storage.list_after(folder / "_delta_log") for folder in folders)
+        return tuple(sum(entry.name.endswith(".json") for entry in entries) for entries in listed)
 
     def look(self) -> int:
         """Every consistent point that is new: all its tables are the source at its LSN. How many there were."""
-        log = ChangeLog(Layout.of(self.lake))
+        log = ChangeLog(Layout(self.lake))
         if log.exists:
             row = self.conn.execute(
                 "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [self.slot]
@@ -147,20 +149,20 @@ class LakeRig:
             assert Lsn.parse(row[0]) <= position, f"confirmed {row[0]}, but the log ends at {position}"
             assert position >= self.stood, f"the log fell from {self.stood} to {position}"
             self.stood = position
-        points = published(self.lake)
+        points = published(self.lake.text)
         assert [lsn for lsn, _ in points] == sorted(lsn for lsn, _ in points), "consistent points fell"
         # Maintenance takes old ones away.
         fresh = [point for point in points if repr(point) not in self.compared]
         self.compared |= {repr(point) for point in fresh}
         commits = self.journal.commits() if fresh else {}
         for lsn, versions in fresh:
-            self.journal.assert_equal_at(self.lake, lsn, versions, commits)
-        aside = [row for row in TableStates(Layout.of(self.lake)).all().values() if row.state is TableState.SET_ASIDE]
+            self.journal.assert_equal_at(self.lake.text, lsn, versions, commits)
+        aside = [row for row in TableStates(Layout(self.lake)).all().values() if row.state is TableState.SET_ASIDE]
         assert not aside, f"{aside[0].name}: {aside[0].reason}"
         return len(fresh)
 
     def assert_all_there(self) -> None:
         """After an undisturbed run with nobody writing: equal to the live source, by the last point, of all tables."""
-        assert self.look() > 0 or published(self.lake)
-        assert set(published(self.lake)[-1][1]) == {*TABLES, WIDE}
-        assert_equal(self.conn, self.lake, *TABLES, WIDE)
+        assert self.look() > 0 or published(self.lake.text)
+        assert set(published(self.lake.text)[-1][1]) == {*TABLES, WIDE}
+        assert_equal(self.conn, self.lake.text, *TABLES, WIDE)

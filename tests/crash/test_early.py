@@ -12,6 +12,7 @@ import pytest
 
 from pgcdc_assets.core.faultpoints import FaultPoint
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.store.local import path_of
 from tests.crash.faults import Faults, Kind, wait_until
@@ -34,7 +35,7 @@ def test_killed_where_early_files_have_landed(
     """Their files lie in the feed's folder, in no commit. The next run takes the transaction from the log."""
     point = FaultPoint.EARLY_LANDED
     with fresh_database(crash_server) as database, Proxy(crash_server.socket_folder) as proxy, closing(
-        ByProcess(crash_server, faults, proxy, chance, tally, database, tmp_path / "lake", f"s_{database.name}",
+        ByProcess(crash_server, faults, proxy, chance, tally, database, Location.of(tmp_path / "lake"),
                   folder=tmp_path)
     ) as rig, database.connect() as other:  # fmt: skip
         staging = path_of(Layout.of(rig.lake).staging)

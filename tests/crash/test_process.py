@@ -24,6 +24,7 @@ import pytest
 
 from pgcdc_assets.core import faultpoints
 from pgcdc_assets.core.faultpoints import FaultPoint
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
@@ -71,7 +72,7 @@ _UPKEEP = (
     FaultPoint.MIRROR_OPTIMIZED, FaultPoint.POINTS_PRUNED, FaultPoint.LOG_CUT, FaultPoint.FEEDS_CUT,
     FaultPoint.MIRROR_VACUUMED, FaultPoint.LOG_SWEPT,
 )  # fmt: skip
-_COMMAND = """
+PROGRAM = """
 from datetime import timedelta
 from pgcdc_assets.core import retention
 from pgcdc_assets.mirror.delta import upkeep
@@ -108,6 +109,7 @@ CASES = (
 @dataclass
 class ByProcess(LakeRig):
     folder: Path = Path()
+    program: str = PROGRAM
     unmet: list[Case] = field(default_factory=list)
     """Cases whose point was never passed."""
 
@@ -118,7 +120,8 @@ class ByProcess(LakeRig):
         self.project = Project(
             self.folder,
             {
-                "PGCDC_SOURCE": self.database.conninfo, "PGCDC_SLOT": self.slot, "PGCDC_TABLES": '["public.*"]',
+                "PGCDC_SOURCE": self.database.conninfo, "PGCDC_SLOT": self.slot, "PGCDC_LAKE": self.lake.text,
+                "PGCDC_TABLES": '["public.*"]',
                 "PGCDC_SPARK": json.dumps(spark), "PGCDC_BATCH_SECONDS": "0.3",
                 "PGCDC_RANGE_SECONDS": "5",
                 "PGCDC_RETENTION": "0 minutes",
@@ -132,7 +135,7 @@ class ByProcess(LakeRig):
         if case.command != "setup" and not (self.folder / CATALOG_FILE).exists():
             self.project.run("setup")
         first = case.command == "setup" or (case.command == "sync" and case.point in _FIRST)
-        if not first and not published(self.lake):
+        if not first and not published(self.lake.text):
             self.project.run("sync")
         if case.command == "repair" or case.point is FaultPoint.MIRROR_VACUUMED:
             # Changes after the table's last copy: only those can be derived again. And files that nothing refers to.
@@ -173,11 +176,10 @@ class ByProcess(LakeRig):
 
     @contextmanager
     def _running(self, case: Case) -> Iterator[subprocess.Popen[bytes]]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("PGCDC_", "DAGSTER_"))}
         with (self.folder / "command.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, *self._arguments(case)], cwd=self.folder, start_new_session=True,
-                env={**clean, **self.project.settings}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                [sys.executable, "-c", self.program, *self._arguments(case)], cwd=self.folder, start_new_session=True,
+                env=self.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         try:
             yield process
@@ -186,11 +188,16 @@ class ByProcess(LakeRig):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
+    def environment(self) -> dict[str, str]:
+        """Of a command of this project."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("PGCDC_", "DAGSTER_"))}
+        return {**clean, **self.project.settings}
+
     def _arguments(self, case: Case) -> tuple[str, ...]:
         if case.command == "snapshot":
             return "snapshot", "public.u"
         if case.command == "repair":
-            first, last = published(self.lake)[0][0], published(self.lake)[-1][0]
+            first, last = published(self.lake.text)[0][0], published(self.lake.text)[-1][0]
             return "repair", "public.u", "--range", f"{Lsn(first)}..{Lsn(last)}"
         return (case.command,)
 
@@ -254,7 +261,7 @@ def test_a_killed_command_loses_nothing(
     """Each case once in the long set; one of them otherwise."""
     chosen = CASES if request.config.getoption("--run-long") else (chance.choice(CASES[1:]),)
     with fresh_database(crash_server) as database, Proxy(crash_server.socket_folder) as proxy, closing(
-        ByProcess(crash_server, faults, proxy, chance, tally, database, tmp_path / "lake", f"s_{database.name}",
+        ByProcess(crash_server, faults, proxy, chance, tally, database, Location.of(tmp_path / "lake"),
                   folder=tmp_path)
     ) as rig:  # fmt: skip
         with rig.writers.writing():

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.core import faultpoints
 from pgcdc_assets.core.faultpoints import FaultPoint
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import PgcdcError
@@ -76,8 +77,8 @@ class InProcess(LakeRig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.settings = Settings(
-            source=self.proxy.conninfo(self.database.conninfo), slot=self.slot, lake=self.lake, tables=("public.*",),
-            batch_seconds=0.2, range_seconds=2, messages=("*",),
+            source=self.proxy.conninfo(self.database.conninfo), slot=self.slot, lake=self.lake.text,
+            tables=("public.*",), batch_seconds=0.2, range_seconds=2, messages=("*",),
         )  # fmt: skip
         self.observer = Silent()
         assert self.settings.source is not None
@@ -205,7 +206,7 @@ def test_every_published_boundary_is_the_source(
         folder.mkdir()
         monkeypatch.chdir(folder)
         with fresh_database(crash_server) as database, Proxy(crash_server.socket_folder) as proxy, closing(
-            InProcess(crash_server, faults, proxy, chance, tally, database, folder / "lake", f"s_{database.name}",
+            InProcess(crash_server, faults, proxy, chance, tally, database, Location.of(folder / "lake"),
                       spark=watched_spark)
         ) as rig:  # fmt: skip
             monkeypatch.setattr(faultpoints, "_stop", rig.stop)

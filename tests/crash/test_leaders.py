@@ -1,0 +1,137 @@
+"""A command that is stopped, not killed, at a durable step: another takes the lake over, and then the first one wakes.
+
+The lake is in an object store, where a lock ends by its time alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import subprocess
+import sys
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.store import storage
+from tests.crash.faults import Faults, Kind, wait_until
+from tests.crash.proxy import Proxy
+from tests.crash.tally import Tally
+from tests.crash.test_process import CASES, PROGRAM, SECONDS, ByProcess, Case
+from tests.fix_postgres import fresh_database
+
+logger = logging.getLogger(__name__)
+
+_SHORT = """
+from pgcdc_assets.store import chainlease
+chainlease.TTL, chainlease.RENEWED, chainlease._MARGIN = 12.0, 2.0, 0.5
+"""
+_LEFT: Final = (".parquet", ".seg", ".bin")
+"""Files that count only once a commit names them."""
+
+
+class Stopped(Enum):
+    HOST = "all of its processes"
+    DRIVER = "the command alone: its receiver and Spark go on"
+
+
+@dataclass
+class Leaders(ByProcess):
+    program: str = _SHORT + PROGRAM
+
+    def overtaken(self, case: Case, stopped: Stopped) -> bool:
+        """Whether the command came to the point, was stopped there, and woke when another had done its work."""
+        self.prepare(case)
+        self._nudge(case)
+        self.faults.arm(case.point)  # type: ignore[arg-type]
+        with self._running(case) as first:
+            if not self._reach(first.pid, case):
+                self.faults.clear()
+                assert wait_until(lambda: first.poll() is not None, SECONDS), f"{case}: hangs"
+                return False
+            asleep = _stopped(first, stopped)
+            self.faults.clear()
+            # As the server itself does when it hears nothing.
+            self._cut_off()
+            assert wait_until(lambda: self._succeeded() == 0, SECONDS), "nobody could take over"
+            self.look()
+            before = self._commits()
+            for process in asleep:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
+            assert wait_until(lambda: first.poll() is not None, SECONDS), f"{case}: hangs when it wakes"
+            log = (self.folder / "command.log").read_text()
+            assert first.returncode != 0, f"{case}: it knows of nothing\n{log}"
+            assert "unexpected" not in log, log
+            landed = {name: size for name, size in self._commits().items() if before.get(name) != size}
+            assert not landed, f"{case}: {landed}\n{log}"
+        self.look()
+        return True
+
+    def _succeeded(self) -> int:
+        """How another sync ended: it is refused while the first may only be slow."""
+        with (self.folder / "successor.log").open("wb") as log:
+            return subprocess.run(
+                [sys.executable, "-c", self.program, "sync"], cwd=self.folder, env=self.environment(), check=False,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=SECONDS,
+            ).returncode  # fmt: skip
+
+    def _cut_off(self) -> None:
+        self.conn.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", [self.slot]
+        )
+
+    def _commits(self) -> dict[str, tuple[int, float]]:
+        """All that counts in the lake, with size and time."""
+        found = storage.walk(self.lake, hidden=True)
+        return {entry.name: (entry.size, entry.written) for entry in found if _counts(entry.name)}
+
+
+def _counts(name: str) -> bool:
+    return "/_delta_log/" in name or not name.endswith(_LEFT)
+
+
+def _stopped(command: subprocess.Popen[bytes], stopped: Stopped) -> list[psutil.Process]:
+    process = psutil.Process(command.pid)
+    # It first, so that it starts no other meanwhile.
+    process.suspend()
+    found = [process]
+    if stopped is Stopped.HOST:
+        for child in process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.suspend()
+                found.append(child)
+    return found
+
+
+@pytest.mark.process
+@pytest.mark.timeout(7200)
+@pytest.mark.takes(80)
+def test_a_leader_that_wakes_lands_nothing(
+    crash_server: EmbeddedServer, faults: Faults, chance: random.Random, tally: Tally, tmp_path: Path, bucket: Location,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    """At each step in the long set; at one of them otherwise."""
+    cases = [case for case in CASES[1:] if case.point is not None and case.kind is Kind.RUN]
+    chosen = [(case, chance.choice([*Stopped])) for case in cases]
+    if not request.config.getoption("--run-long"):
+        chosen = [chance.choice(chosen)]
+    with fresh_database(crash_server) as database, Proxy(crash_server.socket_folder) as proxy, closing(
+        Leaders(crash_server, faults, proxy, chance, tally, database, bucket, folder=tmp_path)
+    ) as rig:  # fmt: skip
+        unmet = []
+        with rig.writers.writing():
+            for case, stopped in chosen:
+                logger.info("%s, stopped: %s", case, stopped.value)
+                if not any(rig.overtaken(case, stopped) for _ in range(4)):
+                    unmet.append(case)
+        rig.project.run("sync")
+        rig.assert_all_there()
+        assert not unmet
