@@ -85,6 +85,14 @@ class MachineError(PgcdcError):
     """Java missing or of a wrong version, no network on first use, no write access."""
 
 
+class StoreFailed(MachineError):
+    """An object store refuses, or does not answer. So it would for any other place, and no file is damaged by it."""
+
+    advice = "nothing is lost: the next run goes on from what is durable"
+    passing = False
+    """Whether trying again may help."""
+
+
 class LockHeld(PgcdcError):
     """Another process writes to this lake; names pid and command."""
 

@@ -29,7 +29,6 @@ from pgcdc_assets.errors import (
     ProtocolError,
     SourceFailed,
 )
-from pgcdc_assets.store.base import StoreFailed
 
 Result = TypeVar("Result")
 
@@ -157,8 +156,6 @@ def _named(error: PgcdcError) -> str:
 
 
 def _system(error: OSError) -> str:
-    if isinstance(error, StoreFailed):
-        return f"{error.filename}: {error.strerror}"
     number = _number(error)
     said = "cannot be read" if number is None else os.strerror(number)
     return f"{error.filename}: {said}" if error.filename else said

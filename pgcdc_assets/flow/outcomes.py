@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any, Final, Self
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.errors import LakeError, PgcdcError, RangeGap, UnknownTable, UsageError
+from pgcdc_assets.errors import LakeError, PgcdcError, RangeGap, StoreFailed, UnknownTable, UsageError
 from pgcdc_assets.flow import lock
 from pgcdc_assets.store import storage
 
@@ -222,6 +222,8 @@ class _Book:
             _save(self._layout, self._all)
         except OSError as error:
             self._say(f"{self._layout.outcomes}: cannot be written: {error.strerror}")
+        except StoreFailed as error:
+            self._say(str(error))
 
 
 def _save(layout: Layout, outcomes: Mapping[str, Outcome]) -> None:

@@ -6,11 +6,11 @@ put it there returns. Its *name* is durable after :meth:`Store.settle` of its fo
 settled later together with others, and nobody is told of it before it is settled.
 
 Errors are Python's own: FileNotFoundError, FileExistsError, and OSError, whose ``errno`` says what a machine refuses.
+StoreFailed says that an object store refuses or does not answer, and nothing about a file.
 """
 
 from __future__ import annotations
 
-import errno
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -61,15 +61,6 @@ class Guard(ABC):
     @abstractmethod
     def confirm(self) -> None:
         """After another writer was met, by what is known to all."""
-
-
-class StoreFailed(ConnectionError):
-    """An object store refuses, or does not answer. So it would for any other place."""
-
-    def __init__(self, text: str, place: str, *, passing: bool) -> None:
-        """``passing``: trying again may help."""
-        super().__init__(errno.EIO, text, place)
-        self.passing = passing
 
 
 class Store(ABC):

@@ -4,7 +4,8 @@ Whoever creates the next number holds the place from then on; of many that creat
 asked of the store. Its holder creates one after the other to say that it lives. Another takes the place by the next
 number, if the last one says that it was given back, or once it has seen for ``TTL`` by its own clock that none came. No
 clock is compared with another's: the holder counts from before its last number was sent, the other from after it was
-seen, so the holder's time is over first.
+seen, so the holder's time is over first. Old numbers are deleted, each after the one before it; so whoever creates one
+was the first to do so only if the number before it is still there.
 
 A machine can be stopped between a look at the clock and the request behind it, so a clock alone protects nothing. Who
 inherits a place that was not given back takes numbers, too, that the other would have to create
@@ -29,7 +30,7 @@ from typing import Final
 import psutil
 
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.errors import LeaseLost
+from pgcdc_assets.errors import LeaseLost, StoreFailed
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import Guard, Lease
 
@@ -46,6 +47,8 @@ _KEPT: Final = 10
 _FRESH_SECONDS: Final = 20.0
 """For how long after a look the next number is surely still there."""
 _WATCH_SECONDS: Final = 1.0
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""It goes on while the machine sleeps, where the system has one that does."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,15 +81,16 @@ class Chain:
         self.place = place
         self._last: Link | None = None
         self._looked = self._since = float("-inf")
+        self._forgotten = 0
         self._lock = threading.Lock()
 
     def look(self) -> tuple[Link | None, float]:
         """The last link, None if there is none; and for how many seconds it has been known here to be the last."""
         with self._lock:
-            began = time.monotonic()
+            began = _now()
             found = self._newest() if began - self._looked > _FRESH_SECONDS else self._following(self._last)
             if found != self._last or self._since == float("-inf"):
-                self._last, self._since = found, time.monotonic()
+                self._last, self._since = found, _now()
             self._looked = began
             return found, began - self._since
 
@@ -96,17 +100,40 @@ class Chain:
         return 0.0 if entry is None else time.time() - entry.placed
 
     def append(self, link: Link) -> None:
-        """Add the link; FileExistsError if its number is taken."""
+        """Add the link; FileExistsError if its number is taken, or was."""
         storage.store_of(self.place).create(self._named(link.number), link.to_bytes())
+        if not self._follows(link.number):
+            storage.store_of(self.place).delete([self._named(link.number)])
+            self._looked = float("-inf")
+            raise FileExistsError(f"{self.place} has passed {link.number}")
         with self._lock:
-            self._last, self._since, self._looked = link, time.monotonic(), time.monotonic()
-        if link.number > _KEPT:
-            storage.delete([self._named(link.number - _KEPT)])
+            self._last, self._since, self._looked = link, _now(), _now()
+        self._forget(link.number - _KEPT)
+
+    def _follows(self, number: int) -> bool:
+        """Whether a number that was just created is the newest: nobody created and deleted it before."""
+        if number == 1:
+            return self._numbers() == [1]
+        return storage.exists(self._named(number - 1))
+
+    def _numbers(self) -> list[int]:
+        return [int(entry.name) for entry in storage.list_after(self.place)]
+
+    def _forget(self, newest: int) -> None:
+        """Delete numbers up to this one. What cannot be deleted now goes with the next."""
+        try:
+            storage.store_of(self.place).delete(map(self._named, range(self._forgotten + 1, newest + 1)))
+        except (OSError, StoreFailed) as error:
+            _log.warning("old numbers of %s stay: %s", self.place, error)
+        else:
+            self._forgotten = max(newest, self._forgotten)
 
     def _newest(self) -> Link | None:
-        for entry in reversed(storage.list_after(self.place)):
+        numbers = self._numbers()
+        self._forgotten = numbers[0] - 1 if numbers else 0
+        for number in reversed(numbers):
             # It may have been deleted meanwhile: then there are newer ones.
-            if (found := self._read(int(entry.name))) is not None:
+            if (found := self._read(number)) is not None:
                 return self._following(found)
         return None
 
@@ -142,7 +169,7 @@ class ChainLease(Lease, Guard):
 
     def check(self) -> None:
         """LeaseLost unless it is sure that nobody else can have taken the place yet."""
-        if self._lost or time.monotonic() > self._until:
+        if self._lost or _now() > self._until:
             raise self._loss()
 
     def confirm(self) -> None:
@@ -172,17 +199,21 @@ class ChainLease(Lease, Guard):
             except FileExistsError:
                 self._lost = True
                 return
-            except OSError as error:
+            except (OSError, StoreFailed) as error:
                 # It is tried again; the lease ends by itself if that goes on.
-                _log.warning("%s was not renewed: %s", self._chain.place, error.strerror)
+                _log.warning("%s was not renewed: %s", self._chain.place, error)
 
     def give_back(self) -> None:
-        with suppress(FileExistsError), self._lock:
-            self._chain.append(Link(self._link.number + 1, given_back=True))
+        """Where that fails, the place is free when its time is over."""
+        try:
+            with suppress(FileExistsError), self._lock:
+                self._chain.append(Link(self._link.number + 1, given_back=True))
+        except (OSError, StoreFailed) as error:
+            _log.warning("%s was not given back: %s", self._chain.place, error)
 
     def _add(self, text: str) -> None:
         with self._lock:
-            began = time.monotonic()
+            began = _now()
             link = Link(self._link.number + 1, text=text)
             self._chain.append(link)
             self._link, self._until = link, began + TTL - _MARGIN
@@ -242,6 +273,11 @@ def _taken(chain: Chain) -> ChainLease | None:
 @cache
 def _chain(place: Location) -> Chain:
     return Chain(place)
+
+
+def _now() -> float:
+    """Seconds by a clock of this machine alone."""
+    return time.clock_gettime(_CLOCK)
 
 
 def _process(pid: int) -> str:

@@ -35,7 +35,8 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.store.base import HIDDEN, Entry, Store, StoreFailed
+from pgcdc_assets.errors import StoreFailed
+from pgcdc_assets.store.base import HIDDEN, Entry, Store
 from pgcdc_assets.store.rangefile import RangeFile
 from pgcdc_assets.store.scratch import draft_for, folder_for
 
@@ -46,8 +47,10 @@ if TYPE_CHECKING:
 ONE_PUT: Final = 64 << 20
 """Larger files are sent in parts: smaller ones are one request each, and are held in memory for it."""
 _PART: Final = 16 << 20
-_PATIENCE: Final = 180.0
-"""Seconds for which an unsure or refused request is tried again: the library's own default for the others."""
+_PATIENCE: Final = 60.0
+"""Seconds for which an unsure or refused request is tried again: a lease does not last longer."""
+_RETRIES: Final = 1000
+"""More than fit into that time."""
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 _TIMEOUT: Final = "120s"
@@ -56,6 +59,7 @@ _QUERY: Final = re.compile(r"\?\S*")
 """In an error's text; on Azure it can hold a signature."""
 _ANSWERED: Final = re.compile(r"<Message>(.*?)</Message>")
 _NO_BUCKET: Final = "NoSuchBucket"
+_RIGHTS: Final = "give this process others, with the right to list, get, put and delete there"
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 
 
@@ -207,7 +211,9 @@ def _held(place: Location, *, once: bool = False) -> tuple[Bucket, str]:
 def _bucket(url: str, once: bool, process: int) -> Bucket:
     """``once``: one attempt for each request. Its connections and threads do not outlive a fork."""
     del process
-    retries: Any = {"max_retries": 0} if once else {"retry_timeout": timedelta(seconds=_PATIENCE)}
+    retries: Any = (
+        {"max_retries": 0} if once else {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_PATIENCE)}
+    )
     client: Any = {"timeout": _TIMEOUT, "allow_http": _plain_http()}
     return from_url(url, client_options=client, retry_config=retries)
 
@@ -234,9 +240,11 @@ def _failure(place: Location, error: Exception) -> StoreFailed:
     text = str(error)
     said = _ANSWERED.search(text)
     if _NO_BUCKET in text:
-        return StoreFailed("there is no such bucket", _parts(place)[0], passing=False)
+        return StoreFailed("there is no such bucket", thing=_parts(place)[0], do="make it, or name another")
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
         why = f": {said[1]}" if said else ""
-        return StoreFailed(f"the credentials of the environment are refused{why}", str(place), passing=False)
+        return StoreFailed(f"the credentials of the environment are refused{why}", thing=str(place), do=_RIGHTS)
     what = said[1] if said else _QUERY.sub("", text.partition("\n")[0])
-    return StoreFailed(f"the object store says: {what}", str(place), passing=isinstance(error, GenericError))
+    failed = StoreFailed(f"the object store says: {what}", thing=str(place))
+    failed.passing = isinstance(error, GenericError)
+    return failed

@@ -33,6 +33,8 @@ class Faults:
         self.chance = random.Random(seed)
         self.share = 0.0
         self.next: list[Fault] = []
+        self.served: int | None = None
+        """How many more requests the store answers, before it refuses all."""
         self.seen: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -40,9 +42,12 @@ class Faults:
         with self._lock:
             self.seen[method] += 1
             fault = None
-            if self.next and method == "PUT":
+            if self.served is not None:
+                self.served -= 1
+                fault = Fault.BUSY if self.served < 0 else None
+            if fault is None and self.next and method == "PUT":
                 fault = self.next.pop(0)
-            elif self.chance.random() < self.share:
+            elif fault is None and self.chance.random() < self.share:
                 fault = self.chance.choice([one for one in Fault if one is not Fault.CONFLICT or method == "PUT"])
             if fault is not None:
                 self.seen[fault] += 1

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import pytest
 
-from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.errors import LogConflict
+from pgcdc_assets.delta.checkpoint import write_checkpoint
+from pgcdc_assets.delta.datafile import read_footer
+from pgcdc_assets.delta.log import open_delta
+from pgcdc_assets.delta.recovery import recover
+from pgcdc_assets.errors import LogConflict, StoreFailed
 from pgcdc_assets.log.commit import LogWriter
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.segment import SegmentFile, check_content, read_rows
 from pgcdc_assets.store import objects, storage
-from pgcdc_assets.store.base import StoreFailed
 from tests.conftest import SEED
+from tests.log.test_reader import START, WHO, _transaction, _writer
 from tests.store.faultproxy import Fault, Faults, spoiling
-
-WHO = Identity("7", "db", "slot")
 
 
 @pytest.fixture
@@ -122,3 +124,41 @@ def test_a_store_that_is_out_of_reach_is_told(bucket: Location, monkeypatch: pyt
     with pytest.raises(StoreFailed, match="no such bucket"):
         storage.create(Location("s3://nowhere/a"), b"")
     assert storage.list_after(bucket) == []
+
+
+def test_no_file_is_damaged_by_a_store_that_refuses(
+    faults: Faults, bucket: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From whichever request on. Who took it for a torn file would put it aside, though it was promised."""
+    layout = Layout(bucket)
+    log = ChangeLog(layout)
+    log.create(WHO, START, 3)
+    writer, _ = _writer(log)
+    for number in range(4):
+        writer.commit(_transaction(200 + 100 * number), [], Lsn(250 + 100 * number))
+    write_checkpoint(layout.change_log, 2)
+    files = sorted(entry.name for entry in storage.walk(bucket, hidden=True))
+    segment = next(bucket / name for name in files if name.endswith(".parquet") and "_delta_log" not in name)
+    monkeypatch.setattr(objects, "_PATIENCE", 0.05)
+    objects._bucket.cache_clear()
+    asked: list[Callable[[], object]] = [
+        ChangeLog(layout).position, lambda: open_delta(layout.change_log), lambda: recover(layout.change_log),
+        lambda: check_content(segment), lambda: read_rows(SegmentFile(segment)), lambda: read_footer(segment),
+    ]  # fmt: skip
+    for ask in asked:
+        served = 0
+        while not _answered(ask, faults, served):
+            served += 1
+        assert served > 0
+    faults.served = None
+    assert sorted(entry.name for entry in storage.walk(bucket, hidden=True)) == files
+
+
+def _answered(ask: Callable[[], object], faults: Faults, served: int) -> bool:
+    """Whether so many requests are enough."""
+    faults.served = served
+    try:
+        ask()
+    except StoreFailed:
+        return False
+    return True

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,7 +109,7 @@ def test_what_is_guarded_is_not_written_when_it_is_unsure(bucket: Location, monk
         assert held is not None
         storage.create(bucket / "while it is sure", b"x")
         until = held._until  # type: ignore[attr-defined]
-        wait_for(lambda: time.monotonic() > until, what="the end of its time")
+        wait_for(lambda: chainlease._now() > until, what="the end of its time")
         writes: list[Callable[[], None]] = [
             lambda: storage.create(bucket / "late", b"x"),
             lambda: storage.replace(bucket / "late", b"x"),
@@ -141,6 +140,31 @@ def test_a_writer_whose_clock_stood_still_is_told_by_the_number_that_is_taken(bu
             storage.create(bucket / "next", b"ours")
         with pytest.raises(LeaseLost):
             held.say("here")
+
+
+def test_a_number_that_came_and_went_is_not_taken(bucket: Location) -> None:
+    """A holder that slept while others led for so long that their first numbers are deleted again."""
+    with lease.held(bucket / "lock", guarding=bucket) as held:
+        assert held is not None
+        chain = chainlease.Chain(bucket / "lock")
+        last, _ = chain.look()
+        assert last is not None
+        for number in range(1, 2 * chainlease._KEPT):
+            chain.append(chainlease.Link(last.number + number, text="the other"))
+        assert not storage.exists(bucket / "lock" / f"{last.number + 1:020}")
+        with pytest.raises(LeaseLost, match="is lost, to the other"):
+            held.say("here")
+        with pytest.raises(LeaseLost):
+            storage.create(bucket / "late", b"x")
+
+
+def test_the_first_number_too_is_taken_once(bucket: Location) -> None:
+    late, chain = chainlease.Chain(bucket / "lock"), chainlease.Chain(bucket / "lock")
+    assert late.look()[0] is None
+    for number in range(1, 2 * chainlease._KEPT):
+        chain.append(chainlease.Link(number))
+    with pytest.raises(FileExistsError):
+        chainlease.ChainLease(late, None)
 
 
 def test_who_inherits_it_knows(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
