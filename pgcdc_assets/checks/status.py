@@ -26,7 +26,7 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
-from pgcdc_assets.errors import LakeError, PgcdcError, SettingsError, SourceUnavailable, WrongSource
+from pgcdc_assets.errors import LakeError, PgcdcError, SettingsError, SourceUnavailable, StoreFailed, WrongSource
 from pgcdc_assets.flow import outcomes
 from pgcdc_assets.flow.outcomes import Outcome
 from pgcdc_assets.log.prepared import PreparedTransaction
@@ -39,6 +39,7 @@ from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.slot.slotstatus import Decoded, SlotStatus, slot_status
+from pgcdc_assets.store import storage
 
 _CONNECT_SECONDS = 3
 """connect_timeout, because the whole answer is promised within five seconds."""
@@ -99,11 +100,14 @@ class Status:
 
 
 def status(settings: Settings, conninfo: str | None = None) -> Status:
-    """Look at source, log and lake; starts nothing. Raises WrongSource if another source is meant than the saved one.
+    """Look at source, log and lake; starts nothing. Raises WrongSource if another source is meant than the saved one,
+    and StoreFailed if the lake is out of reach.
 
     ``conninfo`` None: the settings' source, or the embedded server's.
     """
     facts = Facts(now=datetime.now(UTC), slot_name=settings.slot, two_phase=settings.two_phase)
+    # Once for all that is read of the lake: each look at a store that does not answer takes its time.
+    storage.head(settings.layout.outcomes)
     unread: list[Problem] = []
     try:
         facts = replace(facts, catalog=load_catalog(CATALOG_FILE))
@@ -128,9 +132,10 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     return replace(told, in_progress=announced(settings.layout), prepared=tuple(prepared))
 
 
-def refused(error: WrongSource) -> Status:
-    """A status that says only that the source is not the project's."""
-    return Status(None, None, None, None, (), (_problem(error, "source"),))
+def refused(error: WrongSource | StoreFailed) -> Status:
+    """A status that says only that the source is not the project's, or that the lake is out of reach."""
+    thing = "source" if isinstance(error, WrongSource) else "lake"
+    return Status(None, None, None, None, (), (_problem(error, thing),))
 
 
 def _reachable(settings: Settings) -> str:

@@ -77,11 +77,11 @@ def current_health(instance: dg.DagsterInstance) -> "Status":
     """The project's status, and what is wrong with the partition keys of this instance."""
     from pgcdc_assets.checks.health import Problem
     from pgcdc_assets.checks.status import refused, status
-    from pgcdc_assets.errors import WrongSource
+    from pgcdc_assets.errors import StoreFailed, WrongSource
 
     try:
         found = status(Settings.load())
-    except WrongSource as error:
+    except (WrongSource, StoreFailed) as error:
         return refused(error)
     what = "is no range of the log: it is passed over"
     odd = [

@@ -59,6 +59,10 @@ _QUERY: Final = re.compile(r"\?\S*")
 """In an error's text; on Azure it can hold a signature."""
 _ANSWERED: Final = re.compile(r"<Message>(.*?)</Message>")
 _NO_BUCKET: Final = "NoSuchBucket"
+_REFUSED: Final = re.compile("status code: 40[13]")
+"""Of a listing, which the library does not tell as a refusal."""
+_NO_ROLE: Final = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)\b")
+"""Where a machine's role is asked for once the environment has none."""
 _RIGHTS: Final = "give this process others, with the right to list, get, put and delete there"
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 
@@ -241,7 +245,10 @@ def _failure(place: Location, error: Exception) -> StoreFailed:
     said = _ANSWERED.search(text)
     if _NO_BUCKET in text:
         return StoreFailed("there is no such bucket", thing=_parts(place)[0], do="make it, or name another")
-    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+    if _NO_ROLE.search(text):
+        what = "no credentials were found in the environment, and no role of this machine"
+        return StoreFailed(what, thing=str(place), do=_RIGHTS)
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _REFUSED.search(text):
         why = f": {said[1]}" if said else ""
         return StoreFailed(f"the credentials of the environment are refused{why}", thing=str(place), do=_RIGHTS)
     what = said[1] if said else _QUERY.sub("", text.partition("\n")[0])

@@ -120,6 +120,8 @@ def test_a_store_that_is_out_of_reach_is_told(bucket: Location, monkeypatch: pyt
         with pytest.raises(StoreFailed, match="credentials of the environment are refused") as raised:
             storage.create(bucket / "a", b"")
         assert "another-secret" not in str(raised.value)
+        with pytest.raises(StoreFailed, match="credentials of the environment are refused"):
+            storage.list_after(bucket)
     objects._bucket.cache_clear()
     with pytest.raises(StoreFailed, match="no such bucket"):
         storage.create(Location("s3://nowhere/a"), b"")
