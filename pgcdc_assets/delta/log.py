@@ -21,7 +21,15 @@ from deltalake import Schema
 from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, checkpoint_name, commit_name
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.datafile import opened_parquet
-from pgcdc_assets.delta.logfiles import Action, checkpoint_files, commit_actions, commit_if_there, commit_numbers, torn
+from pgcdc_assets.delta.logfiles import (
+    Action,
+    checkpoint_files,
+    checkpoints_among,
+    commit_actions,
+    commit_if_there,
+    commits_among,
+    torn,
+)
 from pgcdc_assets.delta.vectors import vector_file
 from pgcdc_assets.errors import LakeError, TornLog
 from pgcdc_assets.store import storage
@@ -168,8 +176,9 @@ class DeltaLog:
         if 0 <= hint == self._number and self._read_on():
             return
         # Nothing follows the checkpoint that the hint names: is it the end, or is the hint an old one?
-        last = max(commit_numbers(self._log), default=-1)
-        begin, actions = newest_checkpoint(self._log, None)
+        names = [entry.name for entry in storage.list_after(self._log)]
+        last = max(commits_among(names), default=-1)
+        begin, actions = _readable(self._log, checkpoints_among(names, self._log))
         if max(last, begin) > self._number:
             self._start(begin, actions)
             self._play_upto(last)
@@ -213,8 +222,13 @@ def open_delta(folder: Location) -> DeltaVersion | None:
 def newest_checkpoint(log: Location, upto: int | None) -> tuple[int, list[Action]]:
     """The newest checkpoint at or below a version that can be read: its version, and what it stands for; -1 and
     nothing if there is none. TornLog if one cannot be read and the commits before it are gone."""
+    return _readable(log, checkpoint_files(log, upto))
+
+
+def _readable(log: Location, checkpoints: Mapping[int, list[Location]]) -> tuple[int, list[Action]]:
+    """The first that can be read of these checkpoints, the newest of which stands first."""
     failed: TornLog | None = None
-    for number, parts in checkpoint_files(log, upto).items():
+    for number, parts in checkpoints.items():
         try:
             return number, list(checkpoint_actions(parts))
         except TornLog as error:

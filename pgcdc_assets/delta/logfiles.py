@@ -81,7 +81,12 @@ def torn(path: Location, what: str) -> TornLog:
 
 def commit_numbers(log: Location) -> list[int]:
     """The versions of the commits in the folder, in order. Lists the folder."""
-    return sorted(int(match[1]) for entry in storage.list_after(log) if (match := COMMIT.fullmatch(entry.name)))
+    return commits_among(entry.name for entry in storage.list_after(log))
+
+
+def commits_among(names: Iterable[str]) -> list[int]:
+    """The same of names that were listed."""
+    return sorted(int(match[1]) for name in names if (match := COMMIT.fullmatch(name)))
 
 
 def checkpoint_files(log: Location, upto: int | None = None) -> dict[int, list[Location]]:
