@@ -8,10 +8,10 @@ https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Final, Self
+from functools import cached_property, partial
+from typing import Final, Self, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -40,6 +40,10 @@ _FIELDS: Final = (
 )  # fmt: skip
 """The fields of an add action. Checkpoints may hold more, derived from these: those of Spark hold statistics by column.
 """
+_AHEAD: Final = 16
+"""Commits that are read at a time."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -162,9 +166,16 @@ class DeltaLog:
         """Read on; returns whether that no longer leads to the newest version. Then the log was last read so long ago
         that the last commit that was read, or the next ones, have been deleted since. The log is whole from the
         checkpoint of the hint on."""
-        moved = self._read_on()
-        newest = self._log / commit_name(self._number)
-        return self._number < hinted(self._log) or (not moved and not storage.exists(newest))
+        number, log = self._number, self._log
+        following, hint, there = storage.together(log, [
+            partial(commit_if_there, log, number + 1), partial(hinted, log),
+            partial(storage.exists, log / commit_name(number)),
+        ])  # fmt: skip
+        if following is None:
+            return bool(hint > number or not there)
+        self._play(number + 1, following)
+        self._read_on()
+        return bool(hint > self._number)
 
     def _begin(self) -> None:
         hint = hinted(self._log)
@@ -190,14 +201,23 @@ class DeltaLog:
 
     def _read_on(self) -> bool:
         """Play the commits that follow; whether there was any."""
-        before = self._number
-        while (actions := commit_if_there(self._log, self._number + 1)) is not None:
-            self._play(self._number + 1, actions)
-        return self._number > before
+        before, ahead = self._number, 1
+        while True:
+            for actions in self._read(commit_if_there, ahead):
+                if actions is None:
+                    return self._number > before
+                self._play(self._number + 1, actions)
+            ahead = min(2 * ahead, _AHEAD)
 
     def _play_upto(self, last: int) -> None:
-        for number in range(self._number + 1, last + 1):
-            self._play(number, commit_actions(self._log, number))
+        while self._number < last:
+            for actions in self._read(commit_actions, min(last - self._number, _AHEAD)):
+                self._play(self._number + 1, actions)
+
+    def _read(self, read: Callable[[Location, int], T], count: int) -> list[T]:
+        """So many of the commits that follow, each read in this way."""
+        begin = self._number + 1
+        return storage.together(self._log, [partial(read, self._log, begin + place) for place in range(count)])
 
     def _play(self, number: int, actions: Iterable[Action]) -> None:
         for action in actions:

@@ -10,10 +10,9 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.errors import LockHeld
 from pgcdc_assets.flow import lock, requests
 from pgcdc_assets.flow.requests import Answer, Request
+from pgcdc_assets.store import storage
 
 R = TypeVar("R")
-
-_POLL_SECONDS = 0.2
 
 
 def done(
@@ -55,7 +54,7 @@ def _waited_for(layout: Layout, request: Request, say: Callable[[str], None], st
                 answer = None
             if answer is not None or holder is None or not holder.serves:
                 return answer
-            if stop.wait(_POLL_SECONDS):
+            if stop.wait(storage.pace(layout.root)):
                 what = f"`pgcdc {holder.command}` (pid {holder.pid}) was not waited for"
                 do = "what it has begun it ends; run it again for the result"
                 raise LockHeld(what, thing=str(layout.root), do=do)

@@ -34,9 +34,7 @@ from pgcdc_assets.flow.serving import Serving
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.flow.work import Work
-
-WAIT_SECONDS = 0.2
-"""Seconds that the loop sleeps at most when nothing lands; a batch wakes it at once."""
+from pgcdc_assets.store import storage
 
 
 class Sync:
@@ -69,7 +67,8 @@ class Sync:
                 self._aim()
             while not self._finished():
                 if not self._step():
-                    self._stream.wait(WAIT_SECONDS)
+                    # A batch wakes it at once.
+                    self._stream.wait(storage.pace(self._work.layout.root))
         finally:
             try:
                 self._copies.give_up()

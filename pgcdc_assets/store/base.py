@@ -12,9 +12,9 @@ StoreFailed says that an object store refuses or does not answer, and nothing ab
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -66,6 +66,9 @@ class Guard(ABC):
 class Store(ABC):
     """Every implementation passes the same test (``tests/store/test_contract.py``)."""
 
+    pace: float = 0.2
+    """Seconds that are best left between one look at what others may have written and the next."""
+
     # Reading ------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -88,6 +91,11 @@ class Store(ABC):
     def walk(self, folder: Location, *, hidden: bool = False) -> Iterator[Entry]:
         """All files in a folder and in those within, in no order. Names of files and folders that begin with a dot or
         an underscore are passed over unless ``hidden``: Delta does not count them as data of a table."""
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """The results of calls to this store whose order does not matter: side by side where each takes a while. None
+        of them may use this itself."""
+        return [call() for call in calls]
 
     # Writing ------------------------------------------------------------------------------------------
 

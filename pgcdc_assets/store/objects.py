@@ -16,7 +16,8 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
@@ -51,6 +52,8 @@ _PATIENCE: Final = 60.0
 """Seconds for which an unsure or refused request is tried again: a lease does not last longer."""
 _RETRIES: Final = 1000
 """More than fit into that time."""
+_AT_A_TIME: Final = 16
+"""Requests of one process whose order does not matter."""
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 _TIMEOUT: Final = "120s"
@@ -68,6 +71,8 @@ _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", 
 
 
 class ObjectStore(Store):
+    pace = 1.0
+
     def read(self, at: Location, start: int = 0, size: int | None = None) -> bytes:
         bucket, key = _held(at)
         if size == 0:
@@ -114,6 +119,9 @@ class ObjectStore(Store):
         with _told(folder):
             for some in obstore.list(bucket, key or None, offset=f"{prefix}{after}" if after else None):
                 yield from (_entry(found["path"].removeprefix(prefix), found) for found in some)
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        return list(_side_by_side(os.getpid()).map(lambda call: call(), calls))
 
     def draft(self, to: Location) -> str:
         return draft_for(to)
@@ -220,6 +228,12 @@ def _bucket(url: str, once: bool, process: int) -> Bucket:
     )
     client: Any = {"timeout": _TIMEOUT, "allow_http": _plain_http()}
     return from_url(url, client_options=client, retry_config=retries)
+
+
+@cache
+def _side_by_side(process: int) -> ThreadPoolExecutor:
+    del process
+    return ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="store")
 
 
 def _entry(name: str, found: ObjectMeta) -> Entry:

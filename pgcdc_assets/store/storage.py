@@ -5,10 +5,10 @@ What each call promises stands in :mod:`pgcdc_assets.store.base`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -67,6 +67,10 @@ def read(at: Location, start: int = 0, size: int | None = None) -> bytes:
     return store_of(at).read(at, start, size)
 
 
+def pace(folder: Location) -> float:
+    return store_of(folder).pace
+
+
 def open_file(at: Location) -> pa.NativeFile:
     return store_of(at).open(at)
 
@@ -86,6 +90,11 @@ def list_after(folder: Location, name: str = "") -> list[Entry]:
 
 def walk(folder: Location, *, hidden: bool = False) -> Iterator[Entry]:
     return store_of(folder).walk(folder, hidden=hidden)
+
+
+def together(folder: Location, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Of the store of a folder."""
+    return store_of(folder).together(calls)
 
 
 def draft(to: Location) -> DraftFile:
