@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from deltalake import DeltaTable
@@ -75,8 +76,8 @@ def write_checkpoint(folder: Location, version: int) -> Made:
     with storage.scratch(folder / _SCRATCH).temporary() as scratch:
         made = scratch / DELTA_LOG / checkpoint_name(version)
         commits = [log / commit_name(number) for number in range(begin + 1, version + 1)]
-        for path in (*parts.get(begin, ()), *commits):
-            storage.fetch(path, made.with_name(path.name))
+        needed = (*parts.get(begin, ()), *commits)
+        storage.together(log, [partial(storage.fetch, path, made.with_name(path.name)) for path in needed])
         table = DeltaTable(str(scratch), version=version)
         table.create_checkpoint()
         forget_the_short_lived(folder, made)

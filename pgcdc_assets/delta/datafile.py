@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -214,10 +215,10 @@ def _stated(value: Any) -> Any:
 def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, optional: Collection[str] = ()) -> None:
     """Each file is there, is as large as reported, and has the table's columns (it may lack the ``optional`` ones) with
     exactly their types."""
-    for file in files:
-        data = folder / file.path
-        found = storage.head(data)
-        footer = read_footer(data)
+    places = [folder / file.path for file in files]
+    heads = storage.together(folder, [partial(storage.head, data) for data in places])
+    footers = storage.together(folder, [partial(read_footer, data) for data in places])
+    for file, data, found, footer in zip(files, places, heads, footers, strict=True):
         if found is None or (found.size, footer.num_rows) != (file.size, file.rows):
             raise LakeError("is not the file that its task reported", thing=str(data))
         if odd := odd_columns(footer.schema.to_arrow_schema(), schema, optional):

@@ -8,6 +8,8 @@ sends it again from the start.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +25,8 @@ from pgcdc_assets.log.spool import EndedStream, SpooledSegment, Staged
 from pgcdc_assets.store import storage
 
 SPILL = "_spill"
+_PUT_AT_A_TIME: Final = 4
+"""Segments that are sent side by side, each of them held in memory for it."""
 
 
 class SpillFolder:
@@ -82,4 +86,6 @@ class SpillFolder:
 
     def move(self, staged: Staged, batch_end: Lsn) -> list[FileReport]:
         """Move segments into the table, as they are; they are those of the batch that ends there."""
-        return [file.put(self._table, batch_end, batch_end, late) for file, late in staged.files]
+        calls = [partial(file.put, self._table, batch_end, batch_end, late) for file, late in staged.files]
+        begins = range(0, len(calls), _PUT_AT_A_TIME)
+        return [put for begin in begins for put in storage.together(self._table, calls[begin : begin + _PUT_AT_A_TIME])]
