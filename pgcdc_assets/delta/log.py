@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from threading import Lock
 from typing import Final, Self, TypeVar
 from urllib.parse import unquote
 
@@ -130,7 +132,7 @@ class Replay:
 
 
 class DeltaLog:
-    """The log of one table; it remembers what it has read, and reads on from there."""
+    """The log of one table; it remembers what it has read, and reads on from there. Threads may share it."""
 
     def __init__(self, folder: Location, *, with_files: bool = True) -> None:
         self.folder = folder
@@ -139,21 +141,29 @@ class DeltaLog:
         self._replay = Replay(with_files=with_files)
         self._number = -1
         self._version: DeltaVersion | None = None
+        self._lock = Lock()
 
     def newest(self) -> DeltaVersion | None:
         """The newest version; None where there is no table yet. LakeError where the log does not say."""
-        if self._number < 0 or self._lost():
-            self._begin()
-        return self._told()
+        with self._lock:
+            try:
+                if self._number < 0 or self._lost():
+                    self._begin()
+            except BaseException:
+                # What was played of it is not known.
+                self._number = -1
+                raise
+            return self._told()
 
     def at(self, version: int) -> DeltaVersion:
         """LakeError where the log does not hold that version (any more)."""
-        try:
-            self._seek(version)
-        except LakeError:
-            # A file that was listed may be deleted before it is read, while versions around it are let go.
-            self._seek(version)
-        told = self._told()
+        with self._lock:
+            try:
+                self._seek(version)
+            except LakeError:
+                # A file that was listed may be deleted before it is read, while versions around it are let go.
+                self._seek(version)
+            told = self._told()
         if told is None:
             raise LakeError(f"has no version {version}", thing=f"Delta table {self.folder}")
         return told
@@ -234,9 +244,36 @@ class DeltaLog:
         return self._version
 
 
+class OpenLogs:
+    """The logs of tables that one run looks at again and again, each read on from its last look.
+
+    Only for the time in which no other process writes to the lake: a table that is deleted and made again between two
+    looks may seem to be the same.
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[Location, DeltaLog] | None = None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """They are remembered during the block."""
+        self._logs = {}
+        try:
+            yield
+        finally:
+            self._logs = None
+
+    def of(self, folder: Location) -> DeltaLog:
+        logs = self._logs
+        return DeltaLog(folder) if logs is None else logs.setdefault(folder, DeltaLog(folder))
+
+
+OPEN_LOGS: Final = OpenLogs()
+
+
 def open_delta(folder: Location) -> DeltaVersion | None:
     """The newest version of the table; None if there is no table."""
-    return DeltaLog(folder).newest()
+    return OPEN_LOGS.of(folder).newest()
 
 
 def newest_checkpoint(log: Location, upto: int | None) -> tuple[int, list[Action]]:

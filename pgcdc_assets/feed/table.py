@@ -24,7 +24,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import commit_columns, create_table
-from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
+from pgcdc_assets.delta.log import OPEN_LOGS, Added, DeltaVersion
 from pgcdc_assets.delta.smallfiles import neighbours
 from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import CommitLost
@@ -55,7 +55,7 @@ class FeedTable:
         self._table = table
         self._end_id = identity.app_id("changes", table.name.folder)
         self._start_id = identity.app_id("changes_since", table.name.folder)
-        self._log = DeltaLog(self.path)
+        self._log = OPEN_LOGS.of(self.path)
         self._delta = self._log.newest()
 
     @property

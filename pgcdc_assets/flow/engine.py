@@ -15,6 +15,7 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.log import OPEN_LOGS
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SetupNeeded
 from pgcdc_assets.failures import machine_told
 from pgcdc_assets.flow import asking, sentinel
@@ -173,6 +174,7 @@ class Engine:
         with (
             machine_told(layout.root), lake_lock(layout, command, serves=serves),
             recorded(layout, kind, command, say) as operation, machine_told(layout.root), jvm_death_told(),
+            OPEN_LOGS.kept(),
         ):  # fmt: skip
             yield operation
 
