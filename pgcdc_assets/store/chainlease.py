@@ -34,9 +34,9 @@ from pgcdc_assets.errors import LeaseLost, StoreFailed
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import Guard, Lease
 
-TTL: Final = 60.0
+TTL: Final = 75.0
 """Seconds without a sign of life after which a place is free."""
-RENEWED: Final = 25.0
+RENEWED: Final = 30.0
 """Seconds from one sign of life to the next: two requests in a minute in which nothing else happens."""
 _MARGIN: Final = 5.0
 """By so many seconds a holder ends its time early: clocks do not run equally fast."""

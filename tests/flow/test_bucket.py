@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from pyspark.sql import SparkSession
@@ -14,8 +16,12 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.store import chainlease, objects
+from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
+from tests.flow.test_serving import following, newest
 from tests.flow.test_sync import Rig, T, U, rig_of
+from tests.store.faultproxy import Faults, spoiling
 
 pytestmark = pytest.mark.spark
 
@@ -25,7 +31,7 @@ def rig(
     database: Database, spark: SparkSession, bucket: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Rig]:
     monkeypatch.chdir(tmp_path)
-    settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], lake=str(bucket))
+    settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], lake=str(bucket), range_seconds=600)
     with rig_of(database, spark, settings) as rig:
         yield rig
 
@@ -53,3 +59,47 @@ def test_the_whole_path(rig: Rig) -> None:
     assert lake.at().arrow("public.u").num_rows == 47
     assert lake.at().arrow("public.t").num_rows == 50
     assert set(lake.tables) == {T, U}
+
+
+@pytest.fixture
+def counted(bucket: Location, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    """Every request of this process, of the receiver, and of Spark's workers."""
+    faults, behind = Faults(), urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
+    assert behind is not None
+    with spoiling(behind, faults) as port, monkeypatch.context() as patch:
+        url = f"http://127.0.0.1:{port}"
+        patch.setenv("AWS_ENDPOINT_URL", url)
+        patch.setitem(spark.sparkContext.environment, "AWS_ENDPOINT_URL", url)
+        objects._bucket.cache_clear()
+        yield faults
+    objects._bucket.cache_clear()
+
+
+def test_what_a_turn_and_the_time_between_cost(counted: Faults, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In requests that cost as much as a PUT. A turn of a table: a file and a commit of its feed, its mirror, and the
+    consistent points."""
+    monkeypatch.setattr(chainlease, "RENEWED", 1.0)
+    rig.setup()
+    rig.sync()
+    with following(rig):
+        wait_for(rig.streaming, what="the stream")
+        for number in range(4):
+            before = newest(rig).replay_lsn
+            counted.asked.clear()
+            with rig.conn.transaction():
+                rig.conn.execute("UPDATE t SET v = v || '.' WHERE id <= 10")
+            wait_for(lambda: any("PUT" in one and "consistent_points/_delta_log" in one for one in counted.asked),
+                     what=f"turn {number}")  # fmt: skip
+        turn = _dear(counted)
+        assert len(turn) == 2 + 6, turn
+        assert not any(one.startswith("LIST") for one in turn), turn
+        counted.asked.clear()
+        wait_for(lambda: sum("PUT" in one and "/lock/" in one for one in counted.asked) == 5, what="signs of life")
+        assert not _dear(counted), "nothing else"
+    assert newest(rig).replay_lsn > before
+
+
+def _dear(counted: Faults) -> list[str]:
+    """Requests so far that are priced as a PUT is, but for the signs of life."""
+    return [one for one in counted.asked if one.startswith(("PUT", "LIST", "POST")) and "/lock/" not in one
+            and "?delete" not in one]  # fmt: skip

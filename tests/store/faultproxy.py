@@ -36,11 +36,14 @@ class Faults:
         self.served: int | None = None
         """How many more requests the store answers, before it refuses all."""
         self.seen: Counter[str] = Counter()
+        self.asked: list[str] = []
+        """Each request: its kind and path."""
         self._lock = threading.Lock()
 
-    def take(self, method: str) -> Fault | None:
+    def take(self, method: str, path: str = "") -> Fault | None:
         with self._lock:
             self.seen[method] += 1
+            self.asked.append(f"{method} {path}")
             fault = None
             if self.served is not None:
                 self.served -= 1
@@ -61,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self.faults.take("LIST" if "list-type" in self.path else self.command)
+        fault = self.faults.take("LIST" if "list-type" in self.path else self.command, self.path)
         if fault is Fault.CUT:
             return self._hang_up()
         if fault is Fault.BUSY:
