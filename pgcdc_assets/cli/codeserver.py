@@ -1,7 +1,7 @@
 """``pgcdc code-server``: serves the project to a Dagster webserver and daemon that run elsewhere.
 
-Dagster's own `code-server start` waits for the runs that it has started when it is asked to end, and tells them nothing:
-whoever stops its container would kill them. Here the run at work ends at a boundary first.
+Dagster's own `code-server start` waits for the runs that it has started when it is asked to end, and tells them
+nothing: whoever stops its container would kill them. Here the run at work ends at a boundary first.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def end(process: subprocess.Popen[bytes], layout: Layout) -> None:
     """End Dagster and all that it started: the run at work first, at its next boundary."""
     family = _family(process.pid)
     writer = lock.holder(layout)
-    if writer is not None and writer.pid in {member.pid for member in family}:
+    if writer is not None and writer.is_here and writer.pid in {member.pid for member in family}:
         os.kill(writer.pid, signal.SIGTERM)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
