@@ -77,9 +77,12 @@ check: install ## ruff and mypy
 	@$(BIN)/mypy
 
 .PHONY: lock
-lock: install ## Lock the dependencies anew
+lock: install ## Lock the dependencies anew, those of the image too
 	@$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --no-strip-extras --extra dev --no-emit-index-url \
 	  --no-emit-find-links --no-emit-options --no-emit-trusted-host --output-file requirements.lock pyproject.toml
+	@$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --no-strip-extras --extra deploy --no-emit-index-url \
+	  --no-emit-find-links --no-emit-options --no-emit-trusted-host --constraint requirements.lock \
+	  --output-file deploy/requirements.lock pyproject.toml
 
 .PHONY: clean
 clean: ## Removes the virtual environment and caches of the checkout

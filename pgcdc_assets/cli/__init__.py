@@ -3,7 +3,8 @@
 main        the commands, exit codes            arguments   LSNs, ranges, tables as arguments
 source      setup, teardown                     sync        sync, follow, snapshot, repair
 status_verify  status, verify                   maintenance maintain
-up          up                                  demo        demo
+up          up                                  codeserver  code-server
+demo        demo
 sentinel    until, pause, resume, positions
 jobs        commands as runs of Dagster's jobs  console     progress for a person
 lines       lines of output, with odd characters made visible

@@ -15,6 +15,7 @@ from importlib.metadata import version
 
 import click
 
+from pgcdc_assets.cli.codeserver import code_server
 from pgcdc_assets.cli.demo import demo
 from pgcdc_assets.cli.lines import visible
 from pgcdc_assets.cli.maintenance import maintain
@@ -42,7 +43,7 @@ def pgcdc() -> None:
     """
 
 
-COMMANDS = (demo, up, setup, teardown, sync, follow, status, verify, snapshot, repair, maintain)
+COMMANDS = (demo, up, code_server, setup, teardown, sync, follow, status, verify, snapshot, repair, maintain)
 SENTINEL = (until, pause, resume, positions)
 
 for command in (*COMMANDS, *SENTINEL):

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any
 
 import click
 import psutil
@@ -79,21 +80,26 @@ def serve(layout: Layout, stop: threading.Event, host: str = HOST, port: int | N
 
 def _start(log: Path, url: str) -> subprocess.Popen[bytes]:
     host, port = url.removeprefix("http://").rsplit(":", 1)
-    command = [sys.executable, "-W", "ignore", "-m", "dagster", "dev", "--workspace", str(workspace_file())]
     # At `info` the daemon writes a line or two every second, for as long as it runs.
-    command += ["--host", host, "--port", port, "--log-level", "warning", "--code-server-log-level", "warning"]
+    quiet = ["--log-level", "warning", "--code-server-log-level", "warning"]
+    command = ["dev", "--workspace", str(workspace_file()), "--host", host, "--port", port, *quiet]
     with log.open("wb") as file:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            # A file of the project directory, say queue.py, must not stand in for a library's module.
-            env={**os.environ, **environment(), SENSOR_ON: "on", "PYTHONSAFEPATH": "1"},
-            # A terminal's Ctrl-C must reach us alone: we end the children in order.
-            start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-        )
+        return started(command, file, **{SENSOR_ON: "on"})
+
+
+def started(arguments: list[str], output: IO[Any], **variables: str) -> subprocess.Popen[bytes]:
+    """Start ``dagster`` for this project. It ends as by Ctrl-C if we are killed."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "dagster", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        # A file of the project directory, say queue.py, must not stand in for a library's module.
+        env={**os.environ, **environment(), **variables, "PYTHONSAFEPATH": "1"},
+        # A terminal's Ctrl-C must reach us alone: we end the children in order.
+        start_new_session=True,
+        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+    )
 
 
 def _end_with_parent() -> None:
@@ -114,7 +120,7 @@ def end(process: subprocess.Popen[bytes], layout: Layout) -> None:
     """End Dagster and all that it started: the run at work first, at its next boundary."""
     family = _family(process.pid)
     writer = lock.holder(layout)
-    if writer is not None and writer.pid in {member.pid for member in family}:
+    if writer is not None and writer.is_here and writer.pid in {member.pid for member in family}:
         os.kill(writer.pid, signal.SIGTERM)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)

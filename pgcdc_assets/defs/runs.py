@@ -6,21 +6,19 @@ the queue. So every run of ours names its process in a tag.
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import dagster as dg
-import psutil
 
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow import lock
 from pgcdc_assets.project import LOCATION
+from pgcdc_assets.store.processname import ProcessName
 
 PROCESS_TAG = "pgcdc/process"
 SYNC_JOB = "sync"
@@ -35,6 +33,9 @@ RUNNING = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 _START_GRACE_SECONDS = 120
 """A run without a tag may still be importing; after this time it is not. Run monitoring waits longer."""
+_ELSEWHERE_SECONDS = 180
+"""A run on another host holds the lake as long as it lives, but for the time that it takes to come to it (the lease of
+a writer that was killed ends after a minute) and to end. Clocks of two hosts are compared, so it is generous."""
 _LOOK_SECONDS = 2.0
 """Seconds between two looks of a sync whether another run waits."""
 
@@ -45,38 +46,41 @@ def mark_process(context: dg.OpExecutionContext) -> None:
 
 
 def process_mark() -> str:
-    return f"{socket.gethostname()}.{os.getpid()}.{int(psutil.Process().create_time())}"
+    return str(ProcessName.own())
 
 
-def process_lives(mark: str) -> bool:
-    """Whether the process that a tag names is alive; True for a process of another host, which cannot be checked."""
-    host, pid, created = mark.rsplit(".", 2)
-    if host != socket.gethostname():
-        return True
+def process_lives(mark: str) -> bool | None:
+    """Whether the process that a tag names is alive; None for one of another host or container, which cannot be looked
+    up, and for a tag of an earlier version."""
     try:
-        return int(psutil.Process(int(pid)).create_time()) == int(created)
-    except psutil.NoSuchProcess:
-        return False
+        return ProcessName.parse(mark).lives()
+    except ValueError:
+        return None
 
 
 def report_dead_runs(instance: dg.DagsterInstance, layout: Layout, now: float | None = None) -> list[str]:
-    """Mark those of our runs as failed that Dagster shows as running although their process is gone and nobody holds
-    the lake's lock. Returns their ids."""
+    """Mark those of our runs as failed that Dagster shows as running although nobody holds the lake, and their process
+    is gone. Of a process that cannot be looked up from here the lake tells it: nobody has held it for long. Returns
+    their ids."""
     if lock.holder(layout) is not None:
         return []
     records = instance.get_run_records(dg.RunsFilter(statuses=RUNNING), limit=50)
-    dead = [record.dagster_run for record in records if _died(record, now or time.time())]
+    silence = lock.silence(layout) if records else 0.0
+    dead = [record.dagster_run for record in records if _died(record, now or time.time(), silence)]
     for run in dead:
         instance.report_run_failed(run, "its process is gone; the next run goes on from what is durable")
     return [run.run_id for run in dead]
 
 
-def _died(record: dg.RunRecord, now: float) -> bool:
-    mark = record.dagster_run.tags.get(PROCESS_TAG)
-    if mark is not None:
-        return not process_lives(mark)
+def _died(record: dg.RunRecord, now: float, silence: float) -> bool:
     started = record.start_time or record.create_timestamp.timestamp()
-    return record.dagster_run.job_name in JOBS and now - started > _START_GRACE_SECONDS
+    mark = record.dagster_run.tags.get(PROCESS_TAG)
+    if mark is None:
+        return record.dagster_run.job_name in JOBS and now - started > _START_GRACE_SECONDS
+    lives = process_lives(mark)
+    if lives is None:
+        return min(silence, now - started) > _ELSEWHERE_SECONDS
+    return not lives
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def done(
             if holder is not None and not holder.serves:
                 raise
         if holder is not None:
-            say(f"asks `pgcdc {holder.command}` (pid {holder.pid}), which writes to this lake")
+            say(f"asks {holder}, which writes to this lake")
             answer = _waited_for(layout, request, say, stop or threading.Event())
             if answer is not None:
                 return answer.result(report)
@@ -55,6 +55,6 @@ def _waited_for(layout: Layout, request: Request, say: Callable[[str], None], st
             if answer is not None or holder is None or not holder.serves:
                 return answer
             if stop.wait(storage.pace(layout.root)):
-                what = f"`pgcdc {holder.command}` (pid {holder.pid}) was not waited for"
+                what = f"{holder} was not waited for"
                 do = "what it has begun it ends; run it again for the result"
                 raise LockHeld(what, thing=str(layout.root), do=do)

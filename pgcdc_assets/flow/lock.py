@@ -8,16 +8,16 @@ Every command, run, backfill and maintenance that writes takes it.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LockHeld, MachineError
 from pgcdc_assets.store import lease, storage
 from pgcdc_assets.store.base import Lease
+from pgcdc_assets.store.processname import ProcessName
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,16 @@ class LockHolder:
     command: str
     serves: bool = False
     """Whether it does what other commands ask for (:mod:`pgcdc_assets.flow.requests`)."""
+    process: ProcessName | None = field(default=None, compare=False)
+    """None where an earlier version holds it."""
+
+    def __str__(self) -> str:
+        return f"`pgcdc {self.command}` ({self.process.told if self.process else f'pid {self.pid}'})"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether ``pid`` is a number of this host, and of this container."""
+        return self.process is not None and self.process.is_here
 
 
 @contextmanager
@@ -36,9 +46,10 @@ def lake_lock(layout: Layout, command: str, *, serves: bool = False) -> Iterator
 
     ``serves``: the holder does what other commands ask of it meanwhile.
     """
-    refusal = lambda: f"{_named(holder(layout))} is writing to this lake"  # noqa: E731
+    refusal = lambda: f"{holder(layout) or 'another process'} is writing to this lake"  # noqa: E731
     with sole(layout, layout.lock, refusal, guarding=layout.root) as held:
-        held.say(json.dumps({"pid": os.getpid(), "command": command, "serves": serves}))
+        own = ProcessName.own()
+        held.say(json.dumps({"pid": own.pid, "command": command, "serves": serves, "process": str(own)}))
         if held.inherited_as is not None:
             # Here, for Dagster's definitions ask only who holds the lake, and load nothing that writes tables.
             from pgcdc_assets.log.fencing import shut_out
@@ -66,10 +77,6 @@ def sole(
         yield found
 
 
-def _named(other: LockHolder | None) -> str:
-    return f"`pgcdc {other.command}` (pid {other.pid})" if other else "another process"
-
-
 def unwritable(layout: Layout, error: OSError) -> MachineError:
     """The error for a lake whose folders cannot be made or written."""
     do = "name a folder of yours in the setting `lake`, or let its owner run it"
@@ -83,7 +90,13 @@ def holder(layout: Layout) -> LockHolder | None:
         return None
     try:
         content = json.loads(text)
-        # A lock of an earlier version lacks this field: its sync serves nobody.
-        return LockHolder(int(content["pid"]), str(content["command"]), bool(content.get("serves", False)))
+        # A lock of an earlier version lacks these fields: its sync serves nobody.
+        process = ProcessName.parse(content["process"]) if "process" in content else None
+        return LockHolder(int(content["pid"]), str(content["command"]), bool(content.get("serves", False)), process)
     except (ValueError, KeyError, TypeError, AttributeError):
         return LockHolder(0, "unknown")
+
+
+def silence(layout: Layout) -> float:
+    """Seconds since anybody took the lake, said that it lives, or gave the lake back; infinite if nobody ever has."""
+    return lease.silent_for(layout.lock)

@@ -14,6 +14,7 @@ scratch     this machine's own disk, for files under way
 lease       a place that one process holds, and the sign that it lives
 filelease   on a file system: a locked file
 chainlease  in an object store: a chain of numbered files
+processname a process by a name that no other has, on any host
 durable     what survives a power cut on a file system
 private     folders that their owner alone may enter
 """

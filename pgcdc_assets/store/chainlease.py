@@ -250,6 +250,13 @@ def text_of_holder(place: Location) -> str | None:
     return link.text
 
 
+def silent_for(place: Location) -> float:
+    """See :func:`pgcdc_assets.store.lease.silent_for`."""
+    chain = _chain(place)
+    link, _ = chain.look()
+    return float("inf") if link is None else chain.age(link)
+
+
 def _taken(chain: Chain) -> ChainLease | None:
     """The place, once it is free; None if another holds it."""
     link, known = chain.look()

@@ -61,6 +61,15 @@ def text_of_holder(place: Location) -> str | None:
         return None
 
 
+def silent_for(place: Location) -> float:
+    """See :func:`pgcdc_assets.store.lease.silent_for`."""
+    try:
+        # Whoever takes the place or gives it back truncates the file.
+        return time.time() - path_of(place).stat().st_mtime
+    except OSError:
+        return float("inf")
+
+
 def _opened(place: Location) -> IO[str]:
     """The file, made if missing and never truncated: its text names the holder to those who fail to lock.
 

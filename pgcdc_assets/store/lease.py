@@ -22,3 +22,11 @@ def held(place: Location, *, guarding: Location | None = None) -> AbstractContex
 def text_of_holder(place: Location) -> str | None:
     """What the living holder says; None when nobody holds the place."""
     return filelease.text_of_holder(place) if place.scheme == LOCAL else chainlease.text_of_holder(place)
+
+
+def silent_for(place: Location) -> float:
+    """Seconds since a holder took the place, said something or gave it back; infinite if there was none.
+
+    The clock of the store is compared with ours: good for what may be a minute wrong.
+    """
+    return filelease.silent_for(place) if place.scheme == LOCAL else chainlease.silent_for(place)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -16,8 +17,11 @@ import psutil
 import pytest
 
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import LOCAL
 from pgcdc_assets.defs import runs
 from pgcdc_assets.flow.lock import lake_lock
+from pgcdc_assets.store import chainlease, storage
+from pgcdc_assets.store.processname import ProcessName
 
 
 @dg.op
@@ -53,8 +57,28 @@ def dead_mark() -> str:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     created = int(psutil.Process(child.pid).create_time())
     child.communicate()
-    host = runs.process_mark().rsplit(".", 2)[0]
-    return f"{host}.{child.pid}.{created}"
+    return str(replace(ProcessName.own(), pid=child.pid, started=created))
+
+
+def elsewhere() -> str:
+    """The mark of a process of a container that goes by this host's name and counts its own processes."""
+    return str(replace(ProcessName.own(), space="anotherboot-4026531836"))
+
+
+@pytest.fixture(params=["local", "s3"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Layout:
+    if request.param == "s3":
+        return Layout(request.getfixturevalue("bucket"))
+    return Layout.of(tmp_path / "lake")
+
+
+def forget(lake: Layout) -> None:
+    """Leave no sign of whoever held the lake: as if that was days ago."""
+    chainlease._chain.cache_clear()
+    if lake.root.scheme == LOCAL:
+        storage.delete([lake.lock])
+    else:
+        storage.delete_folder(lake.lock)
 
 
 def status(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
@@ -71,8 +95,8 @@ def test_a_run_whose_process_is_gone_is_reported_failed(instance: dg.DagsterInst
 
 
 def test_a_pid_that_was_given_again_is_not_the_run(instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    host, pid, created = runs.process_mark().rsplit(".", 2)
-    dead = run_of(instance, mark=f"{host}.{pid}.{int(created) - 100}")
+    own = ProcessName.own()
+    dead = run_of(instance, mark=str(replace(own, started=own.started - 100)))
     assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == [dead]
 
 
@@ -102,9 +126,20 @@ def test_a_run_that_has_named_no_process_gets_time_to_start(instance: dg.Dagster
     assert status(instance, other) is dg.DagsterRunStatus.STARTED
 
 
-def test_a_run_on_another_host_is_left_alone(instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    run_of(instance, mark="elsewhere.example.1.1")
-    assert runs.report_dead_runs(instance, Layout.of(tmp_path)) == []
+@pytest.mark.parametrize("mark", ["elsewhere.example.1.1", None], ids=["of an earlier version", "of a container"])
+def test_a_run_elsewhere_is_dead_when_the_lake_has_been_silent_for_long(
+    instance: dg.DagsterInstance, lake: Layout, mark: str | None
+) -> None:
+    run = run_of(instance, mark=mark or elsewhere())
+    assert runs.report_dead_runs(instance, lake) == [], "it has just begun, and may be on its way to the lake"
+    later = time.time() + runs._ELSEWHERE_SECONDS + 1
+    with lake_lock(lake, "sync"):
+        assert runs.report_dead_runs(instance, lake, now=later) == [], "it may be the holder"
+    assert runs.report_dead_runs(instance, lake, now=later) == [], "it may have held the lake a moment ago"
+    forget(lake)
+    assert runs.report_dead_runs(instance, lake, now=time.time()) == []
+    assert runs.report_dead_runs(instance, lake, now=later) == [run]
+    assert status(instance, run) is dg.DagsterRunStatus.FAILURE
 
 
 def test_our_own_lock_does_not_hide_the_dead(instance: dg.DagsterInstance, tmp_path: Path) -> None:

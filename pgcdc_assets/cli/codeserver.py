@@ -1,0 +1,47 @@
+"""``pgcdc code-server``: serves the project to a Dagster webserver and daemon that run elsewhere.
+
+Dagster's own `code-server start` waits for the runs that it has started when it is asked to end, and tells them
+nothing: whoever stops its container would kill them. Here the run at work ends at a boundary first.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import click
+
+from pgcdc_assets.cli.jobs import project_settings
+from pgcdc_assets.cli.up import HOST, end, started
+from pgcdc_assets.core.ending import ENDING
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.errors import MachineError
+from pgcdc_assets.project import LOCATION
+
+PORT = 4000
+"""The port of Dagster's own examples."""
+
+
+@click.command("code-server")
+@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port of the gRPC server.")
+@click.option("--host", default=HOST, show_default=True, help="Address to listen at; the server has no login.")
+def code_server(port: int, host: str) -> int:
+    """Serve the project to Dagster's webserver and daemon elsewhere."""
+    settings = project_settings()
+    stop = threading.Event()
+    with ENDING.at_boundary(stop, boundary=None):
+        serve(settings.layout, stop, host, port)
+    return 0
+
+
+def serve(layout: Layout, stop: threading.Event, host: str, port: int) -> None:
+    """Run the server until ``stop`` is set; the runs that it starts end with it, at a boundary. Raises MachineError if
+    it ends before."""
+    command = ["code-server", "start", "--module-name", "pgcdc_assets.definitions", "--location-name", LOCATION]
+    process = started([*command, "--host", host, "--port", str(port), "--log-level", "warning"], sys.stderr)
+    try:
+        while not stop.wait(0.5):
+            if process.poll() is not None:
+                raise MachineError(f"ended with code {process.returncode}", thing="Dagster's code server")
+    finally:
+        end(process, layout)
