@@ -5,6 +5,7 @@ source      setup, teardown                     sync        sync, follow, snapsh
 status_verify  status, verify                   maintenance maintain
 up          up                                  demo        demo
 sentinel    until, pause, resume, positions
+pack        pack
 jobs        commands as runs of Dagster's jobs  console     progress for a person
 lines       lines of output, with odd characters made visible
 """

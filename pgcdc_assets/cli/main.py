@@ -18,6 +18,7 @@ import click
 from pgcdc_assets.cli.demo import demo
 from pgcdc_assets.cli.lines import visible
 from pgcdc_assets.cli.maintenance import maintain
+from pgcdc_assets.cli.pack import pack
 from pgcdc_assets.cli.sentinel import pause, positions, resume, until
 from pgcdc_assets.cli.source import setup, teardown
 from pgcdc_assets.cli.status_verify import status, verify
@@ -42,7 +43,7 @@ def pgcdc() -> None:
     """
 
 
-COMMANDS = (demo, up, setup, teardown, sync, follow, status, verify, snapshot, repair, maintain)
+COMMANDS = (demo, up, setup, teardown, sync, follow, status, verify, snapshot, repair, maintain, pack)
 SENTINEL = (until, pause, resume, positions)
 
 for command in (*COMMANDS, *SENTINEL):
