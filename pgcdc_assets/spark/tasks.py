@@ -42,7 +42,8 @@ def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequ
     try:
         attempts = session.sparkContext.parallelize(packed, len(packed)).map(_attempt()).collect()
     except Exception as error:
-        if (unfit := _unfit(str(error))) is None:
+        # PySpark keeps the worker's words alone, and leaves the host's name with the error of Java that it had.
+        if (unfit := _unfit(f"{error} {error.__context__}")) is None:
             raise
         raise unfit from error
     return [_result(kind, result) for kind, result in attempts]

@@ -50,7 +50,9 @@ def test_all_that_tasks_import_comes_from_it(unpacked: Path) -> None:
     found, files = json.loads(done.stdout)
     assert found == versions(), "an executor would be refused"
     # The node's own packages may be there; ours are not taken from among them.
-    needed = [file for file in files if any(f"/{one.replace('-', '_')}/" in file for one in ("pgcdc_assets", *OF_TASKS))]
+    needed = [
+        file for file in files if any(f"/{one.replace('-', '_')}/" in file for one in ("pgcdc_assets", *OF_TASKS))
+    ]
     assert len(needed) > 100
     assert not [file for file in needed if not file.startswith(f"{unpacked}/lib/")]
 

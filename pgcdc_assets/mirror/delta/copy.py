@@ -21,6 +21,7 @@ from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.master import is_local
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.datafile import FileReport
@@ -35,6 +36,7 @@ from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, cre
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.connect.route import Route
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks
@@ -110,6 +112,8 @@ class _Copier:
         self._identity = identity
         self._snapshot = snapshot
         self._retention = retention
+        beside = is_local(session.sparkContext.master)
+        self._route = Route(conninfo) if beside else Route.of(snapshot.holder, conninfo)
 
     # Planning -------------------------------------------------------------------------------------
 
@@ -136,7 +140,7 @@ class _Copier:
         return {name: found for name, found in (whole | smaller).items() if name not in more}, failures | more
 
     def _task(self, parts: Sequence[CopyPart]) -> CopyTask:
-        return CopyTask(self._conninfo, self._snapshot.name, tuple(parts))
+        return CopyTask(self._route, self._snapshot.name, tuple(parts))
 
     # One job --------------------------------------------------------------------------------------
 
