@@ -36,7 +36,7 @@ from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, cre
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
-from pgcdc_assets.source.connect.route import Route
+from pgcdc_assets.source.connect.route import SourceRoute
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks
@@ -113,7 +113,7 @@ class _Copier:
         self._snapshot = snapshot
         self._retention = retention
         beside = is_local(session.sparkContext.master)
-        self._route = Route(conninfo) if beside else Route.of(snapshot.holder, conninfo)
+        self._route = SourceRoute(conninfo) if beside else SourceRoute.of(snapshot.holder, conninfo)
 
     # Planning -------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.mirror.delta.copyblock import BlockReader
 from pgcdc_assets.mirror.delta.mirrorschema import own_fields
-from pgcdc_assets.source.connect.route import Route
+from pgcdc_assets.source.connect.route import SourceRoute
 from pgcdc_assets.source.snapshot.pieces import Piece
 from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, read_whole
 
@@ -54,7 +54,7 @@ CopyPart = tuple[Table, tuple[Piece, ...]]
 class CopyTask:
     """Pieces of one or several tables, read one after the other."""
 
-    route: Route
+    route: SourceRoute
     snapshot: str
     parts: tuple[CopyPart, ...]
     targets: dict[TableName, CopyTarget] = field(default_factory=dict)

@@ -31,7 +31,7 @@ _OURS: Final = {"options", "application_name", "client_encoding", "replication",
 
 
 @dataclass(frozen=True)
-class Route:
+class SourceRoute:
     """A conninfo, and the content of the files that it needs beside it."""
 
     conninfo: str = field(repr=False)
@@ -39,7 +39,7 @@ class Route:
     """By libpq's option."""
 
     @classmethod
-    def of(cls, conn: SourceConnection, conninfo: str) -> Route:
+    def of(cls, conn: SourceConnection, conninfo: str) -> SourceRoute:
         """The route of a connection that was made by ``conninfo``: to that very server, if several were named."""
         info = {one.keyword.decode(): (one.val, one.compiled) for one in conn.pgconn.info}
         found: dict[str, Any] = {
