@@ -83,7 +83,7 @@ class Cluster:
 def standalone(folder: Path, more: Mapping[str, str]) -> Iterator[Cluster]:
     """``more``: variables of the workers, and of the executors that they start. They have nothing of libpq's."""
     folder.mkdir(parents=True, exist_ok=True)
-    hidden = ("PG", "DAGSTER", "SPARK", "PYTHON")
+    hidden = ("PG", "DAGSTER", "SPARK")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     environment = {**clean, "SPARK_HOME": str(_HOME), "SPARK_LOCAL_DIRS": str(folder / "scratch"), **more}
     cluster = Cluster(folder, free_port(), free_port(), environment)
