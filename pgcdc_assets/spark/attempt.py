@@ -17,7 +17,7 @@ from pgcdc_assets.spark.versions import Versions, difference, versions
 class Kind(StrEnum):
     DONE = "done"
     FAILED = "failed"
-    """With an error that the driver raises as itself."""
+    """With the name of the worker's host, and an error that the driver raises as itself."""
     OTHER = "other"
     """Nothing was tried: with the name of the worker's host, and what it has otherwise than the driver."""
 
@@ -26,14 +26,13 @@ def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:
     """The result of one task. Our errors are returned as values, because Spark would turn them into text."""
     if (other := difference(versions(), driver)) is not None:
         return Kind.OTHER, pickle.dumps((socket.gethostname(), other))
-    kind = Kind.FAILED
     try:
         task, spec = pickle.loads(packed)
-        result, kind = task(spec), Kind.DONE
+        return Kind.DONE, pickle.dumps(task(spec))
     except PgcdcError as error:
-        result = error
+        failed = error
     except OSError as error:
-        result = of_the_machine(error)
-        if result is None:
+        if (refused := of_the_machine(error)) is None:
             raise
-    return kind, pickle.dumps(result)
+        failed = refused
+    return Kind.FAILED, pickle.dumps((socket.gethostname(), failed))

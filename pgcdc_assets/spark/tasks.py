@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from pgcdc_assets.core.master import is_local
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.spark.attempt import Kind
 from pgcdc_assets.spark.versions import versions
@@ -46,7 +47,8 @@ def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequ
         if (unfit := _unfit(f"{error} {error.__context__}")) is None:
             raise
         raise unfit from error
-    return [_result(kind, result) for kind, result in attempts]
+    beside = is_local(session.sparkContext.master)
+    return [_result(kind, result, beside=beside) for kind, result in attempts]
 
 
 def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
@@ -71,14 +73,18 @@ def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
     return attempt
 
 
-def _result(kind: str, packed: bytes) -> Any:
+def _result(kind: str, packed: bytes, *, beside: bool) -> Any:
+    """``beside``: the workers are on the driver's machine, which needs no name."""
     found = pickle.loads(packed)
+    if kind == Kind.DONE:
+        return found
+    host, failed = found
     if kind == Kind.OTHER:
-        host, other = found
-        raise MachineError(other, thing=f"executor on {host}", do=_GIVE)
-    if kind == Kind.FAILED:
-        raise found
-    return found
+        raise MachineError(failed, thing=f"executor on {host}", do=_GIVE)
+    if isinstance(failed, MachineError) and not beside:
+        # A full disk, or a store without credentials, may be so there alone.
+        failed.what += f", on the executor on {host}"
+    raise failed
 
 
 def _unfit(told: str) -> MachineError | None:
