@@ -18,14 +18,15 @@ import pyspark
 from tests.end_to_end.command import wait_for
 from tests.fix_objects import free_port
 
-WORKERS = 2
+WORKERS, CORES = 2, 3
+"""Workers, and cores of each: more than Spark takes for granted before an executor stands, and than most runs ask for."""
 EXECUTOR = "CoarseGrainedExecutorBackend"
 _HOME = Path(pyspark.__file__).parent
 
 
 @dataclass
 class Cluster:
-    """One core for each worker. ``folder`` has what they log, and the working directories of their executors."""
+    """``folder`` has what they log, and the working directories of their executors."""
 
     folder: Path
     port: int
@@ -46,7 +47,7 @@ class Cluster:
         self._run("master", "master.Master", "--port", str(self.port), "--webui-port", str(self.ui))
         wait_for(self._answers, what="the master")
         for number in range(WORKERS):
-            self._run(f"worker{number}", "worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0",
+            self._run(f"worker{number}", "worker.Worker", "--cores", str(CORES), "--memory", "1g", "--webui-port", "0",
                       "--work-dir", str(self.folder / f"work{number}"), self.master)  # fmt: skip
         wait_for(lambda: bool(self.state["aliveworkers"] == WORKERS), what="the workers")
 

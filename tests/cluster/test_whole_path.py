@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from pgcdc_assets.core.faultpoints import FaultPoint
 from tests.cluster.conftest import SECRET, Rig
 from tests.cluster.leaks import in_command_lines, in_environments, in_files, shown_by
-from tests.cluster.standalone import executor_of, kill_executor
+from tests.cluster.standalone import CORES, executor_of, kill_executor
 from tests.end_to_end.command import wait_for
 from tests.fix_objects import SECRET as STORE_SECRET
 from tests.fix_objects import free_port
@@ -95,3 +97,22 @@ def test_killed_executors_and_unseen_secrets_on_a_shared_folder(
 def test_killed_executors_and_unseen_secrets_on_an_object_store(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
     """The store's credentials are those of the workers' own environment."""
     the_whole_path(rig_on(in_bucket), {SECRET: False, STORE_SECRET: True})
+
+
+_CORES = """
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.spark.executors import cores
+from pgcdc_assets.spark.session import spark_session
+session = spark_session(Settings.load())
+print("told", cores(session), session.conf.get("spark.sql.shuffle.partitions"), flush=True)
+"""
+
+
+def test_tasks_follow_the_cores_of_the_executors(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
+    """Asked for at once after the session has started: Spark tells 2 until executors have registered."""
+    more = {"spark.executor.cores": str(CORES), "spark.cores.max": str(CORES)}
+    settings = rig_on(shared_folder).with_spark(**more).settings
+    done = subprocess.run(
+        [sys.executable, "-c", _CORES], env={**os.environ, **settings}, capture_output=True, text=True, check=True
+    )
+    assert f"told {CORES} {CORES}" in done.stdout
