@@ -19,7 +19,7 @@ from tests.end_to_end.command import wait_for
 from tests.fix_objects import free_port
 
 WORKERS, CORES = 2, 3
-"""Workers, and cores of each: more than Spark takes for granted before an executor stands, and than most runs ask for."""
+"""Workers, and cores of each: more than Spark takes for granted before an executor stands."""
 EXECUTOR = "CoarseGrainedExecutorBackend"
 _HOME = Path(pyspark.__file__).parent
 
