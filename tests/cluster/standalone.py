@@ -44,11 +44,13 @@ class Cluster:
             return json.load(answer)
 
     def start(self) -> None:
-        self._run("master", "master.Master", "--port", str(self.port), "--webui-port", str(self.ui))
+        self._run("master", "master.Master", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.ui))
         wait_for(self._answers, what="the master")
         for number in range(WORKERS):
-            self._run(f"worker{number}", "worker.Worker", "--cores", str(CORES), "--memory", "1g", "--webui-port", "0",
-                      "--work-dir", str(self.folder / f"work{number}"), self.master)  # fmt: skip
+            work = str(self.folder / f"work{number}")
+            # Each on a host of its own, as Spark sees it: it begins no second attempt on the host of the first.
+            self._run(f"worker{number}", "worker.Worker", f"127.0.0.{number + 1}", "--cores", str(CORES),
+                      "--memory", "1g", "--webui-port", "0", "--work-dir", work, self.master)  # fmt: skip
         wait_for(lambda: bool(self.state["aliveworkers"] == WORKERS), what="the workers")
 
     def end(self) -> None:
@@ -65,11 +67,11 @@ class Cluster:
         """Their JVMs."""
         return [one for process in self.processes for one in _children(process) if _is_executor(one)]
 
-    def _run(self, name: str, what: str, *arguments: str) -> None:
+    def _run(self, name: str, what: str, host: str, *arguments: str) -> None:
         command = [str(_HOME / "bin" / "spark-class"), "-Xmx256m", f"org.apache.spark.deploy.{what}"]
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes.append(psutil.Popen(
-                [*command, "--host", "127.0.0.1", *arguments], env=self.environment, cwd=self.folder, stdout=log,
+                [*command, "--host", host, *arguments], env=self.environment, cwd=self.folder, stdout=log,
                 stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
             ))  # fmt: skip
 
