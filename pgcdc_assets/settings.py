@@ -164,7 +164,7 @@ class Settings(BaseSettings):
 
     @field_validator("spark")
     @classmethod
-    def _spark_reaches_the_lake(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+    def _spark_place(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         master, lake = value[MASTER], info.data.get("lake")
         if is_local(master):
             if ARCHIVE in value:
@@ -175,6 +175,9 @@ class Settings(BaseSettings):
                 f"executors of {master} cannot be used with a lake on a local path ({lake}); set `lake` to a URL like "
                 "s3://bucket/folder, or `lake_shared: true` if driver and executors see that folder under the same path"
             )
+        archive = value.get(ARCHIVE, "")
+        if archive and not _URL.match(archive) and not Path(archive).is_file():
+            raise ValueError(f"there is no archive {Path(archive).absolute()}; make it with `pgcdc pack`")
         return value
 
     @field_validator("source")

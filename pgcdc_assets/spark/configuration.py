@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from pgcdc_assets.core.master import is_local
-from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.settings import ARCHIVE, MASTER, Settings
 from pgcdc_assets.spark.jars import delta_jars
 
@@ -29,10 +28,7 @@ _LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress"
 
 
 def configuration(settings: Settings) -> dict[str, str]:
-    """The session's settings. The user's settings override ours, except those that correctness needs.
-
-    Raises SettingsError for an archive that is not there.
-    """
+    """The session's settings. The user's settings override ours, except those that correctness needs."""
     master = settings.master
     base = {
         "spark.driver.memory": DRIVER_MEMORY,
@@ -82,11 +78,8 @@ def _archives(settings: Settings) -> dict[str, str]:
     archive = settings.spark.get(ARCHIVE)
     if archive is None:
         return {}
-    if "://" not in archive:
-        path = Path(archive).absolute()
-        if not path.is_file():
-            raise SettingsError(f"there is no archive {path}", thing="setting `spark`", do="make it with `pgcdc pack`")
-        archive = str(path)
+    # The driver may have another working directory when it sends it.
+    archive = archive if "://" in archive else str(Path(archive).absolute())
     own = settings.spark.get(ARCHIVES)
     return {ARCHIVES: ",".join([f"{archive}#{UNPACKED}", *([own] if own else [])])}
 

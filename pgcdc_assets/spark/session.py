@@ -34,8 +34,8 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 def spark_session(settings: Settings) -> SparkSession:
     """The process's session with Delta; a running session is used as it is, if it has Delta.
 
-    Raises MachineError if Java, the jars or a cluster's executors are missing, SettingsError if the archive for them
-    is, LakeError if a running session has no Delta.
+    Raises MachineError if Java, the jars or a cluster's executors are missing, LakeError if a running session has no
+    Delta or would write elsewhere.
     """
     if SparkContext._active_spark_context is not None:
         running: SparkSession = SparkSession.builder.getOrCreate()
