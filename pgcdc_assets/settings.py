@@ -166,6 +166,8 @@ class Settings(BaseSettings):
     @classmethod
     def _spark_place(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         master, lake = value[MASTER], info.data.get("lake")
+        if "token=" in master:
+            raise ValueError("holds a token; put it into SPARK_CONNECT_AUTHENTICATE_TOKEN")
         if is_local(master):
             if ARCHIVE in value:
                 raise ValueError(f"`{ARCHIVE}` is for the executors of a cluster, and the master {master} has none")

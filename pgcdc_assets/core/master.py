@@ -9,6 +9,11 @@ _LOCAL: Final = re.compile(r"local(\[.*\])?")
 _OF_THIS_HOST: Final = re.compile(r"local-cluster\[.*\]|spark://(127(\.\d+){3}|localhost|\[::1\])(:\d+)?")
 
 
+def is_connect(master: str) -> bool:
+    """Whether it is a Spark Connect server."""
+    return master.startswith("sc://")
+
+
 def is_local(master: str) -> bool:
     """Whether the tasks run beside the driver, in one JVM and with its file system, environment and Python.
 

@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pgcdc_assets.core.master import is_local
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.spark.attempt import Kind
+from pgcdc_assets.spark.connect import collected, is_connected
+from pgcdc_assets.spark.executors import beside
 from pgcdc_assets.spark.versions import versions
 
 if TYPE_CHECKING:
@@ -41,14 +42,17 @@ def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequ
         return []
     packed = [pickle.dumps((task, spec)) for spec in specs]
     try:
-        attempts = session.sparkContext.parallelize(packed, len(packed)).map(_attempt()).collect()
+        if is_connected(session):
+            attempts = collected(session, _attempt(), packed)
+        else:
+            attempts = session.sparkContext.parallelize(packed, len(packed)).map(_attempt()).collect()
     except Exception as error:
         # PySpark keeps the worker's words alone, and leaves the host's name with the error of Java that it had.
         if (unfit := _unfit(f"{error} {error.__context__}")) is None:
             raise
         raise unfit from error
-    beside = is_local(session.sparkContext.master)
-    return [_result(kind, result, beside=beside) for kind, result in attempts]
+    here = beside(session)
+    return [_result(kind, result, here=here) for kind, result in attempts]
 
 
 def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
@@ -73,15 +77,15 @@ def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
     return attempt
 
 
-def _result(kind: str, packed: bytes, *, beside: bool) -> Any:
-    """``beside``: the workers are on the driver's machine, which needs no name."""
+def _result(kind: str, packed: bytes, *, here: bool) -> Any:
+    """``here``: the workers are on the driver's machine, which needs no name."""
     found = pickle.loads(packed)
     if kind == Kind.DONE:
         return found
     host, failed = found
     if kind == Kind.OTHER:
         raise MachineError(failed, thing=f"executor on {host}", do=_GIVE)
-    if isinstance(failed, MachineError) and not beside:
+    if isinstance(failed, MachineError) and not here:
         # A full disk, or a store without credentials, may be so there alone.
         failed.what += f", on the executor on {host}"
     raise failed

@@ -21,7 +21,6 @@ from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.master import is_local
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.datafile import FileReport
@@ -38,7 +37,7 @@ from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.route import SourceRoute
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
-from pgcdc_assets.spark.executors import cores
+from pgcdc_assets.spark.executors import beside, cores
 from pgcdc_assets.spark.tasks import run_tasks
 
 if TYPE_CHECKING:
@@ -112,8 +111,7 @@ class _Copier:
         self._identity = identity
         self._snapshot = snapshot
         self._retention = retention
-        beside = is_local(session.sparkContext.master)
-        self._route = SourceRoute(conninfo) if beside else SourceRoute.of(snapshot.holder, conninfo)
+        self._route = SourceRoute(conninfo) if beside(session) else SourceRoute.of(snapshot.holder, conninfo)
 
     # Planning -------------------------------------------------------------------------------------
 
