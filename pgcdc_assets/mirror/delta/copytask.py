@@ -17,7 +17,7 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.delta.mapping import Columns
-from pgcdc_assets.errors import LakeError, PgcdcError
+from pgcdc_assets.errors import LakeError, MachineError, PgcdcError
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.mirror.delta.copyblock import BlockReader
 from pgcdc_assets.mirror.delta.mirrorschema import own_fields
@@ -88,6 +88,9 @@ def _copy_part(reading: _Reading, target: CopyTarget, cut: Sequence[Piece]) -> W
         report = read_whole(lambda: _file(reading, target, cut))
         passed(FaultPoint.PIECE_COPIED)
         return WrittenPart(target.table.name, report)
+    except MachineError:
+        # Every table's, and perhaps of this machine alone: whoever runs the task adds its name.
+        raise
     except Exception as error:
         if (failure := copy_failure(target.table.name, error)) is None:
             raise
