@@ -62,6 +62,10 @@ test-power: N ?= 100
 test-power: install ## Power cuts: N=100 images that lose what was not synced, each recovered and read at every point
 	@PGCDC_TEST_POWER_IMAGES=$(N) PGCDC_TEST_SEED=$(SEED) $(BIN)/python -m pytest tests/power -s --run-long
 
+.PHONY: test-cluster
+test-cluster: install ## A Spark master and two workers as processes: executors killed, archives, secrets, an S3 server
+	@$(BIN)/python -m pytest tests/cluster --run-long
+
 .PHONY: bench
 bench: install ## Rates, latency and growth beside PostgreSQL's own tools (some two hours): build/bench
 	@$(BIN)/python -m bench --workloads W1,W2,W3,W4,W6,L,S1,S2,S3,S4

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pgcdc_assets.core.master import on_this_host
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.settings import STATE_FOLDER, Settings
 from pgcdc_assets.store.private import private_folder
@@ -62,7 +63,8 @@ load_from:
 def started_source(settings: Settings, *, survive: bool = True) -> str:
     """The source's conninfo. If the embedded server is meant, this starts it and fills its shop.
 
-    Raises WrongSource, before anything is started, if the project was set up with another source.
+    Raises WrongSource, before anything is started, if the project was set up with another source, and SettingsError if
+    the executors cannot reach the embedded one.
     """
     # Imported here, so that Dagster's code location loads without delta-rs.
     from pgcdc_assets.checks.origin import is_embedded, require_same_source, source_of
@@ -72,6 +74,11 @@ def started_source(settings: Settings, *, survive: bool = True) -> str:
         return source_of(settings)
     from pgcdc_assets.demo import shop
 
+    if not on_this_host(settings.master):
+        raise SettingsError(
+            f"is the embedded server, which listens on this machine alone, but executors of {settings.master} read it",
+            thing="setting `source`", do="name a source that they reach, or set `spark` to local[*]",
+        )  # fmt: skip
     private_folder(STATE_FOLDER)
     server = shop.server().start(survive=survive)
     shop.ensure(server.conninfo)

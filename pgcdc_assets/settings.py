@@ -35,6 +35,7 @@ from pydantic_settings import (
 
 from pgcdc_assets import projectfile
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.master import is_local
 from pgcdc_assets.core.prefixes import PrefixPatterns
 from pgcdc_assets.errors import SettingsError
 
@@ -46,6 +47,10 @@ STATE_FOLDER = Path(".pgcdc")
 CATALOG_FILE = STATE_FOLDER / "catalog.json"
 RUN_LOG = STATE_FOLDER / "run.log"
 """What Java and libraries print while a command runs."""
+
+MASTER, ARCHIVE = "master", "archive"
+"""Keys of the setting ``spark`` that are not Spark's own."""
+LOCAL_MASTER = "local[*]"
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
@@ -103,6 +108,8 @@ class Settings(BaseSettings):
     """libpq conninfo or URL, or ``embedded``: the embedded server with the sample shop."""
     lake: Path | str = Path("lake")
     """A folder of this machine, or the URL of a folder in an object store."""
+    lake_shared: bool = False
+    """Whether the executors of a cluster see the lake's folder under the same path as the driver does."""
     slot: str = "pgcdc"
     publication: str = "pgcdc"
     tables: tuple[str, ...] = ()
@@ -117,8 +124,8 @@ class Settings(BaseSettings):
     two_phase: bool = False
     """Whether prepared transactions are received at their PREPARE, by a slot that is made with ``two_phase``. They
     become readable with their COMMIT PREPARED, as without."""
-    spark: dict[str, str] = Field(default_factory=lambda: {"master": "local[*]"})
-    """``master``, and any ``spark.*`` setting."""
+    spark: dict[str, str] = Field(default_factory=lambda: {MASTER: LOCAL_MASTER})
+    """``master``, ``archive`` (made by ``pgcdc pack``, for the executors of a cluster), and any ``spark.*`` setting."""
     range_bytes: Size = 256 << 20
     range_seconds: float = Field(default=60, gt=0)
     batch_bytes: Size = 32 << 20
@@ -149,10 +156,30 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             value = {"master": value}
         if isinstance(value, dict):
-            odd = [key for key in value if key != "master" and not str(key).startswith("spark.")]
+            odd = [key for key in value if key not in (MASTER, ARCHIVE) and not str(key).startswith("spark.")]
             if odd:
-                raise ValueError(f"{odd[0]!r} is neither `master` nor a `spark.*` setting")
-            return {"master": "local[*]", **{key: str(item) for key, item in value.items()}}
+                raise ValueError(f"{odd[0]!r} is neither `{MASTER}`, `{ARCHIVE}` nor a `spark.*` setting")
+            return {MASTER: LOCAL_MASTER, **{key: str(item) for key, item in value.items()}}
+        return value
+
+    @field_validator("spark")
+    @classmethod
+    def _spark_place(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        master, lake = value[MASTER], info.data.get("lake")
+        if "token=" in master:
+            raise ValueError("holds a token; put it into SPARK_CONNECT_AUTHENTICATE_TOKEN")
+        if is_local(master):
+            if ARCHIVE in value:
+                raise ValueError(f"`{ARCHIVE}` is for the executors of a cluster, and the master {master} has none")
+        elif isinstance(lake, Path) and not info.data.get("lake_shared"):
+            # Executors on other machines would write to their own disks.
+            raise ValueError(
+                f"executors of {master} cannot be used with a lake on a local path ({lake}); set `lake` to a URL like "
+                "s3://bucket/folder, or `lake_shared: true` if driver and executors see that folder under the same path"
+            )
+        archive = value.get(ARCHIVE, "")
+        if archive and not _URL.match(archive) and not Path(archive).is_file():
+            raise ValueError(f"there is no archive {Path(archive).absolute()}; make it with `pgcdc pack`")
         return value
 
     @field_validator("source")
@@ -243,6 +270,10 @@ class Settings(BaseSettings):
     @property
     def embedded(self) -> bool:
         return self.source == projectfile.EMBEDDED
+
+    @property
+    def master(self) -> str:
+        return self.spark[MASTER]
 
     @property
     def layout(self) -> Layout:

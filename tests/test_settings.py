@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
 
@@ -95,6 +96,30 @@ def test_what_is_asked_of_the_stream_is_refused_in_one_line(
     with pytest.raises(SettingsError, match=said) as refused:
         Settings.load()
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:443", "local-cluster[2,1,700]"])
+def test_executors_elsewhere_need_a_lake_that_they_reach(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))
+    with pytest.raises(SettingsError) as refused:
+        Settings.load()
+    said = str(refused.value)
+    assert said.startswith(f"setting `spark`: executors of {master} cannot be used with a lake on a local path")
+    assert "`lake_shared: true`" in said
+    assert "\n" not in said
+    for name, value in (("PGCDC_LAKE_SHARED", "true"), ("PGCDC_LAKE", "s3://bucket/lake")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert Settings.load().master == master
+
+
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "local[*,4]"])
+def test_executors_in_the_driver_reach_any_lake(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))
+    assert Settings.load().master == master
+    monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master, "archive": "env.tar.gz"}))
+    with pytest.raises(SettingsError, match="`archive` is for the executors of a cluster"):
+        Settings.load()
 
 
 def test_messages_and_origin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ status_verify  status, verify                   maintenance maintain
 up          up                                  codeserver  code-server
 demo        demo
 sentinel    until, pause, resume, positions
+pack        pack
 jobs        commands as runs of Dagster's jobs  console     progress for a person
 lines       lines of output, with odd characters made visible
 """

@@ -19,6 +19,7 @@ from pgcdc_assets.cli.codeserver import code_server
 from pgcdc_assets.cli.demo import demo
 from pgcdc_assets.cli.lines import visible
 from pgcdc_assets.cli.maintenance import maintain
+from pgcdc_assets.cli.pack import pack
 from pgcdc_assets.cli.sentinel import pause, positions, resume, until
 from pgcdc_assets.cli.source import setup, teardown
 from pgcdc_assets.cli.status_verify import status, verify
@@ -43,7 +44,9 @@ def pgcdc() -> None:
     """
 
 
-COMMANDS = (demo, up, code_server, setup, teardown, sync, follow, status, verify, snapshot, repair, maintain)
+COMMANDS = (
+    demo, up, code_server, setup, teardown, sync, follow, status, verify, snapshot, repair, maintain, pack,
+)  # fmt: skip
 SENTINEL = (until, pause, resume, positions)
 
 for command in (*COMMANDS, *SENTINEL):

@@ -28,6 +28,7 @@ from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.feed.task import Derivation, Derived, FeedTarget, derive
 from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.reader import ChangeLog, Segment
+from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks
 
 TASK_BYTES = 4 << 20
@@ -132,7 +133,7 @@ def _derived(
         routes={schema_id: route for plan in plans for schema_id, route in plan.routes.items()},
         refused=refused,
     )  # fmt: skip
-    workers = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    workers = cores(spark)
     done: list[Derived] = []
     left: list[Segment] = []
     for segment in segments:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+from pgcdc_assets.core.location import LOCAL
+from pgcdc_assets.core.master import is_local
 from pgcdc_assets.feed.early import EarlyFeeds, EarlySegment
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.work import Work
@@ -18,6 +20,8 @@ class EarlyDerivation:
         self._work = work
         self._stream = stream
         self._feeds = work.early = EarlyFeeds(work.session, work.layout.staging / uuid.uuid4().hex)
+        # Beside an object store the receiver's drafts lie on this machine, where executors of a cluster see none.
+        self._reachable = is_local(work.settings.master) or work.layout.root.scheme == LOCAL
 
     def go_on(self, *, paused: bool) -> None:
         """Take in what the receiver has said since the last call. Nothing is derived for a run that is paused."""
@@ -25,7 +29,7 @@ class EarlyDerivation:
         for event in events:
             if event.spooled is None or event.xid is None:
                 self._feeds.ended(event.xid, event.commit_lsn)
-            elif not paused:
+            elif self._reachable and not paused:
                 self._feeds.spooled(_segment(event, event.xid, event.spooled), self._work.progress.router)
         self._feeds.passed(self._work.progress.replay_lsn)
 

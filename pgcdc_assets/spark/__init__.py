@@ -1,6 +1,11 @@
 """Spark: the session, jobs of plain functions, and the jars that pyspark lacks.
 
-session     the session and its settings     ondemand    one session for a run, started when it is needed
-tasks       one function over many specs as one job
-jars        Delta's jars, resolved once      maven       artifacts into a private cache
+session        the session                        ondemand    one session for a run, started when it is needed
+configuration  its settings                       executors   how many tasks run at a time; waiting for a cluster
+tasks          one function over many specs       attempt     what a worker does with one of them
+               as one job
+versions       what driver and workers must have  archive     this environment as an archive for the executors
+               alike
+connect        a session of a server elsewhere
+jars           Delta's jars, resolved once        maven       artifacts into a private cache
 """

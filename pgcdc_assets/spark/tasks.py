@@ -1,17 +1,17 @@
-"""Runs one function over many specs as one Spark job; holds both the driver's part and the workers' part.
-
-It is separate from the session because a worker imports this module for every job, and should not pay for importing
-the driver's modules.
-"""
+"""Runs one function over many specs as one Spark job: the driver's part."""
 
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.failures import of_the_machine
+from pgcdc_assets.errors import MachineError
+from pgcdc_assets.spark.attempt import Kind
+from pgcdc_assets.spark.connect import collected, is_connected
+from pgcdc_assets.spark.executors import beside
+from pgcdc_assets.spark.versions import versions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,34 +19,86 @@ if TYPE_CHECKING:
 Spec = TypeVar("Spec")
 Result = TypeVar("Result")
 
+_GIVE: Final = (
+    "give the executors the driver's environment: make an archive of it with `pgcdc pack`, and name that in "
+    "`spark: {archive: ...}`; or an image of the same versions, and its Python in `spark.pyspark.python`"
+)
+_HOST: Final = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor \w+\)")
+_NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')
+_OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH\D+(\d\.\d+)")
+_NO_MODULE: Final = re.compile(r"No module named '?(pyspark|pgcdc_assets)\b")
+
 
 def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequence[Spec]) -> list[Result]:
     """Run ``task`` once per spec, each in a Spark task of its own; returns the results in the order of the specs.
 
-    Task, specs and results are pickled, and each spec goes only to its own Spark task; ``task`` should be a function
-    of a module. It may run more than once for a spec (a retried or speculative attempt): what it writes must have
+    Task, specs and results are pickled, and each spec goes only to its own Spark task; ``task`` is a function of a
+    module. It may run more than once for a spec (a retried or speculative attempt): what it writes must have
     unique names, and only what the returned results name counts. The job is collected exactly once. A task's
-    PgcdcError, and the error of what the system refuses to all tasks alike, is raised here as itself.
+    PgcdcError, and the error of what the system refuses to all tasks alike, is raised here as itself. MachineError
+    names the executor whose Python or packages are not the driver's.
     """
     if not specs:
         return []
-    packed = [pickle.dumps(spec) for spec in specs]
-    attempts = session.sparkContext.parallelize(packed, len(packed)).map(lambda spec: _attempt(task, spec)).collect()
-    for failed, result in attempts:
-        if failed:
-            raise pickle.loads(result)
-    return [pickle.loads(result) for _, result in attempts]
-
-
-def _attempt(task: Callable[[Any], Any], packed: bytes) -> tuple[bool, bytes]:
-    """One spec's result, pickled. Our errors are returned as values, because Spark would turn them into text."""
+    packed = [pickle.dumps((task, spec)) for spec in specs]
     try:
-        result, failed = task(pickle.loads(packed)), False
-    except PgcdcError as error:
-        result, failed = error, True
-    except OSError as error:
-        refused = of_the_machine(error)
-        if refused is None:
+        if is_connected(session):
+            attempts = collected(session, _attempt(), packed)
+        else:
+            attempts = session.sparkContext.parallelize(packed, len(packed)).map(_attempt()).collect()
+    except Exception as error:
+        # PySpark keeps the worker's words alone, and leaves the host's name with the error of Java that it had.
+        if (unfit := _unfit(f"{error} {error.__context__}")) is None:
             raise
-        result, failed = refused, True
-    return failed, pickle.dumps(result)
+        raise unfit from error
+    here = beside(session)
+    return [_result(kind, result, here=here) for kind, result in attempts]
+
+
+def _attempt() -> Callable[[bytes], tuple[str, bytes]]:
+    """What a worker calls. It travels by value: also a worker that has another package of ours, or none, can say so."""
+    driver = versions()
+
+    def attempt(packed: bytes) -> tuple[str, bytes]:
+        try:
+            from pgcdc_assets.spark.attempt import attempted
+        except ImportError as error:
+            import pickle
+            import socket
+            from importlib.metadata import PackageNotFoundError, version
+
+            try:
+                found = f"has pgcdc_assets {version('pgcdc_assets')}, and the driver {driver['pgcdc_assets']}"
+            except PackageNotFoundError:
+                found = "has no pgcdc_assets"
+            return "other", pickle.dumps((socket.gethostname(), f"{found} ({error})"))
+        return attempted(packed, driver)
+
+    return attempt
+
+
+def _result(kind: str, packed: bytes, *, here: bool) -> Any:
+    """``here``: the workers are on the driver's machine, which needs no name."""
+    found = pickle.loads(packed)
+    if kind == Kind.DONE:
+        return found
+    host, failed = found
+    if kind == Kind.OTHER:
+        raise MachineError(failed, thing=f"executor on {host}", do=_GIVE)
+    if isinstance(failed, MachineError) and not here:
+        # A full disk, or a store without credentials, may be so there alone.
+        failed.what += f", on the executor on {host}"
+    raise failed
+
+
+def _unfit(told: str) -> MachineError | None:
+    """The error of a worker that Spark could not even start, or that it refuses, in words; None for others."""
+    host = _HOST.search(told)
+    thing = f"executor on {host[1]}" if host else "executor"
+    if found := _NO_PYTHON.search(told):
+        return MachineError(f"has no Python at {found[1]}", thing=thing, do=_GIVE)
+    if found := _OTHER_PYTHON.search(told):
+        return MachineError(f"has Python {found[1]}, and the driver {versions()['Python']}", thing=thing, do=_GIVE)
+    if found := _NO_MODULE.search(told):
+        return MachineError(f"has no {found[1]}", thing=thing, do=_GIVE)
+    return None

@@ -127,6 +127,12 @@ def _another_kind_of_slot(rig: Rig) -> None:
     rig.shell.patch.setenv("JAVA_HOME", "/nowhere/java")
 
 
+def _embedded_far_away(rig: Rig) -> None:
+    rig.shell.set(SOURCE="embedded")
+    rig.file(f"lake_shared: true\nspark: {{{HEAD}}}\n")
+
+
+HEAD = 'master: "spark://head:7077"'
 TWO_PHASE = ("slot {slot}: was made without two_phase, and the setting `two_phase` is true", "set `two_phase` to false")
 PATTERNS = '["public.*", "-public.audit_*"]'
 MISTAKES = (
@@ -190,6 +196,13 @@ MISTAKES = (
             ("setting `lake`: is neither a folder of this machine nor s3://",)),
     Mistake("lake not writable", set_up_then(lambda r: r.shell.set(LAKE="/proc/lake")), "verify", 1,
             ("lake /proc/lake: cannot be written", "setting `lake`")),
+    Mistake("executors elsewhere", lambda r: r.file("spark: spark://head:7077\n"), "setup", 2,
+            ("setting `spark`: executors of spark://head:7077 cannot be used with a lake on a local path",
+             "set `lake` to a URL", "`lake_shared: true`")),
+    Mistake("no archive", lambda r: r.file(f"lake_shared: true\nspark: {{{HEAD}, archive: x.tar.gz}}\n"), "sync", 2,
+            ("setting `spark`: there is no archive", "x.tar.gz; make it with `pgcdc pack`")),
+    Mistake("embedded, and executors elsewhere", _embedded_far_away, "setup", 2,
+            ("setting `source`: is the embedded server, which listens on this machine alone", "spark://head:7077")),
     Mistake("two_phase of a run", _another_kind_of_slot, "sync", 1, TWO_PHASE, ("Java", "copying")),
     Mistake("two_phase of a verify", _another_kind_of_slot, "verify", 1, TWO_PHASE, ("Java",)),
     # The machine.

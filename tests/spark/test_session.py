@@ -1,4 +1,4 @@
-"""The session: tasks, sessions for one commit, masters that cannot work."""
+"""The session: tasks, sessions for one commit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
-from pgcdc_assets.core.location import Location
-from pgcdc_assets.errors import ProtocolError, SettingsError
+from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.session import TXN_APP_ID, spark_session, table_session
 from pgcdc_assets.spark.tasks import run_tasks
@@ -90,11 +89,3 @@ def test_a_skipped_replay_is_seen(spark: SparkSession, tmp_path: Path) -> None:
 def test_the_process_has_one_session(spark: SparkSession, tmp_path: Path) -> None:
     again = spark_session(Settings(lake=tmp_path))
     assert again.sparkContext is spark.sparkContext
-
-
-def test_a_local_lake_needs_a_local_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pgcdc_assets.spark.session import refuse_remote_master
-
-    with pytest.raises(SettingsError, match="spark://host:7077"):
-        refuse_remote_master(Location.of(tmp_path), "spark://host:7077")
-    refuse_remote_master(Location.of(tmp_path), "local[*,4]")

@@ -38,6 +38,7 @@ from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.delta.tablework import TableWork
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect, collapse_units
 from pgcdc_assets.mirror.target import Applied
+from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks
 
 _COMMITS: Final = 8
@@ -158,7 +159,7 @@ def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added]
 def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:
     """Collapse the units of several tables in one job, many small ones to a task; effects in the same order."""
     units = [(place, unit) for place, work in enumerate(works) for unit in work]
-    workers = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    workers = cores(spark)
     groups: list[list[tuple[int, Collapsing]]] = [[] for _ in range(min(2 * workers, len(units)))]
     sizes = [0] * len(groups)
     for place, unit in sorted(units, key=lambda item: -item[1].bytes):

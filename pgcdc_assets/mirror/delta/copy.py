@@ -35,7 +35,9 @@ from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, cre
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.connect.route import SourceRoute
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
+from pgcdc_assets.spark.executors import beside, cores
 from pgcdc_assets.spark.tasks import run_tasks
 
 if TYPE_CHECKING:
@@ -66,8 +68,6 @@ def copy_tables(
     and CopyBlocked if somebody altered a table meanwhile, IdentityMismatch if a mirror's folder holds somebody else's
     table. ``retention``: for how long versions of the mirrors are promised to readers.
     """
-    from pgcdc_assets.spark.session import cores
-
     copier = _Copier(session, conninfo, layout, identity, snapshot, retention)
     jobs, failures = copier.jobs(tables)
     for reports, failed in _in_parallel(copier.copy, jobs, max(JOBS, cores(session))):
@@ -111,6 +111,7 @@ class _Copier:
         self._identity = identity
         self._snapshot = snapshot
         self._retention = retention
+        self._route = SourceRoute(conninfo) if beside(session) else SourceRoute.of(snapshot.holder, conninfo)
 
     # Planning -------------------------------------------------------------------------------------
 
@@ -127,8 +128,6 @@ class _Copier:
         return jobs + [[self._task(share)] for share in _packed(small, sizes)], failures
 
     def _cut(self, conn: SourceConnection, tables: Sequence[Table]) -> tuple[dict[TableName, list[Piece]], Failures]:
-        from pgcdc_assets.spark.session import cores
-
         whole, failures = _pieces(conn, tables, LARGEST_PIECE)
         total = sum(piece.bytes_estimate for found in whole.values() for piece in found)
         size = max(SMALLEST_PIECE, min(LARGEST_PIECE, total // (PIECES_PER_CORE * cores(self._session))))
@@ -139,7 +138,7 @@ class _Copier:
         return {name: found for name, found in (whole | smaller).items() if name not in more}, failures | more
 
     def _task(self, parts: Sequence[CopyPart]) -> CopyTask:
-        return CopyTask(self._conninfo, self._snapshot.name, tuple(parts))
+        return CopyTask(self._route, self._snapshot.name, tuple(parts))
 
     # One job --------------------------------------------------------------------------------------
 

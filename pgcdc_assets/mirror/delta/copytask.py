@@ -17,10 +17,11 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.delta.mapping import Columns
-from pgcdc_assets.errors import LakeError, PgcdcError
+from pgcdc_assets.errors import LakeError, MachineError, PgcdcError
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.mirror.delta.copyblock import BlockReader
 from pgcdc_assets.mirror.delta.mirrorschema import own_fields
+from pgcdc_assets.source.connect.route import SourceRoute
 from pgcdc_assets.source.snapshot.pieces import Piece
 from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, read_whole
 
@@ -53,7 +54,7 @@ CopyPart = tuple[Table, tuple[Piece, ...]]
 class CopyTask:
     """Pieces of one or several tables, read one after the other."""
 
-    conninfo: str = field(repr=False)
+    route: SourceRoute
     snapshot: str
     parts: tuple[CopyPart, ...]
     targets: dict[TableName, CopyTarget] = field(default_factory=dict)
@@ -69,14 +70,27 @@ class WrittenPart:
 
 
 def copy_parts(task: CopyTask) -> list[WrittenPart]:
-    return [_copy_part(task, task.targets[table.name], cut) for table, cut in task.parts]
+    with task.route.here() as conninfo:
+        reading = _Reading(conninfo, task.snapshot)
+        return [_copy_part(reading, task.targets[table.name], cut) for table, cut in task.parts]
 
 
-def _copy_part(task: CopyTask, target: CopyTarget, cut: Sequence[Piece]) -> WrittenPart:
+@dataclass(frozen=True)
+class _Reading:
+    """Where pieces are read, and as of which snapshot."""
+
+    conninfo: str
+    snapshot: str
+
+
+def _copy_part(reading: _Reading, target: CopyTarget, cut: Sequence[Piece]) -> WrittenPart:
     try:
-        report = read_whole(lambda: _file(task, target, cut))
+        report = read_whole(lambda: _file(reading, target, cut))
         passed(FaultPoint.PIECE_COPIED)
         return WrittenPart(target.table.name, report)
+    except MachineError:
+        # Every table's, and perhaps of this machine alone: whoever runs the task adds its name.
+        raise
     except Exception as error:
         if (failure := copy_failure(target.table.name, error)) is None:
             raise
@@ -91,13 +105,13 @@ def copy_failure(name: TableName, error: Exception) -> PgcdcError | None:
     return None if failure is None else LakeError(failure, thing=f"copy of {name}")
 
 
-def _file(task: CopyTask, target: CopyTarget, cut: Sequence[Piece]) -> FileReport | None:
+def _file(reading: _Reading, target: CopyTarget, cut: Sequence[Piece]) -> FileReport | None:
     """The file of one reading. The file of an interrupted reading is deleted: the next one begins its own."""
     reader = target.reader
     with DataFile(target.folder, target.schema) as file:
         try:
             for piece in cut:
-                for block in copy_blocks(task.conninfo, task.snapshot, piece, BLOCK_BYTES):
+                for block in copy_blocks(reading.conninfo, reading.snapshot, piece, BLOCK_BYTES):
                     file.write(reader.columns(block, piece.leaf))
         except Interrupted:
             file.discard()

@@ -5,5 +5,6 @@ libpq         a connection at libpq's level  walsender     the replication conne
 readers       data off a connection          socketreader  the same, thousands of frames at a time
 quoting       names and values in commands   failures      SQLSTATE -> class of error and advice
 pluginoptions what pgoutput is asked for, by version
+route         how another machine reaches the source
 silence       how long the source may say nothing
 """

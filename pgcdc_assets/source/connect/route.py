@@ -1,0 +1,83 @@
+"""How another machine reaches the source: all that libpq found on this one, in one value.
+
+The environment (``PGPASSWORD``, ``PGHOST``, ...), a service file, a passfile and the files of TLS exist where the
+driver runs. Executors of a cluster have none of them. So what a connection of the driver's was made with goes to the
+tasks as a part of their specs, which Spark neither shows nor logs: never as a setting of Spark's, a variable or an
+argument.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from psycopg.conninfo import make_conninfo
+
+from pgcdc_assets.source.connect.connection import SourceConnection, parsed
+
+_FILES: Final = {
+    "sslcert": "postgresql.crt", "sslkey": "postgresql.key", "sslrootcert": "root.crt", "sslcrl": "root.crl",
+}  # fmt: skip
+"""Options of libpq that name a file, and the file in ``~/.postgresql`` that it takes without them."""
+_NOT_A_FILE: Final = ("system", "pkcs11:")
+"""Values of theirs that name none."""
+_OURS: Final = {"options", "application_name", "client_encoding", "replication", "service", "servicefile", "passfile"}
+"""What each connection of ours sets by itself, or what has been looked up by now."""
+
+
+@dataclass(frozen=True)
+class SourceRoute:
+    """A conninfo, and the content of the files that it needs beside it."""
+
+    conninfo: str = field(repr=False)
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """By libpq's option."""
+
+    @classmethod
+    def of(cls, conn: SourceConnection, conninfo: str) -> SourceRoute:
+        """The route of a connection that was made by ``conninfo``: to that very server, if several were named."""
+        info = {one.keyword.decode(): (one.val, one.compiled) for one in conn.pgconn.info}
+        found: dict[str, Any] = {
+            name: value.decode() for name, (value, default) in info.items()
+            if value and value != default and name not in _OURS
+        }  # fmt: skip
+        found |= {"host": conn.info.host, "port": conn.info.port, "password": conn.info.password or None}
+        if "hostaddr" in found:
+            found["hostaddr"] = conn.info.hostaddr
+        found["options"] = parsed(conninfo).get("options")
+        files = {} if conn.info.host.startswith("/") else _contents(found)
+        return cls(make_conninfo("", **{name: value for name, value in found.items() if name not in files}), files)
+
+    @contextmanager
+    def here(self) -> Iterator[str]:
+        """The conninfo for this process; its files are there, for its owner alone, during the block."""
+        if not self.files:
+            yield self.conninfo
+            return
+        with tempfile.TemporaryDirectory(prefix="pgcdc-route-") as folder:
+            paths = {name: _written(Path(folder) / name, content) for name, content in self.files.items()}
+            yield make_conninfo(self.conninfo, **paths)
+
+
+def _contents(found: Mapping[str, Any]) -> dict[str, bytes]:
+    if found.get("sslmode") == "disable":
+        return {}
+    files: dict[str, bytes] = {}
+    for name, usual in _FILES.items():
+        given = str(found.get(name, ""))
+        path = Path(given) if given else Path.home() / ".postgresql" / usual
+        if not given.startswith(_NOT_A_FILE) and path.is_file():
+            files[name] = path.read_bytes()
+    return files
+
+
+def _written(path: Path, content: bytes) -> str:
+    # libpq refuses a key that others could read.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+    return str(path)

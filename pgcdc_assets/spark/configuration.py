@@ -1,0 +1,91 @@
+"""The settings of a session: ours, those of the user, and what a cluster's executors need."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from pgcdc_assets.core.master import is_local
+from pgcdc_assets.settings import ARCHIVE, MASTER, Settings
+from pgcdc_assets.spark.connect import UNPACKED
+from pgcdc_assets.spark.jars import delta_jars
+
+EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
+DRIVER_MEMORY: Final = "2g"
+"""Heap of the driver; the tasks' Arrow memory lies outside it."""
+PYTHON: Final = "spark.pyspark.python"
+ARCHIVES: Final = "spark.archives"
+
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+_LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+def configuration(settings: Settings) -> dict[str, str]:
+    """The session's settings. The user's settings override ours, except those that correctness needs."""
+    master = settings.master
+    base = {
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.local.dir": _local_folder(),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} -XX:-UsePerfData",
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+        # The defaults are for tables of thousands of files: 50 partitions cost seconds at every commit.
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.databricks.delta.snapshotCache.storageLevel": "MEMORY_ONLY",
+    }
+    if is_local(master):
+        base |= {**_LOOPBACK, "spark.sql.shuffle.partitions": str(os.cpu_count() or 1)}
+    jars = [str(jar) for jar in delta_jars()]
+    needed = {
+        **({"spark.driver.extraClassPath": ":".join(jars)} if is_local(master) else {"spark.jars": ",".join(jars)}),
+        "spark.sql.extensions": EXTENSION,
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.session.timeZone": "UTC",
+        # Without it, Spark's pushed-down filters turn the ten days that the calendar skipped in October 1582 into other
+        # days, and skip rows.
+        "spark.sql.datetime.java8API.enabled": "true",
+        "spark.sql.caseSensitive": "false",
+        "spark.sql.ansi.enabled": "true",
+        "spark.databricks.delta.schema.autoMerge.enabled": "false",
+        "spark.databricks.delta.autoCompact.enabled": "false",
+        "spark.databricks.delta.optimizeWrite.enabled": "false",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    }
+    user = {key: value for key, value in settings.spark.items() if key not in (MASTER, ARCHIVE)}
+    if "spark.jars" in user and "spark.jars" in needed:
+        needed["spark.jars"] += f",{user['spark.jars']}"
+    return {**base, **user, **_archives(settings), **needed}
+
+
+def worker_python(settings: Settings) -> str:
+    """The Python of the tasks: the user's choice, that of the archive, or else the driver's own, under its own path."""
+    if given := settings.spark.get(PYTHON):
+        return given
+    if ARCHIVE in settings.spark:
+        return f"./{UNPACKED}/bin/python"
+    return os.environ.get("PYSPARK_PYTHON") or sys.executable
+
+
+def _archives(settings: Settings) -> dict[str, str]:
+    archive = settings.spark.get(ARCHIVE)
+    if archive is None:
+        return {}
+    # The driver may have another working directory when it sends it.
+    archive = archive if "://" in archive else str(Path(archive).absolute())
+    own = settings.spark.get(ARCHIVES)
+    return {ARCHIVES: ",".join([f"{archive}#{UNPACKED}", *([own] if own else [])])}
+
+
+@cache
+def _local_folder() -> str:
+    """Spark's folder for spilled rows while this process lives. A folder that Spark makes would be open to all."""
+    folder = tempfile.mkdtemp(prefix="pgcdc-spark-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -1,0 +1,79 @@
+"""How many tasks run at a time, and waiting until a cluster's executors stand.
+
+Before an executor has registered, Spark tells a parallelism of 2, whatever the cluster has.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from pgcdc_assets.core.master import is_local
+from pgcdc_assets.errors import MachineError
+from pgcdc_assets.spark.connect import is_connected, parallelism
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXECUTOR_SECONDS: Final = 600.0
+"""A cluster that adds machines as they are asked for takes minutes."""
+_SETTLED_SECONDS: Final = 3.0
+"""Executors of one application come within moments of each other: after so long without a new one these are all."""
+_POLL_SECONDS: Final = 0.1
+_DYNAMIC: Final = "spark.dynamicAllocation.enabled"
+_CAN_START: Final = "see in its UI whether it has the cores and the memory that `spark.executor.*` ask for"
+
+
+def beside(session: SparkSession) -> bool:
+    """Whether the tasks run on the driver's machine, in its environment."""
+    return not is_connected(session) and is_local(session.sparkContext.master)
+
+
+def cores(session: SparkSession) -> int:
+    """How many tasks run at a time: on the executors that stand, or that may come where Spark asks for more of them."""
+    if is_connected(session):
+        return parallelism(session)
+    context = session.sparkContext
+    standing = max(1, int(context.defaultParallelism))
+    if is_local(context.master):
+        return standing
+    conf = context.getConf()
+    most = conf.get("spark.dynamicAllocation.maxExecutors", "") if conf.get(_DYNAMIC, "false") == "true" else ""
+    of_most = int(most) * int(conf.get("spark.executor.cores", "1")) if most.isdecimal() else 0
+    return max(standing, of_most)
+
+
+def await_executors(session: SparkSession, seconds: float = EXECUTOR_SECONDS) -> None:
+    """Return once the executors stand. With dynamic allocation they come with the work, and are not waited for.
+
+    Raises MachineError if none comes, or if the cluster ends the application.
+    """
+    context = session.sparkContext
+    if is_local(context.master) or context.getConf().get(_DYNAMIC, "false") == "true":
+        return
+    thing, deadline = f"Spark cluster {context.master}", time.monotonic() + seconds
+    standing, grown = 0, time.monotonic()
+    while not standing or time.monotonic() - grown < _SETTLED_SECONDS:
+        if context._jsc.sc().isStopped():
+            raise MachineError("ended the application before an executor stood", thing=thing, do=_CAN_START)
+        if standing < (now := _registered(context)):
+            standing, grown = now, time.monotonic()
+        if not standing and time.monotonic() > deadline:
+            raise MachineError(f"has started no executor in {seconds:.0f} s", thing=thing, do=_CAN_START)
+        if standing and _all(context, standing):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _registered(context: Any) -> int:
+    """Executors that have registered; the status of the memory lists the driver as well."""
+    return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
+
+
+def _all(context: Any, standing: int) -> bool:
+    """Whether those are all that the settings ask for."""
+    conf = context.getConf()
+    if wanted := conf.get("spark.executor.instances", ""):
+        return standing >= int(wanted)
+    most = conf.get("spark.cores.max", "")
+    return bool(most) and int(context.defaultParallelism) >= int(most)

@@ -1,0 +1,139 @@
+"""Executors that come late, die together or now and then, and those that lack what the driver has."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import tarfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pgcdc_assets.core.faultpoints import FaultPoint
+from tests.cluster.conftest import Rig
+from tests.cluster.standalone import Cluster, standalone
+from tests.cluster.test_whole_path import SECONDS, ends_well, standing_at
+from tests.end_to_end.command import Project, wait_for
+
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(1800)]
+
+POINTS = (FaultPoint.PIECE_COPIED, FaultPoint.FEED_FILES_WRITTEN, FaultPoint.COLLAPSED)
+"""In tasks of a copy, a derivation, an apply."""
+KILLS = 6
+_EAGER = {
+    "spark.speculation": "true", "spark.speculation.interval": "200ms", "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5", "spark.speculation.minTaskRuntime": "100ms",
+    "spark.speculation.task.duration.threshold": "3s",
+}  # fmt: skip
+"""A task that takes longer than three seconds is begun a second time, on another executor."""
+
+
+def kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        for one in (*process.children(recursive=True), process):
+            one.kill()
+
+
+def test_a_second_attempt_is_taken_where_the_first_one_stands_still(
+    rig_on: Callable[[str], Rig], shared_folder: str
+) -> None:
+    """Without speculation these runs would not end: nobody frees the first attempt."""
+    rig = rig_on(shared_folder)
+    project = rig.with_spark(**_EAGER)
+    project.run("setup")
+    for point in POINTS:
+        rig.faults.arm(point)
+        with project.running("sync") as process, standing_at(rig, point, process):
+            ends_well(process, rig)
+        rig.change()
+    project.run("sync")
+    rig.assert_equal()
+    project.run("verify")
+
+
+def test_all_executors_die_together(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
+    rig = rig_on(shared_folder)
+    rig.project.run("setup")
+    for point in POINTS:
+        rig.faults.arm(point)
+        with rig.project.running("sync") as process:
+            with standing_at(rig, point, process):
+                for executor in rig.cluster.executors:
+                    kill(executor)
+            ends_well(process, rig)
+        rig.change()
+
+
+def test_executors_die_now_and_then_while_it_follows(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
+    rig = rig_on(in_bucket)
+    rig.project.run("setup")
+    chance = random.Random(0)
+    with rig.project.running("follow") as process:
+        wait_for(lambda: bool(rig.cluster.executors), SECONDS, "executors")
+        for _ in range(KILLS):
+            rig.change()
+            time.sleep(chance.uniform(2, 6))
+            wait_for(lambda: bool(rig.cluster.executors), SECONDS, "executors")
+            kill(chance.choice(rig.cluster.executors))
+            assert process.poll() is None, rig.project.log("follow")
+        process.send_signal(signal.SIGTERM)
+        wait_for(lambda: process.poll() is not None, 60, "the end of follow")
+    rig.project.run("sync")
+    rig.assert_equal()
+
+
+def test_they_get_the_environment_from_an_archive(
+    rig_on: Callable[[str], Rig], shared_folder: str, cluster: Cluster
+) -> None:
+    """And what is not the driver's is told in one line, before anything of a task is tried."""
+    rig = rig_on(shared_folder)
+    rig.project.run("pack")
+    project = rig.with_spark(archive="pgcdc_env.tar.gz")
+    project.run("setup")
+    project.run("sync")
+    rig.assert_equal()
+    assert list(cluster.folder.glob("work*/*/*/pgcdc_env/lib/pgcdc_assets")), "it was unpacked on the workers"
+
+    rig.change()
+    said = {
+        "/nowhere/python": "has no Python at /nowhere/python; give the executors",
+        str(_older(rig.project.folder)): r"has pgcdc_assets \S+ \(\w+\), and the driver \S+ \(\w+\); give",
+    }
+    for python, pattern in said.items():
+        refused = rig.with_spark(**{"spark.pyspark.python": python}).run("sync", expect=1)
+        told = [line for line in refused.err.splitlines() if line.startswith("pgcdc: ")]
+        assert len(told) == 1, refused.err
+        assert re.match(rf"pgcdc: executor on \S+: {pattern}", told[0])
+        assert "Traceback" not in refused.err
+    rig.project.run("sync")
+    rig.assert_equal()
+
+
+def _older(folder: Path) -> Path:
+    """The Python of an environment that was packed from other source."""
+    with tarfile.open(folder / "pgcdc_env.tar.gz") as tar:
+        tar.extractall(folder / "older", filter="data")
+    (folder / "older" / "lib" / "pgcdc_assets" / "feed" / "more.py").write_text("# of another version\n")
+    return folder / "older" / "bin" / "python"
+
+
+def test_without_credentials_of_the_store_they_say_so(
+    rig_on: Callable[[str], Rig], in_bucket: str, tmp_path: Path
+) -> None:
+    """The driver's are never sent."""
+    rig = rig_on(in_bucket)
+    nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
+    with standalone(tmp_path / "poor", nothing) as poor:
+        project = Project(rig.project.folder, {
+            name: value.replace(rig.cluster.master, poor.master) for name, value in rig.project.settings.items()
+        })  # fmt: skip
+        project.run("setup")
+        refused = project.run("sync", expect=1)
+    told = [one for one in refused.err.splitlines() if one.startswith("pgcdc: ")]
+    assert len(told) == 1, refused.err
+    assert ", on the executor on " in told[0]

@@ -1,0 +1,118 @@
+"""The commands, with their tasks on the executors of a cluster that are killed, and where a secret could be seen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.faultpoints import FaultPoint
+from tests.cluster.conftest import SECRET, Rig
+from tests.cluster.leaks import in_command_lines, in_environments, in_files, shown_by
+from tests.cluster.standalone import CORES, executor_of, kill_executor
+from tests.end_to_end.command import wait_for
+from tests.fix_objects import SECRET as STORE_SECRET
+from tests.fix_objects import free_port
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
+SECONDS = 300
+
+
+@contextmanager
+def standing_at(rig: Rig, point: FaultPoint, process: subprocess.Popen[str]) -> Iterator[int]:
+    """Pid of the worker that stands at the point; it goes on after the block, if it still lives."""
+    wait_for(lambda: rig.faults.reached(point) is not None or process.poll() is not None, SECONDS, point)
+    worker = rig.faults.reached(point)
+    assert worker is not None, f"ended with {process.returncode} before {point}: {rig.project.log('sync')}"
+    yield worker
+    rig.faults.clear()
+
+
+def ends_well(process: subprocess.Popen[str], rig: Rig) -> None:
+    wait_for(lambda: process.poll() is not None, SECONDS, "the end of sync")
+    assert process.returncode == 0, rig.project.log("sync")
+    rig.assert_equal()
+
+
+def assert_unseen(secret: str, rig: Rig, ui: int, *, of_workers: bool = False) -> None:
+    """While a task stands still on an executor. ``of_workers``: their environment is where it comes from."""
+    cluster = rig.cluster
+    worker_pages = [worker["webuiaddress"] for worker in cluster.state["workers"]]
+    pages: dict[str, bytes] = {}
+    for address in (f"http://127.0.0.1:{ui}", f"http://127.0.0.1:{cluster.ui}", *worker_pages):
+        pages |= dict(shown_by(address))
+    told = b"".join(pages.values())
+    assert b"spark.executor.memory" in told, "the driver's environment was read"
+    assert any("/stages/stage" in url for url in pages), "pages of stages were read"
+    assert not [url for url, content in pages.items() if secret.encode() in content]
+    assert not in_command_lines(secret)
+    logs = list(rig.events.iterdir())
+    assert logs, "there is an event log"
+    assert not in_files(secret.encode(), rig.events, cluster.folder, Path(rig.project.folder, ".pgcdc"))
+    assert of_workers or not in_environments(secret, cluster)
+
+
+def the_whole_path(rig: Rig, secrets: dict[str, bool]) -> None:
+    """Executors are killed in a copy, in a derivation and in an apply; each run goes on to its end."""
+    rig.project.run("setup")
+    ui = free_port()
+    project = rig.with_spark(**{"spark.ui.port": str(ui)})
+
+    rig.faults.arm(FaultPoint.PIECE_COPIED)
+    with project.running("sync") as process:
+        with standing_at(rig, FaultPoint.PIECE_COPIED, process) as worker:
+            for secret, of_workers in secrets.items():
+                assert_unseen(secret, rig, ui, of_workers=of_workers)
+            kill_executor(worker)
+        ends_well(process, rig)
+
+    rig.change()
+    rig.faults.arm(FaultPoint.FEED_FILES_WRITTEN)
+    with project.running("sync") as process:
+        with standing_at(rig, FaultPoint.FEED_FILES_WRITTEN, process) as worker:
+            rig.faults.arm(FaultPoint.COLLAPSED)
+            kill_executor(worker)
+            (rig.faults.folder / "feed-files-written.reached").unlink()
+            with standing_at(rig, FaultPoint.COLLAPSED, process) as later:
+                assert executor_of(later).pid != worker
+                kill_executor(later)
+        ends_well(process, rig)
+    for secret in secrets:
+        assert not in_files(secret.encode(), rig.events, rig.cluster.folder)
+
+
+@pytest.mark.takes(120)
+def test_killed_executors_and_unseen_secrets_on_a_shared_folder(
+    rig_on: Callable[[str], Rig], shared_folder: str
+) -> None:
+    the_whole_path(rig_on(shared_folder), {SECRET: False})
+
+
+@pytest.mark.long
+def test_killed_executors_and_unseen_secrets_on_an_object_store(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
+    """The store's credentials are those of the workers' own environment."""
+    the_whole_path(rig_on(in_bucket), {SECRET: False, STORE_SECRET: True})
+
+
+_CORES = """
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.spark.executors import cores
+from pgcdc_assets.spark.session import spark_session
+session = spark_session(Settings.load())
+print("told", cores(session), session.conf.get("spark.sql.shuffle.partitions"), flush=True)
+"""
+
+
+def test_tasks_follow_the_cores_of_the_executors(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
+    """Asked for at once after the session has started: Spark tells 2 until executors have registered."""
+    more = {"spark.executor.cores": str(CORES), "spark.cores.max": str(CORES)}
+    settings = rig_on(shared_folder).with_spark(**more).settings
+    done = subprocess.run(
+        [sys.executable, "-c", _CORES], env={**os.environ, **settings}, capture_output=True, text=True, check=True
+    )
+    assert f"told {CORES} {CORES}" in done.stdout

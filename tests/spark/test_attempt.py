@@ -1,0 +1,69 @@
+"""A worker whose package, Python or pyarrow is not the driver's says so, and tries nothing."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+
+from pgcdc_assets.errors import MachineError
+from pgcdc_assets.spark import tasks
+from pgcdc_assets.spark.attempt import Kind, attempted
+from pgcdc_assets.spark.versions import difference, versions
+
+
+def marking(path: str) -> str:
+    Path(path).touch()
+    return "done"
+
+
+@pytest.mark.parametrize("name", sorted(versions()))
+def test_a_worker_that_has_another_tries_nothing(name: str, tmp_path: Path) -> None:
+    packed = pickle.dumps((marking, str(tmp_path / "mark")))
+    kind, told = attempted(packed, {**versions(), name: "another"})
+    assert kind == Kind.OTHER
+    assert pickle.loads(told)[1] == f"has {name} {versions()[name]}, and the driver another"
+    assert not list(tmp_path.iterdir())
+    kind, result = attempted(packed, versions())
+    assert (kind, pickle.loads(result)) == (Kind.DONE, "done")
+
+
+def test_a_worker_of_before_a_part_was_compared_lacks_it() -> None:
+    assert difference({}, {"pyarrow": "26"}) == "has pyarrow none, and the driver 26"
+
+
+def test_a_worker_without_the_package_says_so(tmp_path: Path) -> None:
+    """What a worker calls comes by value, and runs where only Python is."""
+    (tmp_path / "call").write_bytes(cloudpickle.dumps(tasks._attempt()))
+    code = (
+        f"import sys; sys.path.append({str(Path(cloudpickle.__file__).parent.parent.parent)!r})\n"
+        "from pyspark import cloudpickle; import pickle\n"
+        "sys.path = [p for p in sys.path if 'site-packages' not in p]\n"
+        "sys.meta_path = [one for one in sys.meta_path if 'editable' not in str(one)]\n"
+        f"kind, told = cloudpickle.loads(open({str(tmp_path / 'call')!r}, 'rb').read())(b'')\n"
+        "print(kind, pickle.loads(told)[1])"
+    )
+    done = subprocess.run([sys._base_executable, "-I", "-c", code], capture_output=True, text=True, check=False)  # type: ignore[attr-defined]
+    assert done.stdout.strip() == "other has no pgcdc_assets (No module named 'pgcdc_assets')", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ('Lost task 0.3 in stage 0.0 (TID 3) (node7 executor 1): IOException: Cannot run program "env/python"',
+         "executor on node7: has no Python at env/python"),
+        ("[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: 3.11",
+         f"executor: has Python 3.12, and the driver {versions()['Python']}"),
+        ("/usr/bin/python3: Error while finding module specification: No module named pyspark",
+         "executor: has no pyspark"),
+    ],
+)  # fmt: skip
+def test_a_worker_that_spark_cannot_start_is_told_in_one_line(told: str, said: str) -> None:
+    unfit = tasks._unfit(told)
+    assert isinstance(unfit, MachineError)
+    assert str(unfit).startswith(f"{said}; give the executors the driver's environment")
+    assert tasks._unfit("java.lang.OutOfMemoryError") is None
