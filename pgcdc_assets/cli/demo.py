@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 import psycopg
+import yaml
 
+from pgcdc_assets.core.location import LOCAL, Location
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.projectfile import EMBEDDED, save_source
+from pgcdc_assets.projectfile import EMBEDDED, SETTINGS_FILE, save_source
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.verify import VerifyReport
@@ -39,15 +41,18 @@ _PROOF_SECONDS = 60
               help="How long to follow live changes once all is copied.")  # fmt: skip
 @click.option("--rate", type=click.FloatRange(0.1, 5000), default=RATE, show_default=True,
               help="Transactions per second that the generator writes.")  # fmt: skip
+@click.option(
+    "--lake", metavar="URL", help="Put the lake into a new folder of this one in an object store, as s3://bucket/x."
+)
 @click.option("--ui", is_flag=True, help="Leave Dagster's UI open on it at the end.")
-def demo(seconds: int, rate: float, ui: bool) -> int:
+def demo(seconds: int, rate: float, lake: str | None, ui: bool) -> int:
     """Copy a live PostgreSQL shop, follow it, prove that every table is equal."""
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.source import make_ready
     from pgcdc_assets.project import started_source
     from pgcdc_assets.settings import Settings
 
-    folder = fresh_folder()
+    folder = fresh_folder(lake)
     # A JVM that lives for two minutes pays more for the optimising compiler than it gets back.
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     progress = ConsoleProgress()
@@ -59,14 +64,15 @@ def demo(seconds: int, rate: float, ui: bool) -> int:
         progress.note(f"PostgreSQL runs, {tables} tables, slot and publication are made")
     show = Show(settings, conninfo, progress, tables, seconds)
     proof = show.run(rate)
-    _print(show, proof, folder)
+    _print(show, proof, folder, settings.layout.root)
     if ui:
         _leave_open(settings)
     return 0 if proof.ok else 1
 
 
-def fresh_folder() -> Path:
-    """Make and enter a project directory that is independent of the caller's settings."""
+def fresh_folder(lake: str | None) -> Path:
+    """Make and enter a project directory that is independent of the caller's settings. Its lake is in it, or in a new
+    folder of ``lake``."""
     for name in [name for name in os.environ if name.startswith("PGCDC_") or name == "DAGSTER_HOME"]:
         del os.environ[name]
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-demo-"))
@@ -74,6 +80,9 @@ def fresh_folder() -> Path:
     folder.chmod(0o755)
     os.chdir(folder)
     save_source(EMBEDDED)
+    if lake is not None:
+        with SETTINGS_FILE.open("a") as file:
+            yaml.safe_dump({"lake": f"{lake.rstrip('/')}/{folder.name}"}, file)
     return folder
 
 
@@ -150,7 +159,7 @@ def _too_late(lsn: Lsn) -> None:
     raise LakeError("the sync ended before the mirrors were brought there", lsn=lsn, do=do)
 
 
-def _print(show: Show, proof: VerifyReport, folder: Path) -> None:
+def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> None:
     from pgcdc_assets.cli.status_verify import print_report
 
     print_report(proof)
@@ -161,7 +170,8 @@ def _print(show: Show, proof: VerifyReport, folder: Path) -> None:
             f"in {report.seconds:.0f} s; the generator committed {show.transactions}"
         )
     click.echo("all tables are equal" if proof.ok else "tables differ")
-    click.echo(f"pgcdc: lake and Dagster's runs stay in {folder}; see them with: cd {folder} && pgcdc up", err=True)
+    where = folder if root.scheme == LOCAL else f"{root} and {folder}"
+    click.echo(f"pgcdc: lake and Dagster's runs stay in {where}; see them with: cd {folder} && pgcdc up", err=True)
 
 
 def _leave_open(settings: Settings) -> None:
