@@ -6,7 +6,9 @@ The lake is in an object store, where a lock ends by its time alone.
 from __future__ import annotations
 
 import logging
+import os
 import random
+import signal
 import subprocess
 import sys
 from contextlib import closing, suppress
@@ -77,11 +79,21 @@ class Leaders(ByProcess):
 
     def _succeeded(self) -> int:
         """How another sync ended: it is refused while the first may only be slow."""
-        with (self.folder / "successor.log").open("wb") as log:
-            return subprocess.run(
-                [sys.executable, "-c", self.program, "sync"], cwd=self.folder, env=self.environment(), check=False,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=SECONDS,
-            ).returncode  # fmt: skip
+        path = self.folder / "successor.log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", self.program, "sync"], cwd=self.folder, env=self.environment(),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+            try:
+                return process.wait(SECONDS / 3)
+            except subprocess.TimeoutExpired:
+                at_work = self.conn.execute("SELECT application_name, state, wait_event, query FROM pg_stat_activity")
+                raise AssertionError(f"the successor hangs\n{path.read_text()}\n{at_work.fetchall()}") from None
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
     def _cut_off(self) -> None:
         self.conn.execute(
