@@ -89,6 +89,10 @@ def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
     """Rows split by relation: those with a large share each alone, and the others, sorted by relation."""
     if len(rows) == 0:
         return [], rows
+    first = rows.relation_id[0]
+    if first != ABSENT and (rows.relation_id == first).all() and rows.length.sum() >= OWN_FILE_BYTES:
+        # The rows of one table, as in a large transaction: they stay as they are.
+        return [rows], rows.take(np.zeros(0, dtype=np.int64))
     order = np.argsort(rows.relation_id, kind="stable")
     relation_id = rows.relation_id[order]
     starts = np.concatenate(([0], np.flatnonzero(np.diff(relation_id)) + 1))
