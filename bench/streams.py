@@ -34,7 +34,7 @@ FLOOR = "pg_recvlogical to nothing"
 CROWDED = "pg_recvlogical, a core busy"
 """The floor while another process keeps a core busy: what a receiver can reach if somebody works on what it
 receives."""
-SLOTS = ("floor", "crowded", "stream", "drain", "native")
+SLOTS = ("floor", "crowded", "stream", "whole", "drain", "native")
 NEVER = 1 << 60
 SECONDS = 900
 
@@ -63,6 +63,7 @@ class Streams:
                     lambda: self._floor(workload, conninfo, slots["floor"], end, rows),
                     lambda: self._crowded(workload, conninfo, slots["crowded"], end, rows),
                     lambda: self._receive(workload, conninfo, slots["stream"], end, rows, NEVER),
+                    lambda: self._receive(workload, conninfo, slots["whole"], end, rows, NEVER, streaming=False),
                     lambda: self._receive(workload, conninfo, slots["drain"], end, rows, 1),
                     lambda: self._end_to_end(workload, settings, end, rows),
                     lambda: self._native(workload, conninfo, subscriber, slots["native"], end, rows),
@@ -86,14 +87,18 @@ class Streams:
             )  # fmt: skip
         self.record.add(Run(workload.name, what, seconds, rows, 0, used.cpu, used.peak))
 
-    def _receive(self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int, drain_bytes: int) -> None:
+    def _receive(
+        self, workload: Workload, conninfo: str, slot: str, end: Lsn, rows: int, drain_bytes: int, *,
+        streaming: bool = True,
+    ) -> None:  # fmt: skip
         """Measure our receiver, into a log of its own, from the ``started`` event (the stream is asked for) to the last
-        commit."""
+        commit. ``streaming``: whether transactions in progress are asked for, too."""
         what = "receive, SQL functions" if drain_bytes == 1 else "receive, stream"
+        what += "" if streaming else ", streaming off"
         layout = Layout.of(Path.cwd() / slot)
         log = empty_log(layout, conninfo, slot)
         receiver = ReceiverProcess(conninfo, layout, (PUBLICATION,), batch_bytes=32 << 20, batch_seconds=1,
-                                   drain_bytes=drain_bytes)  # fmt: skip
+                                   drain_bytes=drain_bytes, streaming=streaming)  # fmt: skip
         with usage(self.server) as used:
             spawned = time.monotonic()
             receiver.start()

@@ -1,35 +1,32 @@
 """Feed files that are derived while their transaction is in progress, from what the receiver has spooled of it.
 
-The commit of the rows is not known then. A mark of the same size stands in its place: a random number in the columns
-``_pgcdc_commit_lsn`` and ``_pgcdc_commit_ts``, and in what the file says of itself. These columns are not compressed,
-and each has one value, so the mark stands in a file some dozen times, however many rows there are. Once the transaction
-has committed, and nothing of the segment was rolled back, the commit is written over the marks and the file goes into
-the feed. In all other cases the segment is derived as any other: early files are never needed, and nobody reads them
-before.
+The commit of the rows is not known then: a mark stands in its place (:mod:`pgcdc_assets.feed.mark`). Some segments that
+follow each other are derived by one task. Once the transaction has committed, and nothing of them was rolled back, the
+commit is written over the marks and the file goes into the feed. In all other cases the segments are derived as any
+others: early files are never needed, and nobody reads them before.
 """
 
 from __future__ import annotations
 
-import secrets
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.evolve import evolved
-from pgcdc_assets.feed.file import feed_file
+from pgcdc_assets.feed.mark import Mark
 from pgcdc_assets.feed.routing import Router
-from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, FeedFile
 from pgcdc_assets.feed.task import Derivation, Derived, FeedTarget, derive
 from pgcdc_assets.log.latefacts import LateFacts
 from pgcdc_assets.log.reader import Segment
@@ -38,30 +35,11 @@ from pgcdc_assets.protocol.shape import Shape
 from pgcdc_assets.spark.tasks import run_tasks
 from pgcdc_assets.store import storage
 
-_DIGITS = 19
-"""Of a commit_lsn's mark, as text: as many as the largest LSN has, which is written to the right of blanks."""
-
-
-@dataclass(frozen=True)
-class Mark:
-    """What stands in the place of a commit. No value of a user's is likely to be the same number."""
-
-    commit_lsn: int
-    commit_ts: int
-
-    @classmethod
-    def new(cls) -> Mark:
-        lsn = 10 ** (_DIGITS - 1) + secrets.randbelow(8 * 10 ** (_DIGITS - 1))
-        # In a year from 6723 to 8307: statistics hold it as a date.
-        return cls(lsn, 150_000_000_000_000_000 + secrets.randbelow(50_000_000_000_000_000))
-
-    def changes(self, commit_lsn: int, commit_ts: int) -> dict[bytes, bytes]:
-        """What is to be written over what."""
-        return {
-            self.commit_lsn.to_bytes(8, "little"): commit_lsn.to_bytes(8, "little"),
-            self.commit_ts.to_bytes(8, "little", signed=True): commit_ts.to_bytes(8, "little", signed=True),
-            str(self.commit_lsn).encode(): str(commit_lsn).rjust(_DIGITS).encode(),
-        }
+GATHERED: Final = 4
+"""Segments of a transaction that one task derives: some half a second of work. A task costs as much as deriving two
+segments, whatever it derives."""
+GATHERED_SECONDS: Final = 2.0
+"""So long a task waits for more segments at most; what waits at the commit is derived then."""
 
 
 @dataclass(frozen=True)
@@ -71,24 +49,79 @@ class EarlySegment:
     xid: int
     draft: str
     """Where it lies now."""
-    name: str
-    """The name that it is going to have in the log."""
+    place: Location
+    """Where it is going to be in the log."""
     shapes: Mapping[int, Shape]
     """By provisional schema id, as far as the catalog shows them before the commit."""
 
 
 @dataclass
-class _Early:
-    """One segment that is derived early."""
+class EarlyGroup:
+    """Segments of one transaction and of the same tables, which one task derives."""
 
     xid: int
-    mark: Mark
+    tables: Mapping[TableName, Table]
     folder: Location
-    schema_ids: Mapping[int, int]
-    routes: Mapping[int, Route]
-    future: Future[list[Derived]] = field(default_factory=Future)
+    mark: Mark = field(default_factory=Mark.new)
+    since: float = field(default_factory=time.monotonic)
+    """When its first segment came."""
+    files: dict[str, SegmentFile] = field(default_factory=dict)
+    """By the segment's name in the log."""
+    routes: dict[int, Route] = field(default_factory=dict)
+    future: Future[list[Derived]] | None = None
+    """None until its task is asked for."""
     commit_lsn: int | None = None
     """None while the transaction is in progress."""
+
+    def add(self, segment: EarlySegment, routes: Mapping[int, Route]) -> None:
+        schema_ids = {provisional: shape.schema_id for provisional, shape in segment.shapes.items()}
+        late = LateFacts(self.mark.commit_lsn, self.mark.commit_ts, (), schema_ids)
+        self.files[segment.place.name] = SegmentFile(Location(segment.draft), late, moved=segment.place)
+        self.routes |= routes
+
+    def task(self) -> Derivation:
+        span = LsnRange(Lsn(self.mark.commit_lsn), Lsn(self.mark.commit_lsn + 1))
+        targets = {name: FeedTarget(table, self.folder, span) for name, table in self.tables.items()}
+        return Derivation(tuple(self.files.values()), targets, self.routes, provisional=True)
+
+    def derived(self) -> Derived | None:
+        """What came of its task, which is waited for; None if that is of no use."""
+        if self.future is None or self.future.cancelled() or self.future.exception() is not None:
+            # Deriving the segments of the log says what is wrong, if it still is.
+            return None
+        derived = self.future.result()[0]
+        return None if derived.set_aside or not self._there(derived) else derived
+
+    def _there(self, derived: Derived) -> bool:
+        """Whether the files are still there: a maintenance clears what lies beside the tables."""
+        names = [file.name for files in derived.files.values() for file in files]
+        return all(storage.head(self.folder / name) is not None for name in names)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A group that stands for segments of the log in this turn, as far as can be told before it is derived."""
+
+    feeds: EarlyFeeds
+    group: EarlyGroup
+    segments: Sequence[Segment]
+    turn: Derivation
+
+    def landed(self) -> Derived | None:
+        """What was derived of the segments, as files of the feeds; None if they have to be derived now."""
+        group, late = self.group, self.segments[0].late
+        self.feeds.forget(group)
+        derived = group.derived()
+        if derived is None or late is None:
+            self.feeds.discard(group)
+            return None
+        files = {
+            name: [group.mark.landed(group.folder, file, self.turn.targets[name].folder, late) for file in files]
+            for name, files in derived.files.items()
+        }
+        passed(FaultPoint.EARLY_LANDED)
+        storage.delete_folder(group.folder)
+        return replace(derived, files=files)
 
 
 class EarlyFeeds:
@@ -97,70 +130,82 @@ class EarlyFeeds:
     def __init__(self, session: Callable[[], SparkSession], folder: Location) -> None:
         self._session = session
         self._folder = folder
-        self._early: dict[str, _Early] = {}
+        self.groups: list[EarlyGroup] = []
+        self._committed: dict[int, int] = {}
+        """By xid, the ``commit_lsn`` of transactions that tables are still to take."""
         # One at a time: the turns of other transactions want the cores, too.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="early-feeds")
 
     def spooled(self, segment: EarlySegment, router: Router) -> None:
         """Derive a segment, unless something about its tables has to wait for the commit."""
-        schema_ids = {provisional: shape.schema_id for provisional, shape in segment.shapes.items()}
         routes = _routes(segment.shapes, router)
-        if not routes:
+        if not routes or segment.xid in self._committed:
+            # The turn that takes the transaction is as soon as a task that begins now.
             return
-        mark, folder = Mark.new(), self._folder / uuid.uuid4().hex
-        span = LsnRange(Lsn(mark.commit_lsn), Lsn(mark.commit_lsn + 1))
-        file = SegmentFile(Location(segment.draft), LateFacts(mark.commit_lsn, mark.commit_ts, (), schema_ids))
-        targets = {route.table.name: FeedTarget(route.table, folder, span) for route in routes.values()}
-        task = Derivation((file,), targets, routes, provisional=True)
-        early = _Early(segment.xid, mark, folder, schema_ids, routes)
-        early.future = self._pool.submit(lambda: run_tasks(self._session(), derive, [task]))
-        self._early[segment.name] = early
+        tables = {route.table.name: route.table for route in routes.values()}
+        group = next((one for one in self._gathering if one.xid == segment.xid and one.tables == tables), None)
+        if group is None:
+            group = EarlyGroup(segment.xid, tables, self._folder / uuid.uuid4().hex)
+            self.groups.append(group)
+        group.add(segment, routes)
+        if len(group.files) >= GATHERED:
+            self._begin(group)
+
+    def begin_due(self) -> None:
+        """Derive what has been gathered for long enough."""
+        before = time.monotonic() - GATHERED_SECONDS
+        for group in self._gathering:
+            if group.since < before:
+                self._begin(group)
+
+    @property
+    def _gathering(self) -> list[EarlyGroup]:
+        return [group for group in self.groups if group.future is None]
+
+    def _begin(self, group: EarlyGroup) -> None:
+        task = group.task()
+        group.future = self._pool.submit(lambda: run_tasks(self._session(), derive, [task]))
 
     def ended(self, xid: int | None, commit_lsn: int | None) -> None:
         """The transaction has committed there, or was rolled back; without xid, all that are open come again."""
-        for name, early in list(self._early.items()):
-            if xid is None or early.xid == xid:
-                if commit_lsn is None:
-                    self._discard(self._early.pop(name))
-                else:
-                    early.commit_lsn = commit_lsn
+        if xid is None:
+            self._committed.clear()
+        elif commit_lsn is not None:
+            self._committed[xid] = commit_lsn
+        for group in [group for group in self.groups if xid is None or group.xid == xid]:
+            if commit_lsn is None:
+                self.forget(group)
+                self.discard(group)
+            else:
+                group.commit_lsn = commit_lsn
+                if group.future is None:
+                    # The log takes a moment to hold the transaction.
+                    self._begin(group)
 
     def passed(self, lsn: Lsn) -> None:
         """All tables have taken what commits below: what was not taken until now never is, for it was rolled back to a
         savepoint, or its table waits for a copy."""
-        for name, early in list(self._early.items()):
-            if early.commit_lsn is not None and early.commit_lsn < lsn:
-                self._discard(self._early.pop(name))
+        self._committed = {xid: commit_lsn for xid, commit_lsn in self._committed.items() if commit_lsn >= lsn}
+        for group in list(self.groups):
+            if group.commit_lsn is not None and group.commit_lsn < lsn:
+                self.forget(group)
+                self.discard(group)
 
-    def take(self, segment: Segment, turn: Derivation) -> Derived | None:
-        """What was derived of a segment of the log, as files of the feeds; None if it has to be derived now.
-
-        ``turn`` is how this turn derives.
-        """
-        early, late = self._early.pop(segment.path.name, None), segment.late
-        if early is None or late is None:
-            return None
-        ids = set(late.schema_ids.values())
-        fits = (
-            early.future.done()
-            and not late.aborted
-            and dict(late.schema_ids) == early.schema_ids
-            and {schema_id: route for schema_id, route in turn.routes.items() if schema_id in ids} == early.routes
-            and not ids & turn.refused.keys()
-            and all(_wants(turn.targets.get(route.table.name), late.commit_lsn) for route in early.routes.values())
-        )
-        derived = _result(early) if fits else None
-        if derived is None or derived.set_aside or not _there(early, derived):
-            self._discard(early)
-            return None
-        changes = early.mark.changes(late.commit_lsn, late.commit_ts)
-        files = {
-            name: [_landed(early.folder, file, turn.targets[name].folder, changes, late) for file in files]
-            for name, files in derived.files.items()
-        }
-        passed(FaultPoint.EARLY_LANDED)
-        storage.delete_folder(early.folder)
-        return replace(derived, files=files)
+    def claimed(self, segments: Sequence[Segment], turn: Derivation) -> list[Claim]:
+        """What stands for some of these segments of the log; the others have to be derived now. ``turn`` is how this
+        turn derives."""
+        by_name = {segment.path.name: segment for segment in segments}
+        claims: list[Claim] = []
+        for group in list(self.groups):
+            members = [by_name[name] for name in group.files if name in by_name]
+            if not members:
+                continue
+            if len(members) == len(group.files) and _fits(group, members, turn):
+                claims.append(Claim(self, group, members, turn))
+            else:
+                self.forget(group)
+                self.discard(group)
+        return claims
 
     def close(self) -> None:
         """Leave nothing behind. A task that is under way is not waited for: what it makes goes once it is done."""
@@ -168,9 +213,14 @@ class EarlyFeeds:
         self._pool.shutdown(wait=False, cancel_futures=True)
         storage.delete_folder(self._folder)
 
-    def _discard(self, early: _Early) -> None:
-        early.future.cancel()
-        early.future.add_done_callback(lambda done: storage.delete_folder(early.folder))
+    def forget(self, group: EarlyGroup) -> None:
+        self.groups.remove(group)
+
+    @staticmethod
+    def discard(group: EarlyGroup) -> None:
+        if group.future is not None:
+            group.future.cancel()
+            group.future.add_done_callback(lambda done: storage.delete_folder(group.folder))
 
 
 def _routes(shapes: Mapping[int, Shape], router: Router) -> dict[int, Route]:
@@ -189,37 +239,23 @@ def _routes(shapes: Mapping[int, Shape], router: Router) -> dict[int, Route]:
     return found
 
 
+def _fits(group: EarlyGroup, members: Sequence[Segment], turn: Derivation) -> bool:
+    """Whether nothing of the segments was rolled back, their tables are what they were, and the task has begun."""
+    if group.future is None or not (group.future.running() or group.future.done()):
+        return False
+    ids: set[int] = set()
+    for segment in members:
+        late, early = segment.late, group.files[segment.path.name].late
+        if late is None or early is None or late.aborted or dict(late.schema_ids) != early.schema_ids:
+            return False
+        ids |= set(late.schema_ids.values())
+    commit_lsn = members[0].late.commit_lsn if members[0].late else 0
+    return (
+        {schema_id: route for schema_id, route in turn.routes.items() if schema_id in ids} == group.routes
+        and not ids & turn.refused.keys()
+        and all(_wants(turn.targets.get(name), commit_lsn) for name in group.tables)
+    )
+
+
 def _wants(target: FeedTarget | None, commit_lsn: int) -> bool:
     return target is not None and target.buckets == 1 and target.span.holds_commit(commit_lsn)
-
-
-def _result(early: _Early) -> Derived | None:
-    if early.future.cancelled() or early.future.exception() is not None:
-        # Deriving the segment of the log says what is wrong, if it still is.
-        return None
-    return early.future.result()[0]
-
-
-def _there(early: _Early, derived: Derived) -> bool:
-    """Whether the files are still there: a maintenance clears what lies beside the tables."""
-    names = [file.name for files in derived.files.values() for file in files]
-    return all(storage.head(early.folder / name) is not None for name in names)
-
-
-def _landed(
-    folder: Location, file: FeedFile, to: Location, changes: Mapping[bytes, bytes], late: LateFacts
-) -> FeedFile:
-    """The file with its commit, in the feed's folder."""
-    draft, path = storage.draft(folder / file.name), to / file.name
-    draft.patch(changes)
-    storage.put(draft, path)
-    _check(path, late)
-    return feed_file(path, file.size)
-
-
-def _check(path: Location, late: LateFacts) -> None:
-    """Each row has the commit, and nothing else."""
-    rows = pq.read_table(storage.open_file(path), columns=[COMMIT_LSN, COMMIT_TS], partitioning=None)
-    found = {*pc.unique(rows[COMMIT_LSN]).to_pylist(), *pc.unique(rows[COMMIT_TS].cast("int64")).to_pylist()}
-    if found != {late.commit_lsn, late.commit_ts}:
-        raise LakeError("does not have its commit in all rows", thing=str(path), lsn=Lsn(late.commit_lsn))

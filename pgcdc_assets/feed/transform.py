@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
@@ -35,6 +36,8 @@ TASK_BYTES = 4 << 20
 """Bytes of compressed log that are worth a task of their own: some 0.3 s of decoding."""
 BUCKET_ROWS = 400_000
 """Changes collapsed by one task: some 300 MB of a wide table in memory."""
+_LANDINGS = 4
+"""Early files that are put into their feeds at the same time: mostly they wait for the disk."""
 MOST_BUCKETS = 256
 """Files that a task has open at once, twice as many where keys change."""
 
@@ -134,13 +137,23 @@ def _derived(
         refused=refused,
     )  # fmt: skip
     workers = cores(spark)
-    done: list[Derived] = []
-    left: list[Segment] = []
-    for segment in segments:
-        taken = early.take(segment, base) if early is not None else None
-        left.append(segment) if taken is None else done.append(taken)
-    tasks = [replace(base, segments=tuple(s.file for s in group)) for group in grouped(left, 2 * workers)]
-    return _together([*done, *run_tasks(spark, derive, tasks)])
+    claims = early.claimed(segments, base) if early is not None else []
+    claimed = {segment.path for claim in claims for segment in claim.segments}
+
+    def derived(left: Sequence[Segment]) -> list[Derived]:
+        tasks = [replace(base, segments=tuple(s.file for s in group)) for group in grouped(left, 2 * workers)]
+        return run_tasks(spark, derive, tasks)
+
+    again: list[Segment] = []
+    with ThreadPoolExecutor(_LANDINGS, thread_name_prefix="early-landing") as pool:
+        landing = [(claim, pool.submit(claim.landed)) for claim in claims]
+        done = derived([segment for segment in segments if segment.path not in claimed])
+        for claim, landed in landing:
+            if (found := landed.result()) is not None:
+                done.append(found)
+            else:
+                again += claim.segments
+    return _together([*done, *derived(again)])
 
 
 def grouped(segments: Sequence[Segment], most: int) -> list[list[Segment]]:

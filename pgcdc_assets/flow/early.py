@@ -30,17 +30,17 @@ class EarlyDerivation:
             if event.spooled is None or event.xid is None:
                 self._feeds.ended(event.xid, event.commit_lsn)
             elif self._reachable and not paused:
-                self._feeds.spooled(_segment(event, event.xid, event.spooled), self._work.progress.router)
+                self._feeds.spooled(self._segment(event, event.xid, event.spooled), self._work.progress.router)
+        self._feeds.begin_due()
         self._feeds.passed(self._work.progress.replay_lsn)
 
     def close(self) -> None:
         self._work.early = None
         self._feeds.close()
 
-
-def _segment(event: Event, xid: int, file: SpooledFile) -> EarlySegment:
-    shapes = {
-        number: Shape.resolve(payload, RelationFacts.from_json(facts), event.lsn)
-        for number, (payload, facts) in file.relations.items()
-    }
-    return EarlySegment(xid, file.draft, file.name, shapes)
+    def _segment(self, event: Event, xid: int, file: SpooledFile) -> EarlySegment:
+        shapes = {
+            number: Shape.resolve(payload, RelationFacts.from_json(facts), event.lsn)
+            for number, (payload, facts) in file.relations.items()
+        }
+        return EarlySegment(xid, file.draft, self._work.layout.change_log / file.name, shapes)

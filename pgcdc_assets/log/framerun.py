@@ -163,7 +163,8 @@ class FrameRun:
 
     def at(self, kind: MessageKind) -> Ints:
         """Which frames carry such a message."""
-        return np.flatnonzero(self.kinds == kind)
+        # As a plain number: numpy asks an enumeration's member for more than its value, at the cost of the search.
+        return np.flatnonzero(self.kinds == int(kind))
 
     def payload(self, index: int) -> bytes:
         offset = int(self.offsets[index])

@@ -51,6 +51,9 @@ class _Versions:
 
     def schema_ids(self, relation_ids: NDArray[np.int64], sequence: NDArray[np.int64]) -> NDArray[np.int64]:
         """The version in force for each row; a row whose relation was never described is a ProtocolError."""
+        if len(relation_ids) and (relation_ids == relation_ids[0]).all():
+            # A large transaction writes to one table for long; finding which there are costs as much as all else here.
+            return self._in_force(int(relation_ids[0]), sequence)
         result = np.zeros(len(relation_ids), dtype=np.int64)
         for relation_id in np.unique(relation_ids).tolist():
             rows = np.flatnonzero(relation_ids == relation_id)
@@ -62,6 +65,8 @@ class _Versions:
         first = bisect_right(since, int(sequence.min())) if len(sequence) else 0
         if first == 0:
             raise ProtocolError(f"rows came for relation {relation_id} before its Relation message")
+        if len(schema_ids) == 1:
+            return np.full(len(sequence), schema_ids[0], dtype=np.int64)
         version = np.searchsorted(np.asarray(since), sequence, side="right") - 1
         return np.asarray(schema_ids, dtype=np.int64)[version]
 

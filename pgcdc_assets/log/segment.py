@@ -89,6 +89,10 @@ def clustered(rows: Rows) -> tuple[list[Rows], Rows]:
     """Rows split by relation: those with a large share each alone, and the others, sorted by relation."""
     if len(rows) == 0:
         return [], rows
+    first = rows.relation_id[0]
+    if first != ABSENT and (rows.relation_id == first).all() and rows.length.sum() >= OWN_FILE_BYTES:
+        # The rows of one table, as in a large transaction: they stay as they are.
+        return [rows], rows.take(np.zeros(0, dtype=np.int64))
     order = np.argsort(rows.relation_id, kind="stable")
     relation_id = rows.relation_id[order]
     starts = np.concatenate(([0], np.flatnonzero(np.diff(relation_id)) + 1))
@@ -164,6 +168,14 @@ class SegmentFile:
 
     path: Location
     late: LateFacts | None = None
+    moved: Location | None = None
+    """Where it is once its transaction has committed, if it is not there yet."""
+
+    def settled(self) -> SegmentFile:
+        """The file where it is now."""
+        if self.moved is None or storage.exists(self.path):
+            return self
+        return replace(self, path=self.moved, moved=None)
 
 
 def read_rows(
@@ -186,6 +198,7 @@ def read_rows(
 
 def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterator[pa.Table]:
     """Rows of a segment as they count, in pieces of about ``size`` bytes, after :func:`check_content`."""
+    file = file.settled()
     check_content(file.path)
     asked = [*columns, *(OPTIONAL if file.late is not None else ())]
     with opened_parquet(file.path) as parquet:
