@@ -26,7 +26,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.events import Route
-from pgcdc_assets.feed.evolve import evolved
+from pgcdc_assets.feed.evolve import alignment, evolved
 from pgcdc_assets.feed.file import feed_file
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, FeedFile
@@ -185,7 +185,7 @@ def _routes(shapes: Mapping[int, Shape], router: Router) -> dict[int, Route]:
         table = router.names[place.table]
         if table.multiset or evolved(table, shape, None, past=False) != table:
             return {}
-        found[shape.schema_id] = Route.of(shape, table, place.leaf)
+        found[shape.schema_id] = Route.of(shape, table, place.leaf, alignment(table, shape, None))
     return found
 
 

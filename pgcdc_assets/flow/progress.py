@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
@@ -19,7 +20,7 @@ from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.flow.naming import Naming
-from pgcdc_assets.mirror.target import Target
+from pgcdc_assets.mirror.target import Generation, Target
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import StateRow, TableStates
 
@@ -76,13 +77,21 @@ class TablesProgress:
             return TableProgress(table, TableState.WAITING)
         if row.state is TableState.COPYING and held.snapshot_lsn < row.lsn:
             return TableProgress(table, TableState.WAITING)
+        shape = self._as_followed(row, row.table, held)
         if row.state is TableState.SET_ASIDE:
-            return TableProgress(row.table, row.state, held.replay_lsn, held.version, row.reason)
+            return TableProgress(shape, row.state, held.replay_lsn, held.version, row.reason)
         if held.snapshot_lsn < self._log_began or held.replay_lsn < self._log_start:
             # The table was copied under an earlier log, which this one need not continue, or was away while the log
             # was cut.
             return TableProgress(table, TableState.WAITING)
-        return TableProgress(row.table, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason)
+        return TableProgress(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason)
+
+    def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
+        """The table as the mirror's rows have it: a run may have died right after changing the structure."""
+        if held.followed is None or not _newer(held.followed, noted):
+            return noted
+        self._set(held.followed, row.state, row.lsn, row.reason)
+        return held.followed
 
     def __contains__(self, name: TableName) -> bool:
         return name in self._tables
@@ -215,6 +224,24 @@ class TablesProgress:
             version=entry.version if version is None else version,
         )
 
+    def reshaped(self, table: Table, version: int) -> None:
+        """Note that a mirror has another structure. It is made durable before its state: the structure tells how the
+        rows that follow are to be read."""
+        entry = self[table.name]
+        self._target.settle({table.name: version})
+        self._set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
+        self._tables[table.name] = replace(entry, table=table, version=version)
+        passed(FaultPoint.RESHAPE_RECORDED)
+
+    def rest(self, name: TableName, now: Table) -> None:
+        """Note that a followed table still is as its mirror has it, but for its files: from now on, others again are
+        new files, whatever made these."""
+        entry = self[name]
+        table = replace(entry.table, relfilenode=now.relfilenode, toast=now.toast, column_rows=now.column_rows)
+        if table != entry.table:
+            self._set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
+            self._tables[name] = replace(entry, table=table)
+
     def put_aside(self, name: TableName, lsn: Lsn, reason: str) -> None:
         entry = self[name]
         self._set(entry.table, TableState.SET_ASIDE, lsn, reason)
@@ -271,7 +298,7 @@ class TablesProgress:
                 thing="consistent point", do="nothing was published: run `pgcdc sync`, and report this",
             )  # fmt: skip
         versions = {entry.table.name: entry.version for entry in self.followed()
-                    if entry.replay_lsn == lsn and self.naming.holds(entry.table.name, lsn)}  # fmt: skip
+                    if entry.replay_lsn == lsn and self._shows(entry, lsn)}  # fmt: skip
         newest = self.points.newest()
         if not versions or (newest is not None and lsn < newest.replay_lsn):
             return False
@@ -282,6 +309,11 @@ class TablesProgress:
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
         return len(versions) == len(self.followed())
+
+    def _shows(self, entry: TableProgress, lsn: Lsn) -> bool:
+        """Whether the source certainly had the table under its name, and in its structure, at ``lsn``."""
+        lineage = entry.table.lineage
+        return self.naming.holds(entry.table.name, lsn) and (lineage is None or lsn >= lineage.since)
 
     @property
     def changed(self) -> dict[TableName, str]:
@@ -306,3 +338,8 @@ class TablesProgress:
                 self.put_aside(entry.table.name, entry.replay_lsn, failure)
                 continue
             self._tables[entry.table.name] = replace(entry, version=version)
+
+
+def _newer(table: Table, than: Table) -> bool:
+    """Whether this is a later structure of the same copy."""
+    return (table.lineage.number if table.lineage else 0) > (than.lineage.number if than.lineage else 0)

@@ -108,8 +108,15 @@ class Sync:
     def _watch(self) -> None:
         """Look at the catalog, save it, and begin the copies that it, or an earlier run, asks for."""
         self._copies.rested()
-        self._catalog.look()
+        self._look()
         self._copies.begin()
+
+    def _look(self) -> None:
+        """Look at the catalog; a table that is listed only from there on again is owed a point."""
+        before = self._catalog.named
+        self._catalog.look()
+        if self._catalog.named != before:
+            self._point.owe()
 
     def _take_copies(self) -> bool:
         """Take in what the copies have done since the last call; returns whether anything landed."""
@@ -121,7 +128,7 @@ class Sync:
             for name, failure in end.later.items():
                 self._serving.not_copied(name, failure)
             if end.again:
-                self._catalog.look()
+                self._look()
             self._copies.begin_next(end)
             if not self._copies.under_way:
                 self._aim()
@@ -162,7 +169,7 @@ class Sync:
         """Carry out what an operator has changed since the last call: where following ends, and whether to apply."""
         before, now = self._sentinel, sentinel.read(self._work.layout)
         self._sentinel = now
-        self._copies.paused = self._paused
+        self._copies.paused = self._catalog.paused = self._paused
         if self.following and now.endpos != before.endpos:
             if now.endpos is None:
                 self._stream.follow()
@@ -222,6 +229,7 @@ class Sync:
         turn = take_turn(self._work, step.upto, self._entries(step.tables))
         self._ranges.count_late(turn)
         self._point.refused_at = None
+        self._go_on_restructured()
 
     def _take(self, step: TakeTurn) -> bool:
         """Take a turn and publish; returns whether it brought anything, or the point that was asked for."""
@@ -229,6 +237,7 @@ class Sync:
         turn = take_turn(self._work, step.upto, self._entries(step.tables))
         messages = take_messages(self._work, step.upto)
         self._ranges.count(turn)
+        self._go_on_restructured()
         if turn.outdated and not self._stream.arrived:
             self._copies.begin()
         if step.exact:
@@ -239,6 +248,13 @@ class Sync:
                 self._succeed()
         self._stream.report_apply(progress.replay_lsn)
         return bool(turn.tables or messages.count) or (step.exact and not self._point.due)
+
+    def _go_on_restructured(self) -> None:
+        """Look up the structures under which rows have come; the next turn goes on with them."""
+        if self._work.restructured:
+            self._look()
+            if not self._stream.arrived:
+                self._copies.begin()
 
     def _entries(self, names: Sequence[TableName]) -> list[TableProgress]:
         return [self._work.progress[name] for name in names]
@@ -251,7 +267,7 @@ class Sync:
         committed, and is seen: its table is set aside or waits for a copy before the point is made.
         """
         if not self._catalog.stands:
-            self._catalog.look()
+            self._look()
             if not self._stream.arrived:
                 # Once the receiver has ended, a new copy could not catch up: the next run begins with it.
                 self._copies.begin()
@@ -308,7 +324,7 @@ class Sync:
 
     def copy_anew(self, tables: Sequence[TableName]) -> None:
         """Begin copies of these, as the source has them now; UnknownTable for one that is not published."""
-        self._catalog.look()
+        self._look()
         self._work.progress.request_copy(tables)
         self._copies.forget(tables)
         self._copies.begin()

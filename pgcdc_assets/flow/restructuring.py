@@ -1,0 +1,58 @@
+"""Goes on with a table whose structure has changed: by its mirror's own rows, by a new copy, or by somebody's word."""
+
+from __future__ import annotations
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.flow.progress import TableProgress
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.source.catalog.successor import alike, successor
+
+PAGE_BYTES = 8192
+"""Size of a page on the source, unless it was built otherwise."""
+
+
+def restructure(work: Work, entry: TableProgress, now: Table, since: Lsn, what: str) -> None:
+    """Follow a table to the structure that the catalog shows ``now``, which it had at ``since`` at the latest.
+
+    ``what``: the change, in words. It is found by the catalog, or by a row that came under another structure. If the
+    mirror has the new structure already and such rows still cannot be read, the table is copied.
+    """
+    if work.settings.schema_changes == "set_aside":
+        work.progress.put_aside(now.name, since, what)
+        return
+    after = successor(entry.table, now, since)
+    if isinstance(after, str):
+        copy_by_itself(work, now, since, f"{what} ({after})" if after not in what else what)
+    elif entry.table.lineage is not None and alike(entry.table, now):
+        copy_by_itself(work, now, since, what)
+    else:
+        _reshape(work, entry, after, what)
+
+
+def copy_by_itself(work: Work, now: Table, lsn: Lsn, what: str) -> None:
+    """Have a table copied anew, unless it is so large that nobody may want that."""
+    size, most = now.pages * PAGE_BYTES, work.settings.recopy_bytes
+    if size <= most:
+        work.progress.must_copy(now.name, lsn, what)
+        return
+    reason = f"{what}; it has {size >> 20} MiB, more than `recopy_bytes`, and waits for a word"
+    if work.progress[now.name].reason != reason:
+        work.progress.put_aside(now.name, lsn, reason)
+
+
+def _reshape(work: Work, entry: TableProgress, after: Table, what: str) -> None:
+    try:
+        version = work.target.reshape(entry.table, after, keep_dropped=work.settings.dropped_columns == "keep")
+    except Exception as error:
+        if (failure := of_one_table(error)) is None:
+            raise
+        work.progress.put_aside(after.name, entry.replay_lsn, failure)
+        work.observer.progress("watch", f"{after.name} is set aside: {failure}")
+        return
+    work.progress.reshaped(after, version)
+    lineage = after.lineage
+    assert lineage is not None
+    work.observer.progress("watch", f"table {after.name}: {what}; its mirror has followed, as of {Lsn(lineage.since)}",
+                           lsn=str(Lsn(lineage.since)))  # fmt: skip
