@@ -17,7 +17,7 @@ from pgcdc_assets.core.catalog import Column, Lineage, PgType, Table
 from pgcdc_assets.protocol.shape import Shape, ShapeColumn
 
 Alignment = tuple[int | None, ...]
-"""The attnum of each column of a message, in the message's order; None for a column that nobody knows any more."""
+"""The attnum of each column of a message, in the message's order; None for a column that is gone."""
 
 
 def aligned(table: Table, shape: Shape) -> Alignment | None:
@@ -64,6 +64,9 @@ def _candidates(table: Table, lineage: Lineage, shape: Shape) -> list[_Candidate
         one.must = attnum in shape.live and attnum <= lineage.copied
         one.before_others = attnum in shape.live
     found |= {attnum: _Candidate(None) for attnum in unseen}
+    for attnum in {column.attnum for column in lineage.former} - {column.attnum for column in table.columns}:
+        # Whatever way such a column is read, nobody takes its values.
+        found[attnum].attnum = None
     # Columns that were added last, and dropped before anybody looked, have left no trace.
     last = [_Candidate(None) for _ in shape.columns]
     return [*(found[attnum] for attnum in sorted(found)), *last]

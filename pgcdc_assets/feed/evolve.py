@@ -71,14 +71,13 @@ def _by_order(table: Table, shape: Shape) -> Table | Refusal:
     if columns is None:
         return Refusal("its columns changed in a way that its rows do not tell")
     known = {column.attnum: column for column in table.columns}
-    former = {column.attnum for column in table.lineage.former} if table.lineage else set()
     for told, attnum in zip(shape.columns, columns, strict=True):
         column = known.get(attnum) if attnum is not None else None
         if column is not None and not keeps_text(told.type, column.type):
             return Refusal(
                 f"the type of column {column.name!r} changed from {_type(told.type)} to {_type(column.type)}"
             )
-        if column is None and attnum in shape.live and attnum not in former:
+        if column is None and attnum is not None:
             return Refusal(f"column {told.name!r} appeared, after others had changed")
     lacking = [column.name for column in table.key_columns if column.attnum not in columns]
     if lacking or (not shape.forgotten and set(shape.key_attnums) != set(table.key)):

@@ -178,7 +178,7 @@ class FeedTable:
         return self._delta
 
     def _fits(self, delta: DeltaVersion) -> bool:
-        """Whether it is derived for this structure, and each of its columns is one of the table's, with the same type."""
+        """Whether it is derived for this structure, and each column is the same in the table."""
         if delta.configuration.get(STRUCTURE, "0") != self._table.structure:
             return False
         wanted = {field.name: str(field.type) for field in Schema.from_arrow(feed_schema(self._table)).fields}
