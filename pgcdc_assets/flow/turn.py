@@ -96,6 +96,8 @@ def _derive_and_apply(
     waits = work.settings.schema_changes != "set_aside"
     unread = {name: part.set_aside for name, part in parts.items() if part.set_aside is not None and part.restructured}
     work.restructured |= {name: reason for name, (_, reason) in unread.items() if waits}
+    for name, (lsn, reason) in unread.items() if waits else ():
+        work.observer.progress("apply", f"{name} waits for a look at the catalog: {reason}", lsn=str(lsn))
     reasons = {name: part.set_aside for name, part in parts.items()
                if part.set_aside is not None and name not in work.restructured}  # fmt: skip
     reasons |= {result.table.name: result.set_aside for result in applied if result.set_aside is not None}

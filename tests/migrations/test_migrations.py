@@ -113,8 +113,14 @@ class _Stage:
         key, *columns = self._columns(schema)
         act = self.chance.choice(("insert", "insert", "update", "update", "delete", "rekey"))
         number = self.chance.randrange(1, 9)
-        if act == "insert":
-            self.conn.execute(f'INSERT INTO t ("{key}") SELECT coalesce(max("{key}"), 0) + 1 FROM t'.encode())
+        next_ = f'(SELECT coalesce(max("{key}"), 0) + 1 FROM t)'
+        if act == "insert" and number % 2:
+            # With all defaults; a column may have none, and be NOT NULL.
+            with contextlib.suppress(psycopg.errors.NotNullViolation), self.conn.transaction():
+                self.conn.execute(f'INSERT INTO t ("{key}") SELECT {next_}'.encode())
+        elif act == "insert":
+            names = ", ".join(f'"{column}"' for column in columns)
+            self.conn.execute(f'INSERT INTO t ("{key}", {names}) SELECT {next_}, {names} FROM t LIMIT 1'.encode())
         elif act == "delete":
             self.conn.execute(f'DELETE FROM t WHERE "{key}" = {number}'.encode())
         elif act == "rekey":
