@@ -135,7 +135,8 @@ def _types() -> Iterator[Migration]:
         yield Migration("Alembic", f"{column} to {type_}", (f"ALTER TABLE t ALTER COLUMN {column} TYPE {type_}",))
     rewritten = (("qty", "bigint"), ("qty", "text"), ("price", "numeric(12,4)"), ("price", "numeric"),
                  ("at", "timestamp"), ("flag", 'integer USING "flag"::integer'), ("data", "json"),
-                 ("name", "char(40)"), ("label", "varchar(30)"), ("qty", 'integer USING "qty" + 1'), ("m", 'text USING "m"::text'))  # fmt: skip
+                 ("name", "char(40)"), ("label", "varchar(30)"),
+                 ("qty", 'integer USING "qty" + 1'), ("m", 'text USING "m"::text'))  # fmt: skip
     for column, type_ in rewritten:
         yield Migration("Django", f"{column} to {type_}",
                         (f'ALTER TABLE "t" ALTER COLUMN "{column}" TYPE {type_}',), Result.COPIED)  # fmt: skip
