@@ -59,7 +59,7 @@ def _compare(
         work.progress.request_copy([entry.table.name])
     elif copy := _first(found, Remedy.COPY):
         work.progress.must_copy(copy.table, work.log.position(), copy.what)
-    elif live is None or (paused and work.settings.schema_changes != "set_aside"):
+    elif live is None or entry.reshaping or (paused and work.settings.schema_changes != "set_aside"):
         return
     elif aside := _first(found, Remedy.SET_ASIDE):
         restructure(work, entry, live, since(), aside.what)

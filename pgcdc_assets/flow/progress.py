@@ -37,6 +37,8 @@ class TableProgress:
     """Why the table was set aside or waits; if it is followed, how another writer changed rows of its mirror."""
     refused: bool = False
     """Set aside because it cannot be mirrored at all: no copy brings it back."""
+    reshaping: bool = False
+    """Its mirror's structure is being changed: nothing is applied to it, and no copy begins, before that has ended."""
 
 
 class TablesProgress:
@@ -107,7 +109,8 @@ class TablesProgress:
 
     def waiting(self) -> list[Table]:
         """Tables to be copied, in the catalog's order."""
-        return [entry.table for entry in self._tables.values() if entry.state is TableState.WAITING]
+        return [entry.table for entry in self._tables.values()
+                if entry.state is TableState.WAITING and not entry.reshaping]  # fmt: skip
 
     def followed(self) -> list[TableProgress]:
         return [entry for entry in self._tables.values() if entry.state.readable]
@@ -224,14 +227,22 @@ class TablesProgress:
             version=entry.version if version is None else version,
         )
 
-    def reshaped(self, table: Table, version: int) -> None:
-        """Note that a mirror has another structure. It is made durable before its state: the structure tells how the
-        rows that follow are to be read."""
-        entry = self[table.name]
+    def reshaping(self, name: TableName) -> None:
+        """Note that the structure of a table's mirror is being changed."""
+        self._tables[name] = replace(self[name], reshaping=True)
+
+    def reshaped(self, table: Table, version: int) -> bool:
+        """Note that a mirror has another structure; returns whether its table is still followed. It is made durable
+        before its state: the structure tells how the rows that follow are to be read."""
+        entry = replace(self[table.name], reshaping=False)
+        self._tables[table.name] = entry
+        if not entry.state.readable:
+            return False
         self._target.settle({table.name: version})
         self._set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
         self._tables[table.name] = replace(entry, table=table, version=version)
         passed(FaultPoint.RESHAPE_RECORDED)
+        return True
 
     def rest(self, name: TableName, now: Table) -> None:
         """Note that a followed table still is as its mirror has it, but for its files: from now on, others again are
@@ -245,7 +256,7 @@ class TablesProgress:
     def put_aside(self, name: TableName, lsn: Lsn, reason: str) -> None:
         entry = self[name]
         self._set(entry.table, TableState.SET_ASIDE, lsn, reason)
-        self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason)
+        self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, reshaping=False)
 
     def refuse(self, table: Table, reason: str) -> None:
         """Set the table aside because no mirror can hold it as it is. Not stored: each look shows it again."""
@@ -313,6 +324,8 @@ class TablesProgress:
     def _shows(self, entry: TableProgress, lsn: Lsn) -> bool:
         """Whether the source certainly had the table under its name, and in its structure, at ``lsn``."""
         lineage = entry.table.lineage
+        if entry.reshaping:
+            return False
         return self.naming.holds(entry.table.name, lsn) and (lineage is None or lsn >= lineage.since)
 
     @property

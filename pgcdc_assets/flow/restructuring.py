@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.flow.progress import TableProgress
+from pgcdc_assets.flow.reshaping import Reshaped
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.source.catalog.successor import alike, successor
 
@@ -28,7 +28,8 @@ def restructure(work: Work, entry: TableProgress, now: Table, since: Lsn, what: 
     elif entry.table.lineage is not None and alike(entry.table, now):
         copy_by_itself(work, now, since, what)
     else:
-        _reshape(work, entry, after, what)
+        work.progress.reshaping(after.name)
+        work.reshapes.begin(entry.table, after, what, keep_dropped=work.settings.dropped_columns == "keep")
 
 
 def copy_by_itself(work: Work, now: Table, lsn: Lsn, what: str) -> None:
@@ -42,17 +43,22 @@ def copy_by_itself(work: Work, now: Table, lsn: Lsn, what: str) -> None:
         work.progress.put_aside(now.name, lsn, reason)
 
 
-def _reshape(work: Work, entry: TableProgress, after: Table, what: str) -> None:
-    try:
-        version = work.target.reshape(entry.table, after, keep_dropped=work.settings.dropped_columns == "keep")
-    except Exception as error:
-        if (failure := of_one_table(error)) is None:
-            raise
-        work.progress.put_aside(after.name, entry.replay_lsn, failure)
-        work.observer.progress("watch", f"{after.name} is set aside: {failure}")
-        return
-    work.progress.reshaped(after, version)
-    lineage = after.lineage
+def land(work: Work, reshaped: Reshaped) -> bool:
+    """Take in a change of structure that has ended; returns whether the table goes on with it.
+
+    A table that waits for a copy meanwhile, or was set aside, does not.
+    """
+    name = reshaped.after.name
+    if name not in work.progress or not work.progress[name].reshaping:
+        return False
+    if reshaped.failure is not None and work.progress[name].state.readable:
+        work.progress.put_aside(name, work.progress[name].replay_lsn, reshaped.failure)
+        work.observer.progress("watch", f"{name} is set aside: {reshaped.failure}")
+        return False
+    if not work.progress.reshaped(reshaped.after, reshaped.version):
+        return False
+    lineage = reshaped.after.lineage
     assert lineage is not None
-    work.observer.progress("watch", f"table {after.name}: {what}; its mirror has followed, as of {Lsn(lineage.since)}",
-                           lsn=str(Lsn(lineage.since)))  # fmt: skip
+    work.observer.progress("watch", f"table {name}: {reshaped.what}; its mirror has followed, as of "
+                           f"{Lsn(lineage.since)}", lsn=str(Lsn(lineage.since)))  # fmt: skip
+    return True

@@ -159,7 +159,8 @@ class Serving:
             requests.answered(self._work.layout, answer)
 
     def _unsettled(self, name: TableName) -> bool:
-        return self._work.progress[name].state in (TableState.WAITING, TableState.COPYING)
+        entry = self._work.progress[name]
+        return entry.state in (TableState.WAITING, TableState.COPYING) or entry.reshaping
 
     def _begin(self, request: Request) -> None:
         if request.job is Job.SNAPSHOT:

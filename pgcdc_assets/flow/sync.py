@@ -29,6 +29,7 @@ from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.messages import messages_at, take_messages
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.restructuring import land
 from pgcdc_assets.flow.sentinel import Sentinel
 from pgcdc_assets.flow.serving import Serving
 from pgcdc_assets.flow.stream import LogStream
@@ -72,6 +73,7 @@ class Sync:
         finally:
             try:
                 self._copies.give_up()
+                self._work.reshapes.give_up()
             finally:
                 self._stream.stop()
                 self._early.close()
@@ -90,6 +92,7 @@ class Sync:
         self._heed_operator()
         if self._stream.arrived and not arrived:
             self._work.observer.progress("receive", f"the log is complete to {self._stream.complete_to}")
+        moved |= self._take_reshaped()
         moved |= self._take_copies()
         moved |= self._turn()
         moved |= self._serving.serve()
@@ -132,6 +135,19 @@ class Sync:
             self._copies.begin_next(end)
             if not self._copies.under_way:
                 self._aim()
+        return moved
+
+    def _take_reshaped(self) -> bool:
+        """Take in the mirrors that have another structure since the last call; returns whether any has ended."""
+        moved = False
+        for reshaped in self._work.reshapes.landed():
+            moved = True
+            if land(self._work, reshaped):
+                self._catalog.compare(reshaped.after)
+                self._point.owe()
+        if moved and not self._stream.arrived:
+            # One of them may wait for a copy by now.
+            self._copies.begin()
         return moved
 
     def _take_landed(self) -> bool:
@@ -213,7 +229,9 @@ class Sync:
         return View(
             complete=complete,
             standings=[
-                Standing(entry.table.name, entry.replay_lsn, entry.table.name in late) for entry in progress.followed()
+                Standing(entry.table.name, entry.replay_lsn, entry.table.name in late)
+                for entry in progress.followed()
+                if not entry.reshaping
             ],
             batches=self._work.log.batches,
             point=self._point,
@@ -307,8 +325,8 @@ class Sync:
 
     @property
     def copying(self) -> bool:
-        """Whether copies are under way."""
-        return self._copies.under_way
+        """Whether copies are under way, or mirrors get another structure."""
+        return self._copies.under_way or self._work.reshapes.any
 
     @property
     def rests(self) -> str | None:

@@ -36,8 +36,9 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = No
     writer's commits to its mirror came first each time, and until a look at the catalog if a row came under a structure
     that its mirror does not have (:attr:`Work.restructured`).
     """
-    behind = [entry for entry in (tables or work.progress.followed())
-              if entry.replay_lsn < upto and entry.table.name not in work.restructured]  # fmt: skip
+    entries = work.progress.followed() if tables is None else tables
+    behind = [entry for entry in entries if entry.replay_lsn < upto and not entry.reshaping
+              and entry.table.name not in work.restructured]  # fmt: skip
     outdated = _ask_for_copies(work, behind)
     behind = [entry for entry in behind if entry.table.name not in outdated]
     names = _changed(work, behind, upto) if behind else set()

@@ -111,7 +111,10 @@ def test_a_table_is_not_listed_below_the_look_that_showed_its_structure(progress
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
         progress.moved(table.name, Lsn(20))
-    progress.reshaped(replace(B, lineage=Lineage(1, 1, 25)), 2)
+    progress.reshaping(B.name)
+    assert not progress.publish(Lsn(20), RECORDED)
+    assert _listed(progress) == {"a", "c"}
+    assert progress.reshaped(replace(B, lineage=Lineage(1, 1, 25)), 2)
     assert not progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a", "c"}
     for table in (A, B, C):

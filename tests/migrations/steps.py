@@ -144,7 +144,11 @@ def _types() -> Iterator[Migration]:
 
 def _rules() -> Iterator[Migration]:
     for tool, what, sql in (
-        ("Rails", "null: false", 'ALTER TABLE "t" ALTER COLUMN "qty" SET NOT NULL'),
+        (
+            "Rails",
+            "null: false",
+            'UPDATE "t" SET "qty" = 0 WHERE "qty" IS NULL; ALTER TABLE "t" ALTER COLUMN "qty" SET NOT NULL',
+        ),
         ("Rails", "default", """ALTER TABLE "t" ALTER COLUMN "name" SET DEFAULT 'other'"""),
         ("Rails", "index", 'CREATE UNIQUE INDEX CONCURRENTLY "i" ON "t" ("id", "name")'),
         ("Django", "drop default", 'ALTER TABLE "t" ALTER COLUMN "name" DROP DEFAULT'),
@@ -166,7 +170,8 @@ def _rules() -> Iterator[Migration]:
 
 def _keys() -> Iterator[Migration]:
     yield Migration("Flyway", "other key", (
-        "BEGIN; ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t ADD PRIMARY KEY (id, code); COMMIT",),
+        "BEGIN; UPDATE t SET code = '' WHERE code IS NULL; ALTER TABLE t DROP CONSTRAINT t_pkey; "
+        "ALTER TABLE t ADD PRIMARY KEY (id, code); COMMIT",),
         Result.COPIED)  # fmt: skip
 
 

@@ -124,7 +124,7 @@ class _Stage:
         elif act == "delete":
             self.conn.execute(f'DELETE FROM t WHERE "{key}" = {number}'.encode())
         elif act == "rekey":
-            self.conn.execute(f'UPDATE t SET "{key}" = "{key}" + 100 WHERE "{key}" = {number}'.encode())
+            self.conn.execute(f'UPDATE t SET "{key}" = {next_} WHERE "{key}" = {number}'.encode())
         else:
             column = self.chance.choice(columns)
             self.conn.execute(f'UPDATE t SET "{column}" = "{column}" WHERE "{key}" >= {number}'.encode())

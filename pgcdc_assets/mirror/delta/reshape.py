@@ -20,6 +20,7 @@ from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.delta.commit import unfit
+from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import commit_columns, replace_table
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.delta.mapping import HIGHEST, Columns, physical, stated
@@ -36,6 +37,9 @@ from pgcdc_assets.spark.tasks import run_tasks
 TASK_BYTES: Final = 64 << 20
 """Size of the files that one task writes anew as one, so that small files do not stay small. A task that has one large
 file writes one."""
+LEFT_CORES: Final = 1
+"""Cores that are left to the turns of other tables. Spark does the tasks of an earlier job first, so each wave of tasks
+is a job of its own."""
 
 
 def reshape_mirror(
@@ -46,18 +50,21 @@ def reshape_mirror(
 
     ``keep``: columns that were dropped stay, without values in rows that come or change. Otherwise they go.
     """
-    return again_after_lost_races(partial(_reshaped, spark, Mirror(layout, identity, after.name), before, after, keep))
+    found = Mirror(layout, identity, after.name)
+    if found.snapshot_lsn is None:
+        raise LakeError("has no copy whose structure could change", thing=f"mirror {after.name}")
+    return again_after_lost_races(partial(_reshaped, spark, found, before, after, keep))
 
 
 def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, keep: bool) -> int:
     mirror = found.again()
     delta = mirror.delta
-    if delta is None or mirror.snapshot_lsn is None:
-        raise LakeError("has no copy whose structure could change", thing=f"mirror {after.name}")
+    if delta is None or mirror.snapshot_lsn != found.snapshot_lsn:
+        raise LakeError("was copied anew meanwhile", thing=f"mirror {after.name}")
     if (reason := unfit(delta)) is not None:
         raise LakeError(reason, thing=f"mirror {after.name}")
     columns = _sourced(delta, before, after, keep)
-    structure = {STRUCTURE: json.dumps({"copy": int(mirror.snapshot_lsn), "table": after.to_json()})}
+    structure = {STRUCTURE: json.dumps({"copy": mirror.snapshot_lsn, "table": after.to_json()})}
     passed(FaultPoint.RESHAPE_COMMITTING)
     if _same_rows(delta, columns) and not (needs_column_mapping([c.name for c in columns]) and not mirror.mapped):
         version = _with_more(delta, columns, structure)
@@ -131,15 +138,20 @@ def _with_rows(
     source = MergeTarget(mirror.path, physical(held, delta.schema), tuple(held.names))
     names = _raw_names(before, after, {one.name for one in columns if one.unchanged})
     work = Projection(source, tuple(columns), physical(schema, wanted.schema), names)
-    groups = _groups(delta.files, 2 * cores(spark())) if delta.files else []
-    parts = [replace(work, held=replace(work.held, files=group)) for group in groups]
-    made = run_tasks(spark(), project, parts) if parts else []
-    reports = [report for report in made if report is not None]
+    reports = _projected(spark, work, delta.files) if delta.files else []
     left = sum((file.rows or 0) - file.deleted for file in delta.files)
     if sum(report.rows for report in reports) != left:
         raise LakeError(f"{left} rows were to be written anew", thing=f"mirror {after.name}")
     passed(FaultPoint.RESHAPED_FILES_WRITTEN)
     return replace_table(delta, wanted, reports, {}, structure)
+
+
+def _projected(spark: SparkOnDemand, work: Projection, files: Sequence[Added]) -> list[FileReport]:
+    at_a_time = max(1, cores(spark()) - LEFT_CORES)
+    parts = [replace(work, held=replace(work.held, files=group)) for group in _groups(files, 2 * at_a_time)]
+    waves = [parts[start : start + at_a_time] for start in range(0, len(parts), at_a_time)]
+    made = [report for wave in waves for report in run_tasks(spark(), project, wave)]
+    return [report for report in made if report is not None]
 
 
 def _raw_names(before: Table, after: Table, kept: Collection[str]) -> dict[str, str | None]:
