@@ -188,12 +188,15 @@ def test_the_mirror_tells_its_structure(spark: SparkSession, tmp_path: Path) -> 
 
 def test_a_version_in_another_structure_is_not_the_one_that_was_published(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
+    published = mirror.version
+    assert stands_as(mirror.again(), published)
     reshaped(mirror, spark, table(ID, A))
-    assert not stands_as(mirror.again(), mirror.version)
+    assert not stands_as(mirror.again(), published)
 
 
 def test_a_mirror_of_which_another_writer_dropped_a_column_is_not_touched(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path, table(ID, N), [["1"], ["1.00"]])
+    before = mirror.version
     with pytest.raises(LakeError, match="has no column 'a' any more"):
         reshaped(mirror, spark, table(ID, replace(A, name="b"), N))
-    assert mirror.again().version == mirror.version
+    assert mirror.again().version == before
