@@ -81,3 +81,4 @@ def test_killed_at_each_step(
             assert_equal(conn, project.lake, "public.t")
             assert not judge.judge(), step
         assert judge.listed > len(steps)
+        assert project.run("verify", "--json").json["ok"]

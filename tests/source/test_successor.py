@@ -95,6 +95,13 @@ def test_decimals(was: PgType, now: PgType, *, followed: bool) -> None:
     assert isinstance(found, Table) is followed
 
 
+def test_the_value_of_older_rows_outlives_what_postgresql_forgets() -> None:
+    """VACUUM FULL writes it into the rows; rows from before the column are still in the log."""
+    once = goes_on(table(ID, A, Column(3, "c", INT, missing="5")))
+    twice = goes_on(table(ID, A, Column(3, "c", INT), Column(4, "d", INT, missing="6")), before=once)
+    assert [column.missing for column in twice.columns] == [None, None, "5", "6"]
+
+
 def test_the_names_of_every_structure_since_the_copy_are_kept() -> None:
     once = goes_on(table(ID, Column(2, "b", VARCHAR)), since=50)
     twice = goes_on(table(ID, Column(2, "c", VARCHAR)), before=once, since=40)

@@ -28,7 +28,15 @@ def successor(before: Table, now: Table, since: Lsn) -> Table | str:
     left = {column.attnum: column for column in now.columns}
     changed = tuple(column for column in before.columns if not _as_before(column, left.get(column.attnum)))
     former = tuple(dict.fromkeys((*lineage.former, *changed)))
-    return replace(now, lineage=Lineage(lineage.number + 1, lineage.copied, max(int(since), lineage.since), former))
+    follows = Lineage(lineage.number + 1, lineage.copied, max(int(since), lineage.since), former)
+    return replace(now, columns=_with_missing(before, now), lineage=follows)
+
+
+def _with_missing(before: Table, now: Table) -> tuple[Column, ...]:
+    """The columns with the values of older rows as they were first seen: VACUUM FULL writes them into the rows, and
+    PostgreSQL forgets them. Rows of before are still in the log."""
+    known = {column.attnum: column.missing for column in before.columns}
+    return tuple(replace(column, missing=known.get(column.attnum, column.missing)) for column in now.columns)
 
 
 def alike(left: Table, right: Table) -> bool:
