@@ -21,7 +21,7 @@ from pgcdc_assets.cli.maintenance import maintain
 from pgcdc_assets.cli.sentinel import pause, positions, resume, until
 from pgcdc_assets.cli.source import setup, teardown
 from pgcdc_assets.cli.status_verify import status, verify
-from pgcdc_assets.cli.sync import follow, repair, snapshot, sync
+from pgcdc_assets.cli.sync import follow, heal, repair, snapshot, sync
 from pgcdc_assets.cli.up import up
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.errors import PgcdcError
@@ -42,7 +42,7 @@ def pgcdc() -> None:
     """
 
 
-COMMANDS = (demo, up, setup, teardown, sync, follow, status, verify, snapshot, repair, maintain)
+COMMANDS = (demo, up, setup, teardown, sync, follow, status, verify, snapshot, heal, repair, maintain)
 SENTINEL = (until, pause, resume, positions)
 
 for command in (*COMMANDS, *SENTINEL):

@@ -16,7 +16,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.errors import LakeError, NotRepairable, UnknownTable, UsageError
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.flow.naming import Naming
@@ -186,6 +186,32 @@ class TablesProgress:
         """Have the next copy include these tables again."""
         waiting = {name: replace(self[name], state=TableState.WAITING, reason=None, refused=False) for name in tables}
         self._tables |= waiting
+
+    def heal(self, tables: Sequence[TableName]) -> None:
+        """Follow tables again that were set aside, from where their mirrors stand: the log has held their changes.
+
+        UsageError for one that is not set aside, or cannot be mirrored; NotRepairable for one whose changes the log no
+        longer holds. What set the table aside is met again if it is still there.
+        """
+        healed = {name: self._healed(self[name]) for name in tables}
+        for name, entry in healed.items():
+            self._set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
+            self._tables[name] = entry
+            self.naming.found(name)
+
+    def _healed(self, entry: TableProgress) -> TableProgress:
+        name = entry.table.name
+        if entry.state is not TableState.SET_ASIDE or entry.refused:
+            why = f"cannot be mirrored: {entry.reason}" if entry.refused else f"is {entry.state}, not set aside"
+            raise UsageError(why, thing=str(name))
+        held, copied_anew = self._target.standing(name), f"copy it anew: `pgcdc snapshot {name.shell}`"
+        if held is None:
+            raise NotRepairable("has no copy", thing=f"mirror {name}", do=copied_anew)
+        if held.snapshot_lsn < self._log_began or held.replay_lsn < self._log_start:
+            what = f"stands at {held.replay_lsn}, and the log begins at {max(self._log_began, self._log_start)}"
+            raise NotRepairable(what, thing=f"mirror {name}", lsn=held.replay_lsn, do=copied_anew)
+        return replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=held.version,
+                       reason=None)  # fmt: skip
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
         """Have the table copied again, in this run or another: its mirror is wrong from ``lsn`` on at the latest."""

@@ -208,6 +208,9 @@ class Sync:
 
     def _turn(self) -> bool:
         """Carry out the next step; returns whether anything moved."""
+        if not self._paused:
+            # A range that was applied by request may have come upon rows of another structure.
+            self._go_on_restructured()
         view = self._view()
         if view.exact is not None:
             self._stream.mark(view.exact)
@@ -346,6 +349,12 @@ class Sync:
         self._work.progress.request_copy(tables)
         self._copies.forget(tables)
         self._copies.begin()
+
+    def heal(self, tables: Sequence[TableName]) -> None:
+        """Follow these again, which were set aside, from where they stand."""
+        self._work.progress.heal(tables)
+        self._look()
+        self._point.owe()
 
     def rest_on(self) -> None:
         """Go on from the mirrors and the log as they are now: they were worked on between two turns."""

@@ -17,7 +17,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.definition import commit_properties
-from pgcdc_assets.errors import LakeError
+from pgcdc_assets.errors import LakeError, NotRepairable, UsageError
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.mirror.delta.mirror import STRUCTURE
 from pgcdc_assets.points.states import TableStates
@@ -135,6 +135,26 @@ def test_a_structure_outlives_the_run_that_gave_it(tmp_path: Path) -> None:
     stored = TableStates(layout).get(B.name)
     assert stored is not None
     assert stored.table == follows
+
+
+def test_a_table_that_was_set_aside_goes_on_from_the_log(progress: TablesProgress, tmp_path: Path) -> None:
+    progress.copying([A, B], Lsn(10))
+    for table in (A, B):
+        progress.copied(table, Lsn(10), 2)
+    progress.put_aside(B.name, Lsn(20), "the mirror lacks a row")
+    with pytest.raises(UsageError, match="is catching_up, not set aside"):
+        progress.heal([A.name])
+    progress.heal([B.name])
+    healed = progress[B.name]
+    assert (healed.state, healed.replay_lsn, healed.reason) == (TableState.CATCHING_UP, Lsn(20), None)
+    stored = TableStates(Layout.of(tmp_path)).get(B.name)
+    assert stored is not None
+    assert stored.state is TableState.CATCHING_UP
+    progress.put_aside(B.name, Lsn(20), "again")
+    progress.log_cut(Lsn(21))
+    with pytest.raises(NotRepairable, match="stands at 0/14, and the log begins at 0/15"):
+        progress.heal([B.name])
+    assert progress[B.name].state is TableState.SET_ASIDE
 
 
 def test_a_point_never_falls_for_a_late_copy(progress: TablesProgress) -> None:
