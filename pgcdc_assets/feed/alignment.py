@@ -1,8 +1,10 @@
 """Finds which columns of a table a Relation message means, if the table's structure has changed since its copy.
 
-A message names columns by name and type alone, in ascending order of attnum, and the catalog that is asked about it may
-be newer. So columns are told by their order: PostgreSQL gives attnums out in ascending order, and none twice. A message
-is understood only if there is one way to read it. Two rules leave most messages with one:
+A message names columns by name and type alone, and the catalog that is asked about it may be newer. Names prove
+nothing then: a column may have had any name for a while, also that of one that was dropped. But a message lists its
+columns in ascending order of attnum, and PostgreSQL gives attnums out in ascending order, and none twice. So columns
+are told by their order and types, and a message is understood only if there is one way to read it. Two rules leave most
+messages with one:
 
 - a column that the copy knew, and that the catalog still had when it was asked, was there in between;
 - so was a column that the catalog still had, if the message has one that was added after it.
@@ -13,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pgcdc_assets.core.catalog import Column, Lineage, PgType, Table
+from pgcdc_assets.core.catalog import Lineage, PgType, Table
 from pgcdc_assets.protocol.shape import Shape, ShapeColumn
+from pgcdc_assets.protocol.text.widening import keeps_text
 
 Alignment = tuple[int | None, ...]
 """The attnum of each column of a message, in the message's order; None for a column that is gone."""
@@ -30,53 +33,44 @@ def aligned(table: Table, shape: Shape) -> Alignment | None:
 
 @dataclass
 class _Candidate:
-    """A column that the message may have. One without a label came and went unseen, and may have had any name."""
+    """A column that the message may have. One without a type came unseen, and may have had any."""
 
     attnum: int | None
-    names: set[str] = field(default_factory=set)
-    types: set[tuple[int, int]] = field(default_factory=set)
+    """None for one that is gone: whatever way it is read, nobody takes its values."""
+    types: list[PgType] = field(default_factory=list)
     must: bool = False
     """The message has it for certain."""
     before_others: bool = False
     """The message has it if it has a later one."""
 
     def fits(self, column: ShapeColumn) -> bool:
-        return not self.names or (column.name in self.names and same_type(column.type) in self.types)
-
-    def label(self, name: str, type_: PgType) -> None:
-        self.names.add(name)
-        self.types.add(same_type(type_))
+        return not self.types or any(_alike(known, column.type) for known in self.types)
 
 
-def same_type(type_: PgType) -> tuple[int, int]:
-    """What tells a type from others; its name may change."""
-    return type_.oid, type_.typmod
+def _alike(known: PgType, told: PgType) -> bool:
+    """Whether a column may have had both types, one after the other, and no rewrite of the table in between."""
+    return keeps_text(known, told) or keeps_text(told, known)
 
 
 def _candidates(table: Table, lineage: Lineage, shape: Shape) -> list[_Candidate]:
     """In ascending order of attnum."""
+    now = {column.attnum for column in table.columns}
     found: dict[int, _Candidate] = {}
-    for attnum, name, type_ in _labels([*table.columns, *lineage.former], shape):
-        found.setdefault(attnum, _Candidate(attnum)).label(name, type_)
+    for column in (*table.columns, *lineage.former):
+        attnum = column.attnum if column.attnum in now else None
+        found.setdefault(column.attnum, _Candidate(attnum)).types.append(column.type)
+    for attnum in shape.attnums - found.keys():
+        if attnum > lineage.copied:
+            found[attnum] = _Candidate(attnum)
     highest = max((*found, *table.live, *shape.live), default=0)
     unseen = set(range(lineage.copied + 1, highest)) - found.keys() - set(table.live) - shape.live
     for attnum, one in found.items():
         one.must = attnum in shape.live and attnum <= lineage.copied
         one.before_others = attnum in shape.live
     found |= {attnum: _Candidate(None) for attnum in unseen}
-    for attnum in {column.attnum for column in lineage.former} - {column.attnum for column in table.columns}:
-        # Whatever way such a column is read, nobody takes its values.
-        found[attnum].attnum = None
     # Columns that were added last, and dropped before anybody looked, have left no trace.
     last = [_Candidate(None) for _ in shape.columns]
     return [*(found[attnum] for attnum in sorted(found)), *last]
-
-
-def _labels(known: Iterable[Column], shape: Shape) -> Iterable[tuple[int, str, PgType]]:
-    yield from ((column.attnum, column.name, column.type) for column in known)
-    for column in shape.columns:
-        if column.attnum is not None:
-            yield column.attnum, column.name, column.type
 
 
 def _ways(columns: Sequence[ShapeColumn], candidates: Sequence[_Candidate]) -> list[Alignment]:

@@ -39,6 +39,8 @@ TOLD_ID = of("id", attnum=1)
 RENAMED = table(ID, Column(2, "b", INT), copied=2, former=(A,))
 ADDED = table(ID, A, Column(3, "c", INT, missing="5"), copied=2)
 MADE_ANEW = table(ID, Column(3, "a", INT), copied=2, former=(A,))
+REPLACED = table(ID, Column(3, "c", INT), copied=2, former=(A,))
+OTHER_TYPE = table(ID, Column(3, "a", TEXT), copied=2, former=(A,))
 DROPPED = table(ID, copied=2, former=(A,))
 SWAPPED = table(ID, Column(2, "b", INT), Column(3, "a", INT), copied=3, former=(A, Column(3, "b", INT)))
 
@@ -49,23 +51,29 @@ SWAPPED = table(ID, Column(2, "b", INT), Column(3, "a", INT), copied=3, former=(
         (RENAMED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), (1, 2)),
         (RENAMED, message(TOLD_ID, of("a"), live=(1, 2)), (1, 2)),
         (RENAMED, message(TOLD_ID, of("b", attnum=2), live=(1, 2)), (1, 2)),
-        (RENAMED, message(TOLD_ID, of("unheard of"), live=(1, 2)), None),
+        (RENAMED, message(TOLD_ID, of("for a while"), live=(1, 2)), (1, 2)),
+        (RENAMED, message(TOLD_ID, of("b", TEXT), live=(1, 2)), None),
         (ADDED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), (1, 2)),
         (ADDED, message(TOLD_ID, of("a", attnum=2), live=(1, 2, 3)), (1, 2)),
         (ADDED, message(TOLD_ID, of("a", attnum=2), of("c", attnum=3), live=(1, 2, 3)), (1, 2, 3)),
-        (ADDED, message(TOLD_ID, of("c", attnum=3), live=(1, 2, 3)), None),
+        (ADDED, message(TOLD_ID, of("a", attnum=2), of("for a while"), live=(1, 2, 3)), (1, 2, 3)),
+        (ADDED, message(TOLD_ID, live=(1, 2, 3)), None),
         (DROPPED, message(TOLD_ID, of("a"), live=(1,)), (1, None)),
         (DROPPED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), (1, None)),
         (DROPPED, message(TOLD_ID, live=(1,)), (1,)),
         (MADE_ANEW, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), (1, None)),
         (MADE_ANEW, message(TOLD_ID, of("a", attnum=3), live=(1, 3)), None),
+        (REPLACED, message(TOLD_ID, of("c", attnum=3), live=(1, 3)), None),
+        (OTHER_TYPE, message(TOLD_ID, of("a", TEXT, attnum=3), live=(1, 3)), (1, 3)),
+        (OTHER_TYPE, message(TOLD_ID, of("a"), live=(1, 3)), (1, None)),
         (SWAPPED, message(TOLD_ID, of("a", attnum=3), of("b", attnum=2), live=(1, 2, 3)), (1, 2, 3)),
         (SWAPPED, message(TOLD_ID, of("b", attnum=2), of("a", attnum=3), live=(1, 2, 3)), (1, 2, 3)),
     ],
-    ids=["old name, asked before", "old name, asked after", "new name", "no name of it", "not yet, asked before",
-         "not yet, asked after", "there now", "one that must be there is not", "dropped since, asked after",
-         "dropped since, asked before", "dropped", "the first one of this name", "either of this name",
-         "swapped since, asked after", "swapped"],
+    ids=["old name, asked before", "old name, asked after", "new name", "a name in between", "another type",
+         "not yet, asked before", "not yet, asked after", "there now", "there now, under a name in between",
+         "one that must be there is not", "dropped since, asked after", "dropped since, asked before", "dropped",
+         "the first one of this name", "either of this name", "the dropped one may have had the name for a while",
+         "the second one has another type", "the first one has another type", "swapped since, asked after", "swapped"],
 )  # fmt: skip
 def test_a_message_is_read_in_one_way_or_not_at_all(
     known: Table, told: Shape, columns: tuple[int | None, ...] | None

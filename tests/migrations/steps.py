@@ -186,7 +186,7 @@ def _mixed() -> Iterator[Migration]:
     yield Migration("Flyway", "add, write, drop", (
         "ALTER TABLE t ADD x int DEFAULT 1", "UPDATE t SET x = 2 WHERE id < 3", "ALTER TABLE t DROP x"))  # fmt: skip
     yield Migration("Flyway", "add, truncate", ("ALTER TABLE t ADD x int DEFAULT 1", "TRUNCATE t"),
-                    late=Result.COPIED)  # fmt: skip
+                    Result.COPIED)  # fmt: skip
     yield Migration("Flyway", "rolled back", ("BEGIN; ALTER TABLE t ADD x int DEFAULT 1; ROLLBACK",
                                               "ALTER TABLE t ADD x int DEFAULT 2"))  # fmt: skip
     yield Migration("Flyway", "five in a row", tuple(f"ALTER TABLE t ADD x{n} int DEFAULT {n}" for n in range(5)))
