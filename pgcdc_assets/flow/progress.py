@@ -21,7 +21,7 @@ from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.flow.naming import Naming
 from pgcdc_assets.mirror.target import Generation, Target
-from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates
 
 
@@ -153,6 +153,15 @@ class TablesProgress:
     def unlisted(self) -> bool:
         """Whether the newest point lacks a followed table: a run ended after the table's copy, before a point of it."""
         return not {entry.table.name for entry in self.followed()} <= self._newest_names
+
+    @property
+    def shown_from(self) -> Lsn:
+        """The LSN from which on all followed tables have the structures of their mirrors, if no point has come so far;
+        ZERO otherwise."""
+        newest = self.points.newest()
+        since = [entry.table.lineage.since for entry in self.followed() if entry.table.lineage is not None]
+        highest = Lsn(max(since, default=0))
+        return ZERO if newest is not None and newest.replay_lsn >= highest else highest
 
     @property
     def renewed(self) -> bool:
@@ -342,17 +351,27 @@ class TablesProgress:
         self._target.settle(versions)
         # Changes by other writers are noted before a point rests on these versions.
         self._note_changed()
-        self._target.publish(lsn, versions, self.changed, messages)
+        self._target.publish(lsn, versions, self.changed, messages, self._as_listed(newest, lsn))
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
         return len(versions) == len(self.followed())
 
+    def _as_listed(self, newest: Point | None, lsn: Lsn) -> Point | None:
+        """The newest point, if it is of this LSN, with the tables alone whose structure has changed since: there it is
+        that of before."""
+        if newest is None or newest.replay_lsn != lsn:
+            return None
+        names = {entry.table.name for entry in self.followed() if _changes_after(entry, lsn)} & newest.tables.keys()
+        return replace(
+            newest,
+            tables={name: newest.tables[name] for name in names},
+            positions={name: newest.positions[name] for name in names & newest.positions.keys()},
+            changed={name: newest.changed[name] for name in names & newest.changed.keys()},
+        ) if names else None  # fmt: skip
+
     def _shows(self, entry: TableProgress, lsn: Lsn) -> bool:
         """Whether the source certainly had the table under its name, and in its structure, at ``lsn``."""
-        lineage = entry.table.lineage
-        if entry.reshaping:
-            return False
-        return self.naming.holds(entry.table.name, lsn) and (lineage is None or lsn >= lineage.since)
+        return self.naming.holds(entry.table.name, lsn) and not _changes_after(entry, lsn)
 
     @property
     def changed(self) -> dict[TableName, str]:
@@ -377,6 +396,12 @@ class TablesProgress:
                 self.put_aside(entry.table.name, entry.replay_lsn, failure)
                 continue
             self._tables[entry.table.name] = replace(entry, version=version)
+
+
+def _changes_after(entry: TableProgress, lsn: Lsn) -> bool:
+    """Whether the mirror's structure is, or is to be, one that the table may have got only above ``lsn``."""
+    lineage = entry.table.lineage
+    return entry.reshaping or (lineage is not None and lsn < lineage.since)
 
 
 def _newer(table: Table, than: Table) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.table import begin_anew_if_unreadable
 from pgcdc_assets.flow import hold, sentinel
@@ -49,8 +49,9 @@ class Sync:
         self._catalog = CatalogWatch(work, stream)
         self._ranges = RunRanges(work, stream)
         self._serving = Serving(work, self, lambda max_seconds: Allowance(max_seconds, bounds.stop))
-        # If an earlier run copied a table and ended before a point listed it, this run owes the point in any case.
-        self._point = PointDue(work.progress.unlisted)
+        # If an earlier run copied a table, or followed its structure, and ended before a point listed it, this run owes
+        # the point in any case.
+        self._point = PointDue(work.progress.unlisted or work.progress.shown_from > ZERO)
         self._early = EarlyDerivation(work, stream)
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
@@ -61,6 +62,7 @@ class Sync:
             self._stream.start()
             # Points of an earlier version, and copies whose run died early, may stand above the log.
             self._stream.mark(self._work.progress.highest)
+            self._stream.mark(self._work.progress.shown_from)
             self._heed_operator()
             self._watch()
             self._tell_changed()
@@ -176,7 +178,8 @@ class Sync:
             # Sent before the goal, which may be the same LSN: the receiver ends once it has reached its goal.
             self._stream.mark(request.lsn)
         if not self.following:
-            goal = self._bounds.until or max(self._stream.source_position(), self._catalog.named)
+            shown = max(self._catalog.named, self._work.progress.shown_from)
+            goal = self._bounds.until or max(self._stream.source_position(), shown)
             self._stream.until(max(goal, copied))
 
     # What an operator says ------------------------------------------------------------------------

@@ -111,16 +111,38 @@ def test_a_table_is_not_listed_below_the_look_that_showed_its_structure(progress
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
         progress.moved(table.name, Lsn(20))
+    assert progress.publish(Lsn(20), RECORDED)
+    for table in (A, B, C):
+        progress.moved(table.name, Lsn(22))
     progress.reshaping(B.name)
-    assert not progress.publish(Lsn(20), RECORDED)
+    assert not progress.publish(Lsn(22), RECORDED)
     assert _listed(progress) == {"a", "c"}
     assert progress.reshaped(replace(B, lineage=Lineage(1, 1, 25)), 2)
-    assert not progress.publish(Lsn(20), RECORDED)
-    assert _listed(progress) == {"a", "c"}
+    assert not progress.publish(Lsn(22), RECORDED)
+    assert (_listed(progress), progress.shown_from) == ({"a", "c"}, 25)
     for table in (A, B, C):
         progress.moved(table.name, Lsn(25))
     assert progress.publish(Lsn(25), RECORDED)
     assert _listed(progress) == {"a", "b", "c"}
+
+
+def test_a_point_of_before_a_change_stays_what_it_is(progress: TablesProgress) -> None:
+    """A later one of the same LSN lists the table in the same version."""
+    progress.copying([A, B, C], Lsn(10))
+    for table in (A, B, C):
+        progress.copied(table, Lsn(10), 2)
+        progress.moved(table.name, Lsn(20))
+    assert progress.publish(Lsn(20), RECORDED)
+    before = progress.points.newest()
+    progress.reshaping(B.name)
+    assert not progress.publish(Lsn(20), RECORDED)
+    after = progress.points.newest()
+    assert before is not None
+    assert after is not None
+    assert (after.tables, after.positions) == (before.tables, before.positions)
+    progress.must_copy(B.name, Lsn(20), "its rows may be others")
+    progress.publish(Lsn(20), RECORDED)
+    assert _listed(progress) == {"a", "c"}
 
 
 def test_a_structure_outlives_the_run_that_gave_it(tmp_path: Path) -> None:
