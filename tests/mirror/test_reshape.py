@@ -194,6 +194,19 @@ def test_a_version_in_another_structure_is_not_the_one_that_was_published(spark:
     assert not stands_as(mirror.again(), published)
 
 
+@pytest.mark.parametrize("name", ["b", "an odd name"])
+def test_both_engines_read_the_same(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    mirror = made(tmp_path)
+    after = table(ID, replace(A, name=name), Column(4, "n", INT, missing="7"), Column(5, "a", TEXT, missing="ü"))
+    reshaped(mirror, spark, after)
+    read = spark.read.format("delta").load(path_of(mirror.path).as_posix()).orderBy("id").collect()
+    mine = [{**row.asDict(), "_pgcdc_raw": dict(row["_pgcdc_raw"] or {})} for row in read]
+    for row in mine:
+        del row["_pgcdc_commit_lsn"], row["_pgcdc_commit_ts"]
+    assert mine == rows(mirror)
+    assert [(row[name], row["n"], row["a"]) for row in mine][:2] == [("one", 7, "ü"), (None, 7, "ü")]
+
+
 def test_a_mirror_of_which_another_writer_dropped_a_column_is_not_touched(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path, table(ID, N), [["1"], ["1.00"]])
     before = mirror.version
