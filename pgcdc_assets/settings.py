@@ -124,6 +124,13 @@ class Settings(BaseSettings):
     two_phase: bool = False
     """Whether prepared transactions are received at their PREPARE, by a slot that is made with ``two_phase``. They
     become readable with their COMMIT PREPARED, as without."""
+    schema_changes: Literal["rewrite", "set_aside"] = "rewrite"
+    """What a mirror does when the structure of its table changes. ``rewrite``: it follows by its own rows, or by a new
+    copy where these do not tell all; ``set_aside``: it waits for a word."""
+    dropped_columns: Literal["drop", "keep"] = "drop"
+    """Whether a mirror keeps columns that were dropped on the source, without values in rows to come."""
+    recopy_bytes: Size = 10 << 30
+    """A table that is larger on the source waits for a word where its structure can be followed by a copy alone."""
     spark: dict[str, str] = Field(default_factory=lambda: {MASTER: LOCAL_MASTER})
     """``master``, ``archive`` (made by ``pgcdc pack``, for the executors of a cluster), and any ``spark.*`` setting."""
     range_bytes: Size = 256 << 20

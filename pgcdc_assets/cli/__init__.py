@@ -1,7 +1,7 @@
 """``pgcdc``.
 
 main        the commands, exit codes            arguments   LSNs, ranges, tables as arguments
-source      setup, teardown                     sync        sync, follow, snapshot, repair
+source      setup, teardown                     sync        sync, follow, snapshot, heal, repair
 status_verify  status, verify                   maintenance maintain
 up          up                                  codeserver  code-server
 demo        demo

@@ -23,7 +23,7 @@ from pgcdc_assets.cli.pack import pack
 from pgcdc_assets.cli.sentinel import pause, positions, resume, until
 from pgcdc_assets.cli.source import setup, teardown
 from pgcdc_assets.cli.status_verify import status, verify
-from pgcdc_assets.cli.sync import follow, repair, snapshot, sync
+from pgcdc_assets.cli.sync import follow, heal, repair, snapshot, sync
 from pgcdc_assets.cli.up import up
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.errors import PgcdcError
@@ -45,7 +45,7 @@ def pgcdc() -> None:
 
 
 COMMANDS = (
-    demo, up, code_server, setup, teardown, sync, follow, status, verify, snapshot, repair, maintain, pack,
+    demo, up, code_server, setup, teardown, sync, follow, status, verify, snapshot, heal, repair, maintain, pack,
 )  # fmt: skip
 SENTINEL = (until, pause, resume, positions)
 

@@ -1,4 +1,4 @@
-"""The commands that move data: sync, follow, snapshot, repair."""
+"""The commands that move data: sync, follow, snapshot, heal, repair."""
 
 from __future__ import annotations
 
@@ -48,6 +48,21 @@ def snapshot(tables: tuple[TableName, ...]) -> int:
     refuse_unknown(tables)
     names = [str(table) for table in tables]
     report = _synced(f"snapshot {' '.join(names)}", copy_anew=names)
+    _print_sync(report, False)
+    return _code(report)
+
+
+@click.command()
+@click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
+def heal(tables: tuple[TableName, ...]) -> int:
+    """Follow tables again that were set aside for a reason that has gone, from the change log: nothing is copied. A
+    running sync is asked to do it."""
+    from pgcdc_assets.cli.jobs import project_settings, refuse_unknown
+
+    project_settings()
+    refuse_unknown(tables)
+    names = [str(table) for table in tables]
+    report = _synced(f"heal {' '.join(names)}", heal=names)
     _print_sync(report, False)
     return _code(report)
 

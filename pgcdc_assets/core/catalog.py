@@ -46,6 +46,10 @@ class Column:
     missing: str | None = None
     """pg_attribute.attmissingval as text: the value that rows older than an ADD COLUMN ... DEFAULT have."""
 
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(**{**data, "type": PgType.from_json(data["type"])})
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -73,6 +77,25 @@ class Composite:
     attributes: str
     """``attnum:type`` of each attribute. PostgreSQL keeps dropped attributes, with type 0: rows may have been written
     with them meanwhile."""
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The structures that a mirror has had since its copy: what older messages of the log may still be written in."""
+
+    number: int
+    """How many structures followed on that of the copy."""
+    copied: int
+    """The highest attnum that the copy knew."""
+    since: int
+    """LSN: from there on the source certainly has the newest structure, and below it the mirror is in no point that was
+    not published before."""
+    former: tuple[Column, ...] = ()
+    """Columns as they were: gone, or under another name or type."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(**{**data, "former": tuple(Column.from_json(column) for column in data["former"])})
 
 
 @dataclass(frozen=True)
@@ -130,6 +153,8 @@ class Table:
     composites: tuple[Composite, ...] = ()
     """The composite types that its columns' values are made of, at any depth: ADD ATTRIBUTE and DROP ATTRIBUTE change
     rows in the same way."""
+    lineage: Lineage | None = None
+    """Of a mirror that has followed changes of the structure; None while it is as it was copied."""
 
     @property
     def mirror(self) -> TableName:
@@ -149,11 +174,24 @@ class Table:
     def highest_attnum(self) -> int:
         """The highest attnum. No column up to it is new, published or not, because PostgreSQL never reuses an
         attnum."""
-        marked = (int(mark.split(":")[0]) for mark in self.column_rows.split())
-        return max((*marked, *(column.attnum for column in self.columns)), default=0)
+        return max((*self.live, *(column.attnum for column in self.columns)), default=0)
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """attnums of all its columns, published or not; empty for facts of older logs, which do not tell."""
+        return tuple(int(mark.split(":")[0]) for mark in self.column_rows.split())
+
+    @property
+    def structure(self) -> str:
+        """Which structure this is of all that the table ever had; ``0`` for that of any copy."""
+        return "0" if self.lineage is None else f"{self.lineage.number}@{self.lineage.since:X}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        if self.lineage is None:
+            # The fingerprints of relations in older logs were made without it.
+            del data["lineage"]
+        return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -161,13 +199,14 @@ class Table:
             **{
                 **data,
                 "name": TableName(**data["name"]),
-                "columns": tuple(Column(**{**c, "type": PgType.from_json(c["type"])}) for c in data["columns"]),
+                "columns": tuple(Column.from_json(column) for column in data["columns"]),
                 "key": tuple(data["key"]),
                 "identity_key": tuple(data["identity_key"]),
                 "enum_labels": tuple((oid, label) for oid, label in data.get("enum_labels", ())),
                 "composites": tuple(Composite(**composite) for composite in data.get("composites", ())),
                 "leaves": tuple(Leaf(**{**leaf, "name": TableName(**leaf["name"])}) for leaf in data["leaves"]),
                 "root": TableName(**data["root"]) if data["root"] else None,
+                "lineage": Lineage.from_json(data["lineage"]) if data.get("lineage") else None,
             }
         )
 
@@ -175,7 +214,7 @@ class Table:
         """The facts that decide how rows are decoded and applied: no storage numbers, no estimates."""
         return replace(
             self, relfilenode=0, toast=0, traceless=False, leaves=(), pages=0, rows=0, publication_rows="",
-            schema_rows="", column_rows="", enum_labels=(), enum_rows="", composites=(),
+            schema_rows="", column_rows="", enum_labels=(), enum_rows="", composites=(), lineage=None,
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 
 if TYPE_CHECKING:
-    from pgcdc_assets.flow.reports import RangeReport, TableTurn
+    from pgcdc_assets.flow.reports import RangeReport, Restructured, TableTurn
     from pgcdc_assets.mirror.target import CopyReport
 
 Metadata = dict[str, dg.MetadataValue]
@@ -52,6 +52,23 @@ def of_range(report: RangeReport) -> Metadata:
     return positions | numbers(
         {"lag_bytes": report.lag_bytes, "lag_seconds": report.lag_seconds, "transactions": report.transactions}
     )
+
+
+def of_structure(report: Restructured) -> Metadata:
+    """What a mirror shows of a change of its table's structure."""
+    return (
+        lsns(since_lsn=report.since)
+        | numbers({"version": report.version})
+        | {
+            "followed": dg.MetadataValue.text("by a new copy" if report.copied else "by its own rows"),
+            "from": dg.MetadataValue.text(_columns_of(report.before)),
+            "to": dg.MetadataValue.text(_columns_of(report.after)),
+        }
+    )
+
+
+def _columns_of(table: Table) -> str:
+    return ", ".join(f"{column.name} {column.type.name}" for column in table.columns)
 
 
 def of_log(report: RangeReport) -> Metadata:

@@ -22,7 +22,7 @@ from pgcdc_assets.settings import CATALOG_FILE
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.maintenance import MaintenanceReport
-    from pgcdc_assets.flow.reports import RangeReport, SyncReport
+    from pgcdc_assets.flow.reports import RangeReport, Restructured, SyncReport
     from pgcdc_assets.mirror.target import CopyReport
 
 
@@ -103,6 +103,11 @@ class DagsterObserver:
             self._tell_health()
         passed(FaultPoint.COPY_RECORDED)
         self._watcher.copied(report)
+
+    def restructured(self, report: Restructured) -> None:
+        found = metadata.of_structure(report)
+        event = dg.AssetObservation(keys.mirror_key(report.table), description=report.what, metadata=found)
+        self._context.log_event(event)
 
     def _mirror_copied(self, report: CopyReport, found: metadata.Metadata) -> dg.AssetMaterialization:
         """The mirror's event for a copy. Without it the mirror would have none if nothing ever changes on the source.

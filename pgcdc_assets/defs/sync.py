@@ -47,6 +47,8 @@ class SyncConfig(dg.Config):
     """Apply nothing: bring changes into the log, so that the slot is freed."""
     copy_anew: list[str] = []  # noqa: RUF012  (pydantic copies it)
     """Tables to copy anew first."""
+    heal: list[str] = []  # noqa: RUF012
+    """Tables that were set aside, to follow again from the log."""
     command: str = SYNC_JOB
     """The command that the lake's lock names."""
     give_way: bool = False
@@ -103,12 +105,12 @@ def run_sync(context: dg.OpExecutionContext, config: SyncConfig, engines: Engine
         bounds = Bounds(
             _until(config), config.follow, config.max_seconds, config.idle_seconds, config.receive_only, stop
         )
-        copy_anew = [TableName.parse(table) for table in config.copy_anew]
+        copy_anew, heal = ([TableName.parse(table) for table in tables] for tables in (config.copy_anew, config.heal))
         engine = engines.engine(settings, observer, config.command)
         if not config.give_way:
-            return engine.sync(bounds, copy_anew=copy_anew)
+            return engine.sync(bounds, copy_anew=copy_anew, heal=heal)
         with stop_for_waiting_runs(context, bounds.give_way):
-            return engine.sync(bounds, copy_anew=copy_anew)
+            return engine.sync(bounds, copy_anew=copy_anew, heal=heal)
 
 
 def engine_at_rest(context: dg.OpExecutionContext, engines: Engines, watcher: Watcher, command: str) -> "Engine":

@@ -100,14 +100,15 @@ def commit_columns(
 
 
 def replace_table(
-    table: DeltaVersion, columns: Columns, files: Sequence[FileReport], positions: Mapping[str, int]
-) -> int:
+    table: DeltaVersion, columns: Columns, files: Sequence[FileReport], positions: Mapping[str, int],
+    properties: Mapping[str, str] | None = None,
+) -> int:  # fmt: skip
     """Give the table these columns and these rows, in place of all that it has, on top of this version; returns the new
     one."""
     refuse_features(table, vectors=True)
     check_files(table.folder, files, columns.schema)
     now = now_ms()
-    configuration = {**table.configuration, **columns.properties}
+    configuration = {**table.configuration, **(properties or {}), **columns.properties}
     protocol = _protocol(columns.to_json(), configuration, table.protocol)
     metrics = {"numRemovedFiles": len(table.files), "numAddedFiles": len(files)}
     return append_commit(table, [

@@ -24,7 +24,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.events import Route
-from pgcdc_assets.feed.evolve import evolved
+from pgcdc_assets.feed.evolve import alignment, evolved
 from pgcdc_assets.feed.mark import Mark
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.task import Derivation, Derived, FeedTarget, derive
@@ -235,7 +235,7 @@ def _routes(shapes: Mapping[int, Shape], router: Router) -> dict[int, Route]:
         table = router.names[place.table]
         if table.multiset or evolved(table, shape, None, past=False) != table:
             return {}
-        found[shape.schema_id] = Route.of(shape, table, place.leaf)
+        found[shape.schema_id] = Route.of(shape, table, place.leaf, alignment(table, shape, None))
     return found
 
 

@@ -16,6 +16,7 @@ from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.catalog import Column, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.feed.alignment import Alignment
 from pgcdc_assets.feed.schema import DELETE, INSERT, POSTIMAGE, PREIMAGE
 from pgcdc_assets.protocol.columns import Images, images
 from pgcdc_assets.protocol.layouts import RowKind
@@ -33,12 +34,22 @@ class Route:
     """Position in the tuple, and column of the mirror."""
     leaf: TableName | None = None
     """The leaf that the rows belong to, as the mirror calls it."""
+    younger: tuple[Column, ...] = ()
+    """Columns that were added after such rows: whole rows have PostgreSQL's value of older rows in them."""
 
     @classmethod
-    def of(cls, shape: Shape, table: Table, leaf: TableName | None = None) -> Route:
-        by_name = {column.name: column for column in table.columns}
-        places = enumerate(shape.columns)
-        return cls(shape, table, tuple((at, by_name[c.name]) for at, c in places if c.name in by_name), leaf)
+    def of(
+        cls, shape: Shape, table: Table, leaf: TableName | None = None, alignment: Alignment | None = None
+    ) -> Route:  # fmt: skip
+        """``alignment``: which columns the tuples have, if their names do not tell it."""
+        if alignment is None:
+            by_name = {column.name: column for column in table.columns}
+            found = ((at, by_name.get(column.name)) for at, column in enumerate(shape.columns))
+            return cls(shape, table, tuple((at, column) for at, column in found if column is not None), leaf)
+        by_attnum = {column.attnum: column for column in table.columns}
+        places = tuple((at, by_attnum[attnum]) for at, attnum in enumerate(alignment) if attnum in by_attnum)
+        younger = tuple(column for column in table.columns if column.attnum not in alignment)
+        return cls(shape, table, places, leaf, younger)
 
     @property
     def keyed(self) -> bool:
@@ -141,6 +152,8 @@ def _copies(new: Images | None, old: Images | None, route: Route) -> Iterator[Ro
 
 def _change(op: str, image: Images, route: Route) -> RowChanges:
     text = {column.attnum: image.text[at] for at, column in route.places}
+    rows = len(image.rows)
+    text |= {column.attnum: pa.repeat(pa.scalar(column.missing, pa.string()), rows) for column in route.younger}
     masks = {column.attnum: image.unchanged[at] for at, column in route.places}
     unchanged = {attnum: mask for attnum, mask in masks.items() if mask is not None and mask.any()}
     return RowChanges(op, image.rows, 1, text, unchanged)

@@ -3,7 +3,10 @@
 Columns are compared by attnum (PostgreSQL never gives one out twice), so that a column which was dropped and created
 again under its old name is detected. Leaves have attnums of their own; their columns are compared by name, as
 PostgreSQL itself ties them to their root. A column that appears without touching old rows is added; any other
-difference sets the table aside, and a new copy brings it back.
+difference ends what can be followed, until a look at the catalog has given the mirror its new structure.
+
+Below that look (:attr:`Lineage.since`) rows may come under any structure that the table had since its copy. They are
+read as rows of the newest one: a column that was added since has the value that PostgreSQL gives to older rows.
 
 The attnums come from the catalog, which is read after the message was written: between the two, columns may have been
 renamed or dropped. The message lists columns by ascending attnum, so that names which have moved to other columns since
@@ -17,7 +20,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.feed.alignment import Alignment, aligned
 from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
+from pgcdc_assets.protocol.text.widening import keeps_text
 
 
 @dataclass(frozen=True)
@@ -27,12 +33,17 @@ class Refusal:
     reason: str
 
 
-def evolved(table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False) -> Table | Refusal:
+def evolved(
+    table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False, after: Lsn | None = None
+) -> Table | Refusal:
     """The table as it is under the shape: unchanged, or with columns that appeared; or why it cannot be followed.
 
     ``facts`` are those of the shape; they are needed only if a column appeared. ``past`` is for spans that the
     mirror has already applied: a column that a shape lacks may then have been added later, and not been dropped.
+    ``after``: no row under the shape is of a transaction below it.
     """
+    if unsettled(table, after):
+        return _by_order(table, shape)
     reason = _newer_catalog(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
     if reason:
         return Refusal(reason)
@@ -40,6 +51,38 @@ def evolved(table: Table, shape: Shape, facts: RelationFacts | None = None, *, p
     if not new:
         return table
     return _with_new(table, shape, new, facts)
+
+
+def unsettled(table: Table, after: Lsn | None) -> bool:
+    """Whether rows from ``after`` on (None: any row) may be written in an earlier structure of the table."""
+    return table.lineage is not None and (after is None or after < table.lineage.since)
+
+
+def alignment(table: Table, shape: Shape, after: Lsn | None) -> Alignment | None:
+    """How rows of the shape are read, where names alone do not tell it; None where they do."""
+    return aligned(table, shape) if unsettled(table, after) and not _leaf(table, shape) else None
+
+
+def _by_order(table: Table, shape: Shape) -> Table | Refusal:
+    """As :func:`evolved`, for rows that may be older than the table's structure."""
+    if _leaf(table, shape):
+        return Refusal("its structure changed, and rows of a partition may be older or newer than that")
+    columns = aligned(table, shape)
+    if columns is None:
+        return Refusal("its columns changed in a way that its rows do not tell")
+    known = {column.attnum: column for column in table.columns}
+    for told, attnum in zip(shape.columns, columns, strict=True):
+        column = known.get(attnum) if attnum is not None else None
+        if column is not None and not keeps_text(told.type, column.type):
+            return Refusal(
+                f"the type of column {column.name!r} changed from {_type(told.type)} to {_type(column.type)}"
+            )
+        if column is None and attnum is not None:
+            return Refusal(f"column {told.name!r} appeared, after others had changed")
+    lacking = [column.name for column in table.key_columns if column.attnum not in columns]
+    if lacking or (not shape.forgotten and set(shape.key_attnums) != set(table.key)):
+        return Refusal(f"the key changed from ({_listed(c.name for c in table.key_columns)}) to ({_listed(shape.key)})")
+    return table
 
 
 def added(before: Table, after: Table) -> tuple[Column, ...]:

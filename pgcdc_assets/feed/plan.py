@@ -14,7 +14,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.events import Route
-from pgcdc_assets.feed.evolve import Refusal, evolved, together
+from pgcdc_assets.feed.evolve import Refusal, alignment, evolved, together, unsettled
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.log.reader import ChangeLog
@@ -163,21 +163,35 @@ class _Evolution:
     ) -> _Evolution:  # fmt: skip
         """``placed`` may hold shapes that no row of the span has; those must not add columns."""
         shapes = placed.taken
-        found = {shape.schema_id: evolved(table, shape, None, past=past) for shape in shapes}
+        after = _after(log, table, shapes, span)
+        found = {s.schema_id: evolved(table, s, None, past=past, after=after[s.schema_id]) for s in shapes}
         odd = [shape for shape in shapes if isinstance(found[shape.schema_id], Refusal)]
         if odd:
             facts = _facts(log, {shape.schema_id for shape in odd})
             used = _used(log, span, {shape.schema_id for shape in odd}, {shape.relation_id for shape in odd})
             odd = [shape for shape in odd if shape.schema_id in used]
-            found |= {s.schema_id: evolved(table, s, facts.get(s.schema_id), past=past) for s in odd}
+            found |= {
+                s.schema_id: evolved(table, s, facts.get(s.schema_id), past=past, after=after[s.schema_id]) for s in odd
+            }
         followed = [version for version in found.values() if isinstance(version, Table)]
-        after = together([table, at_least or table, *followed])
+        newest = together([table, at_least or table, *followed])
         routes = {
-            s.schema_id: Route.of(s, after, placed.leaves[s.schema_id])
+            s.schema_id: Route.of(s, newest, placed.leaves[s.schema_id], alignment(newest, s, after[s.schema_id]))
             for s in shapes if isinstance(found[s.schema_id], Table)
         }  # fmt: skip
         refused = {s.schema_id: reason.reason for s in odd if isinstance(reason := found[s.schema_id], Refusal)}
-        return cls(after, routes, refused)
+        return cls(newest, routes, refused)
+
+
+def _after(log: ChangeLog, table: Table, shapes: Sequence[Shape], span: LsnRange) -> dict[int, Lsn]:
+    """By schema_id: a position below which no row of the span has the shape. It matters for a span that begins below
+    the table's newest structure and ends above it."""
+    found = dict.fromkeys((shape.schema_id for shape in shapes), span.start)
+    if not shapes or table.lineage is None or not unsettled(table, span.start) or table.lineage.since >= span.end:
+        return found
+    since = Lsn(table.lineage.since)
+    before = _used(log, LsnRange(span.start, since), set(found), {shape.relation_id for shape in shapes})
+    return found | dict.fromkeys(found.keys() - before, since)
 
 
 def _facts(log: ChangeLog, schema_ids: set[int]) -> dict[int, RelationFacts]:

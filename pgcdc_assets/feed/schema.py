@@ -151,6 +151,8 @@ class FeedPart:
     files: tuple[FeedFile, ...]
     set_aside: tuple[Lsn, str] | None = None
     """From which transaction on the table cannot be followed, and why; the span ends there."""
+    restructured: bool = False
+    """It is set aside because of a Relation message: a look at the catalog may tell how to go on."""
 
     @property
     def counts(self) -> dict[str, int]:

@@ -44,6 +44,9 @@ FEED_PROPERTIES: Final = {
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
+STRUCTURE: Final = "pgcdc.structure"
+"""Table property: which structure (:attr:`Table.structure`) the rows are derived for. The same columns
+may mean others in the next one, and rows that are derived and not yet applied lack those that were added."""
 
 
 class FeedTable:
@@ -157,11 +160,12 @@ class FeedTable:
         stay in the log.
         """
         wanted = Schema.from_arrow(feed_schema(self._table))
+        structure = {STRUCTURE: self._table.structure}
         if self._delta is None:
-            create_table(self.path, wanted, FEED_PROPERTIES, {}, self._root)
+            create_table(self.path, wanted, {**FEED_PROPERTIES, **structure}, {}, self._root)
         elif not self._fits(self._delta):
             covers_nothing = {self._start_id: 0, self._end_id: 0}
-            commit_columns(self._delta, wanted, gone=self._delta.files, positions=covers_nothing)
+            commit_columns(self._delta, wanted, structure, gone=self._delta.files, positions=covers_nothing)
             settle([self.path])
         else:
             have = {field.name for field in self._delta.schema.fields}
@@ -174,7 +178,9 @@ class FeedTable:
         return self._delta
 
     def _fits(self, delta: DeltaVersion) -> bool:
-        """Whether every column of the feed is one of the table's, with the same type."""
+        """Whether it is derived for this structure, and each column is the same in the table."""
+        if delta.configuration.get(STRUCTURE, "0") != self._table.structure:
+            return False
         wanted = {field.name: str(field.type) for field in Schema.from_arrow(feed_schema(self._table)).fields}
         return all(wanted.get(field.name) == str(field.type) for field in delta.schema.fields)
 

@@ -108,7 +108,8 @@ def _committed(
         set_aside = None  # after the span; found again when that is asked for
     end = span.end if set_aside is None else set_aside[0]
     taken = LsnRange(min(plan.after, end), end)
-    return FeedPart(plan.table, taken, tuple(feed.files(taken)), set_aside)
+    restructured = set_aside is not None and set_aside[1] in plan.refused.values()
+    return FeedPart(plan.table, taken, tuple(feed.files(taken)), set_aside, restructured)
 
 
 def _derived(

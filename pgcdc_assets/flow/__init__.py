@@ -16,6 +16,8 @@ progress    where each table stands             naming      the position from wh
 accounting  counts rows that no mirror takes
 drift       compares tables with the catalog    backfill    derives, applies and repairs ranges by hand
 maintenance deletes what nobody needs           thinning    deletes old points while a run goes on
+restructuring  follows tables whose structure has changed
+reshaping   changes of mirrors for that, in a thread of their own
 recovering  repairs what a power cut left       outcomes    how the last operations ended
 sentinel    what an operator tells the runs
 lock, hold, requests, asking, serving, plain                work with other processes

@@ -137,7 +137,7 @@ def next_step(view: View) -> Step:
             return Wait()
         late = [table for table in view.standings if table.late]
         if late and not view.caught_up:
-            others = min(table.replay_lsn for table in view.standings if not table.late)
+            others = min((table.replay_lsn for table in view.standings if not table.late), default=view.complete)
             return TakeLateTurn(_names(late), _boundary(view, late, others, LATE_SHARE))
     tables = [table for table in view.standings if view.exact is not None or not table.late]
     limit = view.complete if view.exact is None else min(view.complete, view.exact)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
-from pgcdc_assets.core.lsn import ZERO
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import EmptyPublication
+from pgcdc_assets.flow.progress import TableProgress
+from pgcdc_assets.flow.restructuring import restructure
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.savedcatalog import save_catalog
@@ -18,34 +20,53 @@ from pgcdc_assets.source.catalog.drift import Drift, Remedy, altered_columns, ta
 from pgcdc_assets.source.catalog.look import CatalogLook
 
 
-def watch(work: Work, live: Sequence[Table]) -> None:
+def watch(
+    work: Work, live: Sequence[Table], now: Callable[[], Lsn] | None = None, *, paused: bool = False
+) -> None:  # fmt: skip
     """Compare each table, as it was at its copy, with the catalog now. Raises EmptyPublication if no table is left.
 
     Tables that lost or gained rows outside of the stream, and newly published ones, wait for a copy afterwards, even if
-    they were set aside. Tables that cannot be followed exactly are set aside. Tables that the stream no longer carries
-    are no longer followed. Each of these is reported.
+    they were set aside. Tables of another structure are followed to it. Tables that cannot be followed exactly are set
+    aside. Tables that the stream no longer carries are no longer followed. Each of these is reported.
+
+    ``now``: gives a position of the source that it has come to after the look. ``paused``: mirrors are not to change;
+    structures are followed at a later look.
     """
     refuse_emptied(work.catalog, live)
-    now = {table.name: table for table in live}
-    for name in work.progress.gone(now):
+    shown = {table.name: table for table in live}
+    for name in work.progress.gone(shown):
         work.observer.progress("watch", f"table {name}: is not published any more, or was dropped")
     for name in work.progress.found(live):
         work.observer.progress("watch", f"table {name}: is published now")
+    since = work.log.position if now is None else now
     for entry in [*work.progress.followed(), *work.progress.set_aside()]:
-        found = [change for change in table_changes(entry.table, now.get(entry.table.name))
-                 if entry.state.readable or change.action is Remedy.COPY]  # fmt: skip
-        for change in found:
-            if change.action in (Remedy.COPY, Remedy.SET_ASIDE):
-                work.observer.progress("watch", str(change))
-        live_table = now.get(entry.table.name)
-        if live_table is not None and (reason := work.target.refusal(live_table)) is not None:
-            work.progress.refuse(live_table, reason)
-        elif entry.refused:
-            work.progress.request_copy([entry.table.name])
-        elif copy := _first(found, Remedy.COPY):
-            work.progress.must_copy(copy.table, work.log.position(), copy.what)
-        elif aside := _first(found, Remedy.SET_ASIDE):
-            work.progress.put_aside(aside.table, work.log.position(), aside.what)
+        _compare(work, entry, shown.get(entry.table.name), since, paused)
+    if not paused:
+        work.restructured.clear()
+
+
+def _compare(
+    work: Work, entry: TableProgress, live: Table | None, since: Callable[[], Lsn], paused: bool
+) -> None:  # fmt: skip
+    found = [change for change in table_changes(entry.table, live)
+             if entry.state.readable or change.action is Remedy.COPY]  # fmt: skip
+    for change in found:
+        if change.action in (Remedy.COPY, Remedy.SET_ASIDE):
+            work.observer.progress("watch", str(change))
+    if live is not None and (reason := work.target.refusal(live)) is not None:
+        work.progress.refuse(live, reason)
+    elif entry.refused:
+        work.progress.request_copy([entry.table.name])
+    elif copy := _first(found, Remedy.COPY):
+        work.progress.must_copy(copy.table, work.log.position(), copy.what)
+    elif live is None or entry.reshaping or (paused and work.settings.schema_changes != "set_aside"):
+        return
+    elif aside := _first(found, Remedy.SET_ASIDE):
+        restructure(work, entry, live, since(), aside.what)
+    elif entry.state.readable and entry.table.name in work.restructured:
+        restructure(work, entry, live, since(), work.restructured[entry.table.name])
+    elif entry.state.readable and not found and not live.partitioned:
+        work.progress.rest(entry.table.name, live)
 
 
 def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:
@@ -65,10 +86,13 @@ class CatalogWatch:
         """The last look, with which all followed tables have been compared; None before the first look, and after a
         copy landed whose table the look shows differently."""
         self.named = ZERO
-        """The position that the log has to reach before tables that were away are listed again."""
+        """The position that the log has to reach before tables are listed again that were away, or got another
+        structure."""
         self._columns: dict[TableName, str] = {}
         """The marks of the columns' catalog rows, as the last look or a copy's snapshot showed them."""
         self._looked = time.monotonic()
+        self.paused = False
+        """Mirrors are not to change for now."""
 
     @property
     def due(self) -> bool:
@@ -85,15 +109,18 @@ class CatalogWatch:
         work = self._work
         self._seen = self._stream.look(work.catalog, work.settings.tables)
         live = self._seen.tables
-        watch(work, live)
+        watch(work, live, self._mark, paused=self.paused)
         self._note_altered(live)
         if work.progress.naming.asks:
-            self.named = self._stream.mark_now()
-            work.progress.naming.seen(self.named)
+            work.progress.naming.seen(self._mark())
         if live != work.catalog.tables:
             work.catalog = replace(work.catalog, tables=live)
             save_catalog(work.catalog, CATALOG_FILE)
         self._looked = time.monotonic()
+
+    def _mark(self) -> Lsn:
+        self.named = self._stream.mark_now()
+        return self.named
 
     def compare(self, copied: Table) -> None:
         """Compare a table whose copy landed with the last look. If it was altered between that look and its snapshot,

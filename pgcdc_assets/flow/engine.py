@@ -68,20 +68,24 @@ class Engine:
         self._session = session
         self._command = command
 
-    def sync(self, bounds: Bounds, *, copy_anew: Sequence[TableName] = ()) -> SyncReport:
+    def sync(
+        self, bounds: Bounds, *, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = ()
+    ) -> SyncReport:  # fmt: skip
         """Copy what is not yet copied, receive, and apply, until ``bounds`` say so.
 
-        If a sync that follows is running already, it is asked to make the new copies.
+        If a sync that follows is running already, it is asked to make the new copies, or to follow again what was set
+        aside (``heal``).
         """
-        if copy_anew:
+        if copy_anew or heal:
             self._refuse_while_paused()
-        do = partial(self._sync, bounds, copy_anew)
-        if not copy_anew or bounds.follow or bounds.until is not None:
+        do = partial(self._sync, bounds, copy_anew, heal)
+        if not (copy_anew or heal) or bounds.follow or bounds.until is not None:
             return do()
-        request = Request(Job.SNAPSHOT, self._command, tuple(copy_anew))
+        job = Job.SNAPSHOT if copy_anew else Job.HEAL
+        request = Request(job, self._command, tuple(copy_anew or heal))
         return self._done(request, SyncReport, do, bounds.stop)
 
-    def _sync(self, bounds: Bounds, copy_anew: Sequence[TableName]) -> SyncReport:
+    def _sync(self, bounds: Bounds, copy_anew: Sequence[TableName], heal: Sequence[TableName]) -> SyncReport:
         with self._operation(OperationKind.SYNC, serves=bounds.follow) as operation, connect(self._conninfo) as conn:
             operation.given_up = bounds.stop.is_set
             catalog = self._live_catalog(conn)
@@ -110,6 +114,7 @@ class Engine:
             # The receiver checks it as well, but only after copies have started Spark.
             slotstatus.usable_slot(conn, catalog.identity.slot, two_phase=self._settings.two_phase)
             work.progress.request_copy(copy_anew)
+            work.progress.heal(heal)
             report = Sync(work, self._conninfo, stream, bounds).run()
             operation.renewed += [str(copied.table) for copied in report.copied]
             return report

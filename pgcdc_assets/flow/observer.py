@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.flow.reports import RangeReport
+from pgcdc_assets.flow.reports import RangeReport, Restructured
 from pgcdc_assets.mirror.target import CopyReport
 
 
@@ -17,6 +17,9 @@ class Observer(Protocol):
 
     def copied(self, report: CopyReport) -> None:
         """A table's copy stands in its mirror."""
+
+    def restructured(self, report: Restructured) -> None:
+        """A mirror has followed a change of its table's structure, or waits for a copy because of it."""
 
     def range_closed(self, report: RangeReport) -> None:
         """A range is in the log and applied to every followed table; what it changed is published.
@@ -35,12 +38,16 @@ class Silent:
     def __init__(self) -> None:
         self.ranges: list[RangeReport] = []
         self.copies: list[CopyReport] = []
+        self.structures: list[Restructured] = []
 
     def known_ranges(self) -> list[LsnRange]:
         return [report.span for report in self.ranges]
 
     def copied(self, report: CopyReport) -> None:
         self.copies.append(report)
+
+    def restructured(self, report: Restructured) -> None:
+        self.structures.append(report)
 
     def range_closed(self, report: RangeReport) -> None:
         self.ranges.append(report)

@@ -11,16 +11,17 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.errors import LakeError, NotRepairable, UnknownTable, UsageError
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.flow.naming import Naming
-from pgcdc_assets.mirror.target import Target
-from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.mirror.target import Generation, Target
+from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates
 
 
@@ -36,6 +37,8 @@ class TableProgress:
     """Why the table was set aside or waits; if it is followed, how another writer changed rows of its mirror."""
     refused: bool = False
     """Set aside because it cannot be mirrored at all: no copy brings it back."""
+    reshaping: bool = False
+    """Its mirror's structure is being changed: nothing is applied to it, and no copy begins, before that has ended."""
 
 
 class TablesProgress:
@@ -76,13 +79,21 @@ class TablesProgress:
             return TableProgress(table, TableState.WAITING)
         if row.state is TableState.COPYING and held.snapshot_lsn < row.lsn:
             return TableProgress(table, TableState.WAITING)
+        shape = self._as_followed(row, row.table, held)
         if row.state is TableState.SET_ASIDE:
-            return TableProgress(row.table, row.state, held.replay_lsn, held.version, row.reason)
+            return TableProgress(shape, row.state, held.replay_lsn, held.version, row.reason)
         if held.snapshot_lsn < self._log_began or held.replay_lsn < self._log_start:
             # The table was copied under an earlier log, which this one need not continue, or was away while the log
             # was cut.
             return TableProgress(table, TableState.WAITING)
-        return TableProgress(row.table, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason)
+        return TableProgress(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason)
+
+    def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
+        """The table as the mirror's rows have it: a run may have died right after changing the structure."""
+        if held.followed is None or not _newer(held.followed, noted):
+            return noted
+        self._set(held.followed, row.state, row.lsn, row.reason)
+        return held.followed
 
     def __contains__(self, name: TableName) -> bool:
         return name in self._tables
@@ -98,7 +109,8 @@ class TablesProgress:
 
     def waiting(self) -> list[Table]:
         """Tables to be copied, in the catalog's order."""
-        return [entry.table for entry in self._tables.values() if entry.state is TableState.WAITING]
+        return [entry.table for entry in self._tables.values()
+                if entry.state is TableState.WAITING and not entry.reshaping]  # fmt: skip
 
     def followed(self) -> list[TableProgress]:
         return [entry for entry in self._tables.values() if entry.state.readable]
@@ -143,6 +155,15 @@ class TablesProgress:
         return not {entry.table.name for entry in self.followed()} <= self._newest_names
 
     @property
+    def shown_from(self) -> Lsn:
+        """The LSN from which on all followed tables have the structures of their mirrors, if no point has come so far;
+        ZERO otherwise."""
+        newest = self.points.newest()
+        since = [entry.table.lineage.since for entry in self.followed() if entry.table.lineage is not None]
+        highest = Lsn(max(since, default=0))
+        return ZERO if newest is not None and newest.replay_lsn >= highest else highest
+
+    @property
     def renewed(self) -> bool:
         """Whether a followed mirror has another version than the newest point lists."""
         newest = self.points.newest()
@@ -174,6 +195,32 @@ class TablesProgress:
         """Have the next copy include these tables again."""
         waiting = {name: replace(self[name], state=TableState.WAITING, reason=None, refused=False) for name in tables}
         self._tables |= waiting
+
+    def heal(self, tables: Sequence[TableName]) -> None:
+        """Follow tables again that were set aside, from where their mirrors stand: the log has held their changes.
+
+        UsageError for one that is not set aside, or cannot be mirrored; NotRepairable for one whose changes the log no
+        longer holds. What set the table aside is met again if it is still there.
+        """
+        healed = {name: self._healed(self[name]) for name in tables}
+        for name, entry in healed.items():
+            self._set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
+            self._tables[name] = entry
+            self.naming.found(name)
+
+    def _healed(self, entry: TableProgress) -> TableProgress:
+        name = entry.table.name
+        if entry.state is not TableState.SET_ASIDE or entry.refused:
+            why = f"cannot be mirrored: {entry.reason}" if entry.refused else f"is {entry.state}, not set aside"
+            raise UsageError(why, thing=str(name))
+        held, copied_anew = self._target.standing(name), f"copy it anew: `pgcdc snapshot {name.shell}`"
+        if held is None:
+            raise NotRepairable("has no copy", thing=f"mirror {name}", do=copied_anew)
+        if held.snapshot_lsn < self._log_began or held.replay_lsn < self._log_start:
+            what = f"stands at {held.replay_lsn}, and the log begins at {max(self._log_began, self._log_start)}"
+            raise NotRepairable(what, thing=f"mirror {name}", lsn=held.replay_lsn, do=copied_anew)
+        return replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=held.version,
+                       reason=None)  # fmt: skip
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
         """Have the table copied again, in this run or another: its mirror is wrong from ``lsn`` on at the latest."""
@@ -215,10 +262,36 @@ class TablesProgress:
             version=entry.version if version is None else version,
         )
 
+    def reshaping(self, name: TableName) -> None:
+        """Note that the structure of a table's mirror is being changed."""
+        self._tables[name] = replace(self[name], reshaping=True)
+
+    def reshaped(self, table: Table, version: int) -> bool:
+        """Note that a mirror has another structure; returns whether its table is still followed. It is made durable
+        before its state: the structure tells how the rows that follow are to be read."""
+        entry = replace(self[table.name], reshaping=False)
+        self._tables[table.name] = entry
+        if not entry.state.readable:
+            return False
+        self._target.settle({table.name: version})
+        self._set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
+        self._tables[table.name] = replace(entry, table=table, version=version)
+        passed(FaultPoint.RESHAPE_RECORDED)
+        return True
+
+    def rest(self, name: TableName, now: Table) -> None:
+        """Note that a followed table still is as its mirror has it, but for its files: from now on, others again are
+        new files, whatever made these."""
+        entry = self[name]
+        table = replace(entry.table, relfilenode=now.relfilenode, toast=now.toast, column_rows=now.column_rows)
+        if table != entry.table:
+            self._set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
+            self._tables[name] = replace(entry, table=table)
+
     def put_aside(self, name: TableName, lsn: Lsn, reason: str) -> None:
         entry = self[name]
         self._set(entry.table, TableState.SET_ASIDE, lsn, reason)
-        self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason)
+        self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, reshaping=False)
 
     def refuse(self, table: Table, reason: str) -> None:
         """Set the table aside because no mirror can hold it as it is. Not stored: each look shows it again."""
@@ -271,17 +344,34 @@ class TablesProgress:
                 thing="consistent point", do="nothing was published: run `pgcdc sync`, and report this",
             )  # fmt: skip
         versions = {entry.table.name: entry.version for entry in self.followed()
-                    if entry.replay_lsn == lsn and self.naming.holds(entry.table.name, lsn)}  # fmt: skip
+                    if entry.replay_lsn == lsn and self._shows(entry, lsn)}  # fmt: skip
         newest = self.points.newest()
         if not versions or (newest is not None and lsn < newest.replay_lsn):
             return False
         self._target.settle(versions)
         # Changes by other writers are noted before a point rests on these versions.
         self._note_changed()
-        self._target.publish(lsn, versions, self.changed, messages)
+        self._target.publish(lsn, versions, self.changed, messages, self._as_listed(newest, lsn))
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
         return len(versions) == len(self.followed())
+
+    def _as_listed(self, newest: Point | None, lsn: Lsn) -> Point | None:
+        """The newest point, if it is of this LSN, with the tables alone whose structure has changed since: there it is
+        that of before."""
+        if newest is None or newest.replay_lsn != lsn:
+            return None
+        names = {entry.table.name for entry in self.followed() if _changes_after(entry, lsn)} & newest.tables.keys()
+        return replace(
+            newest,
+            tables={name: newest.tables[name] for name in names},
+            positions={name: newest.positions[name] for name in names & newest.positions.keys()},
+            changed={name: newest.changed[name] for name in names & newest.changed.keys()},
+        ) if names else None  # fmt: skip
+
+    def _shows(self, entry: TableProgress, lsn: Lsn) -> bool:
+        """Whether the source certainly had the table under its name, and in its structure, at ``lsn``."""
+        return self.naming.holds(entry.table.name, lsn) and not _changes_after(entry, lsn)
 
     @property
     def changed(self) -> dict[TableName, str]:
@@ -306,3 +396,14 @@ class TablesProgress:
                 self.put_aside(entry.table.name, entry.replay_lsn, failure)
                 continue
             self._tables[entry.table.name] = replace(entry, version=version)
+
+
+def _changes_after(entry: TableProgress, lsn: Lsn) -> bool:
+    """Whether the mirror's structure is, or is to be, one that the table may have got only above ``lsn``."""
+    lineage = entry.table.lineage
+    return entry.reshaping or (lineage is not None and lsn < lineage.since)
+
+
+def _newer(table: Table, than: Table) -> bool:
+    """Whether this is a later structure of the same copy."""
+    return (table.lineage.number if table.lineage else 0) > (than.lineage.number if than.lineage else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
@@ -72,6 +73,22 @@ class RangeReport:
     """By relation; all other rows went into their mirrors, or lay below their copies."""
     messages: MessagesReport | None = None
     """None where messages are not asked for."""
+
+
+@dataclass(frozen=True)
+class Restructured:
+    """How a mirror goes on after a change of its table's structure."""
+
+    table: TableName
+    what: str
+    """The change, in words."""
+    before: Table
+    after: Table
+    since: Lsn
+    """The look at the catalog that showed the new structure."""
+    copied: bool
+    """By a new copy, which has been asked for; otherwise by its own rows, in ``version``."""
+    version: int | None = None
 
 
 @dataclass(frozen=True)

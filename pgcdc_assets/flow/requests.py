@@ -33,6 +33,8 @@ class Job(StrEnum):
 
     SNAPSHOT = "snapshot"
     """Copy ``tables`` anew."""
+    HEAL = "heal"
+    """Follow ``tables`` again, which were set aside."""
     REPAIR = "repair"
     """Repair ``span`` of one table."""
     CHECK = "check"

@@ -75,6 +75,9 @@ class ServingRun(Protocol):
     def copy_anew(self, tables: Sequence[TableName]) -> None:
         """Begin copies of these; UnknownTable for one that is not published. Called while no copies are under way."""
 
+    def heal(self, tables: Sequence[TableName]) -> None:
+        """Follow these again, which were set aside; raises as :meth:`TablesProgress.heal`."""
+
     def rest_on(self) -> None:
         """Take mirrors and log as they are now, and publish them: they were worked on between two turns."""
 
@@ -141,7 +144,7 @@ class Serving:
         held = hold.current(self._work.layout)
         if held is not None and (held.lsn is None or not self._work.progress.points.has(held.lsn)):
             return "waits for a verify"
-        if request.job is Job.SNAPSHOT and self._run.rests is not None:
+        if request.job in (Job.SNAPSHOT, Job.HEAL) and self._run.rests is not None:
             return self._run.rests
         meets = request.job in (Job.SNAPSHOT, Job.MAINTAIN) or any(
             name in self._work.progress and self._unsettled(name) for name in request.tables
@@ -159,11 +162,12 @@ class Serving:
             requests.answered(self._work.layout, answer)
 
     def _unsettled(self, name: TableName) -> bool:
-        return self._work.progress[name].state in (TableState.WAITING, TableState.COPYING)
+        entry = self._work.progress[name]
+        return entry.state in (TableState.WAITING, TableState.COPYING) or entry.reshaping
 
     def _begin(self, request: Request) -> None:
-        if request.job is Job.SNAPSHOT:
-            self._run.copy_anew(request.tables)
+        if request.job in (Job.SNAPSHOT, Job.HEAL):
+            (self._run.copy_anew if request.job is Job.SNAPSHOT else self._run.heal)(request.tables)
             self._copies = _Copies(request, self._run.summary())
             return
         with self._work.operation.within(OUTCOMES[request.job], request.command) as operation:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.table import begin_anew_if_unreadable
 from pgcdc_assets.flow import hold, sentinel
@@ -29,6 +29,7 @@ from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.messages import messages_at, take_messages
 from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.restructuring import land
 from pgcdc_assets.flow.sentinel import Sentinel
 from pgcdc_assets.flow.serving import Serving
 from pgcdc_assets.flow.stream import LogStream
@@ -48,8 +49,9 @@ class Sync:
         self._catalog = CatalogWatch(work, stream)
         self._ranges = RunRanges(work, stream)
         self._serving = Serving(work, self, lambda max_seconds: Allowance(max_seconds, bounds.stop))
-        # If an earlier run copied a table and ended before a point listed it, this run owes the point in any case.
-        self._point = PointDue(work.progress.unlisted)
+        # If an earlier run copied a table, or followed its structure, and ended before a point listed it, this run owes
+        # the point in any case.
+        self._point = PointDue(work.progress.unlisted or work.progress.shown_from > ZERO)
         self._early = EarlyDerivation(work, stream)
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
@@ -60,6 +62,7 @@ class Sync:
             self._stream.start()
             # Points of an earlier version, and copies whose run died early, may stand above the log.
             self._stream.mark(self._work.progress.highest)
+            self._stream.mark(self._work.progress.shown_from)
             self._heed_operator()
             self._watch()
             self._tell_changed()
@@ -72,6 +75,7 @@ class Sync:
         finally:
             try:
                 self._copies.give_up()
+                self._work.reshapes.give_up()
             finally:
                 self._stream.stop()
                 self._early.close()
@@ -90,6 +94,7 @@ class Sync:
         self._heed_operator()
         if self._stream.arrived and not arrived:
             self._work.observer.progress("receive", f"the log is complete to {self._stream.complete_to}")
+        moved |= self._take_reshaped()
         moved |= self._take_copies()
         moved |= self._turn()
         moved |= self._serving.serve()
@@ -108,8 +113,15 @@ class Sync:
     def _watch(self) -> None:
         """Look at the catalog, save it, and begin the copies that it, or an earlier run, asks for."""
         self._copies.rested()
-        self._catalog.look()
+        self._look()
         self._copies.begin()
+
+    def _look(self) -> None:
+        """Look at the catalog; a table that is listed only from there on again is owed a point."""
+        before = self._catalog.named
+        self._catalog.look()
+        if self._catalog.named != before:
+            self._point.owe()
 
     def _take_copies(self) -> bool:
         """Take in what the copies have done since the last call; returns whether anything landed."""
@@ -121,10 +133,23 @@ class Sync:
             for name, failure in end.later.items():
                 self._serving.not_copied(name, failure)
             if end.again:
-                self._catalog.look()
+                self._look()
             self._copies.begin_next(end)
             if not self._copies.under_way:
                 self._aim()
+        return moved
+
+    def _take_reshaped(self) -> bool:
+        """Take in the mirrors that have another structure since the last call; returns whether any has ended."""
+        moved = False
+        for reshaped in self._work.reshapes.landed():
+            moved = True
+            if land(self._work, reshaped):
+                self._catalog.compare(reshaped.after)
+                self._point.owe()
+        if moved and not self._stream.arrived:
+            # One of them may wait for a copy by now.
+            self._copies.begin()
         return moved
 
     def _take_landed(self) -> bool:
@@ -153,7 +178,8 @@ class Sync:
             # Sent before the goal, which may be the same LSN: the receiver ends once it has reached its goal.
             self._stream.mark(request.lsn)
         if not self.following:
-            goal = self._bounds.until or max(self._stream.source_position(), self._catalog.named)
+            shown = max(self._catalog.named, self._work.progress.shown_from)
+            goal = self._bounds.until or max(self._stream.source_position(), shown)
             self._stream.until(max(goal, copied))
 
     # What an operator says ------------------------------------------------------------------------
@@ -162,7 +188,7 @@ class Sync:
         """Carry out what an operator has changed since the last call: where following ends, and whether to apply."""
         before, now = self._sentinel, sentinel.read(self._work.layout)
         self._sentinel = now
-        self._copies.paused = self._paused
+        self._copies.paused = self._catalog.paused = self._paused
         if self.following and now.endpos != before.endpos:
             if now.endpos is None:
                 self._stream.follow()
@@ -185,6 +211,9 @@ class Sync:
 
     def _turn(self) -> bool:
         """Carry out the next step; returns whether anything moved."""
+        if not self._paused:
+            # A range that was applied by request may have come upon rows of another structure.
+            self._go_on_restructured()
         view = self._view()
         if view.exact is not None:
             self._stream.mark(view.exact)
@@ -206,7 +235,9 @@ class Sync:
         return View(
             complete=complete,
             standings=[
-                Standing(entry.table.name, entry.replay_lsn, entry.table.name in late) for entry in progress.followed()
+                Standing(entry.table.name, entry.replay_lsn, entry.table.name in late)
+                for entry in progress.followed()
+                if not entry.reshaping
             ],
             batches=self._work.log.batches,
             point=self._point,
@@ -222,6 +253,7 @@ class Sync:
         turn = take_turn(self._work, step.upto, self._entries(step.tables))
         self._ranges.count_late(turn)
         self._point.refused_at = None
+        self._go_on_restructured()
 
     def _take(self, step: TakeTurn) -> bool:
         """Take a turn and publish; returns whether it brought anything, or the point that was asked for."""
@@ -229,6 +261,7 @@ class Sync:
         turn = take_turn(self._work, step.upto, self._entries(step.tables))
         messages = take_messages(self._work, step.upto)
         self._ranges.count(turn)
+        self._go_on_restructured()
         if turn.outdated and not self._stream.arrived:
             self._copies.begin()
         if step.exact:
@@ -239,6 +272,13 @@ class Sync:
                 self._succeed()
         self._stream.report_apply(progress.replay_lsn)
         return bool(turn.tables or messages.count) or (step.exact and not self._point.due)
+
+    def _go_on_restructured(self) -> None:
+        """Look up the structures under which rows have come; the next turn goes on with them."""
+        if self._work.restructured:
+            self._look()
+            if not self._stream.arrived:
+                self._copies.begin()
 
     def _entries(self, names: Sequence[TableName]) -> list[TableProgress]:
         return [self._work.progress[name] for name in names]
@@ -251,7 +291,7 @@ class Sync:
         committed, and is seen: its table is set aside or waits for a copy before the point is made.
         """
         if not self._catalog.stands:
-            self._catalog.look()
+            self._look()
             if not self._stream.arrived:
                 # Once the receiver has ended, a new copy could not catch up: the next run begins with it.
                 self._copies.begin()
@@ -291,8 +331,8 @@ class Sync:
 
     @property
     def copying(self) -> bool:
-        """Whether copies are under way."""
-        return self._copies.under_way
+        """Whether copies are under way, or mirrors get another structure."""
+        return self._copies.under_way or self._work.reshapes.any
 
     @property
     def rests(self) -> str | None:
@@ -308,10 +348,16 @@ class Sync:
 
     def copy_anew(self, tables: Sequence[TableName]) -> None:
         """Begin copies of these, as the source has them now; UnknownTable for one that is not published."""
-        self._catalog.look()
+        self._look()
         self._work.progress.request_copy(tables)
         self._copies.forget(tables)
         self._copies.begin()
+
+    def heal(self, tables: Sequence[TableName]) -> None:
+        """Follow these again, which were set aside, from where they stand."""
+        self._work.progress.heal(tables)
+        self._look()
+        self._point.owe()
 
     def rest_on(self) -> None:
         """Go on from the mirrors and the log as they are now: they were worked on between two turns."""

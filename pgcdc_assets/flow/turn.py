@@ -33,16 +33,20 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = No
 
     ``upto`` must be a boundary up to which the log is complete. Tables without changes move without a commit. A table
     that cannot be followed is set aside; the others go on. A table stays below ``upto`` until the next turn if another
-    writer's commits to its mirror came first each time.
+    writer's commits to its mirror came first each time, and until a look at the catalog if a row came under a structure
+    that its mirror does not have (:attr:`Work.restructured`).
     """
-    behind = [entry for entry in (tables or work.progress.followed()) if entry.replay_lsn < upto]
+    entries = work.progress.followed() if tables is None else tables
+    behind = [entry for entry in entries if entry.replay_lsn < upto and not entry.reshaping
+              and entry.table.name not in work.restructured]  # fmt: skip
     outdated = _ask_for_copies(work, behind)
     behind = [entry for entry in behind if entry.table.name not in outdated]
     names = _changed(work, behind, upto) if behind else set()
     changed = [entry for entry in behind if entry.table.name in names]
     done, outrun, seconds = _derive_and_apply(work, changed, upto) if changed else ([], set(), {})
     for entry in behind:
-        if entry.table.name not in outrun and work.progress[entry.table.name].state.readable:
+        stays = entry.table.name in outrun or entry.table.name in work.restructured
+        if not stays and work.progress[entry.table.name].state.readable:
             work.progress.moved(entry.table.name, upto)
     return Turn(upto, done, seconds, outdated)
 
@@ -89,7 +93,14 @@ def _derive_and_apply(
     done = [record(work, result, parts[result.table.name].counts, seconds["transform"]) for result in applied]
     for result in applied:
         _tell_of_foreign_columns(work, result)
-    reasons = {name: part.set_aside for name, part in parts.items() if part.set_aside is not None}
+    # A structure that the mirror does not have yet is looked up in the catalog.
+    waits = work.settings.schema_changes != "set_aside"
+    unread = {name: part.set_aside for name, part in parts.items() if part.set_aside is not None and part.restructured}
+    work.restructured |= {name: reason for name, (_, reason) in unread.items() if waits}
+    for name, (lsn, reason) in unread.items() if waits else ():
+        work.observer.progress("apply", f"{name} waits for a look at the catalog: {reason}", lsn=str(lsn))
+    reasons = {name: part.set_aside for name, part in parts.items()
+               if part.set_aside is not None and name not in work.restructured}  # fmt: skip
     reasons |= {result.table.name: result.set_aside for result in applied if result.set_aside is not None}
     for name, (lsn, reason) in reasons.items():
         work.progress.put_aside(name, lsn, reason)

@@ -12,6 +12,7 @@ from pgcdc_assets.feed.messages import MessageFeed
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outcomes import Operation
 from pgcdc_assets.flow.progress import TablesProgress
+from pgcdc_assets.flow.reshaping import Reshapes
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.settings import Settings
@@ -33,6 +34,11 @@ class Work:
     """Tables for which this run has reported columns that others added to the mirror."""
     changed_told: set[TableName] = field(default_factory=set)
     """Tables for which this run has reported that another writer changed rows of the mirror."""
+    restructured: dict[TableName, str] = field(default_factory=dict)
+    """Tables of which a row came under a structure that their mirrors do not have, and how that shows. The next look at
+    the catalog tells how they go on; until then they stand where they are."""
+    reshapes: Reshapes = field(init=False)
+    """Mirrors whose structure is being changed."""
     messages: MessageFeed | None = None
     """The feed of logical messages, where they are asked for and it can be written."""
     early: EarlyFeeds | None = None
@@ -41,6 +47,9 @@ class Work:
     """Failures of that feed that this run has reported."""
     operation: Operation = field(default_factory=Operation)
     """The operation as which this run is recorded for ``status``."""
+
+    def __post_init__(self) -> None:
+        self.reshapes = Reshapes(self.target)
 
     @property
     def layout(self) -> Layout:

@@ -66,6 +66,8 @@ class Generation:
     replay_lsn: Lsn
     """Effective: the larger of what the mirror itself records, and the newest point that lists this generation."""
     version: int
+    followed: Table | None = None
+    """The table as the mirror's rows have it since the last :meth:`Target.reshape`; None before any."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,15 @@ class Target(Protocol):
         after.
 
         NotRepairable where the log does not hold enough: nothing is guessed.
+        """
+
+    def reshape(self, before: Table, after: Table, *, keep_dropped: bool) -> int:
+        """Give a mirror another structure by its own rows; returns its version then. Its position stays.
+
+        Columns are the same by attnum. A column that ``before`` lacks has its ``missing`` in all rows. Rows and
+        structure change together, in one atomic step, and :attr:`Generation.followed` tells the structure. The rows are
+        then as the source's would be, had the structure changed before them: it is up to the flow that no point lists
+        them below the change. ``keep_dropped``: a column that was dropped stays, without values in rows to come.
         """
 
     # Publish ------------------------------------------------------------------------------------

@@ -79,6 +79,10 @@ class Shape:
     root_oid: int | None = None
     attnums: frozenset[int] = frozenset()
     """attnums of the columns that the relation had then, whatever their names were."""
+    live: frozenset[int] = frozenset()
+    """The same, also of columns that are not published; empty if nothing tells."""
+    key_attnums: tuple[int, ...] = ()
+    """attnums of the mirror's key columns."""
 
     @classmethod
     def resolve(cls, relation_payload: bytes, facts: RelationFacts, lsn: Lsn = ZERO) -> Self:
@@ -99,6 +103,8 @@ class Shape:
             root=known.root if known else None,
             root_oid=known.root_oid if known else None,
             attnums=frozenset(column.attnum for column in known.columns) if known else frozenset(),
+            live=frozenset(known.live) if known else frozenset(),
+            key_attnums=known.key if known else (),
         )
 
     @property

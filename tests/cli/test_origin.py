@@ -22,7 +22,8 @@ from tests.fix_postgres import Database, fresh_database
 
 COMMANDS = (
     ["status"], ["status", "--json"], ["setup"], ["setup", "--sql"], ["sync"], ["follow"], ["verify"],
-    ["snapshot", "a"], ["repair", "a", "--range", "0/1..0/2"], ["maintain"], ["up"], ["teardown", "--yes"],
+    ["snapshot", "a"], ["heal", "a"], ["repair", "a", "--range", "0/1..0/2"], ["maintain"], ["up"],
+    ["teardown", "--yes"],
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ def _fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["sync", "--until", "12"], "'12' is not an LSN"),
         (["sync", "--bogus"], "No such option"),
         (["snapshot"], "Missing argument 'TABLE...'"),
+        (["heal"], "Missing argument 'TABLE...'"),
         (["snapshot", "a.b.c"], "'a.b.c' is not a table name"),
         (["repair", "public.t"], "Missing option '--range'"),
         (["repair", "public.t", "--range", "0/1"], "is not a range key"),

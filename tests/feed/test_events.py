@@ -124,6 +124,24 @@ def test_a_column_of_the_mirror_that_the_shape_lacks_is_left_out() -> None:
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][3].keys() == {1, 3, 4}
 
 
+def test_rows_from_before_a_column_have_its_value_of_older_rows() -> None:
+    table = replace(TABLE, columns=(*COLUMNS, Column(5, "d", TEXT, missing="it's"), Column(6, "e", TEXT)))
+    way = Route.of(route().shape, table, None, (1, 3, 4))
+    assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way) == [
+        ("insert", 1, [0], {1: ["1"], 3: ["x"], 4: ["y"], 5: ["it's"], 6: [None]}, [None])
+    ]
+    key = decoded("D", [row_message("D", ("K", ["1", None, None]))], way)
+    assert key == [("delete", 1, [0], {1: ["1"]}, [None])]
+
+
+def test_columns_are_taken_by_their_places_where_names_mislead() -> None:
+    table = replace(TABLE, columns=(COLUMNS[0], Column(3, "c", TEXT), Column(4, "b", TEXT)))
+    way = Route.of(route().shape, table, None, (1, 3, 4))
+    assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][3] == {1: ["1"], 3: ["x"], 4: ["y"]}
+    gone = Route.of(route().shape, table, None, (1, None, 4))
+    assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], gone)[0][3] == {1: ["1"], 3: [None], 4: ["y"]}
+
+
 def test_rows_of_each_half_name_their_message() -> None:
     messages = [
         row_message("U", ("K", [str(n), None, None]), ("N", [str(n + n % 2), "x", None])) for n in range(6)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
+from pgcdc_assets.core.catalog import Column, Identity, Lineage, PgType, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -89,3 +89,16 @@ def test_a_feed_that_was_never_written(tmp_path: Path) -> None:
     feed = FeedTable(Layout.of(tmp_path), WHO, NARROW)
     assert (feed.compact(Lsn(9)), feed.forget(Lsn(9))) == (0, 0)
     assert not path_of(Layout.of(tmp_path).changes(NARROW.name)).exists()
+
+
+def test_what_was_derived_for_another_structure_is_not_taken(tmp_path: Path) -> None:
+    """Its columns may be called alike."""
+    layout = Layout.of(tmp_path)
+    _derive(layout, NARROW, 0)
+    next_ = replace(NARROW, lineage=Lineage(1, 1, 50))
+    assert FeedTable(layout, WHO, NARROW).covered == LsnRange(Lsn(0), Lsn(10))
+    assert FeedTable(layout, WHO, next_).covered == LsnRange(Lsn(0), Lsn(0))
+    _derive(layout, next_, 0)
+    assert FeedTable(layout, WHO, next_).covered == LsnRange(Lsn(0), Lsn(10))
+    assert len(FeedTable(layout, WHO, next_).files(LsnRange(Lsn(0), Lsn(10)))) == 1
+    assert FeedTable(layout, WHO, replace(NARROW, lineage=Lineage(1, 1, 60))).covered == LsnRange(Lsn(0), Lsn(0))

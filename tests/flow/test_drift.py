@@ -72,11 +72,43 @@ def test_a_table_set_aside_is_watched_on(work: Work, changed: Callable[[], Table
     assert work.progress[A.name].state is TableState.CATCHING_UP
 
 
-def test_a_table_set_aside_waits_for_a_word_otherwise(work: Work) -> None:
+def test_a_table_set_aside_waits_for_a_word_where_that_is_wanted(work: Work) -> None:
+    work.settings = work.settings.model_copy(update={"schema_changes": "set_aside"})
     watch(work, [A, _table(2, "b", "w")])
     assert work.progress[B.name].reason == 'column "v" was renamed to "w"'
     watch(work, [A, _table(2, "b", "w", "more")])
     assert work.progress[B.name].reason == 'column "v" was renamed to "w"'
+
+
+def test_a_structure_that_rows_do_not_tell_is_copied_by_itself(work: Work) -> None:
+    watch(work, [A, replace(B, key=(2,))])
+    assert (work.progress[B.name].state, work.progress[B.name].reason) == (TableState.WAITING, "its key changed")
+
+
+def test_a_large_table_waits_for_a_word(work: Work) -> None:
+    work.settings = work.settings.model_copy(update={"recopy_bytes": 1 << 20})
+    watch(work, [A, replace(B, key=(2,), pages=129)])
+    entry = work.progress[B.name]
+    assert entry.state is TableState.SET_ASIDE
+    assert entry.reason == "its key changed; it has 1 MiB, more than `recopy_bytes`, and waits for a word"
+
+
+def test_nothing_follows_a_structure_while_applying_is_paused(work: Work) -> None:
+    watch(work, [A, replace(B, key=(2,))], paused=True)
+    assert work.progress[B.name].state is TableState.CATCHING_UP
+    watch(work, [A, replace(B, key=(2,))])
+    assert work.progress[B.name].state is TableState.WAITING
+
+
+def test_new_files_are_those_since_the_last_look(work: Work) -> None:
+    """TRUNCATE one day, and SET NOT NULL another one, are no rewrite."""
+    marked = replace(B, relfilenode=5, column_rows="1:7 2:7")
+    work.progress.moved(B.name, Lsn(20), table=marked)
+    watch(work, [A, replace(marked, relfilenode=6)])
+    watch(work, [A, replace(marked, relfilenode=6, column_rows="1:7 2:8")])
+    assert work.progress[B.name].state is TableState.CATCHING_UP
+    watch(work, [A, replace(marked, relfilenode=7, column_rows="1:7 2:9")])
+    assert work.progress[B.name].state is TableState.WAITING
 
 
 def test_a_table_published_meanwhile_waits_for_its_copy(work: Work) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,16 +11,18 @@ import pytest
 from deltalake import write_deltalake
 
 from pgcdc_assets.checks.table_facts import read_tables
-from pgcdc_assets.core.catalog import Catalog, Column, Identity, PgType, Table
+from pgcdc_assets.core.catalog import Catalog, Column, Identity, Lineage, PgType, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.errors import LakeError
+from pgcdc_assets.delta.definition import commit_properties
+from pgcdc_assets.errors import LakeError, NotRepairable, UsageError
 from pgcdc_assets.flow.progress import TablesProgress
+from pgcdc_assets.mirror.delta.mirror import STRUCTURE
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store.local import path_of
-from tests.deltatables import commit
+from tests.deltatables import commit, opened
 from tests.flow.mirrors import copied_mirror, delta_target
 
 RECORDED = Lsn(30)
@@ -101,6 +104,79 @@ def test_a_table_that_is_set_aside_is_listed_no_more(progress: TablesProgress) -
     progress.request_copy([C.name])
     assert progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a"}
+
+
+def test_a_table_is_not_listed_below_the_look_that_showed_its_structure(progress: TablesProgress) -> None:
+    progress.copying([A, B, C], Lsn(10))
+    for table in (A, B, C):
+        progress.copied(table, Lsn(10), 2)
+        progress.moved(table.name, Lsn(20))
+    assert progress.publish(Lsn(20), RECORDED)
+    for table in (A, B, C):
+        progress.moved(table.name, Lsn(22))
+    progress.reshaping(B.name)
+    assert not progress.publish(Lsn(22), RECORDED)
+    assert _listed(progress) == {"a", "c"}
+    assert progress.reshaped(replace(B, lineage=Lineage(1, 1, 25)), 2)
+    assert not progress.publish(Lsn(22), RECORDED)
+    assert (_listed(progress), progress.shown_from) == ({"a", "c"}, 25)
+    for table in (A, B, C):
+        progress.moved(table.name, Lsn(25))
+    assert progress.publish(Lsn(25), RECORDED)
+    assert _listed(progress) == {"a", "b", "c"}
+
+
+def test_a_point_of_before_a_change_stays_what_it_is(progress: TablesProgress) -> None:
+    """A later one of the same LSN lists the table in the same version."""
+    progress.copying([A, B, C], Lsn(10))
+    for table in (A, B, C):
+        progress.copied(table, Lsn(10), 2)
+        progress.moved(table.name, Lsn(20))
+    assert progress.publish(Lsn(20), RECORDED)
+    before = progress.points.newest()
+    progress.reshaping(B.name)
+    assert not progress.publish(Lsn(20), RECORDED)
+    after = progress.points.newest()
+    assert before is not None
+    assert after is not None
+    assert (after.tables, after.positions) == (before.tables, before.positions)
+    progress.must_copy(B.name, Lsn(20), "its rows may be others")
+    progress.publish(Lsn(20), RECORDED)
+    assert _listed(progress) == {"a", "c"}
+
+
+def test_a_structure_outlives_the_run_that_gave_it(tmp_path: Path) -> None:
+    """It died right after the mirror's commit."""
+    layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    both_published(layout, catalog, Lsn(20))
+    follows = replace(B, lineage=Lineage(1, 1, 25))
+    told = json.dumps({"copy": 10, "table": follows.to_json()})
+    commit_properties(opened(layout.mirror(B.name)), {STRUCTURE: told})
+    again = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    assert (again[B.name].table, again[A.name].table) == (follows, A)
+    stored = TableStates(layout).get(B.name)
+    assert stored is not None
+    assert stored.table == follows
+
+
+def test_a_table_that_was_set_aside_goes_on_from_the_log(progress: TablesProgress, tmp_path: Path) -> None:
+    progress.copying([A, B], Lsn(10))
+    for table in (A, B):
+        progress.copied(table, Lsn(10), 2)
+    progress.put_aside(B.name, Lsn(20), "the mirror lacks a row")
+    with pytest.raises(UsageError, match="is catching_up, not set aside"):
+        progress.heal([A.name])
+    progress.heal([B.name])
+    healed = progress[B.name]
+    assert (healed.state, healed.replay_lsn, healed.reason) == (TableState.CATCHING_UP, Lsn(20), None)
+    stored = TableStates(Layout.of(tmp_path)).get(B.name)
+    assert stored is not None
+    assert stored.state is TableState.CATCHING_UP
+    progress.put_aside(B.name, Lsn(20), "again")
+    progress.log_cut(Lsn(21))
+    with pytest.raises(NotRepairable, match="stands at 0/14, and the log begins at 0/15"):
+        progress.heal([B.name])
+    assert progress[B.name].state is TableState.SET_ASIDE
 
 
 def test_a_point_never_falls_for_a_late_copy(progress: TablesProgress) -> None:

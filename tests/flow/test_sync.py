@@ -291,7 +291,18 @@ def test_a_table_copied_anew_meets_the_others(rig: Rig) -> None:
         rig.engine().sync(Bounds(), copy_anew=[TableName("public", "nope")])
 
 
+def test_what_was_rewritten_is_copied_by_itself(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    rig.conn.execute("ALTER TABLE u ALTER v TYPE text USING 'was ' || v")
+    rig.conn.execute("INSERT INTO u VALUES (2000, 1, 'text')")
+    report = rig.sync()
+    assert (report.set_aside, [copied.table for copied in report.copied]) == ([], [U])
+    rig.assert_equal()
+
+
 def test_what_cannot_be_followed_is_set_aside_and_brought_back(rig: Rig) -> None:
+    rig.settings = rig.settings.model_copy(update={"schema_changes": "set_aside"})
     rig.setup()
     rig.sync()
     rig.conn.execute("ALTER TABLE u ALTER v TYPE text USING 'was ' || v")

@@ -10,6 +10,7 @@ copyblock   a block of CSV as the mirror's columns
 apply       the feeds of a turn into mirrors    tablework   one table's part of it
 units       how the work divides                task        what one Spark task does
 match       changes against the mirror's rows   keyindex    which rows have one of some keys
+reshape     another structure by its own rows   projection  what one Spark task does for that
 rowgroups   a mirror's files as a merge reads them
 repair      a range derived again               settlement  which versions are durable
 othercommits  what other writers did            compaction  small and worn files written anew

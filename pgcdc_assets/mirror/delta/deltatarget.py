@@ -25,6 +25,7 @@ from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.mirror.delta.repair import repair_table
+from pgcdc_assets.mirror.delta.reshape import reshape_mirror
 from pgcdc_assets.mirror.delta.settlement import Settlement
 from pgcdc_assets.mirror.delta.thinning import passing
 from pgcdc_assets.mirror.target import Applied, Chore, ChoreKind, CopyReport, Failures, Freed, Generation
@@ -67,7 +68,8 @@ class DeltaTarget:
         snapshot_lsn = mirror.snapshot_lsn
         if snapshot_lsn is None:
             return None
-        return Generation(snapshot_lsn, mirror.effective_replay_lsn(self._points) or snapshot_lsn, mirror.version)
+        replay_lsn = mirror.effective_replay_lsn(self._points) or snapshot_lsn
+        return Generation(snapshot_lsn, replay_lsn, mirror.version, mirror.followed)
 
     def version(self, name: TableName) -> int:
         return self._mirror(name).version
@@ -95,6 +97,9 @@ class DeltaTarget:
 
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
         return repair_table(self._spark(), log, self._layout, self._identity, table, span, replay_lsn)
+
+    def reshape(self, before: Table, after: Table, *, keep_dropped: bool) -> int:
+        return reshape_mirror(self._spark, self._layout, self._identity, before, after, keep=keep_dropped)
 
     # Publish ------------------------------------------------------------------------------------
 

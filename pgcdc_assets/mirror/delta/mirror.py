@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
@@ -30,6 +31,8 @@ from pgcdc_assets.store import storage
 IDENTITY: Final = "pgcdc.identity"
 """Table property: whose changes the mirror takes."""
 SOURCE_TABLE: Final = "pgcdc.table"
+STRUCTURE: Final = "pgcdc.structure"
+"""Table property: the table as its rows follow it since a change of its structure, with the copy that this is of."""
 
 PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
@@ -169,6 +172,15 @@ class Mirror:
             return self.replay_lsn
         as_published = listing.position is None or listed.replay_lsn == listing.position
         return listing.replay_lsn if as_published else self.replay_lsn
+
+    @property
+    def followed(self) -> Table | None:
+        """The table as the mirror's rows have it; None for one that has the structure of its copy."""
+        told = None if self.delta is None else self.delta.configuration.get(STRUCTURE)
+        if told is None:
+            return None
+        found = json.loads(told)
+        return Table.from_json(found["table"]) if found["copy"] == self.snapshot_lsn else None
 
     def _position(self, app_id: str) -> Lsn | None:
         found = None if self.delta is None else self.delta.positions.get(app_id)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.layout import DELTA_LOG
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.commit import commit_rewritten
 from pgcdc_assets.delta.datafile import in_int96, read_footer
@@ -23,7 +24,7 @@ from pgcdc_assets.delta.tombstones import lacking
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.mirror.delta.compaction import compact_file, compact_mirror
-from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
 from pgcdc_assets.spark.tasks import run_tasks
 from pgcdc_assets.store import storage
 
@@ -119,14 +120,20 @@ def without_int96(mirror: Mirror, table: Table) -> int:
 
 
 def stands_as(mirror: Mirror, version: int) -> bool:
-    """Whether the mirror has taken nothing from the stream since that version: it has the same copy and ``replay_lsn``.
+    """Whether the mirror has taken nothing from the source since that version: it has the same copy, ``replay_lsn`` and
+    structure.
 
     This is so after an OPTIMIZE or a repair. False also if the version can no longer be opened.
     """
     older = mirror.at(version)
     if older is None or mirror.snapshot_lsn is None:
         return False
-    return (older.snapshot_lsn, older.replay_lsn) == (mirror.snapshot_lsn, mirror.replay_lsn)
+    return _standing(older) == _standing(mirror)
+
+
+def _standing(mirror: Mirror) -> tuple[Lsn | None, Lsn | None, str | None]:
+    assert mirror.delta is not None
+    return mirror.snapshot_lsn, mirror.replay_lsn, mirror.delta.configuration.get(STRUCTURE)
 
 
 def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:

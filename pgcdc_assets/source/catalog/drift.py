@@ -88,12 +88,13 @@ def _partitions(before: Table, now: Table) -> Iterator[Drift]:
 
 
 def _storage(before: Table, now: Table) -> Iterator[Drift]:
-    """TRUNCATE, VACUUM FULL and CLUSTER make new files too, but leave pg_attribute alone, and the stream stays exact.
+    """TRUNCATE, VACUUM FULL and CLUSTER make new files too, and the stream stays exact. They keep a TOAST table, and
+    mostly leave pg_attribute alone (VACUUM FULL and CLUSTER write the values of older rows into these).
 
     Where nothing else distinguishes these from a rewrite that the stream does not carry, new files are enough for a
     drift.
     """
-    if _new_files(before, now) and altered_columns(before.column_rows, now.column_rows):
+    if _maybe_rewritten(before, now) and altered_columns(before.column_rows, now.column_rows):
         yield Drift(before.name, DriftKind.REWRITTEN, Remedy.SET_ASIDE, "its rows were rewritten by ALTER TABLE")
     elif not list(_columns(before, now)):
         yield from _behind_the_stream(before, now)
@@ -109,6 +110,12 @@ def _behind_the_stream(before: Table, now: Table) -> Iterator[Drift]:
         else:
             continue
         yield Drift(before.name, DriftKind.REWRITTEN, Remedy.COPY, what)
+
+
+def _maybe_rewritten(before: Table, now: Table) -> bool:
+    """Whether ALTER TABLE may have made the new files of a relation: it would have made a new TOAST table, too."""
+    old, new = _stores(before), _stores(now)
+    return any(old[oid].toast == 0 or old[oid].toast != new[oid].toast for oid in _new_files(before, now))
 
 
 def _new_files(before: Table, now: Table) -> list[int]:

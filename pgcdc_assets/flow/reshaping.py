@@ -1,0 +1,71 @@
+"""Changes of structure of mirrors, done beside the turns: those of other tables go on meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.mirror.target import Target
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """A change that has ended: the mirror's version, or why its structure could not be changed."""
+
+    after: Table
+    what: str
+    """The change on the source, in words."""
+    version: int
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    after: Table
+    what: str
+    done: Future[int]
+
+
+class Reshapes:
+    """Those of one run, one after the other in a thread of their own. Every method runs in the run's own thread."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="reshape")
+        self._under_way: list[_UnderWay] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether some are under way."""
+        return bool(self._under_way)
+
+    def begin(self, before: Table, after: Table, what: str, *, keep_dropped: bool) -> None:
+        done = self._pool.submit(self._target.reshape, before, after, keep_dropped=keep_dropped)
+        self._under_way.append(_UnderWay(after, what, done))
+
+    def landed(self) -> Iterator[Reshaped]:
+        """Those that have ended since the last call. Raises what concerns more than one table."""
+        for one in [one for one in self._under_way if one.done.done()]:
+            self._under_way.remove(one)
+            try:
+                yield Reshaped(one.after, one.what, one.done.result())
+            except Exception as error:
+                if (failure := of_one_table(error)) is None:
+                    raise
+                yield Reshaped(one.after, one.what, -1, failure)
+
+    def give_up(self) -> None:
+        """End what is under way, and wait for its end: nothing may commit once the lock is free. What was committed
+        right before is told by the mirror itself."""
+        for one in self._under_way:
+            one.done.cancel()
+        while left := [one.done for one in self._under_way if not one.done.done()]:
+            # Repeated, because it may be between two jobs.
+            self._target.cancel_copies()
+            wait_for(left, timeout=1)
+        self._under_way.clear()
+        self._pool.shutdown(wait=True)

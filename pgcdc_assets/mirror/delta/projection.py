@@ -1,0 +1,121 @@
+"""A task of a change of structure: writes rows of a mirror's files anew, under the columns that they get.
+
+Imported by Spark's workers, so it must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.core.catalog import Column
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.feed.schema import RAW
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup
+from pgcdc_assets.mirror.net.keyed import map_keys, raw_maps, raw_texts
+from pgcdc_assets.protocol.text.typed import typed
+
+GROUP_BYTES: Final = 32 << 20
+"""Size in memory of the rows in a row group of the new files."""
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A column that the rows get: the values of ``held``, a column that they have, or one value for all."""
+
+    name: str
+    type: pa.DataType
+    """As the mirror names and types it."""
+    held: str | None
+    column: Column | None = None
+    """The column of PostgreSQL, where the value for all is its ``missing``."""
+
+    @property
+    def unchanged(self) -> bool:
+        return self.held == self.name
+
+    @property
+    def null(self) -> bool:
+        """Whether no row has a value in it."""
+        return self.held is None and (self.column is None or self.column.missing is None)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The live rows of some files, and the columns that they get."""
+
+    held: MergeTarget
+    """The files, by the names that the mirror has for their columns."""
+    columns: tuple[Sourced, ...]
+    files: pa.Schema
+    """The columns as the new files name them."""
+    raw_names: Mapping[str, str | None] = field(default_factory=dict)
+    """Names that change in ``_pgcdc_raw``; None for those of columns that go."""
+
+
+def project(work: Projection) -> FileReport | None:
+    """Write the rows to one file; None if there are none. Memory is bounded by a row group."""
+    with DataFile(work.held.folder, work.files) as file:
+        for rows in _gathered(work):
+            file.write(rows.columns)
+        report = file.finish()
+    passed(FaultPoint.RESHAPED_FILE_WRITTEN)
+    return report
+
+
+def _gathered(work: Projection) -> Iterator[pa.Table]:
+    gathered: list[pa.Table] = []
+    for group in work.held.groups({}):
+        gathered.append(_projected(work, group))
+        if sum(rows.nbytes for rows in gathered) >= GROUP_BYTES:
+            yield pa.concat_tables(gathered)
+            gathered = []
+    if gathered:
+        yield pa.concat_tables(gathered)
+
+
+def _projected(work: Projection, group: RowGroup) -> pa.Table:
+    held = [column.held for column in work.columns if column.held is not None]
+    rows = group.read(list(dict.fromkeys(held)))
+    if not group.alive.all():
+        rows = rows.filter(pa.array(group.alive))
+    misfits: dict[str, str] = {}
+    found = [_values(column, rows, misfits) for column in work.columns]
+    names = [column.name for column in work.columns]
+    place = names.index(RAW)
+    found[place] = _raw(found[place], work.raw_names, misfits)
+    return pa.table(found, names=names)
+
+
+def _values(column: Sourced, rows: pa.Table, misfits: dict[str, str]) -> pa.Array | pa.ChunkedArray:
+    """``misfits`` gets the text of a value for all that its type cannot hold."""
+    if column.held is not None:
+        held = rows[column.held]
+        return held if held.type == column.type else held.cast(column.type)
+    if column.column is None or column.column.missing is None:
+        return pa.nulls(rows.num_rows, column.type)
+    text = column.column.missing
+    done = typed([pa.array([text], pa.string())], [column.column], 1)
+    if done.raw.null_count == 0:
+        misfits[column.name] = text
+    return pa.repeat(done.values[0][0], rows.num_rows).cast(column.type)
+
+
+def _raw(
+    held: pa.ChunkedArray, names: Mapping[str, str | None], misfits: Mapping[str, str]
+) -> pa.Array | pa.ChunkedArray:
+    """``_pgcdc_raw`` under the new names, with the texts that all rows get."""
+    if not misfits and (not names or held.null_count == len(held)):
+        return held
+    texts: dict[str, pa.Array] = {}
+    for name in pc.unique(map_keys(held)).to_pylist():
+        new = names.get(name, name)
+        if new is not None:
+            texts[new] = raw_texts(held, name)
+    texts |= {name: pa.repeat(pa.scalar(text, pa.string()), len(held)) for name, text in misfits.items()}
+    return raw_maps(texts, len(held), held.type) if texts else pa.nulls(len(held), held.type)

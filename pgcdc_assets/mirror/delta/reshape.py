@@ -1,0 +1,174 @@
+"""Gives a mirror another structure by its own rows: the source is not read.
+
+One commit brings the columns, the rows under these columns, and the table as the mirror now has it
+(:data:`STRUCTURE`): whoever finds the mirror after a crash knows which structure its rows are in. Its position stays.
+Where no row gets another value, the commit changes the columns alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+from deltalake import Schema as DeltaSchema
+
+from pgcdc_assets.core.catalog import Identity, Table
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.delta.commit import unfit
+from pgcdc_assets.delta.datafile import FileReport
+from pgcdc_assets.delta.definition import commit_columns, replace_table
+from pgcdc_assets.delta.log import Added, DeltaVersion
+from pgcdc_assets.delta.mapping import HIGHEST, Columns, physical, stated
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.failures import again_after_lost_races
+from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, own_fields
+from pgcdc_assets.mirror.delta.projection import Projection, Sourced, project
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
+from pgcdc_assets.spark.executors import cores
+from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.spark.tasks import run_tasks
+
+TASK_BYTES: Final = 64 << 20
+"""Size of the files that one task writes anew as one, so that small files do not stay small. A task that has one large
+file writes one."""
+LEFT_CORES: Final = 1
+"""Cores that are left to the turns of other tables. Spark does the tasks of an earlier job first, so each wave of tasks
+is a job of its own."""
+
+
+def reshape_mirror(
+    spark: SparkOnDemand, layout: Layout, identity: Identity, before: Table, after: Table, *, keep: bool
+) -> int:
+    """Bring the mirror from one structure to the next (of :func:`pgcdc_assets.source.catalog.successor.successor`);
+    returns its version then. It may have that structure already.
+
+    ``keep``: columns that were dropped stay, without values in rows that come or change. Otherwise they go.
+    """
+    found = Mirror(layout, identity, after.name)
+    if found.snapshot_lsn is None:
+        raise LakeError("has no copy whose structure could change", thing=f"mirror {after.name}")
+    return again_after_lost_races(partial(_reshaped, spark, found, before, after, keep))
+
+
+def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, keep: bool) -> int:
+    mirror = found.again()
+    delta = mirror.delta
+    if delta is None or mirror.snapshot_lsn != found.snapshot_lsn:
+        raise LakeError("was copied anew meanwhile", thing=f"mirror {after.name}")
+    if (reason := unfit(delta)) is not None:
+        raise LakeError(reason, thing=f"mirror {after.name}")
+    columns = _sourced(delta, before, after, keep)
+    structure = {STRUCTURE: json.dumps({"copy": mirror.snapshot_lsn, "table": after.to_json()})}
+    passed(FaultPoint.RESHAPE_COMMITTING)
+    if _same_rows(delta, columns) and not (needs_column_mapping([c.name for c in columns]) and not mirror.mapped):
+        version = _with_more(delta, columns, structure)
+    else:
+        version = _with_rows(spark, mirror, delta, before, after, columns, structure)
+    passed(FaultPoint.RESHAPE_COMMITTED)
+    return version
+
+
+def _held(delta: DeltaVersion) -> pa.Schema:
+    return pa.schema(delta.schema.to_arrow())
+
+
+def _sourced(delta: DeltaVersion, before: Table, after: Table, keep: bool) -> tuple[Sourced, ...]:
+    """The columns that the mirror gets: the table's, ours, those of other writers, and where wanted those that went."""
+    held = {field.name: field.type for field in _held(delta)}
+    names = {column.attnum: column.name for column in before.columns}
+    found: list[Sourced] = []
+    own = {field.name for field in own_fields(after)}
+    columns = {column.name: column for column in after.columns}
+    for field in MirrorSchema.of(after).arrow:
+        if field.name in own:
+            found.append(Sourced(field.name, field.type, field.name))
+            continue
+        column = columns[field.name]
+        source = names.get(column.attnum)
+        if source is not None and source not in held:
+            raise LakeError(f"has no column {source!r} any more", thing=f"mirror {after.name}")
+        if source is None and column.missing is None and field.name not in names.values():
+            # A run may have widened the mirror by it, and died.
+            source = field.name if held.get(field.name) == field.type else None
+        found.append(Sourced(field.name, field.type, source, column))
+    attnums = {column.attnum for column in after.columns}
+    dropped = {name for attnum, name in names.items() if attnum not in attnums}
+    elsewhere = {one.held for one in found} | (set() if keep else dropped)
+    used = {one.name.lower() for one in found}
+    rest = [name for name in held if name not in elsewhere and name.lower() not in used]
+    return (*found, *(Sourced(name, held[name], name) for name in rest))
+
+
+def _same_rows(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
+    """Whether the files can stay: no column of theirs goes, or gets other values, and what comes has no value."""
+    held = {field.name: str(field.type) for field in delta.schema.fields}
+    wanted = {field.name: str(field.type) for field in DeltaSchema.from_arrow(_schema(columns)).fields}
+    if not held.keys() <= wanted.keys():
+        return False
+    return all(
+        held.get(one.name) == wanted[one.name] if one.unchanged else one.null and one.name not in held
+        for one in columns
+    )
+
+
+def _schema(columns: Sequence[Sourced]) -> pa.Schema:
+    return pa.schema([pa.field(one.name, one.type) for one in columns])
+
+
+def _with_more(delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]) -> int:
+    more = _schema([one for one in columns if not one.unchanged])
+    return commit_columns(delta, stated(delta.metadata).with_more(more), structure)
+
+
+def _with_rows(
+    spark: SparkOnDemand, mirror: Mirror, delta: DeltaVersion, before: Table, after: Table,
+    columns: Sequence[Sourced], structure: dict[str, str],
+) -> int:  # fmt: skip
+    schema = _schema(columns)
+    highest = int(delta.configuration.get(HIGHEST, 0))
+    mapped = mirror.mapped or needs_column_mapping(schema.names)
+    wanted = Columns.of(schema, mapped=mapped, highest=highest)
+    held = _held(delta)
+    source = MergeTarget(mirror.path, physical(held, delta.schema), tuple(held.names))
+    names = _raw_names(before, after, {one.name for one in columns if one.unchanged})
+    work = Projection(source, tuple(columns), physical(schema, wanted.schema), names)
+    reports = _projected(spark, work, delta.files) if delta.files else []
+    left = sum((file.rows or 0) - file.deleted for file in delta.files)
+    if sum(report.rows for report in reports) != left:
+        raise LakeError(f"{left} rows were to be written anew", thing=f"mirror {after.name}")
+    passed(FaultPoint.RESHAPED_FILES_WRITTEN)
+    return replace_table(delta, wanted, reports, {}, structure)
+
+
+def _projected(spark: SparkOnDemand, work: Projection, files: Sequence[Added]) -> list[FileReport]:
+    at_a_time = max(1, cores(spark()) - LEFT_CORES)
+    parts = [replace(work, held=replace(work.held, files=group)) for group in _groups(files, 2 * at_a_time)]
+    waves = [parts[start : start + at_a_time] for start in range(0, len(parts), at_a_time)]
+    made = [report for wave in waves for report in run_tasks(spark(), project, wave)]
+    return [report for report in made if report is not None]
+
+
+def _raw_names(before: Table, after: Table, kept: Collection[str]) -> dict[str, str | None]:
+    """What becomes of the names in ``_pgcdc_raw``, where they do not stay."""
+    now = {column.attnum: column.name for column in after.columns}
+    names = {column.name: now.get(column.attnum) for column in before.columns}
+    return {name: new for name, new in names.items() if name != new and not (new is None and name in kept)}
+
+
+def _groups(files: Sequence[Added], fewest: int) -> list[tuple[Added, ...]]:
+    """The files for each task: small ones together, but not so many that cores have nothing to do."""
+    full = min(TASK_BYTES, sum(file.size for file in files) // fewest)
+    groups: list[tuple[Added, ...]] = []
+    group: tuple[Added, ...] = ()
+    for file in sorted(files, key=lambda file: -file.size):
+        group = (*group, file)
+        if sum(one.size for one in group) >= full:
+            groups.append(group)
+            group = ()
+    return [*groups, group] if group else groups

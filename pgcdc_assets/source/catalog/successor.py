@@ -1,0 +1,76 @@
+"""Decides how a mirror goes on when its table has another structure: by its own rows, or by a new copy.
+
+Pure. A mirror's rows can follow where the source's catalog proves what each of them holds now:
+
+- a column is the same one if it has the same attnum, whatever its name is;
+- a column that was added without a rewrite has in all older rows the one value of ``attmissingval`` (none: NULL);
+- a relfilenode that is still the same proves that PostgreSQL rewrote nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pgcdc_assets.core.catalog import Column, Lineage, Table
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.protocol.text.widening import keeps_text
+
+
+def successor(before: Table, now: Table, since: Lsn) -> Table | str:
+    """The table as its mirror goes on, or why it has to be copied, in words.
+
+    ``before``: as the mirror has it. ``now``: as the catalog shows it, which the source did at ``since`` at the latest.
+    """
+    reason = _beyond_following(before, now)
+    if reason is not None:
+        return reason
+    lineage = before.lineage or Lineage(0, before.highest_attnum, 0)
+    left = {column.attnum: column for column in now.columns}
+    changed = tuple(column for column in before.columns if not _as_before(column, left.get(column.attnum)))
+    former = tuple(dict.fromkeys((*lineage.former, *changed)))
+    follows = Lineage(lineage.number + 1, lineage.copied, max(int(since), lineage.since), former)
+    return replace(now, columns=_with_missing(before, now), lineage=follows)
+
+
+def _with_missing(before: Table, now: Table) -> tuple[Column, ...]:
+    """The columns with the values of older rows as they were first seen: VACUUM FULL writes them into the rows, and
+    PostgreSQL forgets them. Rows of before are still in the log."""
+    known = {column.attnum: column.missing for column in before.columns}
+    return tuple(replace(column, missing=known.get(column.attnum, column.missing)) for column in now.columns)
+
+
+def alike(left: Table, right: Table) -> bool:
+    """Whether rows of the log are read in the same way for both."""
+    return (left.columns, left.key, left.live) == (right.columns, right.key, right.live)
+
+
+def _as_before(column: Column, now: Column | None) -> bool:
+    return now is not None and (column.name, column.type) == (now.name, now.type)
+
+
+def _beyond_following(before: Table, now: Table) -> str | None:
+    if before.partitioned or now.partitioned or before.root or now.root:
+        return "its structure changed, and rows of partitions cannot be told apart by it"
+    if before.multiset or now.multiset:
+        return "its structure changed, and it has no key by which rows could be told apart"
+    if before.updates_seen != now.updates_seen or before.key != now.key:
+        return "its key changed"
+    if before.relfilenode != now.relfilenode:
+        return "its rows were rewritten"
+    if not now.live or not before.live:
+        return "its structure changed since an earlier version copied it"
+    return _of_columns(before, now)
+
+
+def _of_columns(before: Table, now: Table) -> str | None:
+    known = {column.attnum: column for column in before.columns}
+    for column in now.columns:
+        was = known.pop(column.attnum, None)
+        if was is None and column.attnum <= before.highest_attnum:
+            return f'column "{column.name}", which was there before, is published now'
+        if was is None and column.generated:
+            return f'column "{column.name}" came, and is generated'
+        if was is not None and not keeps_text(was.type, column.type):
+            return f'the type of column "{column.name}" changed'
+    unpublished = [column.name for attnum, column in known.items() if attnum in now.live]
+    return f'column "{unpublished[0]}" is not published any more' if unpublished else None

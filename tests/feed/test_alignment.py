@@ -1,0 +1,126 @@
+"""Which columns a Relation message means, if the structure has changed since the copy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.core.catalog import Column, Lineage, PgType, Table
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.feed.alignment import aligned
+from pgcdc_assets.feed.events import Route
+from pgcdc_assets.feed.evolve import Refusal, alignment, evolved
+from pgcdc_assets.protocol.shape import Shape, ShapeColumn
+
+INT, TEXT, VARCHAR = PgType(23, "int4"), PgType(25, "text"), PgType(1043, "varchar", 14)
+NAME = TableName("public", "t")
+
+
+def table(*columns: Column, copied: int, former: tuple[Column, ...] = (), since: int = 100) -> Table:
+    marks = " ".join(f"{column.attnum}:7" for column in columns)
+    lineage = Lineage(1, copied, since, former)
+    return Table(1000, NAME, columns, key=(1,), identity_key=(1,), column_rows=marks, lineage=lineage)
+
+
+def message(*columns: ShapeColumn, live: tuple[int, ...]) -> Shape:
+    return Shape(1, 1000, NAME, columns, "d", ("id",), NAME, attnums=frozenset(live), live=frozenset(live),
+                 key_attnums=(1,))  # fmt: skip
+
+
+def of(name: str, type_: PgType = INT, attnum: int | None = None) -> ShapeColumn:
+    return ShapeColumn(name, attnum, type_, name == "id")
+
+
+ID, A = Column(1, "id", INT), Column(2, "a", INT)
+TOLD_ID = of("id", attnum=1)
+
+RENAMED = table(ID, Column(2, "b", INT), copied=2, former=(A,))
+ADDED = table(ID, A, Column(3, "c", INT, missing="5"), copied=2)
+MADE_ANEW = table(ID, Column(3, "a", INT), copied=2, former=(A,))
+REPLACED = table(ID, Column(3, "c", INT), copied=2, former=(A,))
+OTHER_TYPE = table(ID, Column(3, "a", TEXT), copied=2, former=(A,))
+DROPPED = table(ID, copied=2, former=(A,))
+SWAPPED = table(ID, Column(2, "b", INT), Column(3, "a", INT), copied=3, former=(A, Column(3, "b", INT)))
+
+
+@pytest.mark.parametrize(
+    ("known", "told", "columns"),
+    [
+        (RENAMED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), (1, 2)),
+        (RENAMED, message(TOLD_ID, of("a"), live=(1, 2)), (1, 2)),
+        (RENAMED, message(TOLD_ID, of("b", attnum=2), live=(1, 2)), (1, 2)),
+        (RENAMED, message(TOLD_ID, of("for a while"), live=(1, 2)), (1, 2)),
+        (RENAMED, message(TOLD_ID, of("b", TEXT), live=(1, 2)), None),
+        (ADDED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), (1, 2)),
+        (ADDED, message(TOLD_ID, of("a", attnum=2), live=(1, 2, 3)), (1, 2)),
+        (ADDED, message(TOLD_ID, of("a", attnum=2), of("c", attnum=3), live=(1, 2, 3)), (1, 2, 3)),
+        (ADDED, message(TOLD_ID, of("a", attnum=2), of("for a while"), live=(1, 2, 3)), (1, 2, 3)),
+        (ADDED, message(TOLD_ID, live=(1, 2, 3)), None),
+        (DROPPED, message(TOLD_ID, of("a"), live=(1,)), (1, None)),
+        (DROPPED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), (1, None)),
+        (DROPPED, message(TOLD_ID, live=(1,)), (1,)),
+        (MADE_ANEW, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), (1, None)),
+        (MADE_ANEW, message(TOLD_ID, of("a", attnum=3), live=(1, 3)), None),
+        (REPLACED, message(TOLD_ID, of("c", attnum=3), live=(1, 3)), None),
+        (OTHER_TYPE, message(TOLD_ID, of("a", TEXT, attnum=3), live=(1, 3)), (1, 3)),
+        (OTHER_TYPE, message(TOLD_ID, of("a"), live=(1, 3)), (1, None)),
+        (SWAPPED, message(TOLD_ID, of("a", attnum=3), of("b", attnum=2), live=(1, 2, 3)), (1, 2, 3)),
+        (SWAPPED, message(TOLD_ID, of("b", attnum=2), of("a", attnum=3), live=(1, 2, 3)), (1, 2, 3)),
+    ],
+    ids=["old name, asked before", "old name, asked after", "new name", "a name in between", "another type",
+         "not yet, asked before", "not yet, asked after", "there now", "there now, under a name in between",
+         "one that must be there is not", "dropped since, asked after", "dropped since, asked before", "dropped",
+         "the first one of this name", "either of this name", "the dropped one may have had the name for a while",
+         "the second one has another type", "the first one has another type", "swapped since, asked after", "swapped"],
+)  # fmt: skip
+def test_a_message_is_read_in_one_way_or_not_at_all(
+    known: Table, told: Shape, columns: tuple[int | None, ...] | None
+) -> None:  # fmt: skip
+    assert aligned(known, told) == columns
+
+
+def test_a_column_that_came_and_went_unseen_is_nobodys() -> None:
+    assert aligned(table(ID, A, copied=2), message(TOLD_ID, of("a", attnum=2), of("x"), live=(1, 2))) == (1, 2, None)
+
+
+def test_a_column_that_came_and_went_may_have_had_the_name_of_a_later_one() -> None:
+    known = table(ID, A, Column(4, "c", INT), copied=2)
+    assert aligned(known, message(TOLD_ID, of("a", attnum=2), of("c", attnum=4), live=(1, 2, 4))) is None
+
+
+def test_rows_from_before_a_column_have_its_value_of_older_rows() -> None:
+    told = message(TOLD_ID, of("a", attnum=2), live=(1, 2))
+    assert evolved(ADDED, told, after=Lsn(99)) is ADDED
+    route = Route.of(told, ADDED, None, alignment(ADDED, told, Lsn(99)))
+    assert [column.missing for column in route.younger] == ["5"]
+
+
+def test_from_the_look_on_the_structure_is_the_newest() -> None:
+    told = message(TOLD_ID, of("a", attnum=3), live=(1, 3))
+    assert isinstance(evolved(MADE_ANEW, told, after=Lsn(99)), Refusal)
+    assert evolved(MADE_ANEW, told, after=Lsn(100)) is MADE_ANEW
+    assert isinstance(evolved(ADDED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), after=Lsn(100)), Refusal)
+
+
+def test_an_older_type_is_read_if_it_is_written_alike() -> None:
+    known = table(ID, Column(2, "a", TEXT), copied=2, former=(Column(2, "a", VARCHAR), A))
+    assert evolved(known, message(TOLD_ID, of("a", VARCHAR, 2), live=(1, 2)), after=Lsn(1)) is known
+    found = evolved(known, message(TOLD_ID, of("a", INT, 2), live=(1, 2)), after=Lsn(1))
+    assert isinstance(found, Refusal)
+    assert found.reason == "the type of column 'a' changed from int4 to text"
+
+
+def test_a_column_that_the_mirror_does_not_have_yet_waits_for_a_look() -> None:
+    told = message(TOLD_ID, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
+    found = evolved(RENAMED, told, after=Lsn(1))
+    assert isinstance(found, Refusal)
+    assert found.reason == "column 'c' appeared, after others had changed"
+
+
+def test_another_key_is_refused() -> None:
+    told = replace(message(TOLD_ID, of("b", attnum=2), live=(1, 2)), key_attnums=(2,), key=("b",))
+    found = evolved(RENAMED, told, after=Lsn(1))
+    assert isinstance(found, Refusal)
+    assert "the key changed from (id) to (b)" in found.reason

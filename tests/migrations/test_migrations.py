@@ -1,0 +1,235 @@
+"""A year of migrations under traffic: each published point has every table in the structure and with the rows of its
+time, and nobody has to say a word.
+
+``following``: a run goes on meanwhile. ``late``: all happens while nobody looks, so that the catalog is asked about
+messages that are older than many of its changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.setup.setup import setup
+from tests.conftest import SEED
+from tests.fix_postgres import fresh_database
+from tests.history.structure.chronicle import Chronicle
+from tests.history.structure.cohort import Run
+from tests.history.structure.judge import Judge
+from tests.migrations.steps import BASE, Migration, Result, migrations
+
+pytestmark = [pytest.mark.spark, pytest.mark.takes(120)]
+
+FEW = 24
+"""Of each way, in the default set; the long set plays all."""
+
+
+@dataclass
+class Played:
+    silences: list[str]
+    aside: dict[str, str]
+    """Reasons by schema."""
+    copies: Counter[str]
+    """Copies behind the first, by schema."""
+    listed: set[str]
+    """Schemas of the tables in the newest point."""
+    schemas: dict[str, Migration]
+    reasons: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass
+class _Stage:
+    """One database, one lake, and a table for each migration."""
+
+    settings: Settings
+    conn: psycopg.Connection[Any]
+    spark: SparkSession
+    chronicle: Chronicle
+    observer: _Notes
+    chance: random.Random
+
+    def engine(self) -> Engine:
+        assert self.settings.source is not None
+        return Engine(self.settings, self.settings.source, self.observer, lambda: self.spark, "test")
+
+    def setup(self) -> None:
+        assert self.settings.source is not None
+        save_catalog(setup(self.settings, self.settings.source).catalog, CATALOG_FILE)
+
+    def play(self, schema: str, migration: Migration) -> None:
+        """Rows before and after each statement, and within its transaction."""
+        self.conn.execute(f"SET search_path = {schema}".encode())
+        for _ in range(2):
+            self._transaction(schema, partial(self._write, schema))
+        for statement in migration.sql:
+            if "CONCURRENTLY" in statement or "VACUUM" in statement:
+                before = self.chronicle.announced
+                self.conn.execute(statement.encode())
+                self.chronicle.announce(self.conn)
+                self.chronicle.committed([schema], since=before)
+            else:
+                self._transaction(schema, partial(self._within, schema, statement))
+            if self.chance.random() < 0.7:
+                self._transaction(schema, partial(self._write, schema))
+
+    def _within(self, schema: str, statement: str) -> None:
+        body = statement.removeprefix("BEGIN; ").removesuffix("; COMMIT").removesuffix("; ROLLBACK")
+        ways = self.chance.randrange(4)
+        if ways & 1:
+            self._write(schema)
+        if statement.endswith("ROLLBACK"):
+            self.conn.execute("SAVEPOINT s")
+        self.conn.execute(body.encode())
+        if ways & 2:
+            self._write(schema)
+        if statement.endswith("ROLLBACK"):
+            self.conn.execute("ROLLBACK TO s")
+
+    def _transaction(self, schema: str, do: Callable[[], None]) -> None:
+        with self.conn.transaction():
+            do()
+            self.chronicle.announce(self.conn)
+        self.chronicle.committed([schema])
+
+    def _write(self, schema: str) -> None:
+        key, *columns = self._columns(schema)
+        act = self.chance.choice(("insert", "insert", "update", "update", "delete", "rekey"))
+        number = self.chance.randrange(1, 9)
+        next_ = f'(SELECT coalesce(max("{key}"), 0) + 1 FROM t)'
+        if act == "insert" and number % 2:
+            # With all defaults; a column may have none, and be NOT NULL.
+            with contextlib.suppress(psycopg.errors.NotNullViolation), self.conn.transaction():
+                self.conn.execute(f'INSERT INTO t ("{key}") SELECT {next_}'.encode())
+        elif act == "insert":
+            names = ", ".join(f'"{column}"' for column in columns)
+            self.conn.execute(f'INSERT INTO t ("{key}", {names}) SELECT {next_}, {names} FROM t LIMIT 1'.encode())
+        elif act == "delete":
+            self.conn.execute(f'DELETE FROM t WHERE "{key}" = {number}'.encode())
+        elif act == "rekey":
+            self.conn.execute(f'UPDATE t SET "{key}" = {next_} WHERE "{key}" = {number}'.encode())
+        else:
+            column = self.chance.choice(columns)
+            self.conn.execute(f'UPDATE t SET "{column}" = "{column}" WHERE "{key}" >= {number}'.encode())
+
+    def _columns(self, schema: str) -> list[str]:
+        """The key, then those that can be written."""
+        query = """SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped
+                   AND attgenerated = '' AND attidentity <> 'a' ORDER BY attnum"""
+        return [name for (name,) in self.conn.execute(query, [f"{schema}.t"])]
+
+
+class _Notes(Silent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+        self.told.append(f"{stage}: {message}")
+
+
+@contextlib.contextmanager
+def _stage(
+    server: EmbeddedServer, spark: SparkSession, folder: Path, schemas: Sequence[str]
+) -> Iterator[_Stage]:  # fmt: skip
+    with contextlib.chdir(folder), fresh_database(server) as database, contextlib.ExitStack() as closing:
+        conn, watching = (closing.enter_context(database.connect()) for _ in range(2))
+        for schema in schemas:
+            conn.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}".encode())
+            conn.execute(BASE.encode())
+        settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.05,
+                            range_seconds=0.5, tables=("m*.t",))  # fmt: skip
+        chronicle = Chronicle.begin(watching, list(schemas))
+        yield _Stage(settings, conn, spark, chronicle, _Notes(), random.Random(f"migrations {SEED}"))
+
+
+def _played(
+    server: EmbeddedServer, spark: SparkSession, folder: Path, chosen: Sequence[Migration], *, following: bool
+) -> Played:  # fmt: skip
+    schemas = {f"m{number}": migration for number, migration in enumerate(chosen)}
+    with _stage(server, spark, folder, list(schemas)) as stage:
+        stage.setup()
+        Run(stage.engine()).join()
+        first = len(stage.observer.copies)
+        run = Run(stage.engine(), follow=True) if following else None
+        for schema, migration in schemas.items():
+            stage.play(schema, migration)
+            if run is not None:
+                # Time for a turn, now and then; the next migrations come together.
+                run.ended(stage.chance.choice((0, 0, 0.5)))
+        if run is not None:
+            run.stop()
+        for _ in range(2):
+            # What changed behind the last look of one run is in the next one's points.
+            Run(stage.engine()).join()
+        assert stage.settings.source is not None
+        judge = Judge(stage.settings, stage.settings.source, stage.chronicle, everything=False)
+        silences = [silence.what for silence in judge.judge()]
+        newest = ConsistentPoints(stage.settings.layout).newest()
+        assert newest is not None
+        rows = TableStates(stage.settings.layout).all()
+        return Played(
+            silences,
+            {name.schema: row.reason or "" for name, row in rows.items() if row.state == "set_aside"},
+            Counter(copy.table.schema for copy in stage.observer.copies[first:]),
+            {name.schema for name in newest.tables},
+            schemas,
+            {schema: [one for one in stage.observer.told if f"{schema}.t" in one] for schema in schemas},
+        )
+
+
+def _hold(played: Played, *, late: bool) -> None:
+    assert not played.silences, "\n".join(played.silences)
+    assert not played.aside
+    lacking = {schema: played.schemas[schema].name for schema in played.schemas.keys() - played.listed}
+    assert not lacking, {name: played.reasons[schema] for schema, name in lacking.items()}
+    expected = {
+        schema: (migration.late or migration.result) if late else migration.result
+        for schema, migration in played.schemas.items()
+    }
+    copied = {schema for schema in played.schemas if played.copies[schema]}
+    wrong = {played.schemas[schema].name: played.reasons[schema]
+             for schema in copied if expected[schema] is Result.FOLLOWED}  # fmt: skip
+    assert not wrong, "\n".join(f"{name}: {reasons}" for name, reasons in wrong.items())
+
+
+def _chosen(version: int) -> list[Migration]:
+    """A few of every kind; which ones depends on the seed."""
+    found = migrations(version)
+    return random.Random(f"chosen {SEED}").sample(found, FEW)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
+def test_some(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, *, following: bool) -> None:
+    _hold(_played(server, spark, tmp_path, _chosen(server.version), following=following), late=not following)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
+def test_all(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, *, following: bool) -> None:
+    played = _played(server, spark, tmp_path, migrations(server.version), following=following)
+    _hold(played, late=not following)
+
+
+def test_there_are_enough() -> None:
+    assert len(migrations(18)) >= 200
+    assert TableName("m0", "t").schema == "m0"

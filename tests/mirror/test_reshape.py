@@ -1,0 +1,215 @@
+"""A mirror gets another structure by its own rows: values, texts that do not fit, deleted rows, columns of others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.commit import FileChange, commit_change
+from pgcdc_assets.delta.datafile import DataFile
+from pgcdc_assets.delta.definition import commit_columns
+from pgcdc_assets.delta.mapping import stated
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
+from pgcdc_assets.mirror.delta.reshape import reshape_mirror
+from pgcdc_assets.mirror.delta.upkeep import stands_as
+from pgcdc_assets.protocol.text.typed import typed
+from pgcdc_assets.source.catalog.successor import successor
+from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.store.local import path_of
+from tests.deltatables import commit, live_files
+from tests.flow.mirrors import no_spark
+
+pytestmark = pytest.mark.spark
+
+OWNER = Identity("7000000000000000001", "shop", "pgcdc")
+NAME = TableName("public", "t")
+INT, TEXT = PgType(23, "int4"), PgType(25, "text")
+
+
+def numeric(precision: int, scale: int) -> PgType:
+    return PgType(1700, "numeric", (precision << 16 | scale) + 4)
+
+
+def table(*columns: Column) -> Table:
+    marks = " ".join(f"{column.attnum}:7" for column in columns)
+    return Table(1000, NAME, columns, key=(1,), relfilenode=5, column_rows=marks)
+
+
+ID, A, N = Column(1, "id", INT), Column(2, "a", TEXT), Column(3, "n", numeric(10, 2))
+T = table(ID, A, N)
+ROWS: list[list[str | None]] = [["1", "2", "3", "4"], ["one", None, "three", "four"], ["1.50", "NaN", None, "4.00"]]
+
+
+def made(root: Path, before: Table = T, *groups: Sequence[Sequence[str | None]]) -> Mirror:
+    """A mirror with a file for each group of rows, and with its second row deleted."""
+    layout = Layout.of(root)
+    create_mirror(layout.mirror(NAME), MirrorSchema.of(before), {IDENTITY: OWNER.app_id()}, layout.root)
+    mirror = Mirror(layout, OWNER, NAME)
+    reports = []
+    for texts in groups or (ROWS,):
+        count = len(texts[0])
+        done = typed([pa.array(text, pa.string()) for text in texts], before.columns, count)
+        own = [pa.array([10] * count, pa.int64()), pa.nulls(count, pa.timestamp("us", "UTC")), done.raw]
+        with DataFile(mirror.path, mirror.physical(MirrorSchema.of(before))) as file:
+            file.write([*done.values, *own])
+            reports.append(file.finish())
+    commit(mirror.path, [report for report in reports if report], "append", {mirror.snapshot_app_id: 10})
+    return mirror.again()
+
+
+def reshaped(mirror: Mirror, spark: SparkSession, after: Table, before: Table = T, *, keep: bool = False) -> Table:
+    follows = successor(before, after, Lsn(50))
+    assert isinstance(follows, Table), follows
+    layout = mirror._layout
+    reshape_mirror(SparkOnDemand(lambda: spark), layout, OWNER, before, follows, keep=keep)
+    return follows
+
+
+def rows(mirror: Mirror, version: int | None = None) -> list[dict[str, Any]]:
+    """Without our own columns but the texts, in the order of the first column."""
+    delta = DeltaTable(path_of(mirror.path), version=version)
+    found: list[dict[str, Any]] = pa.table(
+        QueryBuilder().register("t", delta).execute("SELECT * FROM t ORDER BY 1").read_all()
+    ).to_pylist()
+    for row in found:
+        del row["_pgcdc_commit_lsn"], row["_pgcdc_commit_ts"]
+        row["_pgcdc_raw"] = dict(row["_pgcdc_raw"] or ())
+    return found
+
+
+def test_a_column_has_its_value_of_older_rows_in_all_of_them(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path)
+    reshaped(mirror, spark, table(ID, A, N, Column(4, "c", TEXT, True, missing="it's")))
+    assert [row["c"] for row in rows(mirror)] == ["it's"] * 4
+    assert [row["n"] for row in rows(mirror)] == [Decimal("1.50"), None, None, Decimal("4.00")]
+    assert rows(mirror)[1]["_pgcdc_raw"] == {"n": "NaN"}
+    assert "c" not in rows(mirror, 1)[0], "the version before has the structure of before"
+
+
+def test_a_value_that_does_not_fit_stands_as_text_in_all_rows(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path)
+    reshaped(mirror, spark, table(ID, A, N, Column(4, "c", numeric(5, 1), missing="NaN")))
+    assert [row["c"] for row in rows(mirror)] == [None] * 4
+    assert [row["_pgcdc_raw"] for row in rows(mirror)] == [{"c": "NaN"}, {"n": "NaN", "c": "NaN"}, *[{"c": "NaN"}] * 2]
+
+
+def test_columns_that_swap_names_take_their_values_and_texts_along(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path)
+    reshaped(mirror, spark, table(ID, replace(A, name="n"), replace(N, name="a")))
+    assert [row["n"] for row in rows(mirror)] == ["one", None, "three", "four"]
+    assert [row["a"] for row in rows(mirror)] == [Decimal("1.50"), None, None, Decimal("4.00")]
+    assert rows(mirror)[1]["_pgcdc_raw"] == {"a": "NaN"}
+
+
+def test_a_column_that_was_made_anew_has_none_of_the_old_values(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path)
+    reshaped(mirror, spark, table(ID, A, Column(4, "n", numeric(10, 2))))
+    assert [row["n"] for row in rows(mirror)] == [None] * 4
+    assert [row["_pgcdc_raw"] for row in rows(mirror)] == [{}] * 4
+
+
+def test_a_dropped_column_goes_or_stays(spark: SparkSession, tmp_path: Path) -> None:
+    gone, kept = made(tmp_path / "gone"), made(tmp_path / "kept")
+    reshaped(gone, spark, table(ID, A))
+    assert rows(gone)[1] == {"id": 2, "a": None, "_pgcdc_raw": {}}
+    after = reshaped(kept, spark, table(ID, A), keep=True)
+    assert rows(kept)[1] == {"id": 2, "a": None, "n": None, "_pgcdc_raw": {"n": "NaN"}}
+    reshaped(kept, spark, table(ID, A, Column(4, "n", INT, missing="7")), after, keep=True)
+    assert [row["n"] for row in rows(kept)] == [7] * 4, "the name has another column now"
+
+
+def test_decimals_grow(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path)
+    reshaped(mirror, spark, table(ID, A, Column(3, "n", numeric(20, 2))))
+    assert [row["n"] for row in rows(mirror)] == [Decimal("1.50"), None, None, Decimal("4.00")]
+    assert rows(mirror)[1]["_pgcdc_raw"] == {"n": "NaN"}
+
+
+def test_deleted_rows_do_not_come_back(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, ROWS, [["5"], ["five"], ["5"]])
+    assert mirror.delta is not None
+    first = max(mirror.delta.files, key=lambda file: file.rows or 0)
+    commit_change(mirror.delta, FileChange([], {first.path: BitMap64([1])}), {}, {})
+    reshaped(mirror, spark, table(ID, A, N, Column(4, "c", INT, missing="1")))
+    assert [row["id"] for row in rows(mirror)] == [1, 3, 4, 5]
+
+
+def test_columns_of_other_writers_stay(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path)
+    assert mirror.delta is not None
+    commit_columns(mirror.delta, stated(mirror.delta.metadata).with_more(pa.schema([("theirs", pa.string())])))
+    reshaped(mirror, spark, table(ID, replace(A, name="b"), N))
+    assert set(rows(mirror)[0]) == {"id", "b", "n", "theirs", "_pgcdc_raw"}
+
+
+def test_a_name_that_delta_refuses_comes(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path)
+    after = reshaped(mirror, spark, table(ID, replace(A, name="a (b), c"), N))
+    assert [row["a (b), c"] for row in rows(mirror)] == ["one", None, "three", "four"]
+    reshaped(mirror, spark, table(ID, replace(A, name="a (b), c"), Column(4, "n", INT, missing="3")), after)
+    assert [row["n"] for row in rows(mirror)] == [3] * 4
+
+
+def test_a_column_without_values_touches_no_file(tmp_path: Path) -> None:
+    mirror = made(tmp_path)
+    before = live_files(mirror.path)
+    follows = successor(T, table(ID, A, N, Column(4, "c", INT)), Lsn(50))
+    assert isinstance(follows, Table)
+    reshape_mirror(SparkOnDemand(no_spark), mirror._layout, OWNER, T, follows, keep=False)
+    assert live_files(mirror.path) == before
+    assert [row["c"] for row in rows(mirror)] == [None] * 4
+
+
+def test_the_mirror_tells_its_structure(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path)
+    assert mirror.followed is None
+    after = reshaped(mirror, spark, table(ID, A))
+    assert mirror.again().followed == after
+    assert mirror.again().replay_lsn == mirror.replay_lsn == 10
+    # A copy begins anew, with the structure that its snapshot shows.
+    commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 60})
+    assert mirror.again().followed is None
+
+
+def test_a_version_in_another_structure_is_not_the_one_that_was_published(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path)
+    published = mirror.version
+    assert stands_as(mirror.again(), published)
+    reshaped(mirror, spark, table(ID, A))
+    assert not stands_as(mirror.again(), published)
+
+
+@pytest.mark.parametrize("name", ["b", "an odd name"])
+def test_both_engines_read_the_same(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    mirror = made(tmp_path)
+    after = table(ID, replace(A, name=name), Column(4, "n", INT, missing="7"), Column(5, "a", TEXT, missing="ü"))
+    reshaped(mirror, spark, after)
+    read = spark.read.format("delta").load(path_of(mirror.path).as_posix()).orderBy("id").collect()
+    mine = [{**row.asDict(), "_pgcdc_raw": dict(row["_pgcdc_raw"] or {})} for row in read]
+    for row in mine:
+        del row["_pgcdc_commit_lsn"], row["_pgcdc_commit_ts"]
+    assert mine == rows(mirror)
+    assert [(row[name], row["n"], row["a"]) for row in mine][:2] == [("one", 7, "ü"), (None, 7, "ü")]
+
+
+def test_a_mirror_of_which_another_writer_dropped_a_column_is_not_touched(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path, table(ID, N), [["1"], ["1.00"]])
+    before = mirror.version
+    with pytest.raises(LakeError, match="has no column 'a' any more"):
+        reshaped(mirror, spark, table(ID, replace(A, name="b"), N))
+    assert mirror.again().version == before
