@@ -61,7 +61,9 @@ _TIMEOUT: Final = "120s"
 _QUERY: Final = re.compile(r"\?\S*")
 """In an error's text; on Azure it can hold a signature."""
 _ANSWERED: Final = re.compile(r"<Message>(.*?)</Message>")
-_NO_BUCKET: Final = "NoSuchBucket"
+_AZURE: Final = "abfss"
+"""Which reads no end of a file whose size is not named."""
+_NO_BUCKET: Final = re.compile("NoSuchBucket|ContainerNotFound|FilesystemNotFound|specified bucket does not exist")
 _REFUSED: Final = re.compile("status code: 40[13]")
 """Of a listing, which the library does not tell as a refusal."""
 _NO_ROLE: Final = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)\b")
@@ -90,6 +92,10 @@ class ObjectStore(Store):
         def tail(size: int) -> tuple[bytes, int]:
             bucket, key = _held(at)
             with _told(at):
+                if at.scheme == _AZURE:
+                    whole = obstore.head(bucket, key)["size"]
+                    start = max(0, whole - size)
+                    return bytes(obstore.get_range(bucket, key, start=start, end=whole)) if whole else b"", whole
                 found = obstore.get(bucket, key, options={"range": {"suffix": size}})
                 return bytes(found.bytes()), found.meta["size"]
 
@@ -247,7 +253,7 @@ def _told(place: Location) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if _NO_BUCKET in str(error):
+        if _NO_BUCKET.search(str(error)):
             raise _failure(place, error) from None
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place)) from None
     except (BaseError, ValueError) as error:
@@ -257,7 +263,7 @@ def _told(place: Location) -> Iterator[None]:
 def _failure(place: Location, error: Exception) -> StoreFailed:
     text = str(error)
     said = _ANSWERED.search(text)
-    if _NO_BUCKET in text:
+    if _NO_BUCKET.search(text):
         return StoreFailed("there is no such bucket", thing=_parts(place)[0], do="make it, or name another")
     if _NO_ROLE.search(text):
         what = "no credentials were found in the environment, and no role of this machine"

@@ -18,12 +18,18 @@ from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.store import storage
 
+OWN = "PGCDC_TEST_STORE"
+"""A variable with the URL of a folder of your own, in a cloud, say, on which the contract is tried as well. Credentials
+are the environment's."""
 
-@pytest.fixture(params=["local", "memory", "s3"])
+
+@pytest.fixture(params=["local", "memory", "s3", *([OWN] if OWN in os.environ else [])])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
     """A folder of a store in which nothing is."""
-    if request.param == "s3":
-        root: Location = request.getfixturevalue("bucket")
+    if request.param == OWN:
+        root = Location.of(os.environ[OWN]) / uuid.uuid4().hex
+    elif request.param == "s3":
+        root = request.getfixturevalue("bucket")
     else:
         root = Location.of(tmp_path / "lake" if request.param == "local" else f"memory://{uuid.uuid4().hex}/lake")
     yield root
@@ -174,7 +180,8 @@ def test_folders_are_moved_and_deleted_with_all_that_is_hidden(folder: Location)
 
 
 def test_odd_names_are_kept(folder: Location) -> None:
-    names = ['a b/ü "q" %41', "back\\slash", "plus+eq=amp&q?hash#", "~|{}[]^`", "*<>:", "'"]
+    # None with a backslash, which Azure takes for a slash: names of tables have it encoded.
+    names = ['a b/ü "q" %41', "plus+eq=amp&q?hash#", "~|{}[]^`", "*<>:", "'"]
     for name in names:
         storage.create(folder / name, name.encode())
         assert storage.read(folder / name) == name.encode()
