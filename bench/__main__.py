@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench import copies, day, inprogress, latency, scale, sensor, streams
+from bench import bucket, copies, day, inprogress, latency, scale, sensor, streams
 from bench.plot import draw, draw_curves
 from bench.record import Record
 from bench.source import WORKLOADS
@@ -30,7 +30,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description="Rates side by side with PostgreSQL's own tools")
     parser.add_argument("--scale", type=float, default=1.0, help="of the workloads' sizes")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--workloads", default="W1,W2,W3,W4", help="and W6: in progress; L: latency; S1 to S6: growth")
+    parser.add_argument(
+        "--workloads", default="W1,W2,W3,W4", help="and W6: in progress; B: in a bucket; L: latency; S1 to S6: growth"
+    )
     parser.add_argument("--seconds", type=float, default=120, help="of latency")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     args = parser.parse_args()
@@ -45,6 +47,9 @@ def main() -> None:
         target = EmbeddedServer(folder / "target", settings=SERVER)
         with source, target:
             rates(record, chosen, args.repeat, source, target, spark, folder)
+            if bucket.WORKLOAD in chosen:
+                with bucket.bucket() as url:
+                    bucket.Buckets(source, spark, folder, record, url).turns(args.repeat, args.seconds)
             if "L" in chosen:
                 latency.Latency(source, spark, folder, record).two_tables(args.seconds)
                 latency.Latency(source, spark, folder, record).whole_shop(args.seconds)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from pyspark.sql import SparkSession
@@ -28,7 +29,7 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.store.local import path_of
+from pgcdc_assets.store import storage
 
 ROWS_PER_SECOND = 1000
 _EACH = 20
@@ -55,10 +56,11 @@ class Latency:
     folder: Path
     record: Record
 
-    def two_tables(self, seconds: float) -> None:
-        """1,000 rows a second over two tables: updates of one, inserts into the other."""
+    def two_tables(self, seconds: float, **given: Any) -> None:
+        """1,000 rows a second over two tables: updates of one, inserts into the other. ``given``: settings."""
+        what = "commit → visible, 2 tables" + (", in a bucket" if given else "")
         with database(self.server, "latency", ("accounts", "history")) as conninfo:
-            self._measure("commit → visible, 2 tables", conninfo, lambda stop: steady(conninfo, stop), seconds, MARK)
+            self._measure(what, conninfo, lambda stop: steady(conninfo, stop), seconds, MARK, **given)
 
     def whole_shop(self, seconds: float) -> None:
         """All tables of the sample shop under its own traffic of 200 transactions, some 1,000 rows, a second."""
@@ -77,10 +79,11 @@ class Latency:
                           "INSERT INTO events (kind, payload) VALUES ('mark', '{}')")  # fmt: skip
 
     def _measure(
-        self, what: str, conninfo: str, load: Callable[[threading.Event], None], seconds: float, statement: str
-    ) -> None:
+        self, what: str, conninfo: str, load: Callable[[threading.Event], None], seconds: float, statement: str,
+        **given: Any,
+    ) -> None:  # fmt: skip
         name = conninfo.rsplit("=", 1)[-1]
-        with project(self.folder / name, conninfo, f"{name}_main") as settings:
+        with project(self.folder / name, conninfo, f"{name}_main", **given) as settings:
             ours = engine(settings, self.spark)
             ours.sync(Bounds())
             ends = Bounds(follow=True)
@@ -120,10 +123,12 @@ def log_commits(settings: Settings) -> list[tuple[Lsn, float]]:
     """The position of each commit of the receiver, and the time when it was made."""
     log = ChangeLog(settings.layout).open()
     app_id, found = log.identity.app_id(), []
-    for path in (Path(path_of(log.path)) / "_delta_log").glob("*.json"):
-        actions = [json.loads(line) for line in path.read_text().splitlines()]
-        moved = [action["txn"]["version"] for action in actions if action.get("txn", {}).get("appId") == app_id]
-        found += [(Lsn(version), path.stat().st_mtime) for version in moved]
+    folder = log.path / "_delta_log"
+    for entry in storage.list_after(folder):
+        if entry.name.endswith(".json"):
+            actions = [json.loads(line) for line in storage.read(folder / entry.name).splitlines()]
+            moved = [action["txn"]["version"] for action in actions if action.get("txn", {}).get("appId") == app_id]
+            found += [(Lsn(version), entry.written) for version in moved]
     return sorted(found)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
@@ -28,7 +27,7 @@ from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.slot.slotstatus import identity
-from pgcdc_assets.store.local import path_of
+from pgcdc_assets.store import storage
 
 FLOOR = "pg_recvlogical to nothing"
 CROWDED = "pg_recvlogical, a core busy"
@@ -95,21 +94,9 @@ class Streams:
         commit. ``streaming``: whether transactions in progress are asked for, too."""
         what = "receive, SQL functions" if drain_bytes == 1 else "receive, stream"
         what += "" if streaming else ", streaming off"
-        layout = Layout.of(Path.cwd() / slot)
-        log = empty_log(layout, conninfo, slot)
-        receiver = ReceiverProcess(conninfo, layout, (PUBLICATION,), batch_bytes=32 << 20, batch_seconds=1,
-                                   drain_bytes=drain_bytes, streaming=streaming)  # fmt: skip
-        with usage(self.server) as used:
-            spawned = time.monotonic()
-            receiver.start()
-            receiver.until(end)
-            started = _until(receiver, "started")
-            seconds = _until(receiver, "arrived") - started
-            receiver.join(SECONDS)
-        size = sum(batch.bytes for batch in ChangeLog(layout).open().batches(log.start))
-        shutil.rmtree(path_of(layout.root))
-        self.record.add(Run(workload.name, what, seconds, rows, size, used.cpu, used.peak,
-                            {"start-up s": started - spawned}))  # fmt: skip
+        found = receive(self.server, workload.name, conninfo, Layout.of(Path.cwd() / slot), slot, end, drain_bytes,
+                        streaming=streaming)  # fmt: skip
+        self.record.add(replace(found, what=what, rows=rows))
 
     def _end_to_end(self, workload: Workload, settings: Settings, end: Lsn, rows: int) -> None:
         """Measure the whole path, from the call that starts to receive to the last consistent point; Spark is warm."""
@@ -145,6 +132,26 @@ class Streams:
         run(subscriber, f"ALTER SUBSCRIPTION {slot} DISABLE", f"ALTER SUBSCRIPTION {slot} SET (slot_name = NONE)",
             f"DROP SUBSCRIPTION {slot}")  # fmt: skip
         self.record.add(Run(workload.name, "native subscription", seconds, rows, 0, used.cpu, used.peak))
+
+
+def receive(
+    server: EmbeddedServer, workload: str, conninfo: str, layout: Layout, slot: str, end: Lsn, drain_bytes: int, *,
+    streaming: bool = True,
+) -> Run:  # fmt: skip
+    """Measure our receiver, into a log of its own that is deleted then."""
+    log = empty_log(layout, conninfo, slot)
+    receiver = ReceiverProcess(conninfo, layout, (PUBLICATION,), batch_bytes=32 << 20, batch_seconds=1,
+                               drain_bytes=drain_bytes, streaming=streaming)  # fmt: skip
+    with usage(server) as used:
+        spawned = time.monotonic()
+        receiver.start()
+        receiver.until(end)
+        started = _until(receiver, "started")
+        seconds = _until(receiver, "arrived") - started
+        receiver.join(SECONDS)
+    size = sum(batch.bytes for batch in ChangeLog(layout).open().batches(log.start))
+    storage.delete_folder(layout.root)
+    return Run(workload, "receive", seconds, 0, size, used.cpu, used.peak, {"start-up s": started - spawned})
 
 
 class Clock(Silent):
