@@ -188,8 +188,11 @@ class Committed:
 class BatchWriter:
     """Segments and commits, in the order of the calls; all of them run in one thread."""
 
-    def __init__(self, path: Location, identity: Identity, timeline: int, relations: Relations) -> None:
-        self._log = LogWriter(path, identity)
+    def __init__(
+        self, path: Location, identity: Identity, timeline: int, relations: Relations, leader: int | None = None
+    ) -> None:
+        """``leader``: see :class:`LogWriter`."""
+        self._log = LogWriter(path, identity, leader)
         self._prepared = PreparedFolder(path)
         self._spill = SpillFolder(path, self._prepared)
         self._spill.clear()

@@ -87,13 +87,16 @@ def newest_of(table: DeltaLog) -> DeltaVersion:
 class LogWriter:
     """The one handle that commits. Used from one thread."""
 
-    def __init__(self, path: Location, identity: Identity) -> None:
+    def __init__(self, path: Location, identity: Identity, leader: int | None = None) -> None:
+        """``leader``: the last one that the log knew of (:attr:`ChangeLog.leader`) when ours had the lake. LogConflict
+        where there has been another since."""
         self._path = path
         self._identity = identity
         # Without the list of files, so that the receiver's memory does not grow with the log.
         self._table = DeltaLog(path, with_files=False)
         version = newest_of(self._table)
-        self._leader = version.positions.get(LEADER)
+        self._leader = leader
+        self._refuse_others(version)
         # A process that was killed between its last commit and the fsync left the fsync to us.
         storage.settle([path / DELTA_LOG / commit_name(version.number)])
         if version.configuration[FORMAT] in _FORMER_FORMATS:
@@ -116,8 +119,7 @@ class LogWriter:
             version = newest_of(self._table)
             if (stands := self._position(version)) != start:
                 raise LogConflict(f"stands at {stands}, not at {start} where this batch begins", thing=str(self._path))
-            if version.positions.get(LEADER) != self._leader:
-                raise LogConflict("has another writer, who found this one silent", thing=str(self._path), lsn=start)
+            self._refuse_others(version)
             passed(FaultPoint.BATCH_COMMITTING)
             try:
                 replace_files(version, (), files, self._positions(version, end, timeline), optional=OPTIONAL)
@@ -132,6 +134,11 @@ class LogWriter:
         # Also syncs the name of a commit that a compaction made meanwhile: this commit builds on it.
         settle([self._path])
         passed(FaultPoint.BATCH_DURABLE)
+
+    def _refuse_others(self, version: DeltaVersion) -> None:
+        if version.positions.get(LEADER) != self._leader:
+            stands = self._position(version)
+            raise LogConflict("has another writer, who found this one silent", thing=str(self._path), lsn=stands)
 
     def _position(self, version: DeltaVersion) -> Lsn:
         return Lsn(version.positions.get(self._identity.app_id(), 0))

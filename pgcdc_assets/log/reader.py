@@ -20,6 +20,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.commit import LEADER
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import LogCorrupt, SetupNeeded
 from pgcdc_assets.log.commit import check_file, create_log, newest_of, start_app_id, timeline_app_id
@@ -120,6 +121,11 @@ class ChangeLog:
     def position(self) -> Lsn:
         """``transform_lsn``: every transaction that ends at or below it is durable here."""
         return Lsn(self.version().positions.get(self.identity.app_id(), 0))
+
+    @property
+    def leader(self) -> int | None:
+        """The last leader that took the lake from one who had fallen silent; None if there was none, or no log."""
+        return self.version().positions.get(LEADER) if self.exists else None
 
     @property
     def timeline(self) -> int:

@@ -39,7 +39,10 @@ def test_the_receiver_of_another_leader_is_refused(layout: Layout) -> None:
     assert ChangeLog(layout).position() == 200, "nothing that is durable is lost"
     with pytest.raises(LogConflict, match="another writer, who found this one silent"):
         before.commit(Lsn(200), Lsn(300), 1, [])
-    after = LogWriter(layout.change_log, WHO)
+    with pytest.raises(LogConflict, match="another writer"):
+        # Connecting again makes nobody the leader.
+        LogWriter(layout.change_log, WHO)
+    after = LogWriter(layout.change_log, WHO, ChangeLog(layout).leader)
     after.commit(Lsn(200), Lsn(250), 1, [])
     shut_out(layout, 9)
     with pytest.raises(LogConflict):

@@ -9,15 +9,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import IO
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.fallback import FALLBACK_SECONDS
 from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName, Order, OrderName, ReceiverSettings, heard
 from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
+from pgcdc_assets.store import storage
 
 _ALLOCATION = {
     # One malloc arena and returned pages, for all of Python, libpq and Arrow: measured on one transaction
@@ -42,6 +45,7 @@ class ReceiverProcess:
         streaming: bool = True, two_phase: bool = False, segment_bytes: int = SEGMENT_BYTES,
         fallback_seconds: float = FALLBACK_SECONDS,
     ) -> None:  # fmt: skip
+        self._layout = layout
         self._settings = ReceiverSettings(
             conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, replication_connections,
             highest, published, tuple(messages), origin, streaming, two_phase, segment_bytes,
@@ -55,7 +59,10 @@ class ReceiverProcess:
         self._stopped = False
 
     def start(self) -> None:
-        """Start it; problems come with :meth:`events`."""
+        """Start it; problems come with :meth:`events`. LeaseLost if another may have taken the lake."""
+        leader = ChangeLog(self._layout).leader
+        # It was read in our time, then, and will refuse the receiver of a parent that sleeps through that of another.
+        storage.assure(self._layout.root)
         # A session of its own: a terminal's interrupt is for us alone, and we stop it at a boundary.
         self._child = subprocess.Popen(
             [sys.executable, "-m", "pgcdc_assets.log.receive.process"],
@@ -63,7 +70,7 @@ class ReceiverProcess:
         )  # fmt: skip
         assert self._child.stdout is not None
         threading.Thread(target=self._read, args=(self._child.stdout,), name="receiver-events", daemon=True).start()
-        self._send(self._settings.to_line())
+        self._send(replace(self._settings, leader=leader).to_line())
 
     @property
     def pid(self) -> int | None:

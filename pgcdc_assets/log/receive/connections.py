@@ -97,7 +97,8 @@ class Receiving:
             start_lsn = overlap.start if overlap and overlap.start < position else None
             try:
                 frames, floor = begin(asked, stream, position, start_lsn=start_lsn, drain_bytes=settings.drain_bytes)
-                writer = BatchWriter(log.path, identity, source.timeline, relations := Relations())
+                relations = Relations()
+                writer = BatchWriter(log.path, identity, source.timeline, relations, settings.leader)
                 if source.timeline != timeline:
                     # The fork has been checked. What is copied from now on lies beyond it.
                     writer.advance(position)

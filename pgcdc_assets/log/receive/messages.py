@@ -47,6 +47,8 @@ class ReceiverSettings:
     with the libraries' own footprint stays well below 300 MB."""
     fallback_seconds: float = FALLBACK_SECONDS
     """How long transactions are received whole after the server could not decode one in progress."""
+    leader: int | None = None
+    """The last leader that the log knew of when this receiver's had the lake."""
 
     def to_line(self) -> bytes:
         return _line(asdict(self))
