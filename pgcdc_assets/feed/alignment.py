@@ -89,9 +89,8 @@ def _ways(columns: Sequence[ShapeColumn], candidates: Sequence[_Candidate]) -> l
         for count, column in enumerate(columns):
             if ways[count] and one.fits(column):
                 taken[count + 1] = [(*way, one.attnum) for way in ways[count]]
-        for count in range(len(columns) + 1):
-            left_out = [] if one.before_others else ways[count]
-            taken[count] = _two(taken[count] + left_out)
+        if not one.before_others:
+            taken = [_two(new + old) if new and old else new or old for new, old in zip(taken, ways, strict=True)]
         ways = taken
     return _two(ended + ways[len(columns)])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.source.catalog.look import CatalogLook
+from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import connect
 from tests.fix_postgres import Database
 
@@ -59,3 +60,15 @@ def test_it_stands_whatever_else_is_done(database: Database) -> None:
                       "ALTER TABLE other ADD y int", "DROP TABLE other", "CREATE VIEW v AS SELECT 1"):  # fmt: skip
             user.execute(other.encode())
         assert look.stands(conn)
+
+
+def test_its_files_and_its_columns_are_of_one_moment(database: Database) -> None:
+    """New files beside the columns of before would pass for those of a TRUNCATE, and the rewrite would go unseen."""
+    with connect(database.conninfo) as conn, database.connect() as user:
+        user.execute(START)
+        with conn.transaction():
+            conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            before = read_tables(conn, ["p"])
+            user.execute("ALTER TABLE t ALTER n TYPE int USING n + 1")
+            assert read_tables(conn, ["p"]) == before
+        assert read_tables(conn, ["p"]) != before

@@ -28,9 +28,11 @@ from pgcdc_assets.source.catalog.published import (
 )
 from pgcdc_assets.source.catalog.typeparts import TypeParts
 
+# Not by pg_relation_filenode(), which answers as of now under any snapshot: the new files of an ALTER TABLE would stand
+# beside the columns of before, as those of a TRUNCATE do.
 _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
-       pg_catalog.pg_relation_filenode(c.oid), c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
+       c.relfilenode, c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
        CASE WHEN c.relispartition THEN nullif(pg_catalog.pg_partition_root(c.oid)::oid, c.oid) END,
        c.relpersistence = 'u'
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
