@@ -36,7 +36,9 @@ class RecordingEngine:
         self._observer = observer
         self._command = command
 
-    def sync(self, bounds: Bounds, *, copy_anew: Sequence[TableName] = ()) -> SyncReport:
+    def sync(
+        self, bounds: Bounds, *, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = ()
+    ) -> SyncReport:  # fmt: skip
         script = self._script
         script.asked.append(("sync", self._command, bounds, tuple(copy_anew), self._observer.known_ranges()))
         self._observer.progress("receive", "began", lsn="0/10")

@@ -66,6 +66,7 @@ _TURNS = (
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_every_row_of_every_turn_is_accounted_for(rig: Rig) -> None:
+    rig.settings = rig.settings.model_copy(update={"schema_changes": "set_aside"})
     rig.conn.execute("CREATE TABLE k (id int PRIMARY KEY, v int); INSERT INTO k VALUES (1, 1), (2, 2)")
     rig.conn.execute(_PARTITIONED.encode())
     rig.setup()
