@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from bench import copies, inprogress, streams
+from bench import bucket, copies, inprogress, streams
+from bench.bucket import Buckets
 from bench.day import Day
 from bench.latency import Latency
 from bench.plot import draw, draw_curves
@@ -37,8 +38,8 @@ def test_rates_are_measured_side_by_side(
     draw(record, tmp_path / "rates.svg")
     kept = json.loads((tmp_path / "runs.json").read_text())["runs"]
     assert {run["what"] for run in kept if run["workload"] == "W1"} == {
-        streams.FLOOR, streams.CROWDED, "receive, stream", "receive, SQL functions", "end to end",
-        "native subscription",
+        streams.FLOOR, streams.CROWDED, "receive, stream", "receive, stream, streaming off", "receive, SQL functions",
+        "end to end", "native subscription",
     }  # fmt: skip
     assert all(run["rows"] == 400 for run in kept if run["workload"] == "W1")
     assert all(run["seconds"] > 0 for run in kept)
@@ -46,6 +47,16 @@ def test_rates_are_measured_side_by_side(
     assert record.ratio("W4", "snapshot copy") is not None
     assert "</svg>" in (tmp_path / "rates.svg").read_text()
     assert any("receiver" in run["peak"] for run in kept)
+
+
+@pytest.mark.long
+def test_a_bucket_beside_a_folder(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, s3: str) -> None:
+    record = Record(0.001, {})
+    Buckets(server, spark, tmp_path, record, s3).turns(1, 3)
+    assert {run.what for run in record.runs if run.workload == bucket.WORKLOAD} == {
+        f"{name}: {what}, {place}" for name in ("W1", "W2") for what in ("receive", "end to end")
+        for place in bucket.PLACES
+    }  # fmt: skip
 
 
 @pytest.mark.long

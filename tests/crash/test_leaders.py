@@ -32,6 +32,8 @@ from tests.fix_postgres import fresh_database
 logger = logging.getLogger(__name__)
 
 _SHORT = """
+import faulthandler, signal
+faulthandler.register(signal.SIGUSR1)
 from pgcdc_assets.store import chainlease
 chainlease.TTL, chainlease.RENEWED, chainlease._MARGIN = 12.0, 2.0, 0.5
 """
@@ -88,6 +90,8 @@ class Leaders(ByProcess):
             try:
                 return process.wait(SECONDS / 3)
             except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGUSR1)
+                wait_until(lambda: "most recent call first" in path.read_text(), 10)
                 at_work = self.conn.execute("SELECT application_name, state, wait_event, query FROM pg_stat_activity")
                 raise AssertionError(f"the successor hangs\n{path.read_text()}\n{at_work.fetchall()}") from None
             finally:
