@@ -124,6 +124,31 @@ def test_a_segment_with_a_rollback_is_derived_again(rig: Rig, spy: Spy) -> None:
     rig.assert_equal()
 
 
+def test_rows_that_are_rolled_back_are_not_taken(rig: Rig, spy: Spy) -> None:  # noqa: F811
+    """Of the segment that holds them, others are in the log: nothing of the task is missing there."""
+    rig.setup()
+    rig.sync()
+    spill = path_of(rig.settings.layout.change_log / SPILL)
+    with following(rig):
+        wait_for(rig.streaming, what="the stream")
+        with transaction(rig, MANY.format(10_001, 10_000 + 2 * SPOOLED)) as other:
+            _flushed(rig)
+            wait_for(lambda: spy.derived() >= 1, what="the first segments, derived")
+            other.execute("SAVEPOINT s")
+            first, spooled, begin = spy.derived(), len(list(spill.iterdir())), 200_001
+            while len(list(spill.iterdir())) == spooled:
+                other.execute(MANY.format(begin, begin + 1_999).encode())
+                begin += 2_000
+                _flushed(rig)
+            wait_for(lambda: spy.derived() > first, what="one more segment, derived")
+            other.execute("ROLLBACK TO s")
+            other.execute("INSERT INTO t (id, v) VALUES (-5, 'last')")
+            at = committed(other)
+        wait_for(lambda: newest(rig).replay_lsn >= at, what="the transaction in the mirror")
+    assert set(spy.taken) == {True, False}
+    rig.assert_equal()
+
+
 def test_a_transaction_that_is_rolled_back_leaves_nothing(rig: Rig, spy: Spy) -> None:  # noqa: F811
     rig.setup()
     rig.sync()
