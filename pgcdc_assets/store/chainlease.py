@@ -220,12 +220,14 @@ class ChainLease(Lease, Guard):
 
 
 @contextmanager
-def held(place: Location, *, guarding: Location | None = None) -> Iterator[ChainLease | None]:
+def held(
+    place: Location, *, guarding: Location | None = None, at_once: bool = False
+) -> Iterator[ChainLease | None]:  # fmt: skip
     """See :func:`pgcdc_assets.store.lease.held`.
 
     If its holder has not been heard of for a while, this waits until it is certain that it will not be.
     """
-    lease = _taken(_chain(place))
+    lease = _taken(_chain(place), at_once=at_once)
     if lease is None:
         yield None
         return
@@ -257,13 +259,15 @@ def silent_for(place: Location) -> float:
     return float("inf") if link is None else chain.age(link)
 
 
-def _taken(chain: Chain) -> ChainLease | None:
-    """The place, once it is free; None if another holds it."""
+def _taken(chain: Chain, *, at_once: bool) -> ChainLease | None:
+    """The place, once it is free; None if another holds it, or may hold it."""
     link, known = chain.look()
     if not (link is None or link.given_back):
         if chain.age(link) < 2 * RENEWED and not link.of_the_dead:
             return None
         number = link.number
+        if at_once and known < TTL:
+            return None
         while known < TTL:
             time.sleep(_WATCH_SECONDS)
             link, known = chain.look()

@@ -9,14 +9,20 @@ from pgcdc_assets.store import chainlease, filelease
 from pgcdc_assets.store.base import Lease
 
 
-def held(place: Location, *, guarding: Location | None = None) -> AbstractContextManager[Lease | None]:
+def held(
+    place: Location, *, guarding: Location | None = None, at_once: bool = False
+) -> AbstractContextManager[Lease | None]:
     """Hold a place during the block; None if another process has it. The text is empty at first, and after the block.
+
+    ``at_once``: None, too, while it is not known yet whether the last holder lives; otherwise this is waited for.
 
     ``guarding``: a folder to which nothing is written from here once it is not sure any more that the place is ours;
     each attempt then raises LeaseLost. A lock of this machine cannot be lost.
     OSError where the place cannot be written.
     """
-    return filelease.held(place) if place.scheme == LOCAL else chainlease.held(place, guarding=guarding)
+    if place.scheme == LOCAL:
+        return filelease.held(place)
+    return chainlease.held(place, guarding=guarding, at_once=at_once)
 
 
 def text_of_holder(place: Location) -> str | None:

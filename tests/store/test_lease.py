@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,6 +141,16 @@ def test_a_writer_whose_clock_stood_still_is_told_by_the_number_that_is_taken(bu
             storage.create(bucket / "next", b"ours")
         with pytest.raises(LeaseLost):
             held.say("here")
+
+
+def test_who_cannot_wait_is_told_at_once(bucket: Location) -> None:
+    with holder(bucket / "lock") as other:
+        other.kill()
+        other.wait()
+        began = time.monotonic()
+        with lease.held(bucket / "lock", at_once=True) as held:
+            assert held is None
+        assert time.monotonic() - began < chainlease.TTL / 2
 
 
 def test_a_number_that_came_and_went_is_not_taken(bucket: Location) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import LeaseLost, StoreFailed
 from pgcdc_assets.log.inprogress import TransactionsInProgress
 from pgcdc_assets.store import lease
 from pgcdc_assets.store.base import Lease
@@ -71,7 +72,7 @@ class Announcement:
 
 
 class Announcer:
-    """The receiver's side, for one connection. A disk that takes no announcement stops nothing."""
+    """The receiver's side, for one connection. A disk or store that takes no announcement stops nothing."""
 
     def __init__(self, layout: Layout) -> None:
         self._place = layout.in_progress
@@ -91,13 +92,14 @@ class Announcer:
     def close(self) -> None:
         """Take it back."""
         self._held = None
-        with suppress(OSError):
+        with suppress(OSError, StoreFailed):
             self._files.close()
 
     def _say(self, what: Announcement | None) -> None:
-        with suppress(OSError):
+        with suppress(OSError, StoreFailed, LeaseLost):
             if self._held is None:
-                self._held = self._files.enter_context(lease.held(self._place))
+                # Nothing is received while this waits.
+                self._held = self._files.enter_context(lease.held(self._place, at_once=True))
             if self._held is not None and what is not None:
                 self._held.say(what.to_line())
                 return
