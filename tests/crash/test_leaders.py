@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,11 +81,17 @@ class Leaders(ByProcess):
         return True
 
     def _succeeded(self) -> int:
-        """How another sync ended: it is refused while the first may only be slow."""
-        path = self.folder / "successor.log"
+        """How another sync ended: it is refused while the first may only be slow.
+
+        It is of another host: nothing but the lake is shared. A command that is stopped may hold the lock of Dagster's
+        SQLite, for one.
+        """
+        path, elsewhere = self.folder / "successor.log", self.folder / "elsewhere"
+        shutil.copytree(self.folder / ".pgcdc", elsewhere / ".pgcdc", dirs_exist_ok=True)
+        shutil.copy(self.folder / "pgcdc.yaml", elsewhere)
         with path.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", self.program, "sync"], cwd=self.folder, env=self.environment(),
+                [sys.executable, "-c", self.program, "sync"], cwd=elsewhere, env=self.environment(),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
             try:
