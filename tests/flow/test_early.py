@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -13,6 +17,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.feed.early import Claim, EarlyFeeds
 from pgcdc_assets.feed.task import Derivation, Derived
 from pgcdc_assets.flow import sentinel
+from pgcdc_assets.log.latefacts import SUBXID
 from pgcdc_assets.log.reader import Segment
 from pgcdc_assets.log.spill import SPILL
 from pgcdc_assets.store.local import path_of
@@ -61,6 +66,22 @@ class Spy:
         """Segments that are derived by now."""
         groups = [group for feeds in self.feeds for group in list(feeds.groups)]
         return sum(len(group.files) for group in groups if group.future is not None and group.future.done())
+
+    def has_derived(self, draft: str) -> bool:
+        groups = [group for feeds in self.feeds for group in list(feeds.groups)]
+        drafts = {file.path.text: group.future for group in groups for file in group.files.values()}
+        future = drafts.get(draft)
+        return future is not None and future.done()
+
+
+def _of_two(spill: Path) -> str:
+    """A spooled segment with rows of the transaction itself and of its savepoint; empty where there is none yet."""
+    for file in spill.iterdir():
+        # It may be under way.
+        with suppress(OSError, pa.ArrowException):
+            if pc.count_distinct(pq.read_table(file, columns=[SUBXID])[SUBXID]).as_py() == 2:
+                return str(file)
+    return ""
 
 
 @pytest.fixture
@@ -111,8 +132,12 @@ def test_a_segment_with_a_rollback_is_derived_again(rig: Rig, spy: Spy) -> None:
             other.execute("SAVEPOINT s")
             other.execute(MANY.format(200_001, 200_000 + 3 * SPOOLED).encode())
             _flushed(rig)
-            # So one holds rows of the second statement alone.
             wait_for(lambda: spy.derived() >= first + 2, what="two more segments, derived")
+            second = spy.derived()
+            other.execute(MANY.format(400_001, 400_000 + 2 * SPOOLED).encode())
+            _flushed(rig)
+            # By a task of its own, of which nothing is going to be left.
+            wait_for(lambda: spy.derived() > second, what="one more segment, derived")
             other.execute("ROLLBACK TO s")
             other.execute("INSERT INTO t (id, v) VALUES (-5, 'last')")
             at = committed(other)
@@ -135,12 +160,12 @@ def test_rows_that_are_rolled_back_are_not_taken(rig: Rig, spy: Spy) -> None:  #
             _flushed(rig)
             wait_for(lambda: spy.derived() >= 1, what="the first segments, derived")
             other.execute("SAVEPOINT s")
-            first, spooled, begin = spy.derived(), len(list(spill.iterdir())), 200_001
-            while len(list(spill.iterdir())) == spooled:
+            begin = 200_001
+            while not (mixed := _of_two(spill)):
                 other.execute(MANY.format(begin, begin + 1_999).encode())
                 begin += 2_000
                 _flushed(rig)
-            wait_for(lambda: spy.derived() > first, what="one more segment, derived")
+            wait_for(lambda: spy.has_derived(mixed), what="the segment with rows of both, derived")
             other.execute("ROLLBACK TO s")
             other.execute("INSERT INTO t (id, v) VALUES (-5, 'last')")
             at = committed(other)
