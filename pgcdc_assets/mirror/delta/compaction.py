@@ -8,7 +8,7 @@ middling size are left to ``pgcdc maintain``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,11 +18,9 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.delta.log import Added
 from pgcdc_assets.failures import of_one_table
-from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, gathered
 
 SMALL_BYTES: Final = 4 << 20
-GROUP_BYTES: Final = 32 << 20
-"""Size in memory of the rows in a row group: many small groups would cost a merge as much as the small files did."""
 
 
 @dataclass(frozen=True)
@@ -80,20 +78,8 @@ def compact_mirror(target: MergeTarget) -> Compacted:
 def compact_file(target: MergeTarget) -> FileReport | None:
     """Write the live rows of the target's files to one file; None if there are none. Runs in a Spark task."""
     with DataFile(target.folder, target.schema) as file:
-        for rows in _gathered(target):
+        for rows in gathered(group.read(target.names).filter(pa.array(group.alive)) for group in target.groups({})):
             file.write(rows.columns)
         report = file.finish()
     passed(FaultPoint.MIRROR_FILES_WRITTEN)
     return report
-
-
-def _gathered(target: MergeTarget) -> Iterator[pa.Table]:
-    """The live rows of the target's files, a row group's worth at a time."""
-    gathered: list[pa.Table] = []
-    for group in target.groups({}):
-        gathered.append(group.read(target.names).filter(pa.array(group.alive)))
-        if sum(rows.nbytes for rows in gathered) >= GROUP_BYTES:
-            yield pa.concat_tables(gathered)
-            gathered = []
-    if gathered:
-        yield pa.concat_tables(gathered)

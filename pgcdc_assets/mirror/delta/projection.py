@@ -5,9 +5,8 @@ Imported by Spark's workers, so it must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,12 +15,9 @@ from pgcdc_assets.core.catalog import Column
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.feed.schema import RAW
-from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, gathered
 from pgcdc_assets.mirror.net.keyed import map_keys, raw_maps, raw_texts
 from pgcdc_assets.protocol.text.typed import typed
-
-GROUP_BYTES: Final = 32 << 20
-"""Size in memory of the rows in a row group of the new files."""
 
 
 @dataclass(frozen=True)
@@ -61,22 +57,11 @@ class Projection:
 def project(work: Projection) -> FileReport | None:
     """Write the rows to one file; None if there are none. Memory is bounded by a row group."""
     with DataFile(work.held.folder, work.files) as file:
-        for rows in _gathered(work):
+        for rows in gathered(_projected(work, group) for group in work.held.groups({})):
             file.write(rows.columns)
         report = file.finish()
     passed(FaultPoint.RESHAPED_FILE_WRITTEN)
     return report
-
-
-def _gathered(work: Projection) -> Iterator[pa.Table]:
-    gathered: list[pa.Table] = []
-    for group in work.held.groups({}):
-        gathered.append(_projected(work, group))
-        if sum(rows.nbytes for rows in gathered) >= GROUP_BYTES:
-            yield pa.concat_tables(gathered)
-            gathered = []
-    if gathered:
-        yield pa.concat_tables(gathered)
 
 
 def _projected(work: Projection, group: RowGroup) -> pa.Table:

@@ -6,9 +6,9 @@ Imported by Spark's workers, so it must not import Spark.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.delta.log import Added
 from pgcdc_assets.delta.vectors import kept, read_vector
 from pgcdc_assets.failures import unreadable
+
+GROUP_BYTES: Final = 32 << 20
+"""Size in memory of the rows in a row group: many small groups would cost a merge as much as small files do."""
 
 WantedKeys = Mapping[str, NDArray[Any]]
 """Wanted values, ascending, by the column's name in the feed. Integers and texts only: other types prune nothing."""
@@ -141,3 +144,15 @@ def _width(type_: pa.DataType) -> int:
     if not pa.types.is_nested(type_):
         return 1
     return sum(_width(type_.field(number).type) for number in range(type_.num_fields))
+
+
+def gathered(groups: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The rows of row groups for a new file, small ones together, a row group's worth at a time."""
+    held: list[pa.Table] = []
+    for group in groups:
+        held.append(group)
+        if sum(rows.nbytes for rows in held) >= GROUP_BYTES:
+            yield pa.concat_tables(held)
+            held = []
+    if held:
+        yield pa.concat_tables(held)
