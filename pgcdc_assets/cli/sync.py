@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,14 +43,7 @@ def follow(receive_only: bool) -> int:
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def snapshot(tables: tuple[TableName, ...]) -> int:
     """Copy tables anew; the stream and the other tables go on. A running sync is asked to do it."""
-    from pgcdc_assets.cli.jobs import project_settings, refuse_unknown
-
-    project_settings()
-    refuse_unknown(tables)
-    names = [str(table) for table in tables]
-    report = _synced(f"snapshot {' '.join(names)}", copy_anew=names)
-    _print_sync(report, False)
-    return _code(report)
+    return _for_tables("snapshot", "copy_anew", tables)
 
 
 @click.command()
@@ -57,14 +51,7 @@ def snapshot(tables: tuple[TableName, ...]) -> int:
 def heal(tables: tuple[TableName, ...]) -> int:
     """Follow tables again that were set aside for a reason that has gone, from the change log: nothing is copied. A
     running sync is asked to do it."""
-    from pgcdc_assets.cli.jobs import project_settings, refuse_unknown
-
-    project_settings()
-    refuse_unknown(tables)
-    names = [str(table) for table in tables]
-    report = _synced(f"heal {' '.join(names)}", heal=names)
-    _print_sync(report, False)
-    return _code(report)
+    return _for_tables("heal", "heal", tables)
 
 
 @click.command()
@@ -85,6 +72,18 @@ def repair(table: TableName, span: LsnRange) -> int:
         changed = (turn.inserted, turn.updated, turn.deleted) if turn else (0, 0, 0)
         say("{}: range {}: {} rows inserted, {} updated, {} deleted".format(table, report.span, *changed))
     return 0
+
+
+def _for_tables(command: str, wish: str, tables: Sequence[TableName]) -> int:
+    """A sync that does this for tables of the project."""
+    from pgcdc_assets.cli.jobs import project_settings, refuse_unknown
+
+    project_settings()
+    refuse_unknown(tables)
+    names = [str(table) for table in tables]
+    report = _synced(f"{command} {' '.join(names)}", **{wish: names})
+    _print_sync(report, False)
+    return _code(report)
 
 
 def _synced(command: str, **config: Any) -> SyncReport:
