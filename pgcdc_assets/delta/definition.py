@@ -24,7 +24,7 @@ from pgcdc_assets.delta.commit import (
     transactions,
 )
 from pgcdc_assets.delta.datafile import FileReport, check_files
-from pgcdc_assets.delta.log import Added, DeltaVersion
+from pgcdc_assets.delta.log import Added, DeltaVersion, file_key
 from pgcdc_assets.delta.logfiles import Action
 from pgcdc_assets.delta.mapping import Columns, is_mapped
 from pgcdc_assets.store import storage
@@ -119,6 +119,39 @@ def replace_table(
         *({"remove": removal(file, now)} for file in table.files),
         *({"add": addition(report, now)} for report in files),
     ])  # fmt: skip
+
+
+def continue_table(
+    table: DeltaVersion, held: DeltaVersion, positions: Mapping[str, int], configuration: Mapping[str, str]
+) -> int:  # fmt: skip
+    """Give the table the columns and rows of another one, in place of all that it has, on top of this version; returns
+    the new one.
+
+    The other's files are in the table's folder already, under the names that they have there.
+    """
+    for version in (table, held):
+        refuse_features(version, vectors=True)
+    now = now_ms()
+    before, after = ({file_key(file.action): file for file in version.files} for version in (table, held))
+    gone = [before[key] for key in before.keys() - after.keys()]
+    come = [after[key] for key in after.keys() - before.keys()]
+    metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(come)}
+    metadata = {**table.metadata, "schemaString": held.metadata["schemaString"], "configuration": dict(configuration)}
+    return append_commit(table, [
+        {"commitInfo": commit_info(now, "CLONE", metrics)},
+        {"protocol": _joined(table.protocol, held.protocol)},
+        {"metaData": metadata},
+        *transactions(positions, now),
+        *({"remove": removal(file, now)} for file in gone),
+        *({"add": {**file.action, "dataChange": True}} for file in come),
+    ])  # fmt: skip
+
+
+def _joined(one: Action, other: Action) -> Action:
+    """A protocol with the features of both, which list theirs."""
+    features = ("readerFeatures", "writerFeatures")
+    versions = {name: max(one[name], other[name]) for name in ("minReaderVersion", "minWriterVersion")}
+    return {**versions, **{name: sorted({*one.get(name, ()), *other.get(name, ())}) for name in features}}
 
 
 def _protocol(schema: str, properties: Mapping[str, str], has: Action) -> Action:

@@ -12,12 +12,14 @@ messages    the feed of logical messages within a run
 early       has transactions in progress derived
 closing     closes the ranges of a run          copies      its snapshot copies, round after round
 copying     one round of them, in its thread
-progress    where each table stands             naming      the position from which on it has its name
+progress    where all tables stand              standing    what the lake says of one
+naming      the position from which on a table has its name
 accounting  counts rows that no mirror takes
 drift       compares tables with the catalog    backfill    derives, applies and repairs ranges by hand
 maintenance deletes what nobody needs           thinning    deletes old points while a run goes on
 restructuring  follows tables whose structure has changed
-reshaping   changes of mirrors for that, in a thread of their own
+renaming    lets mirrors go on under the new names of their tables
+reshaping   changes of mirrors for both, in a thread of their own
 recovering  repairs what a power cut left       outcomes    how the last operations ended
 sentinel    what an operator tells the runs
 lock, hold, requests, asking, serving, plain                work with other processes

@@ -10,8 +10,9 @@ from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import EmptyPublication
-from pgcdc_assets.flow.progress import TableProgress
+from pgcdc_assets.flow.renaming import rename
 from pgcdc_assets.flow.restructuring import restructure
+from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.savedcatalog import save_catalog
@@ -41,6 +42,11 @@ def watch(
     since = work.log.position if now is None else now
     for entry in [*work.progress.followed(), *work.progress.set_aside()]:
         _compare(work, entry, shown.get(entry.table.name), since, paused)
+    for entry in work.progress.renamed_tables():
+        if copy := _first(table_changes(entry.table, shown.get(entry.table.name)), Remedy.COPY):
+            work.progress.must_copy(copy.table, work.log.position(), copy.what)
+        elif not (paused or entry.reshaping):
+            rename(work, entry)
     if not paused:
         work.restructured.clear()
 

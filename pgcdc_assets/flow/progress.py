@@ -6,9 +6,8 @@ copy and turn, so that quiet tables cost nothing per turn.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
@@ -20,25 +19,10 @@ from pgcdc_assets.errors import LakeError, NotRepairable, UnknownTable, UsageErr
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.flow.naming import Naming
-from pgcdc_assets.mirror.target import Generation, Target
+from pgcdc_assets.flow.standing import Standing, TableProgress
+from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.points.points import ConsistentPoints, Point
-from pgcdc_assets.points.states import StateRow, TableStates
-
-
-@dataclass(frozen=True)
-class TableProgress:
-    table: Table
-    """The table as it was at its copy, plus the columns that appeared since."""
-    state: TableState
-    replay_lsn: Lsn = ZERO
-    """The effective position: what lies below it is applied, or known to hold nothing for this table."""
-    version: int = -1
-    reason: str | None = None
-    """Why the table was set aside or waits; if it is followed, how another writer changed rows of its mirror."""
-    refused: bool = False
-    """Set aside because it cannot be mirrored at all: no copy brings it back."""
-    reshaping: bool = False
-    """Its mirror's structure is being changed: nothing is applied to it, and no copy begins, before that has ended."""
+from pgcdc_assets.points.states import TableStates
 
 
 class TablesProgress:
@@ -47,53 +31,15 @@ class TablesProgress:
 
     def __init__(self, layout: Layout, catalog: Catalog, target: Target, log_began: Lsn, log_start: Lsn) -> None:
         self._target = target
-        self._log_began = log_began
-        self._log_start = log_start
         self.states = TableStates(layout)
-        self._writing = threading.Lock()
-        """States are set by the run's thread and by that of its copies."""
+        self._standing = Standing(target, self.states, log_began, log_start)
         self.points = ConsistentPoints(layout)
         rows = self.states.all()
         self.recovered = target.recover(rows)
         """Names of the files, by place, that a power cut left torn in the mirrors, and that were put aside."""
-        self._tables = {table.name: self._load(table, rows.get(table.name)) for table in catalog.tables}
-        self.naming = Naming(self._left_behind())
+        self._tables = {table.name: self._standing.load(table, rows) for table in catalog.tables}
+        self.naming = Naming(self._left_behind() | {entry.table.name for entry in self.renamed_tables()})
         self._note_changed()
-
-    def _load(self, table: Table, row: StateRow | None) -> TableProgress:
-        """The state of a table; set aside if its mirror cannot be read."""
-        try:
-            return self._stands(table, row)
-        except Exception as error:
-            if (failure := of_one_table(error)) is None:
-                raise
-        if row is None or row.state is not TableState.SET_ASIDE or row.table is None:
-            self._set(table, TableState.SET_ASIDE, ZERO if row is None else row.lsn, failure)
-        return TableProgress(table, TableState.SET_ASIDE, reason=failure)
-
-    def _stands(self, table: Table, row: StateRow | None) -> TableProgress:
-        if (reason := self._target.refusal(table)) is not None:
-            return TableProgress(table, TableState.SET_ASIDE, reason=reason, refused=True)
-        held = self._target.standing(table.name)
-        if row is None or row.table is None or held is None or row.table.oid != table.oid:
-            return TableProgress(table, TableState.WAITING)
-        if row.state is TableState.COPYING and held.snapshot_lsn < row.lsn:
-            return TableProgress(table, TableState.WAITING)
-        shape = self._as_followed(row, row.table, held)
-        if row.state is TableState.SET_ASIDE:
-            return TableProgress(shape, row.state, held.replay_lsn, held.version, row.reason)
-        if held.snapshot_lsn < self._log_began or held.replay_lsn < self._log_start:
-            # The table was copied under an earlier log, which this one need not continue, or was away while the log
-            # was cut.
-            return TableProgress(table, TableState.WAITING)
-        return TableProgress(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason)
-
-    def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
-        """The table as the mirror's rows have it: a run may have died right after changing the structure."""
-        if held.followed is None or not _newer(held.followed, noted):
-            return noted
-        self._set(held.followed, row.state, row.lsn, row.reason)
-        return held.followed
 
     def __contains__(self, name: TableName) -> bool:
         return name in self._tables
@@ -110,7 +56,11 @@ class TablesProgress:
     def waiting(self) -> list[Table]:
         """Tables to be copied, in the catalog's order."""
         return [entry.table for entry in self._tables.values()
-                if entry.state is TableState.WAITING and not entry.reshaping]  # fmt: skip
+                if entry.state is TableState.WAITING and not entry.reshaping and entry.former is None]  # fmt: skip
+
+    def renamed_tables(self) -> list[TableProgress]:
+        """Tables whose mirrors stand under former names so far."""
+        return [entry for entry in self._tables.values() if entry.former is not None]
 
     def followed(self) -> list[TableProgress]:
         return [entry for entry in self._tables.values() if entry.state.readable]
@@ -172,7 +122,7 @@ class TablesProgress:
 
     def log_cut(self, start: Lsn) -> None:
         """Note where the log begins now: a mirror below, found again, can no longer be followed."""
-        self._log_start = start
+        self._standing.log_start = start
 
     @property
     def _newest_names(self) -> set[TableName]:
@@ -193,8 +143,9 @@ class TablesProgress:
 
     def request_copy(self, tables: Sequence[TableName]) -> None:
         """Have the next copy include these tables again."""
-        waiting = {name: replace(self[name], state=TableState.WAITING, reason=None, refused=False) for name in tables}
-        self._tables |= waiting
+        for name in tables:
+            entry = replace(self[name], state=TableState.WAITING, reason=None, refused=False, former=None)
+            self._tables[name] = entry
 
     def heal(self, tables: Sequence[TableName]) -> None:
         """Follow tables again that were set aside, from where their mirrors stand: the log has held their changes.
@@ -204,7 +155,7 @@ class TablesProgress:
         """
         healed = {name: self._healed(self[name]) for name in tables}
         for name, entry in healed.items():
-            self._set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
+            self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
             self._tables[name] = entry
             self.naming.found(name)
 
@@ -216,8 +167,8 @@ class TablesProgress:
         held, copied_anew = self._target.standing(name), f"copy it anew: `pgcdc snapshot {name.shell}`"
         if held is None:
             raise NotRepairable("has no copy", thing=f"mirror {name}", do=copied_anew)
-        if held.snapshot_lsn < self._log_began or held.replay_lsn < self._log_start:
-            what = f"stands at {held.replay_lsn}, and the log begins at {max(self._log_began, self._log_start)}"
+        if not self._standing.in_log(held):
+            what = f"stands at {held.replay_lsn}, and the log begins at {self._standing.log_begins}"
             raise NotRepairable(what, thing=f"mirror {name}", lsn=held.replay_lsn, do=copied_anew)
         return replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=held.version,
                        reason=None)  # fmt: skip
@@ -226,13 +177,12 @@ class TablesProgress:
         """Have the table copied again, in this run or another: its mirror is wrong from ``lsn`` on at the latest."""
         entry = self[name]
         # An LSN above the copy that the mirror holds: a run that finds this state takes it for a copy that never came.
-        self._set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
-        self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False)
+        self.states.set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
+        self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False, former=None)
 
     def copying(self, tables: Iterable[Table], consistent_point: Lsn) -> None:
         copied = list(tables)
-        with self._writing:
-            self.states.set_all(copied, TableState.COPYING, consistent_point)
+        self.states.set_all(copied, TableState.COPYING, consistent_point)
         for table in copied:
             self._tables[table.name] = TableProgress(table, TableState.COPYING, consistent_point)
 
@@ -240,13 +190,13 @@ class TablesProgress:
         """Note that a copy could not read the table, for this reason: it waits for another copy."""
         entry = self._tables.get(name)
         if entry is not None and entry.state is TableState.COPYING:
-            self._set(entry.table, TableState.COPYING, entry.replay_lsn, reason)
+            self.states.set(entry.table, TableState.COPYING, entry.replay_lsn, reason)
             self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False)
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
         """Note that a copy was committed. It is made durable before its state: an older mirror must not pass for it."""
         self._target.settle({table.name: version})
-        self._set(table, TableState.CATCHING_UP, consistent_point)
+        self.states.set(table, TableState.CATCHING_UP, consistent_point)
         self._tables[table.name] = TableProgress(table, TableState.CATCHING_UP, consistent_point, version)
         self.naming.copied(table.name)
 
@@ -254,7 +204,7 @@ class TablesProgress:
         """Set a table's position after a turn; it never goes down."""
         entry = self[name]
         if table is not None and table != entry.table:
-            self._set(table, TableState.CATCHING_UP, replay_lsn, entry.reason)
+            self.states.set(table, TableState.CATCHING_UP, replay_lsn, entry.reason)
         self._tables[name] = replace(
             entry,
             table=table or entry.table,
@@ -274,9 +224,31 @@ class TablesProgress:
         if not entry.state.readable:
             return False
         self._target.settle({table.name: version})
-        self._set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
+        self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
         self._tables[table.name] = replace(entry, table=table, version=version)
         passed(FaultPoint.RESHAPE_RECORDED)
+        return True
+
+    def renamed(self, name: TableName, former: TableName, version: int) -> bool:
+        """Note that the mirror of a table's former name goes on as its own; returns whether the table is followed.
+
+        It is not if the log no longer holds what came since, or if a copy has been asked for meanwhile: then the table
+        waits for that.
+        """
+        entry, held = self[name], self._target.standing(name)
+        self._tables[name] = replace(entry, reshaping=False)
+        if entry.former != former or entry.state is not TableState.WAITING:
+            return False
+        if held is None or not self._standing.in_log(held):
+            self.request_copy([name])
+            return False
+        self._target.settle({name: version})
+        self.states.set(entry.table, TableState.CATCHING_UP, held.replay_lsn, entry.reason)
+        if former not in self._tables:
+            # A crash right before leaves both: then the one that stands higher goes on.
+            self.states.set(replace(entry.table, name=former), TableState.MOVED, held.replay_lsn, f"goes on as {name}")
+        passed(FaultPoint.RENAME_RECORDED)
+        self._tables[name] = TableProgress(entry.table, TableState.CATCHING_UP, held.replay_lsn, version, entry.reason)
         return True
 
     def rest(self, name: TableName, now: Table) -> None:
@@ -285,12 +257,12 @@ class TablesProgress:
         entry = self[name]
         table = replace(entry.table, relfilenode=now.relfilenode, toast=now.toast, column_rows=now.column_rows)
         if table != entry.table:
-            self._set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
+            self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
             self._tables[name] = replace(entry, table=table)
 
     def put_aside(self, name: TableName, lsn: Lsn, reason: str) -> None:
         entry = self[name]
-        self._set(entry.table, TableState.SET_ASIDE, lsn, reason)
+        self.states.set(entry.table, TableState.SET_ASIDE, lsn, reason)
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, reshaping=False)
 
     def refuse(self, table: Table, reason: str) -> None:
@@ -317,13 +289,9 @@ class TablesProgress:
         new = [table for table in published if table.name not in self._tables]
         rows = self.states.all() if new else {}
         for table in new:
-            self._tables[table.name] = self._load(table, rows.get(table.name))
+            self._tables[table.name] = self._standing.load(table, rows)
             self.naming.found(table.name)
         return [table.name for table in new]
-
-    def _set(self, table: Table, state: TableState, lsn: Lsn, reason: str | None = None) -> None:
-        with self._writing:
-            self.states.set(table, state, lsn, reason)
 
     def publish(self, lsn: Lsn, transform_lsn: Lsn, messages: Lsn | None = None) -> bool:
         """Publish a consistent point of all tables that stand exactly at ``lsn``; returns whether it lists every
@@ -382,7 +350,7 @@ class TablesProgress:
         for name, what in self._target.changed.items():
             entry = self._tables.get(name)
             if entry is not None and entry.state.readable and entry.reason is None:
-                self._set(entry.table, TableState.CATCHING_UP, entry.replay_lsn, what)
+                self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn, what)
                 self._tables[name] = replace(entry, reason=what)
 
     def reread_versions(self) -> None:
@@ -402,8 +370,3 @@ def _changes_after(entry: TableProgress, lsn: Lsn) -> bool:
     """Whether the mirror's structure is, or is to be, one that the table may have got only above ``lsn``."""
     lineage = entry.table.lineage
     return entry.reshaping or (lineage is not None and lsn < lineage.since)
-
-
-def _newer(table: Table, than: Table) -> bool:
-    """Whether this is a later structure of the same copy."""
-    return (table.lineage.number if table.lineage else 0) > (than.lineage.number if than.lineage else 0)

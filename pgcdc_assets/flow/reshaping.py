@@ -1,4 +1,4 @@
-"""Changes of structure of mirrors, done beside the turns: those of other tables go on meanwhile."""
+"""Changes of mirrors' structures and names, done beside the turns: those of other tables go on meanwhile."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from functools import partial
 
 from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.mirror.target import Target
 
 
@@ -20,6 +23,8 @@ class Reshaped:
     what: str
     """The change on the source, in words."""
     version: int
+    former: TableName | None = None
+    """The name of the mirror until now, if it is that which has changed."""
     failure: str | None = None
 
 
@@ -27,7 +32,11 @@ class Reshaped:
 class _UnderWay:
     after: Table
     what: str
+    former: TableName | None
     done: Future[int]
+
+    def ended(self, version: int = -1, failure: str | None = None) -> Reshaped:
+        return Reshaped(self.after, self.what, version, self.former, failure)
 
 
 class Reshapes:
@@ -45,18 +54,22 @@ class Reshapes:
 
     def begin(self, before: Table, after: Table, what: str, *, keep_dropped: bool) -> None:
         done = self._pool.submit(self._target.reshape, before, after, keep_dropped=keep_dropped)
-        self._under_way.append(_UnderWay(after, what, done))
+        self._under_way.append(_UnderWay(after, what, None, done))
+
+    def begin_rename(self, entry: TableProgress, former: TableName, what: str) -> None:
+        rename = partial(self._target.rename, former, entry.table.name, entry.version, entry.replay_lsn)
+        self._under_way.append(_UnderWay(entry.table, what, former, self._pool.submit(rename)))
 
     def landed(self) -> Iterator[Reshaped]:
         """Those that have ended since the last call. Raises what concerns more than one table."""
         for one in [one for one in self._under_way if one.done.done()]:
             self._under_way.remove(one)
             try:
-                yield Reshaped(one.after, one.what, one.done.result())
+                yield one.ended(one.done.result())
             except Exception as error:
                 if (failure := of_one_table(error)) is None:
                     raise
-                yield Reshaped(one.after, one.what, -1, failure)
+                yield one.ended(failure=failure)
 
     def give_up(self) -> None:
         """End what is under way, and wait for its end: nothing may commit once the lock is free. What was committed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import Restructured
 from pgcdc_assets.flow.reshaping import Reshaped
+from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.source.catalog.successor import alike, successor
 

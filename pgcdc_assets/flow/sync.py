@@ -9,7 +9,7 @@ from dataclasses import replace
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.table import begin_anew_if_unreadable
-from pgcdc_assets.flow import hold, sentinel
+from pgcdc_assets.flow import hold, renaming, restructuring, sentinel
 from pgcdc_assets.flow.closing import RunRanges
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import (
@@ -27,11 +27,11 @@ from pgcdc_assets.flow.drift import CatalogWatch
 from pgcdc_assets.flow.early import EarlyDerivation
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.messages import messages_at, take_messages
-from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import SyncReport
-from pgcdc_assets.flow.restructuring import land
+from pgcdc_assets.flow.reshaping import Reshaped
 from pgcdc_assets.flow.sentinel import Sentinel
 from pgcdc_assets.flow.serving import Serving
+from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.flow.work import Work
@@ -144,13 +144,18 @@ class Sync:
         moved = False
         for reshaped in self._work.reshapes.landed():
             moved = True
-            if land(self._work, reshaped):
+            if self._landed(reshaped):
                 self._catalog.compare(reshaped.after)
                 self._point.owe()
         if moved and not self._stream.arrived:
             # One of them may wait for a copy by now.
             self._copies.begin()
         return moved
+
+    def _landed(self, reshaped: Reshaped) -> bool:
+        if reshaped.former is None:
+            return restructuring.land(self._work, reshaped)
+        return renaming.land(self._work, reshaped, self._catalog.named)
 
     def _take_landed(self) -> bool:
         moved = False

@@ -11,8 +11,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.transform import transform
-from pgcdc_assets.flow.progress import TableProgress
 from pgcdc_assets.flow.reports import TableTurn
+from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.mirror.target import Applied

@@ -199,6 +199,14 @@ class Target(Protocol):
         them below the change. ``keep_dropped``: a column that was dropped stays, without values in rows to come.
         """
 
+    def rename(self, former: TableName, name: TableName, version: int, position: Lsn) -> int:
+        """Let the mirror of a table that was renamed go on under its new name; returns its version there.
+
+        The rows are not read: they and the columns that ``version`` has at the former name become, in one atomic step,
+        a generation of the new name that was copied at ``position``, in place of whatever was there. The former name
+        keeps what it has, and may hold another table's rows by now.
+        """
+
     # Publish ------------------------------------------------------------------------------------
 
     def settle(self, versions: Mapping[TableName, int]) -> None:

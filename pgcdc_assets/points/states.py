@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -45,10 +46,11 @@ class StateRow:
 
 
 class TableStates:
-    """Reads the ledger again at every call."""
+    """Reads the ledger again at every call. Threads may share it."""
 
     def __init__(self, layout: Layout) -> None:
         self._ledger = Ledger(layout.table_states, SCHEMA)
+        self._writing = Lock()
 
     def all(self) -> dict[TableName, StateRow]:
         """The last row of every table that has one."""
@@ -78,7 +80,8 @@ class TableStates:
             for table in tables
         ]
         if rows:
-            self._ledger.append(rows)
+            with self._writing:
+                self._ledger.append(rows)
             passed(FaultPoint.STATE_WRITTEN)
 
     def prune(self) -> int:

@@ -24,7 +24,8 @@ from pgcdc_assets.feed.schema import COMMIT_LSN, ORDINAL
 from pgcdc_assets.flow.accounting import Why, untaken
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.progress import TableProgress, TablesProgress
+from pgcdc_assets.flow.progress import TablesProgress
+from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.reader import ChangeLog

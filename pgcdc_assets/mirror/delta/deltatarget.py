@@ -16,6 +16,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import upkeep
@@ -24,6 +25,7 @@ from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
+from pgcdc_assets.mirror.delta.rename import rename_mirror
 from pgcdc_assets.mirror.delta.repair import repair_table
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
 from pgcdc_assets.mirror.delta.settlement import Settlement
@@ -100,6 +102,12 @@ class DeltaTarget:
 
     def reshape(self, before: Table, after: Table, *, keep_dropped: bool) -> int:
         return reshape_mirror(self._spark, self._layout, self._identity, before, after, keep=keep_dropped)
+
+    def rename(self, former: TableName, name: TableName, version: int, position: Lsn) -> int:
+        held = self._mirror(former).at(version)
+        if held is None:
+            raise LakeError(f"has no version {version} any more", thing=f"mirror {former}")
+        return rename_mirror(held, self._mirror(name), self._layout.root, position)
 
     # Publish ------------------------------------------------------------------------------------
 

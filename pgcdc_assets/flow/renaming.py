@@ -1,0 +1,43 @@
+"""Lets the mirror of a table that was renamed, or moved to another schema, go on under the new name, without a copy.
+
+A relation keeps its OID, and the log's rows find their table by that. So the mirror's rows are as right under the new
+name, and what came since follows from the log. From the look that showed the name on, points list the table under it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.flow.reports import Restructured
+from pgcdc_assets.flow.reshaping import Reshaped
+from pgcdc_assets.flow.standing import TableProgress
+from pgcdc_assets.flow.work import Work
+
+
+def rename(work: Work, entry: TableProgress) -> None:
+    """Begin to let the mirror go on that stands under the table's former name."""
+    former = entry.former
+    assert former is not None
+    what = f"was called {former}"
+    work.observer.progress("watch", f"table {entry.table.name}: {what}, and its mirror goes on under the new name")
+    work.progress.reshaping(entry.table.name)
+    work.reshapes.begin_rename(entry, former, what)
+
+
+def land(work: Work, renamed: Reshaped, since: Lsn) -> bool:
+    """Take in a mirror that goes on under a new name; returns whether its table is followed by it. Otherwise the table
+    waits for a copy. ``since``: the look that showed the name."""
+    name, former = renamed.after.name, renamed.former
+    assert former is not None
+    if name not in work.progress:
+        return False
+    if renamed.failure is not None:
+        what = f"table {name} is copied: the mirror of {former} cannot go on: {renamed.failure}"
+        work.observer.progress("watch", what)
+        work.progress.request_copy([name])
+    if not work.progress.renamed(name, former, renamed.version):
+        return False
+    before = replace(renamed.after, name=former)
+    work.observer.restructured(Restructured(name, renamed.what, before, renamed.after, since, False, renamed.version))
+    return True

@@ -1,0 +1,113 @@
+"""Reads from the lake where a table stands: from its stored state, and from what its mirror itself says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.mirror.target import Generation, Target
+from pgcdc_assets.points.states import StateRow, TableStates
+
+
+@dataclass(frozen=True)
+class TableProgress:
+    table: Table
+    """The table as it was at its copy, plus the columns that appeared since."""
+    state: TableState
+    replay_lsn: Lsn = ZERO
+    """The effective position: what lies below it is applied, or known to hold nothing for this table."""
+    version: int = -1
+    reason: str | None = None
+    """Why the table was set aside or waits; if it is followed, how another writer changed rows of its mirror."""
+    refused: bool = False
+    """Set aside because it cannot be mirrored at all: no copy brings it back."""
+    reshaping: bool = False
+    """Its mirror's structure, or place, is being changed: nothing is applied to it, and no copy begins, before that has
+    ended."""
+    former: TableName | None = None
+    """The name under which the mirror stands that is to go on as this table's, in place of a copy: in ``version``, at
+    ``replay_lsn``."""
+
+
+class Standing:
+    """A mirror can no longer be followed if it was copied before the log began, or stands below the position at which
+    retention has cut off the log."""
+
+    def __init__(self, target: Target, states: TableStates, log_began: Lsn, log_start: Lsn) -> None:
+        self._target = target
+        self._states = states
+        self._log_began = log_began
+        self.log_start = log_start
+
+    @property
+    def log_begins(self) -> Lsn:
+        return max(self._log_began, self.log_start)
+
+    def in_log(self, held: Generation) -> bool:
+        """Whether the log holds what came after the mirror's position."""
+        return held.snapshot_lsn >= self._log_began and held.replay_lsn >= self.log_start
+
+    def load(self, table: Table, rows: Mapping[TableName, StateRow]) -> TableProgress:
+        """Where a table stands; set aside if its mirror cannot be read. ``rows``: the last of every table."""
+        row = rows.get(table.name)
+        try:
+            found = self._found(table, row)
+            return self._of_former(found, rows) if found.state is TableState.WAITING else found
+        except Exception as error:
+            if (failure := of_one_table(error)) is None:
+                raise
+        if row is None or row.state is not TableState.SET_ASIDE or row.table is None:
+            self._states.set(table, TableState.SET_ASIDE, ZERO if row is None else row.lsn, failure)
+        return TableProgress(table, TableState.SET_ASIDE, reason=failure)
+
+    def _found(self, table: Table, row: StateRow | None) -> TableProgress:
+        if (reason := self._target.refusal(table)) is not None:
+            return TableProgress(table, TableState.SET_ASIDE, reason=reason, refused=True)
+        held = self._target.standing(table.name)
+        if row is None or row.table is None or held is None or row.table.oid != table.oid:
+            return TableProgress(table, TableState.WAITING)
+        if row.state is TableState.MOVED or (row.state is TableState.COPYING and held.snapshot_lsn < row.lsn):
+            return TableProgress(table, TableState.WAITING)
+        shape = self._as_followed(row, row.table, held)
+        if row.state is TableState.SET_ASIDE:
+            return TableProgress(shape, row.state, held.replay_lsn, held.version, row.reason)
+        if not self.in_log(held):
+            # The table was copied under an earlier log, which this one need not continue, or was away while the log
+            # was cut.
+            return TableProgress(table, TableState.WAITING)
+        return TableProgress(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason)
+
+    def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
+        """The table as the mirror's rows have it: a run may have died right after changing the structure."""
+        if held.followed is None or not _newer(held.followed, noted):
+            return noted
+        self._states.set(held.followed, row.state, row.lsn, row.reason)
+        return held.followed
+
+    def _of_former(self, waiting: TableProgress, rows: Mapping[TableName, StateRow]) -> TableProgress:
+        """A table without a copy of its own, with the mirror that it has under a former name, if it was followed."""
+        name, oid = waiting.table.name, waiting.table.oid
+        if name in rows and rows[name].state is TableState.COPYING:
+            # Its copy was asked for, or begun.
+            return waiting
+        former = [row for row in rows.values() if row.name != name and row.state.readable and _oid(row) == oid]
+        found = [self._found(replace(waiting.table, name=row.name), row) for row in former]
+        followed = [entry for entry in found if entry.state.readable]
+        if not followed:
+            return waiting
+        held = max(followed, key=lambda entry: entry.replay_lsn)
+        return replace(held, table=replace(held.table, name=name), state=TableState.WAITING, former=held.table.name)
+
+
+def _oid(row: StateRow) -> int | None:
+    return None if row.table is None else row.table.oid
+
+
+def _newer(table: Table, than: Table) -> bool:
+    """Whether this is a later structure of the same copy."""
+    return (table.lineage.number if table.lineage else 0) > (than.lineage.number if than.lineage else 0)

@@ -1,0 +1,65 @@
+"""Lets a mirror go on at another place, under the new name of its table: no row is read or written.
+
+The files of the newest version are linked into the new folder, or copied by the object store. One commit there then
+brings them, the columns, and the position of the old place as that of a copy. The old place stays as it is, for whoever
+reads older points; each place owns its files, so that neither loses any to the other's upkeep.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pyarrow as pa
+
+from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.delta.definition import continue_table
+from pgcdc_assets.delta.log import DeltaVersion
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.failures import again_after_lost_races
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, STRUCTURE, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
+from pgcdc_assets.store import storage
+
+
+def rename_mirror(former: Mirror, place: Mirror, root: Location, position: Lsn) -> int:
+    """Let the mirror ``former``, as it was read, go on at ``place``, as a copy at ``position``; returns the version
+    there.
+
+    ``position``: where the former mirror stands, which its own commits may state too low. ``root``: the lake's.
+    """
+    held = former.delta
+    if held is None:
+        raise LakeError("is no table that could go on under another name", thing=f"mirror {former.name}")
+    if not place.exists:
+        owned = {IDENTITY: place.identity.app_id(), SOURCE_TABLE: str(place.name)}
+        create_mirror(place.path, MirrorSchema(pa.schema(held.schema.to_arrow())), owned, root)
+        passed(FaultPoint.MIRROR_MADE)
+    names = {name for file in held.files for name in (file.path, file.vector) if name is not None}
+    storage.together(place.path, [partial(_link, held.folder / name, place.path / name) for name in sorted(names)])
+    passed(FaultPoint.RENAMED_FILES_LINKED)
+    version = again_after_lost_races(partial(_continued, place, held, position))
+    passed(FaultPoint.RENAME_COMMITTED)
+    return version
+
+
+def _continued(place: Mirror, held: DeltaVersion, position: Lsn) -> int:
+    mirror = place.again()
+    assert mirror.delta is not None
+    return continue_table(mirror.delta, held, {mirror.snapshot_app_id: position}, _properties(held, mirror))
+
+
+def _properties(held: DeltaVersion, place: Mirror) -> dict[str, str]:
+    kept = {name: value for name, value in held.configuration.items() if name != STRUCTURE}
+    return {**kept, IDENTITY: place.identity.app_id(), SOURCE_TABLE: str(place.name)}
+
+
+def _link(source: Location, to: Location) -> None:
+    """Copy a file, whose name is its own in all folders. A run that died may have copied it, or a part of it."""
+    if (there := storage.head(to)) is not None:
+        found = storage.head(source)
+        if found is not None and found.size == there.size:
+            return
+        storage.delete([to])
+    storage.copy(source, to)

@@ -1,0 +1,132 @@
+"""Tables that are renamed, or move to another schema: their mirrors go on under the new names, without a copy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import Lake
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.store.local import path_of
+from tests.end_to_end.command import wait_for
+from tests.fix_postgres import Database
+from tests.flow.test_sync import Rig, T, rig_of
+
+pytestmark = pytest.mark.spark
+
+W, ELSEWHERE = TableName("public", "w"), TableName("else", "w")
+
+
+@pytest.fixture
+def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.1, range_seconds=1)
+    with rig_of(database, spark, settings) as rig:
+        rig.setup()
+        rig.sync()
+        rig.commit("UPDATE t SET v = 'x' WHERE id < 20", "DELETE FROM t WHERE id = 7")
+        rig.sync()
+        yield rig
+
+
+def test_a_mirror_goes_on_under_the_new_name(rig: Rig) -> None:
+    """Rows of before and after the change, in the transaction that makes it, and deletion vectors."""
+    before = Lake(rig.lake).at().lsn
+    rig.commit("UPDATE t SET v = 'y' WHERE id = 1", "ALTER TABLE t RENAME TO w", "DELETE FROM w WHERE id IN (2, 30)")
+    rig.commit("INSERT INTO w VALUES (1000, 'new', NULL)")
+    rig.sync()
+    rig.assert_equal("public.w", "public.u")
+    assert len(rig.observer.copies) == 2, "the first copies of t and u alone"
+    assert Lake(rig.lake).at(before).tables == [T, TableName("public", "u")]
+    assert T not in Lake(rig.lake).at().tables
+    (told,) = rig.observer.structures
+    assert (told.table, told.what, told.before.name) == (W, "was called public.t", T)
+    rig.commit("UPDATE w SET v = v || '!'", "TRUNCATE u")
+    rig.sync()
+    rig.assert_equal("public.w", "public.u")
+
+
+def test_there_and_back_and_to_another_schema(rig: Rig) -> None:
+    rig.commit('CREATE SCHEMA "else"', "ALTER TABLE t RENAME TO w", "UPDATE w SET v = '1' WHERE id = 1")
+    rig.sync()
+    rig.commit("UPDATE w SET v = '2' WHERE id = 2", 'ALTER TABLE w SET SCHEMA "else"')
+    rig.sync()
+    rig.assert_equal("else.w", "public.u")
+    rig.commit('ALTER TABLE "else".w SET SCHEMA public', "ALTER TABLE w RENAME TO t", "DELETE FROM t WHERE id = 3")
+    rig.sync()
+    rig.assert_equal()
+    rig.commit("UPDATE t SET id = -id WHERE id < 9")
+    rig.sync()
+    rig.assert_equal()
+    assert len(rig.observer.copies) == 2
+    states = TableStates(rig.settings.layout).all()
+    assert [states[name].state for name in (W, ELSEWHERE)] == [TableState.MOVED] * 2
+    assert states[ELSEWHERE].reason == "goes on as public.t"
+
+
+def test_a_new_table_under_the_old_name(rig: Rig) -> None:
+    """What a migration does that swaps a table: the old one is kept under another name."""
+    rig.commit(
+        "ALTER TABLE t RENAME TO w", "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t SELECT id, v FROM w",
+        "UPDATE w SET v = 'old' WHERE id = 1",
+    )  # fmt: skip
+    rig.setup()
+    rig.sync()
+    rig.assert_equal("public.t", "public.w", "public.u")
+    assert [copy.table for copy in rig.observer.copies[2:]] == [T]
+    rig.commit("UPDATE w SET v = 'older' WHERE id = 1", "UPDATE t SET v = 'newer' WHERE id = 1")
+    rig.sync()
+    rig.assert_equal("public.t", "public.w", "public.u")
+
+
+def test_renamed_with_another_structure(rig: Rig) -> None:
+    rig.commit(
+        "INSERT INTO t VALUES (1000, 'a', NULL)", "ALTER TABLE t ADD n int DEFAULT 5", "ALTER TABLE t RENAME v TO x",
+        "ALTER TABLE t RENAME TO w", "UPDATE w SET n = 6 WHERE id = 1000",
+    )  # fmt: skip
+    rig.sync()
+    rig.assert_equal("public.w", "public.u")
+    assert len(rig.observer.copies) == 2
+    assert [one.table for one in rig.observer.structures] == [W, W]
+
+
+def test_renamed_under_a_run_that_follows(rig: Rig) -> None:
+    """Other tables' points go on, and the new name is listed soon."""
+    bounds = Bounds(follow=True)
+    run = threading.Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
+    run.start()
+    try:
+        for name, former in (("w", "t"), ("t", "w"), ("w", "t")):
+            rig.commit(f"ALTER TABLE {former} RENAME TO {name}", f"UPDATE {name} SET v = '{name}' WHERE id = 5")
+            wait_for(partial(_listed, rig, TableName("public", name)), what=f"a point that lists {name}")
+    finally:
+        bounds.stop.set()
+        run.join(120)
+    assert not run.is_alive()
+    rig.sync()
+    rig.assert_equal("public.w", "public.u")
+    assert len(rig.observer.copies) == 2
+
+
+def test_a_mirror_whose_files_are_gone_is_copied(rig: Rig) -> None:
+    folder = path_of(rig.settings.layout.mirror(T))
+    next(folder.glob("*.parquet")).unlink()
+    rig.commit("ALTER TABLE t RENAME TO w")
+    rig.sync()
+    rig.assert_equal("public.w", "public.u")
+    assert [copy.table for copy in rig.observer.copies[2:]] == [W]
+
+
+def _listed(rig: Rig, name: TableName) -> bool:
+    newest = ConsistentPoints(rig.settings.layout).newest()
+    return newest is not None and name in newest.tables
