@@ -92,6 +92,14 @@ class TableFacts:
 
 
 @dataclass(frozen=True)
+class LeftFacts:
+    """A mirror that is no longer followed: where it stands, and, if its table was renamed, how it goes on."""
+
+    lsn: Lsn
+    moved: str | None = None
+
+
+@dataclass(frozen=True)
 class MessageFacts:
     """The feed of logical messages, where the setting asks for them."""
 
@@ -128,8 +136,8 @@ class Facts:
     log: LogFacts | None = None
     catalog: Catalog | None = None
     tables: Sequence[TableFacts] = ()
-    left: Mapping[TableName, Lsn] = field(default_factory=dict)
-    """Mirrors of tables that the saved catalog does not have: where each stands."""
+    left: Mapping[TableName, LeftFacts] = field(default_factory=dict)
+    """Mirrors of tables that the saved catalog does not have."""
     untaken: Sequence[UntakenFacts] = ()
     messages: MessageFacts | None = None
     """None where they are not asked for."""

@@ -242,7 +242,8 @@ def _unpublished(facts: Facts) -> Iterator[Problem]:
     source = facts.source
     if source is None or facts.catalog is None or not source.mirrored:
         return
-    stand = {table.name: table.replay_lsn for table in facts.tables if table.replay_lsn is not None} | dict(facts.left)
+    stand = {table.name: table.replay_lsn for table in facts.tables if table.replay_lsn is not None}
+    stand |= {name: left.lsn for name, left in facts.left.items()}
     add = "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew"
     if not source.ours:
         add = "add it to the publication, or take it out of the setting `tables`; then run `pgcdc sync`"
@@ -265,11 +266,12 @@ def _left(facts: Facts) -> Iterator[Problem]:
     source = facts.source
     if source is None:
         return
-    for name, lsn in sorted(facts.left.items()):
+    for name, left in sorted(facts.left.items()):
         if name not in source.meant | source.mirrored:
+            why = left.moved or "its table was dropped or renamed, or is not meant by the setting `tables`"
             yield _warning(
-                f"mirror {name}", f"stands at {lsn} and is not kept any more: its table was dropped or renamed, or is "
-                "not meant by the setting `tables`", "remove its folder from the lake if nobody reads it",
+                f"mirror {name}", f"stands at {left.lsn} and is not kept any more: {why}",
+                f"`pgcdc forget {name.shell}` deletes it, if nobody reads it",
             )  # fmt: skip
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from pgcdc_assets.checks.facts import TableFacts, UntakenFacts
+from pgcdc_assets.checks.facts import LeftFacts, TableFacts, UntakenFacts
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError
@@ -36,8 +35,8 @@ def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
             yield TableFacts(
                 table.name, TableState.SET_ASIDE, reason=reason, updates_seen=table.updates_seen, refused=True
             )
-        elif row is None or row.table is None or row.table.oid != table.oid:
-            # The table was never copied, or was dropped and made anew since.
+        elif row is None or row.table is None or row.table.oid != table.oid or row.state is TableState.MOVED:
+            # The table was never copied under this name, or was dropped and made anew since.
             yield TableFacts(table.name, TableState.WAITING, updates_seen=table.updates_seen)
         elif newest and table.name in newest.tables and _readable(row, newest):
             reason = row.reason or _changed(layout, catalog, table, newest)
@@ -54,12 +53,17 @@ def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
                 yield TableFacts(table.name, TableState.SET_ASIDE, None, failure, row.lsn, table.updates_seen)
 
 
-def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, Lsn]:
+def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, LeftFacts]:
     """Mirrors that are no longer followed: their tables were dropped, renamed or taken out of the publication."""
     known = {table.name for table in catalog.tables}
-    left = {name: Mirror(layout, catalog.identity, name) for name in TableStates(layout).all() if name not in known}
-    stand = {name: mirror.replay_lsn or mirror.snapshot_lsn for name, mirror in left.items()}
-    return {name: lsn for name, lsn in stand.items() if lsn is not None}
+    left: dict[TableName, LeftFacts] = {}
+    for name, row in TableStates(layout).all().items():
+        if name in known:
+            continue
+        mirror = Mirror(layout, catalog.identity, name)
+        if (lsn := mirror.replay_lsn or mirror.snapshot_lsn) is not None:
+            left[name] = LeftFacts(lsn, row.reason if row.state is TableState.MOVED else None)
+    return left
 
 
 def read_untaken(layout: Layout, catalog: Catalog) -> Iterator[UntakenFacts]:

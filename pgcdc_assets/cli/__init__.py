@@ -4,7 +4,7 @@ main        the commands, exit codes            arguments   LSNs, ranges, tables
 source      setup, teardown                     sync        sync, follow, snapshot, heal, repair
 status_verify  status, verify                   maintenance maintain
 up          up                                  codeserver  code-server
-demo        demo
+demo        demo                                forget      forget
 sentinel    until, pause, resume, positions
 pack        pack
 jobs        commands as runs of Dagster's jobs  console     progress for a person

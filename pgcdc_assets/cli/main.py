@@ -17,6 +17,7 @@ import click
 
 from pgcdc_assets.cli.codeserver import code_server
 from pgcdc_assets.cli.demo import demo
+from pgcdc_assets.cli.forget import forget
 from pgcdc_assets.cli.lines import visible
 from pgcdc_assets.cli.maintenance import maintain
 from pgcdc_assets.cli.pack import pack
@@ -45,7 +46,8 @@ def pgcdc() -> None:
 
 
 COMMANDS = (
-    demo, up, code_server, setup, teardown, sync, follow, status, verify, snapshot, heal, repair, maintain, pack,
+    demo, up, code_server, setup, teardown, sync, follow, status, verify, snapshot, heal, repair, forget, maintain,
+    pack,
 )  # fmt: skip
 SENTINEL = (until, pause, resume, positions)
 

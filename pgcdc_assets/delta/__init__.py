@@ -13,6 +13,7 @@ vectors     deletion vectors
 listing     the files of a log, listed once
 references  which files some versions need
 sweep       the files that nobody needs any more
+removal     a whole table goes
 foreign     tables as delta-rs opens them
 smallfiles  those that are worth writing as one
 tombstones  what a checkpoint says of files that are gone

@@ -20,11 +20,13 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import commit_columns, create_table
 from pgcdc_assets.delta.log import OPEN_LOGS, Added, DeltaVersion
+from pgcdc_assets.delta.removal import remove_table
 from pgcdc_assets.delta.smallfiles import neighbours
 from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import CommitLost
@@ -206,6 +208,11 @@ def begin_anew_if_unreadable(layout: Layout, identity: Identity, table: Table) -
 def moved_away(layout: Layout, folder: Location) -> None:
     """Put a folder that cannot be read out of the way; the next maintenance deletes it."""
     storage.move_folder(folder, layout.staging / uuid.uuid4().hex)
+
+
+def remove_feed(layout: Layout, name: TableName) -> tuple[int, int]:
+    """Delete the feed of a table that is not followed any more; returns the number of files, and their bytes."""
+    return remove_table(layout.changes(name))
 
 
 def _bounds_of(file: Added) -> tuple[int, int]:

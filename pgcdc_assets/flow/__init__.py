@@ -20,6 +20,7 @@ maintenance deletes what nobody needs           thinning    deletes old points w
 restructuring  follows tables whose structure has changed
 renaming    lets mirrors go on under the new names of their tables
 reshaping   changes of mirrors for both, in a thread of their own
+forgetting  deletes mirrors of tables that are gone
 recovering  repairs what a power cut left       outcomes    how the last operations ended
 sentinel    what an operator tells the runs
 lock, hold, requests, asking, serving, plain                work with other processes

@@ -21,6 +21,7 @@ from pgcdc_assets.failures import machine_told
 from pgcdc_assets.flow import asking, sentinel
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.drift import refuse_emptied
+from pgcdc_assets.flow.forgetting import ForgetReport, forget
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
 from pgcdc_assets.flow.messages import begin_messages
@@ -150,6 +151,16 @@ class Engine:
                 return maintained(work, work.operation, allowance)
 
         return self._done(request, MaintenanceReport, do, allowance.stop)
+
+    def forget(self, tables: Sequence[TableName]) -> ForgetReport:
+        """Delete the mirrors of tables that are not followed any more. The source is not asked."""
+        request = Request(Job.FORGET, self._command, tuple(tables))
+
+        def do() -> ForgetReport:
+            with self._by_hand(OUTCOMES[request.job]) as work:
+                return forget(work, tables)
+
+        return self._done(request, ForgetReport, do)
 
     def _refuse_while_paused(self) -> None:
         if sentinel.read(self._settings.layout).paused:

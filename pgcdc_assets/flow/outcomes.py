@@ -35,6 +35,7 @@ class OperationKind(StrEnum):
     REPAIR = "repair"
     BACKFILL = "backfill"
     MAINTENANCE = "maintenance"
+    FORGETTING = "forgetting"
 
 
 @dataclass(frozen=True)

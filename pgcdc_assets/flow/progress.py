@@ -325,11 +325,12 @@ class TablesProgress:
         return len(versions) == len(self.followed())
 
     def _as_listed(self, newest: Point | None, lsn: Lsn) -> Point | None:
-        """The newest point, if it is of this LSN, with the tables alone whose structure has changed since: there it is
-        that of before."""
+        """The newest point, if it is of this LSN, with the tables alone that have another structure since, or are not
+        followed any more: there they are as they were before."""
         if newest is None or newest.replay_lsn != lsn:
             return None
-        names = {entry.table.name for entry in self.followed() if _changes_after(entry, lsn)} & newest.tables.keys()
+        names = {name for name in newest.tables
+                 if name not in self._tables or _changes_after(self._tables[name], lsn)}  # fmt: skip
         return replace(
             newest,
             tables={name: newest.tables[name] for name in names},

@@ -46,6 +46,8 @@ class Job(StrEnum):
     APPLY = "apply"
     """Apply ``span`` to ``tables``."""
     MAINTAIN = "maintain"
+    FORGET = "forget"
+    """Delete the mirrors of ``tables``, which are not followed any more."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
 from pgcdc_assets.flow import backfill, hold, requests
+from pgcdc_assets.flow.forgetting import forget
 from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
 from pgcdc_assets.flow.outcomes import Operation, OperationKind
 from pgcdc_assets.flow.plain import to_plain
@@ -25,6 +26,7 @@ OUTCOMES = {
     Job.MESSAGES: OperationKind.BACKFILL,
     Job.APPLY: OperationKind.BACKFILL,
     Job.MAINTAIN: OperationKind.MAINTENANCE,
+    Job.FORGET: OperationKind.FORGETTING,
 }
 """The kind of operation as which a job's end is recorded, whoever does the job."""
 COPIES = 3
@@ -173,7 +175,9 @@ class Serving:
         with self._work.operation.within(OUTCOMES[request.job], request.command) as operation:
             report: Any
             try:
-                if request.job is Job.MAINTAIN:
+                if request.job is Job.FORGET:
+                    report = forget(self._work, request.tables)
+                elif request.job is Job.MAINTAIN:
                     report = maintained(self._work, operation, self._allowance(request.max_seconds))
                 else:
                     report = ranged(self._work, request)

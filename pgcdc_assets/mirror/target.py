@@ -243,6 +243,12 @@ class Target(Protocol):
         is asked before a long one. ``table``: as the mirror has it, if that is known.
         """
 
+    def keeps(self, name: TableName) -> bool:
+        """Whether there is a mirror of this name. IdentityMismatch if it is somebody else's."""
+
+    def forget(self, name: TableName) -> Freed:
+        """Delete a mirror whole. A kill at any point leaves what is still :meth:`keeps`, or nothing."""
+
     def let_go(
         self, name: TableName, promised: Collection[int], grace: timedelta, may_begin: Callable[[], bool]
     ) -> Freed | None:

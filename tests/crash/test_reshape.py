@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from pgcdc_assets.core.faultpoints import FaultPoint
@@ -38,47 +40,92 @@ CHANGES = (
 )  # fmt: skip
 
 
+_RENAMES = (
+    FaultPoint.RENAME_COMMITTED, FaultPoint.MIRROR_MADE, FaultPoint.RENAMED_FILES_LINKED, FaultPoint.STATE_WRITTEN,
+    FaultPoint.RENAME_RECORDED,
+)  # fmt: skip
+
+
+class _Stage:
+    """A source with a table and its journal, and the project whose commands are killed."""
+
+    def __init__(
+        self,
+        conn: psycopg.Connection[Any],
+        watching: psycopg.Connection[Any],
+        conninfo: str,
+        project: Project,
+        faults: Faults,
+    ) -> None:
+        self._conn, self._project, self._faults = conn, project, faults
+        conn.execute(_MAKE.encode())
+        self._chronicle = Chronicle.begin(watching, ["public"])
+        slot = project.settings["PGCDC_SLOT"]
+        settings = Settings(source=conninfo, slot=slot, lake=project.lake, tables=("public.*",))
+        self.judge = Judge(settings, conninfo, self._chronicle, everything=True)
+        project.run("setup")
+        project.run("sync")
+
+    def commit(self, *statements: str) -> None:
+        with self._conn.transaction():
+            for statement in statements:
+                self._conn.execute(statement.encode())
+            self._chronicle.announce(self._conn)
+        self._chronicle.committed(["public"])
+
+    def kill_at(self, step: FaultPoint) -> None:
+        self._faults.arm(step)
+        with self._project.running("sync") as process:
+            assert wait_until(lambda: self._faults.reached(step) is not None, SECONDS), self._project.log("sync")
+            os.killpg(process.pid, signal.SIGKILL)
+        self._faults.clear()
+
+    def assert_right(self, step: FaultPoint, table: str) -> None:
+        for _ in range(2):
+            self._project.run("sync")
+        assert_equal(self._conn, self._project.lake, table)
+        assert not self.judge.judge(), step
+
+
+@pytest.fixture
+def stage(crash_server: EmbeddedServer, faults: Faults, fault_folder: Path, tmp_path: Path) -> Iterator[_Stage]:
+    with fresh_database(crash_server) as database, database.connect() as conn, database.connect() as watching:
+        project = Project(tmp_path, {
+            "PGCDC_SOURCE": database.conninfo, "PGCDC_SLOT": f"s_{database.name}"[:60],
+            "PGCDC_TABLES": '["public.*"]', "PGCDC_SPARK": '{"master": "local[2]"}', "PGCDC_FAULTS": str(fault_folder),
+        })  # fmt: skip
+        yield _Stage(conn, watching, database.conninfo, project, faults)
+        assert project.run("verify", "--json").json["ok"]
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.takes(90)
 @pytest.mark.parametrize("steps", [STEPS[:1], pytest.param(STEPS, marks=pytest.mark.long)], ids=["one", "all"])
-def test_killed_at_each_step(
-    crash_server: EmbeddedServer, faults: Faults, fault_folder: Path, tmp_path: Path, steps: tuple[FaultPoint, ...]
-) -> None:  # fmt: skip
-    with fresh_database(crash_server) as database, ExitStack() as closing:
-        conn, watching = (closing.enter_context(database.connect()) for _ in range(2))
-        conn.execute(_MAKE.encode())
-        slot = f"s_{database.name}"[:60]
-        project = Project(tmp_path, {
-            "PGCDC_SOURCE": database.conninfo, "PGCDC_SLOT": slot, "PGCDC_TABLES": '["public.*"]',
-            "PGCDC_SPARK": '{"master": "local[2]"}', "PGCDC_FAULTS": str(fault_folder),
-        })  # fmt: skip
-        settings = Settings(source=database.conninfo, slot=slot, lake=project.lake, tables=("public.*",))
-        chronicle = Chronicle.begin(watching, ["public"])
-        judge = Judge(settings, database.conninfo, chronicle, everything=True)
+def test_killed_at_each_step(stage: _Stage, steps: tuple[FaultPoint, ...]) -> None:
+    for number, (step, change) in enumerate(zip(steps, CHANGES, strict=False)):
+        stage.commit(f"INSERT INTO t (id) VALUES ({1000 + number})", f"DELETE FROM t WHERE id = {10 + number}")
+        stage.commit("UPDATE t SET n = n + 1 WHERE id < 5", change, "UPDATE t SET n = n + 1 WHERE id BETWEEN 4 AND 8")
+        stage.commit(f"INSERT INTO t (id) VALUES ({2000 + number})")
+        stage.kill_at(step)
+        if number % 2:
+            stage.commit(f"ALTER TABLE t ADD z{number} int DEFAULT {number}", f"UPDATE t SET n = 0 WHERE id = {number}")
+        stage.assert_right(step, "public.t")
+    assert stage.judge.listed > len(steps)
 
-        def commit(*statements: str) -> None:
-            with conn.transaction():
-                for statement in statements:
-                    conn.execute(statement.encode())
-                chronicle.announce(conn)
-            chronicle.committed(["public"])
 
-        project.run("setup")
-        project.run("sync")
-        for number, (step, change) in enumerate(zip(steps, CHANGES, strict=False)):
-            commit(f"INSERT INTO t (id) VALUES ({1000 + number})", f"DELETE FROM t WHERE id = {10 + number}")
-            commit("UPDATE t SET n = n + 1 WHERE id < 5", change, "UPDATE t SET n = n + 1 WHERE id BETWEEN 4 AND 8")
-            commit(f"INSERT INTO t (id) VALUES ({2000 + number})")
-            faults.arm(step)
-            with project.running("sync") as process:
-                assert wait_until(lambda at=step: faults.reached(at) is not None, SECONDS), project.log("sync")  # type: ignore[misc]
-                os.killpg(process.pid, signal.SIGKILL)
-            faults.clear()
-            if number % 2:
-                commit(f"ALTER TABLE t ADD z{number} int DEFAULT {number}", f"UPDATE t SET n = 0 WHERE id = {number}")
-            for _ in range(2):
-                project.run("sync")
-            assert_equal(conn, project.lake, "public.t")
-            assert not judge.judge(), step
-        assert judge.listed > len(steps)
-        assert project.run("verify", "--json").json["ok"]
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_killed_while_a_mirror_goes_on_under_another_name(stage: _Stage) -> None:
+    """At every other step the table is called as before again when the next run looks."""
+    name = "t"
+    for number, step in enumerate(_RENAMES):
+        former, name = name, f"t{number}"
+        stage.commit(f"INSERT INTO {former} (id) VALUES ({1000 + number})")
+        stage.commit(f"ALTER TABLE {former} RENAME TO {name}", f"DELETE FROM {name} WHERE id = {10 + number}")
+        stage.kill_at(step)
+        stage.commit(f"UPDATE {name} SET n = n + 1 WHERE id < 5")
+        if number % 2:
+            stage.commit(f"ALTER TABLE {name} RENAME TO {former}", f"UPDATE {former} SET n = n + 1 WHERE id > 40")
+            name = former
+        stage.assert_right(step, f"public.{name}")
+    assert stage.judge.listed > len(_RENAMES)

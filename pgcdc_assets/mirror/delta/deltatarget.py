@@ -16,6 +16,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.removal import remove_table
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.log.reader import ChangeLog
@@ -152,6 +153,12 @@ class DeltaTarget:
             upkeep.optimize(self._spark(), mirror, table)
             passed(FaultPoint.MIRROR_OPTIMIZED)
             yield Chore(ChoreKind.OPTIMIZED, f"optimized {name}")
+
+    def keeps(self, name: TableName) -> bool:
+        return self._mirror(name).exists
+
+    def forget(self, name: TableName) -> Freed:
+        return Freed(*remove_table(self._layout.mirror(name)))
 
     def let_go(
         self, name: TableName, promised: Collection[int], grace: timedelta, may_begin: Callable[[], bool]
