@@ -92,10 +92,13 @@ class Lineage:
     not published before."""
     former: tuple[Column, ...] = ()
     """Columns as they were: gone, or under another name or type."""
+    left: tuple[int, ...] = ()
+    """OIDs of leaves that went: their rows in the log are of no interest to the mirror, which has none of them."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(**{**data, "former": tuple(Column.from_json(column) for column in data["former"])})
+        former = tuple(Column.from_json(column) for column in data["former"])
+        return cls(**{**data, "former": former, "left": tuple(data.get("left", ()))})
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ class Table:
     relfilenode: int = 0
     partitioned: bool = False
     leaves: tuple[Leaf, ...] = ()
+    via_root: bool = False
+    """For a partitioned root: its rows are published as its own, and the stream does not tell their leaves."""
     root: TableName | None = None
     """For a leaf: the root whose mirror it is written to."""
     root_oid: int | None = None
@@ -188,9 +193,11 @@ class Table:
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
+        # The fingerprints of relations in older logs were made without these.
         if self.lineage is None:
-            # The fingerprints of relations in older logs were made without it.
             del data["lineage"]
+        if not self.via_root:
+            del data["via_root"]
         return data
 
     @classmethod
@@ -213,8 +220,9 @@ class Table:
     def without_volatile(self) -> Self:
         """The facts that decide how rows are decoded and applied: no storage numbers, no estimates."""
         return replace(
-            self, relfilenode=0, toast=0, traceless=False, leaves=(), pages=0, rows=0, publication_rows="",
-            schema_rows="", column_rows="", enum_labels=(), enum_rows="", composites=(), lineage=None,
+            self, relfilenode=0, toast=0, traceless=False, leaves=(), via_root=False, pages=0, rows=0,
+            publication_rows="", schema_rows="", column_rows="", enum_labels=(), enum_rows="", composites=(),
+            lineage=None,
         )  # fmt: skip
 
 

@@ -83,18 +83,21 @@ def replace_files(
 
 
 def commit_change(
-    table: DeltaVersion, change: FileChange, positions: Mapping[str, int], metrics: Mapping[str, int]
-) -> int:
+    table: DeltaVersion, change: FileChange, positions: Mapping[str, int], metrics: Mapping[str, int],
+    properties: Mapping[str, str] | None = None,
+) -> int:  # fmt: skip
     """Commit rows that go and come on top of this version; returns the new one.
 
     ``positions`` are as for :func:`commit_files`, and so is what is refused; ``metrics`` go into the history.
+    ``properties`` of the table change in the same commit.
     """
     refuse_features(table, vectors=True)
     _check_passed(table, "append", positions)
     now = now_ms()
-    return _commit(
-        table, commit_info(now, "MERGE", metrics), positions, _replaced(table, change.gone, now), change.added
-    )
+    configuration = {**table.configuration, **(properties or {})}
+    told = [{"metaData": {**table.metadata, "configuration": configuration}}] if properties else []
+    replaced = [*told, *_replaced(table, change.gone, now)]
+    return _commit(table, commit_info(now, "MERGE", metrics), positions, replaced, change.added)
 
 
 def commit_compaction(table: DeltaVersion, files: Sequence[Added], report: FileReport | None) -> int:

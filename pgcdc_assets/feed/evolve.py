@@ -54,8 +54,11 @@ def evolved(
 
 
 def unsettled(table: Table, after: Lsn | None) -> bool:
-    """Whether rows from ``after`` on (None: any row) may be written in an earlier structure of the table."""
-    return table.lineage is not None and (after is None or after < table.lineage.since)
+    """Whether rows from ``after`` on (None: any row) may be written in an earlier structure of the table. Other columns
+    of a partitioned table are followed by a copy alone: its lineage tells of leaves that came and went."""
+    if table.lineage is None or table.partitioned:
+        return False
+    return after is None or after < table.lineage.since
 
 
 def alignment(table: Table, shape: Shape, after: Lsn | None) -> Alignment | None:

@@ -88,12 +88,17 @@ class Router:
             yield holder, f"its partition {_leaf(holder, shape)} was {went}, whose rows went with it"
         if known is not None and root is not None:
             yield known, f"the table became a partition of {root.name}"
-        if root is not None and shape.relation_id not in {leaf.oid for leaf in root.leaves}:
+        if root is not None and shape.relation_id not in known_leaves(root):
             yield root, f"partition {shape.table} came, maybe with rows in it"
         if known is None and shape.root is None and shape.catalog_name in (None, shape.table):
             namesake = self.names.get(shape.table)
             if namesake is not None:
                 yield namesake, "the table was dropped and made anew, or another one has its name now"
+
+
+def known_leaves(table: Table) -> set[int]:
+    """The OIDs of the leaves that the table has, and of those that have left it since its copy."""
+    return {*(leaf.oid for leaf in table.leaves), *(table.lineage.left if table.lineage is not None else ())}
 
 
 def _leaf(table: Table, shape: Shape) -> TableName | None:

@@ -14,7 +14,7 @@ from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LogCorrupt
-from pgcdc_assets.feed.routing import Router
+from pgcdc_assets.feed.routing import Router, known_leaves
 from pgcdc_assets.flow.ranges import ROW_KINDS
 from pgcdc_assets.flow.reports import Untaken
 from pgcdc_assets.flow.work import Work
@@ -30,6 +30,7 @@ class Why(StrEnum):
     LEFT_OUT = "the setting `tables` leaves it out"
     COPY = "its table waits for a copy, which will hold them"
     SET_ASIDE = "its table is set aside"
+    LEFT = "its partition went, and its rows with it"
     UNKNOWN = "it belongs to no table that is followed"
 
 
@@ -84,5 +85,7 @@ def _why(work: Work, every: Router, shape: Shape) -> Why:
         return Why.SET_ASIDE
     if states:
         return Why.COPY
+    if any(shape.relation_id in known_leaves(entry.table) for entry in work.progress):
+        return Why.LEFT
     meant = TablePatterns.parse(work.settings.tables).match(shape.root or shape.table)
     return Why.UNKNOWN if meant else Why.LEFT_OUT

@@ -82,7 +82,8 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
         for turn in take_turn(work, span.end, forward).tables:
             turns[turn.table] = turn
     for name in tables:
-        if (reason := work.restructured.get(name)) is not None:
+        reason = work.restructured.get(name) or work.astray.get(name)
+        if reason is not None:
             raise NotRepairable(f"rows came under another structure: {reason}", thing=str(name),
                                 lsn=work.progress[name].replay_lsn,
                                 do="run `pgcdc sync`, which asks the source's catalog")  # fmt: skip

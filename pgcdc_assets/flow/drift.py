@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.renaming import rename
-from pgcdc_assets.flow.restructuring import restructure
+from pgcdc_assets.flow.restructuring import follow_partitions, restructure
 from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.work import Work
@@ -20,28 +20,39 @@ from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.source.catalog.drift import Drift, Remedy, altered_columns, table_changes
 from pgcdc_assets.source.catalog.look import CatalogLook
 
+_COPIED = (Remedy.COPY, Remedy.PARTITIONS)
+"""For these a table that is not followed is copied, whatever else it is set aside for."""
 
-def watch(
-    work: Work, live: Sequence[Table], now: Callable[[], Lsn] | None = None, *, paused: bool = False
-) -> None:  # fmt: skip
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at the catalog showed, and what else the source is asked about it."""
+
+    live: Sequence[Table]
+    now: Callable[[], Lsn]
+    """A position of the source that it has come to after the look."""
+    without_rows: Callable[[int], bool]
+    """Whether a relation certainly has no row."""
+
+
+def watch(work: Work, look: Look, *, paused: bool = False) -> None:
     """Compare each table, as it was at its copy, with the catalog now. Raises EmptyPublication if no table is left.
 
     Tables that lost or gained rows outside of the stream, and newly published ones, wait for a copy afterwards, even if
-    they were set aside. Tables of another structure are followed to it. Tables that cannot be followed exactly are set
-    aside. Tables that the stream no longer carries are no longer followed. Each of these is reported.
+    they were set aside. Tables of another structure are followed to it, and those of another name under that. Tables
+    that cannot be followed exactly are set aside. Tables that the stream no longer carries are no longer followed. Each
+    of these is reported.
 
-    ``now``: gives a position of the source that it has come to after the look. ``paused``: mirrors are not to change;
-    structures are followed at a later look.
+    ``paused``: mirrors are not to change; structures are followed at a later look.
     """
-    refuse_emptied(work.catalog, live)
-    shown = {table.name: table for table in live}
+    refuse_emptied(work.catalog, look.live)
+    shown = {table.name: table for table in look.live}
     for name in work.progress.gone(shown):
         work.observer.progress("watch", f"table {name}: is not published any more, or was dropped")
-    for name in work.progress.found(live):
+    for name in work.progress.found(look.live):
         work.observer.progress("watch", f"table {name}: is published now")
-    since = work.log.position if now is None else now
     for entry in [*work.progress.followed(), *work.progress.set_aside()]:
-        _compare(work, entry, shown.get(entry.table.name), since, paused)
+        _compare(work, entry, shown.get(entry.table.name), look, paused)
     for entry in work.progress.renamed_tables():
         if copy := _first(table_changes(entry.table, shown.get(entry.table.name)), Remedy.COPY):
             work.progress.must_copy(copy.table, work.log.position(), copy.what)
@@ -49,30 +60,34 @@ def watch(
             rename(work, entry)
     if not paused:
         work.restructured.clear()
+        work.astray.clear()
 
 
-def _compare(
-    work: Work, entry: TableProgress, live: Table | None, since: Callable[[], Lsn], paused: bool
-) -> None:  # fmt: skip
-    found = [change for change in table_changes(entry.table, live)
-             if entry.state.readable or change.action is Remedy.COPY]  # fmt: skip
+def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, paused: bool) -> None:
+    name, readable = entry.table.name, entry.state.readable
+    found = [change for change in table_changes(entry.table, live) if readable or change.action in _COPIED]
     for change in found:
-        if change.action in (Remedy.COPY, Remedy.SET_ASIDE):
+        if change.action in (*_COPIED, Remedy.SET_ASIDE):
             work.observer.progress("watch", str(change))
+    copy, parts = _first(found, Remedy.COPY), _first(found, Remedy.PARTITIONS)
     if live is not None and (reason := work.target.refusal(live)) is not None:
         work.progress.refuse(live, reason)
     elif entry.refused:
-        work.progress.request_copy([entry.table.name])
-    elif copy := _first(found, Remedy.COPY):
-        work.progress.must_copy(copy.table, work.log.position(), copy.what)
+        work.progress.request_copy([name])
+    elif copy or (parts and not readable):
+        work.progress.must_copy(name, work.log.position(), (copy or parts or found[0]).what)
     elif live is None or entry.reshaping or (paused and work.settings.schema_changes != "set_aside"):
         return
     elif aside := _first(found, Remedy.SET_ASIDE):
-        restructure(work, entry, live, since(), aside.what)
-    elif entry.state.readable and entry.table.name in work.restructured:
-        restructure(work, entry, live, since(), work.restructured[entry.table.name])
-    elif entry.state.readable and not found and not live.partitioned:
-        work.progress.rest(entry.table.name, live)
+        restructure(work, entry, live, look.now(), aside.what)
+    elif parts:
+        follow_partitions(work, entry, live, look.now(), look.without_rows, parts.what)
+    elif readable and name in work.astray:
+        work.progress.must_copy(name, work.log.position(), work.astray[name])
+    elif readable and name in work.restructured:
+        restructure(work, entry, live, look.now(), work.restructured[name])
+    elif readable and not found and not live.partitioned:
+        work.progress.rest(name, live)
 
 
 def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:
@@ -115,7 +130,7 @@ class CatalogWatch:
         work = self._work
         self._seen = self._stream.look(work.catalog, work.settings.tables)
         live = self._seen.tables
-        watch(work, live, self._mark, paused=self.paused)
+        watch(work, Look(live, self._mark, self._stream.without_rows), paused=self.paused)
         self._note_altered(live)
         if work.progress.naming.asks:
             work.progress.naming.seen(self._mark())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.flow.reports import Restructured
 from pgcdc_assets.flow.reshaping import Reshaped
 from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.source.catalog.successor import alike, successor
+from pgcdc_assets.source.catalog.successor import alike, successor, with_leaves
 
 PAGE_BYTES = 8192
 """Size of a page on the source, unless it was built otherwise."""
@@ -31,6 +33,24 @@ def restructure(work: Work, entry: TableProgress, now: Table, since: Lsn, what: 
     else:
         work.progress.reshaping(after.name)
         work.reshapes.begin(entry.table, after, what, keep_dropped=work.settings.dropped_columns == "keep")
+
+
+def follow_partitions(
+    work: Work, entry: TableProgress, now: Table, since: Lsn, without_rows: Callable[[int], bool], what: str
+) -> None:  # fmt: skip
+    """Follow a table of which partitions came or went, as the catalog shows ``now``: rows of those that went leave the
+    mirror. Rows that a partition had when it came were in no stream; with one such the table is copied.
+
+    A partition that is seen without a row, after it came, has had all rows that it ever gets in the stream.
+    """
+    known = {leaf.oid for leaf in entry.table.leaves}
+    filled = next((leaf for leaf in now.leaves if leaf.oid not in known and not without_rows(leaf.oid)), None)
+    if filled is not None:
+        copy_by_itself(work, entry, now, since, f"has a new partition {filled.name}, with rows in it")
+        return
+    after = with_leaves(entry.table, now, since)
+    work.progress.reshaping(after.name)
+    work.reshapes.begin(entry.table, after, what, keep_dropped=True)
 
 
 def copy_by_itself(work: Work, entry: TableProgress, now: Table, lsn: Lsn, what: str) -> None:

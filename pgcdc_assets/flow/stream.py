@@ -14,6 +14,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import Event, EventName
 from pgcdc_assets.source.catalog.look import CatalogLook
+from pgcdc_assets.source.catalog.tables import without_rows
 from pgcdc_assets.source.positions import boundary, flush_lsn
 
 
@@ -90,6 +91,10 @@ class LogStream:
     def look(self, catalog: Catalog, patterns: Sequence[str]) -> CatalogLook:
         """The catalog's tables as the source has them now."""
         return CatalogLook.now(self._conn, catalog.publications, patterns, catalog.tables)
+
+    def without_rows(self, relation: int) -> bool:
+        """Whether a relation certainly has no row now."""
+        return without_rows(self._conn, relation)
 
     def stands(self, look: CatalogLook) -> bool:
         """Whether the source's catalog is still as this look saw it."""

@@ -279,8 +279,8 @@ class Sync:
         return bool(turn.tables or messages.count) or (step.exact and not self._point.due)
 
     def _go_on_restructured(self) -> None:
-        """Look up the structures under which rows have come; the next turn goes on with them."""
-        if self._work.restructured:
+        """Look up the structures and partitions of which rows have come; the next turn goes on with them."""
+        if self._work.restructured or self._work.astray:
             self._look()
             if not self._stream.arrived:
                 self._copies.begin()

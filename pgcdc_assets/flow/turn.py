@@ -10,11 +10,11 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.feed.plan import Followed
+from pgcdc_assets.feed.routing import known_leaves
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.flow.reports import TableTurn
 from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.work import Work
-from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.mirror.target import Applied
 
 
@@ -33,14 +33,14 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = No
 
     ``upto`` must be a boundary up to which the log is complete. Tables without changes move without a commit. A table
     that cannot be followed is set aside; the others go on. A table stays below ``upto`` until the next turn if another
-    writer's commits to its mirror came first each time, and until a look at the catalog if a row came under a structure
-    that its mirror does not have (:attr:`Work.restructured`).
+    writer's commits to its mirror came first each time, and until a look at the catalog if a row came under a
+    structure, or of a partition, that its mirror does not have (:attr:`Work.restructured`, :attr:`Work.astray`).
     """
     entries = work.progress.followed() if tables is None else tables
     behind = [entry for entry in entries if entry.replay_lsn < upto and not entry.reshaping
               and entry.table.name not in work.restructured]  # fmt: skip
-    outdated = _ask_for_copies(work, behind)
-    behind = [entry for entry in behind if entry.table.name not in outdated]
+    outdated = _note_strays(work, behind)
+    behind = [entry for entry in behind if entry.table.name not in {*outdated, *work.astray}]
     names = _changed(work, behind, upto) if behind else set()
     changed = [entry for entry in behind if entry.table.name in names]
     done, outrun, seconds = _derive_and_apply(work, changed, upto) if changed else ([], set(), {})
@@ -51,30 +51,25 @@ def take_turn(work: Work, upto: Lsn, tables: Sequence[TableProgress] | None = No
     return Turn(upto, done, seconds, outdated)
 
 
-def _ask_for_copies(work: Work, tables: Sequence[TableProgress]) -> list[TableName]:
-    """Ask for new copies of tables whose rows, as the log shows, came from an unknown leaf, or as another table's;
-    returns their names.
+def _note_strays(work: Work, tables: Sequence[TableProgress]) -> list[TableName]:
+    """Note the tables of which the log has rows of an unknown leaf, for a look at the catalog, and ask for new copies
+    of those whose rows came as another table's; returns the names of these.
 
     Rows of a partition that are published via the root look like all other rows of the root. If the partition was
     dropped or detached since, the catalog shows nothing of it.
     """
     batches = work.log.batches(min((entry.replay_lsn for entry in tables), default=work.log.position()))
-    found = [(entry, what) for entry in tables if (what := _astray(entry, batches)) is not None]
-    for entry, what in found:
-        work.observer.progress("watch", f"table {entry.table.name}: {what}")
-        work.progress.must_copy(entry.table.name, work.log.position(), what)
-    return [entry.table.name for entry, _ in found]
-
-
-def _astray(entry: TableProgress, batches: Sequence[BatchSummary]) -> str | None:
-    """Why it is unknown which rows above the table's position belong to it, in words; None if it is known."""
-    told = [batch.partitions for batch in batches if batch.end > entry.replay_lsn]
-    known = {leaf.oid for leaf in entry.table.leaves}
-    if any(set(leaves.get(entry.table.oid, ())) - known for leaves in told):
-        return "a partition came, and rows with it, which may have gone as it was dropped or detached"
-    if any(entry.table.oid in of_root for leaves in told for of_root in leaves.values()):
-        return "it was a partition for a while, and its rows came as those of the table that it was attached to"
-    return None
+    outdated: list[TableName] = []
+    for entry in tables:
+        name, told = entry.table.name, [batch.partitions for batch in batches if batch.end > entry.replay_lsn]
+        if any(entry.table.oid in of_root for leaves in told for of_root in leaves.values()):
+            what = "it was a partition for a while, and its rows came as those of the table that it was attached to"
+            work.observer.progress("watch", f"table {name}: {what}")
+            work.progress.must_copy(name, work.log.position(), what)
+            outdated.append(name)
+        elif any(set(leaves.get(entry.table.oid, ())) - known_leaves(entry.table) for leaves in told):
+            work.astray[name] = "a partition came, and rows with it, which may have gone as it was dropped or detached"
+    return outdated
 
 
 def _derive_and_apply(

@@ -37,6 +37,9 @@ class Work:
     restructured: dict[TableName, str] = field(default_factory=dict)
     """Tables of which a row came under a structure that their mirrors do not have, and how that shows. The next look at
     the catalog tells how they go on; until then they stand where they are."""
+    astray: dict[TableName, str] = field(default_factory=dict)
+    """Tables of which a partition came that their mirrors do not know, as the log shows. The next look tells whether
+    they can go on; until then they stand where they are."""
     reshapes: Reshapes = field(init=False)
     """Mirrors whose structure is being changed."""
     messages: MessageFeed | None = None

@@ -196,7 +196,8 @@ class Target(Protocol):
         Columns are the same by attnum. A column that ``before`` lacks has its ``missing`` in all rows. Rows and
         structure change together, in one atomic step, and :attr:`Generation.followed` tells the structure. The rows are
         then as the source's would be, had the structure changed before them: it is up to the flow that no point lists
-        them below the change. ``keep_dropped``: a column that was dropped stays, without values in rows to come.
+        them below the change. Rows of leaves that ``after`` lacks go. ``keep_dropped``: a column that was dropped
+        stays, without values in rows to come.
         """
 
     def rename(self, former: TableName, name: TableName, version: int, position: Lsn) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import EmptyPublication
-from pgcdc_assets.flow.drift import watch
+from pgcdc_assets.flow.drift import Look, watch
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.work import Work
@@ -53,6 +53,10 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     return work
 
 
+def _watched(work: Work, live: Sequence[Table], *, empty: bool = False, paused: bool = False) -> None:
+    watch(work, Look(live, work.log.position, lambda _: empty), paused=paused)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -65,38 +69,38 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 def test_a_table_set_aside_is_watched_on(work: Work, changed: Callable[[], Table]) -> None:
     """The stream may show that rows are missing before the catalog is asked why."""
     work.progress.put_aside(B.name, Lsn(15), "the mirror lacks a row")
-    watch(work, [A, B])
+    _watched(work, [A, B])
     assert work.progress[B.name].state is TableState.SET_ASIDE
-    watch(work, [A, changed()])
+    _watched(work, [A, changed()])
     assert work.progress[B.name].state is TableState.WAITING
     assert work.progress[A.name].state is TableState.CATCHING_UP
 
 
 def test_a_table_set_aside_waits_for_a_word_where_that_is_wanted(work: Work) -> None:
     work.settings = work.settings.model_copy(update={"schema_changes": "set_aside"})
-    watch(work, [A, _table(2, "b", "w")])
+    _watched(work, [A, _table(2, "b", "w")])
     assert work.progress[B.name].reason == 'column "v" was renamed to "w"'
-    watch(work, [A, _table(2, "b", "w", "more")])
+    _watched(work, [A, _table(2, "b", "w", "more")])
     assert work.progress[B.name].reason == 'column "v" was renamed to "w"'
 
 
 def test_a_structure_that_rows_do_not_tell_is_copied_by_itself(work: Work) -> None:
-    watch(work, [A, replace(B, key=(2,))])
+    _watched(work, [A, replace(B, key=(2,))])
     assert (work.progress[B.name].state, work.progress[B.name].reason) == (TableState.WAITING, "its key changed")
 
 
 def test_a_large_table_waits_for_a_word(work: Work) -> None:
     work.settings = work.settings.model_copy(update={"recopy_bytes": 1 << 20})
-    watch(work, [A, replace(B, key=(2,), pages=129)])
+    _watched(work, [A, replace(B, key=(2,), pages=129)])
     entry = work.progress[B.name]
     assert entry.state is TableState.SET_ASIDE
     assert entry.reason == "its key changed; it has 1 MiB, more than `recopy_bytes`, and waits for a word"
 
 
 def test_nothing_follows_a_structure_while_applying_is_paused(work: Work) -> None:
-    watch(work, [A, replace(B, key=(2,))], paused=True)
+    _watched(work, [A, replace(B, key=(2,))], paused=True)
     assert work.progress[B.name].state is TableState.CATCHING_UP
-    watch(work, [A, replace(B, key=(2,))])
+    _watched(work, [A, replace(B, key=(2,))])
     assert work.progress[B.name].state is TableState.WAITING
 
 
@@ -104,30 +108,30 @@ def test_new_files_are_those_since_the_last_look(work: Work) -> None:
     """TRUNCATE one day, and SET NOT NULL another one, are no rewrite."""
     marked = replace(B, relfilenode=5, column_rows="1:7 2:7")
     work.progress.moved(B.name, Lsn(20), table=marked)
-    watch(work, [A, replace(marked, relfilenode=6)])
-    watch(work, [A, replace(marked, relfilenode=6, column_rows="1:7 2:8")])
+    _watched(work, [A, replace(marked, relfilenode=6)])
+    _watched(work, [A, replace(marked, relfilenode=6, column_rows="1:7 2:8")])
     assert work.progress[B.name].state is TableState.CATCHING_UP
-    watch(work, [A, replace(marked, relfilenode=7, column_rows="1:7 2:9")])
+    _watched(work, [A, replace(marked, relfilenode=7, column_rows="1:7 2:9")])
     assert work.progress[B.name].state is TableState.WAITING
 
 
 def test_a_table_published_meanwhile_waits_for_its_copy(work: Work) -> None:
     new = _table(9, "new")
-    watch(work, [A, B, new])
+    _watched(work, [A, B, new])
     assert work.progress.waiting() == [new]
 
 
 def test_an_emptied_publication_ends_the_run(work: Work) -> None:
     with pytest.raises(EmptyPublication, match="publication p"):
-        watch(work, [])
-    watch(work, [A])
+        _watched(work, [])
+    _watched(work, [A])
 
 
 def test_a_table_that_no_mirror_can_hold_is_not_copied(work: Work) -> None:
     refused = replace(_table(2, "b", "V", "v"), publication_rows="1:2")
-    watch(work, [A, refused])
+    _watched(work, [A, refused])
     entry = work.progress[B.name]
     assert (entry.state, entry.refused, work.progress.waiting()) == (TableState.SET_ASIDE, True, [])
     assert "differ in case alone" in (entry.reason or "")
-    watch(work, [A, replace(B, publication_rows="1:2")])
+    _watched(work, [A, replace(B, publication_rows="1:2")])
     assert [table.name for table in work.progress.waiting()] == [B.name], "its columns fit now"

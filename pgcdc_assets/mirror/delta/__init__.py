@@ -11,6 +11,7 @@ apply       the feeds of a turn into mirrors    tablework   one table's part of 
 units       how the work divides                task        what one Spark task does
 match       changes against the mirror's rows   keyindex    which rows have one of some keys
 reshape     another structure by its own rows   projection  what one Spark task does for that
+leaving     rows of partitions that went
 rename      the same rows under another name
 rowgroups   a mirror's files as a merge reads them
 repair      a range derived again               settlement  which versions are durable

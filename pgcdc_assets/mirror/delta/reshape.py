@@ -26,6 +26,7 @@ from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.delta.mapping import HIGHEST, Columns, physical, stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
+from pgcdc_assets.mirror.delta.leaving import without_leaves
 from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, own_fields
 from pgcdc_assets.mirror.delta.projection import Projection, Sourced, project
@@ -48,7 +49,8 @@ def reshape_mirror(
     """Bring the mirror from one structure to the next (of :func:`pgcdc_assets.source.catalog.successor.successor`);
     returns its version then. It may have that structure already.
 
-    ``keep``: columns that were dropped stay, without values in rows that come or change. Otherwise they go.
+    ``keep``: columns that were dropped stay, without values in rows that come or change. Otherwise they go. Rows of
+    leaves that ``after`` lacks go; then the columns are the same.
     """
     found = Mirror(layout, identity, after.name)
     if found.snapshot_lsn is None:
@@ -66,7 +68,10 @@ def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, 
     columns = _sourced(delta, before, after, keep)
     structure = {STRUCTURE: json.dumps({"copy": mirror.snapshot_lsn, "table": after.to_json()})}
     passed(FaultPoint.RESHAPE_COMMITTING)
-    if _same_rows(delta, columns) and not (needs_column_mapping([c.name for c in columns]) and not mirror.mapped):
+    stay = {leaf.oid for leaf in after.leaves}
+    if gone := [leaf for leaf in before.leaves if leaf.oid not in stay]:
+        version = without_leaves(spark, mirror, delta, before, gone, structure)
+    elif _same_rows(delta, columns) and not (needs_column_mapping([c.name for c in columns]) and not mirror.mapped):
         version = _with_more(delta, columns, structure)
     else:
         version = _with_rows(spark, mirror, delta, before, after, columns, structure)

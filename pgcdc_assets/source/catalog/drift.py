@@ -18,6 +18,8 @@ class Remedy(StrEnum):
 
     COPY = "copy"
     """Rows came or went that the stream never carried: the table must be copied again."""
+    PARTITIONS = "partitions"
+    """Partitions came or went: followed if those that came have no rows, else copied again."""
     SET_ASIDE = "set_aside"
     """The table cannot be followed exactly: wait for the user's decision."""
     FOLLOW = "follow"
@@ -69,7 +71,7 @@ def _publication(before: Table, now: Table) -> Iterator[Drift]:
         yield Drift(before.name, DriftKind.REPUBLISHED, Remedy.COPY, what)
     elif before.row_filter != now.row_filter:
         yield Drift(before.name, DriftKind.REPUBLISHED, Remedy.COPY, "its publication's row filter changed")
-    elif before.schema_rows and now.schema_rows and before.schema_rows != now.schema_rows:
+    elif _altered_marks(before.schema_rows, now.schema_rows):
         what = "was in another schema meanwhile, which its publication does not publish: changes may be missing"
         yield Drift(before.name, DriftKind.REPUBLISHED, Remedy.COPY, what)
 
@@ -77,9 +79,16 @@ def _publication(before: Table, now: Table) -> Iterator[Drift]:
 def _partitions(before: Table, now: Table) -> Iterator[Drift]:
     """ATTACH adds rows and DETACH removes some, and the stream carries neither."""
     old, new = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
-    for oid in sorted(old.keys() ^ new.keys()):
-        what = f"lost partition {old[oid].name}" if oid in old else f"has a new partition {new[oid].name}"
-        yield Drift(before.name, DriftKind.PARTITIONS, Remedy.COPY, what)
+    # The mirror tells rows of a leaf by the name that it had when it came; via the root it does not know them.
+    unknown = before.via_root or now.via_root
+    for oid in sorted(old.keys() - new.keys()):
+        remedy = Remedy.COPY if unknown else Remedy.PARTITIONS
+        yield Drift(before.name, DriftKind.PARTITIONS, remedy, f"lost partition {old[oid].name}")
+    names = {old[oid].name for oid in old.keys() & new.keys()}
+    left = before.lineage.left if before.lineage is not None else ()
+    for oid in sorted(new.keys() - old.keys()):
+        remedy = Remedy.COPY if oid in left or new[oid].name in names else Remedy.PARTITIONS
+        yield Drift(before.name, DriftKind.PARTITIONS, remedy, f"has a new partition {new[oid].name}")
     for oid in sorted(old.keys() & new.keys()):
         was, is_ = old[oid].attached, new[oid].attached
         if was and is_ and was != is_:
@@ -131,10 +140,15 @@ def _stores(table: Table) -> dict[int, Table | Leaf]:
 
 def altered_columns(before: str, now: str) -> bool:
     """Whether the pg_attribute row of a column that is in both marks (:attr:`Table.column_rows`) was written anew."""
+    return _altered_marks(before, now)
+
+
+def _altered_marks(before: str, now: str) -> bool:
+    """Whether a row of the catalog that is in both marks (``number:xmin`` each) was written anew."""
     if before == now:
         return False
     old, new = (dict(mark.split(":") for mark in marks.split()) for marks in (before, now))
-    return any(old[attnum] != new[attnum] for attnum in old.keys() & new.keys())
+    return any(old[number] != new[number] for number in old.keys() & new.keys())
 
 
 def _labels(before: Table, now: Table) -> Iterator[Drift]:

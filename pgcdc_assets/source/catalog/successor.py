@@ -32,6 +32,22 @@ def successor(before: Table, now: Table, since: Lsn) -> Table | str:
     return replace(now, columns=_with_missing(before, now), lineage=follows)
 
 
+def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
+    """The table as its mirror goes on where partitions came, without a row, or went, and nothing else has changed.
+
+    ``before``, ``now``, ``since``: as of :func:`successor`. Leaves that stay are as the mirror knows them.
+    """
+    lineage = before.lineage or Lineage(0, before.highest_attnum, 0)
+    known = {leaf.oid: leaf for leaf in before.leaves}
+    leaves = tuple(known.get(leaf.oid, leaf) for leaf in now.leaves)
+    left = tuple(known.keys() - {leaf.oid for leaf in now.leaves})
+    follows = Lineage(lineage.number + 1, lineage.copied, max(int(since), lineage.since), (), (*lineage.left, *left))
+    return replace(
+        before, leaves=leaves, lineage=follows, pages=now.pages, rows=now.rows,
+        publication_rows=now.publication_rows, schema_rows=now.schema_rows,
+    )  # fmt: skip
+
+
 def _with_missing(before: Table, now: Table) -> tuple[Column, ...]:
     """The columns with the values of older rows as they were first seen: VACUUM FULL writes them into the rows, and
     PostgreSQL forgets them. Rows of before are still in the log."""

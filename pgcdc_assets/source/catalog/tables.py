@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -139,6 +139,20 @@ def read_leaves(conn: psycopg.Connection[Any], roots: Iterable[int]) -> dict[int
     for root, leaf in conn.execute(_LEAVES, [wanted]) if wanted else ():
         found[root].append(leaf)
     return {root: tuple(sorted(leaves)) for root, leaves in found.items()}
+
+
+def without_rows(conn: psycopg.Connection[Any], relation: int) -> bool:
+    """Whether a relation has no page: then no transaction has a row in it. False for one that is locked or gone.
+
+    No lock is held beside this one, and nobody is waited for longer than briefly.
+    """
+    if conn.info.transaction_status != TransactionStatus.IDLE:
+        raise ValueError("a lock would be held until the end of the transaction that is open")
+    with suppress(psycopg.errors.LockNotAvailable), conn.transaction():
+        conn.execute("SET LOCAL lock_timeout = '100ms'")
+        row = conn.execute("SELECT pg_catalog.pg_relation_size(%s::oid)", [relation]).fetchone()
+        return row is not None and row[0] == 0
+    return False
 
 
 def read_tables(
@@ -316,6 +330,7 @@ class _Assembly:
             identity_key=relation.attnums(relation.identity.carried),
             relfilenode=relation.relfilenode,
             partitioned=relation.partitioned,
+            via_root=relation.partitioned and sender == relation.oid,
             leaves=tuple(self._leaf(leaf, sender == relation.oid) for leaf in sorted(storage, key=lambda r: r.name)),
             row_filter=entry.row_filter if entry else None,
             updates_seen=seen,
