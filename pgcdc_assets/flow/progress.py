@@ -19,7 +19,7 @@ from pgcdc_assets.errors import LakeError, NotRepairable, UnknownTable, UsageErr
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.flow.naming import Naming
-from pgcdc_assets.flow.standing import Standing, TableProgress
+from pgcdc_assets.flow.standing import Standings, TableProgress
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import TableStates
@@ -32,12 +32,12 @@ class TablesProgress:
     def __init__(self, layout: Layout, catalog: Catalog, target: Target, log_began: Lsn, log_start: Lsn) -> None:
         self._target = target
         self.states = TableStates(layout)
-        self._standing = Standing(target, self.states, log_began, log_start)
+        self._standings = Standings(target, self.states, log_began, log_start)
         self.points = ConsistentPoints(layout)
         rows = self.states.all()
         self.recovered = target.recover(rows)
         """Names of the files, by place, that a power cut left torn in the mirrors, and that were put aside."""
-        self._tables = {table.name: self._standing.load(table, rows) for table in catalog.tables}
+        self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
         self.naming = Naming(self._left_behind() | {entry.table.name for entry in self.renamed_tables()})
         self._note_changed()
 
@@ -122,7 +122,7 @@ class TablesProgress:
 
     def log_cut(self, start: Lsn) -> None:
         """Note where the log begins now: a mirror below, found again, can no longer be followed."""
-        self._standing.log_start = start
+        self._standings.log_start = start
 
     @property
     def _newest_names(self) -> set[TableName]:
@@ -143,9 +143,10 @@ class TablesProgress:
 
     def request_copy(self, tables: Sequence[TableName]) -> None:
         """Have the next copy include these tables again."""
-        for name in tables:
-            entry = replace(self[name], state=TableState.WAITING, reason=None, refused=False, former=None)
-            self._tables[name] = entry
+        asked = [self[name] for name in tables]
+        for entry in asked:
+            waiting = replace(entry, state=TableState.WAITING, reason=None, refused=False, former=None)
+            self._tables[entry.table.name] = waiting
 
     def heal(self, tables: Sequence[TableName]) -> None:
         """Follow tables again that were set aside, from where their mirrors stand: the log has held their changes.
@@ -167,8 +168,8 @@ class TablesProgress:
         held, copied_anew = self._target.standing(name), f"copy it anew: `pgcdc snapshot {name.shell}`"
         if held is None:
             raise NotRepairable("has no copy", thing=f"mirror {name}", do=copied_anew)
-        if not self._standing.in_log(held):
-            what = f"stands at {held.replay_lsn}, and the log begins at {self._standing.log_begins}"
+        if not self._standings.in_log(held):
+            what = f"stands at {held.replay_lsn}, and the log begins at {self._standings.log_begins}"
             raise NotRepairable(what, thing=f"mirror {name}", lsn=held.replay_lsn, do=copied_anew)
         return replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=held.version,
                        reason=None)  # fmt: skip
@@ -239,7 +240,7 @@ class TablesProgress:
         self._tables[name] = replace(entry, reshaping=False)
         if entry.former != former or entry.state is not TableState.WAITING:
             return False
-        if held is None or not self._standing.in_log(held):
+        if held is None or not self._standings.in_log(held):
             self.request_copy([name])
             return False
         self._target.settle({name: version})
@@ -289,7 +290,7 @@ class TablesProgress:
         new = [table for table in published if table.name not in self._tables]
         rows = self.states.all() if new else {}
         for table in new:
-            self._tables[table.name] = self._standing.load(table, rows)
+            self._tables[table.name] = self._standings.load(table, rows)
             self.naming.found(table.name)
         return [table.name for table in new]
 
@@ -329,8 +330,9 @@ class TablesProgress:
         followed any more: there they are as they were before."""
         if newest is None or newest.replay_lsn != lsn:
             return None
-        names = {name for name in newest.tables
-                 if name not in self._tables or _changes_after(self._tables[name], lsn)}  # fmt: skip
+        left = newest.tables.keys() - self._tables.keys()
+        changed = {entry.table.name for entry in self.followed() if _changes_after(entry, lsn)}
+        names = left | (changed & newest.tables.keys())
         return replace(
             newest,
             tables={name: newest.tables[name] for name in names},

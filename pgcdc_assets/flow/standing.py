@@ -34,7 +34,7 @@ class TableProgress:
     ``replay_lsn``."""
 
 
-class Standing:
+class Standings:
     """A mirror can no longer be followed if it was copied before the log began, or stands below the position at which
     retention has cut off the log."""
 

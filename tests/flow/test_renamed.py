@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets import Lake
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import UnknownTable, UsageError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
@@ -20,6 +21,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
+from tests.flow.test_serving import following
 from tests.flow.test_sync import Rig, T, rig_of
 
 pytestmark = pytest.mark.spark
@@ -53,6 +55,19 @@ def test_a_mirror_goes_on_under_the_new_name(rig: Rig) -> None:
     assert (told.table, told.what, told.before.name) == (W, "was called public.t", T)
     rig.commit("UPDATE w SET v = v || '!'", "TRUNCATE u")
     rig.sync()
+    rig.assert_equal("public.w", "public.u")
+
+
+def test_below_the_look_the_new_name_is_not_listed(rig: Rig) -> None:
+    """Where the log ended, the table had its old name."""
+    before = rig.commit("UPDATE t SET v = 'y' WHERE id = 1")
+    rig.commit("ALTER TABLE t RENAME TO w")
+    rig.sync(until=before)
+    newest = ConsistentPoints(rig.settings.layout).newest()
+    assert newest is not None
+    assert set(newest.tables) == {TableName("public", "u")}
+    rig.sync()
+    assert _listed(rig, W)
     rig.assert_equal("public.w", "public.u")
 
 
@@ -130,3 +145,32 @@ def test_a_mirror_whose_files_are_gone_is_copied(rig: Rig) -> None:
 def _listed(rig: Rig, name: TableName) -> bool:
     newest = ConsistentPoints(rig.settings.layout).newest()
     return newest is not None and name in newest.tables
+
+
+def test_what_a_renamed_table_leaves_is_deleted_by_a_word(rig: Rig) -> None:
+    with pytest.raises(UsageError, match="is followed"):
+        rig.engine("forget").forget([T])
+    rig.commit("ALTER TABLE t RENAME TO w")
+    rig.sync()
+    with pytest.raises(UnknownTable, match="nope"):
+        rig.engine("forget").forget([T, TableName("public", "nope")])
+    assert path_of(rig.settings.layout.mirror(T)).exists()
+    (gone,) = rig.engine("forget").forget([T]).tables
+    assert gone.files > 5
+    assert not path_of(rig.settings.layout.mirror(T)).exists()
+    assert not path_of(rig.settings.layout.changes(T)).exists()
+    rig.commit("UPDATE w SET v = 'still followed'", "ALTER TABLE w RENAME TO t")
+    rig.sync()
+    rig.assert_equal()
+    assert len(rig.observer.copies) == 2
+
+
+def test_a_running_sync_deletes_what_it_is_asked_to(rig: Rig) -> None:
+    rig.commit("ALTER TABLE t RENAME TO w")
+    with following(rig):
+        wait_for(partial(_listed, rig, W), what="a point that lists w")
+        (gone,) = rig.engine("forget").forget([T]).tables
+        assert gone.table == T
+        with pytest.raises(UsageError, match="is followed"):
+            rig.engine("forget").forget([W])
+    assert not path_of(rig.settings.layout.mirror(T)).exists()

@@ -1,0 +1,100 @@
+"""A mirror goes on at another place: its rows, deletions and position, without what either place held before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyroaring import BitMap64
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.commit import FileChange, commit_change
+from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.store import storage
+from pgcdc_assets.store.local import path_of
+from tests.deltatables import commit, live_files, opened
+from tests.flow.mirrors import delta_target
+from tests.mirror.test_reshape import NAME, OWNER, ROWS, T, made, rows
+
+NEW = TableName("else", "new")
+FEW: list[list[str | None]] = [["9"], ["nine"], ["9.00"]]
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Mirror:
+    """At 20, with a deleted row."""
+    found = made(tmp_path)
+    delta = opened(found.path)
+    gone = {delta.files[0].path: BitMap64([1])}
+    commit_change(delta, FileChange([], gone), {f"{OWNER.app_id()}/{Lsn(10):X}": 20}, {})
+    return found.again()
+
+
+def _target(mirror: Mirror) -> DeltaTarget:
+    return delta_target(mirror._layout, OWNER)
+
+
+def test_rows_deletions_and_position(mirror: Mirror) -> None:
+    target = _target(mirror)
+    version = target.rename(NAME, NEW, mirror.version, Lsn(30))
+    held = target.standing(NEW)
+    assert held is not None
+    assert (held.snapshot_lsn, held.replay_lsn, held.version) == (Lsn(30), Lsn(30), version)
+    there = Mirror(mirror._layout, OWNER, NEW)
+    assert rows(there) == rows(mirror)
+    assert len(rows(there)) == len(ROWS[0]) - 1
+    target.forget(NAME)
+    assert len(rows(there)) == len(ROWS[0]) - 1, "its files are its own"
+
+
+def test_the_version_that_was_looked_at(mirror: Mirror) -> None:
+    """The old name may have got another table's rows since."""
+    seen, expected = mirror.version, rows(mirror)
+    commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 40})
+    _target(mirror).rename(NAME, NEW, seen, Lsn(30))
+    assert rows(Mirror(mirror._layout, OWNER, NEW)) == expected
+
+
+def test_there_and_back(mirror: Mirror) -> None:
+    """The old place holds some of the files already, and versions of before stay readable."""
+    target, expected, seen = _target(mirror), rows(mirror), mirror.version
+    target.rename(NAME, NEW, seen, Lsn(30))
+    back = target.rename(NEW, NAME, target.version(NEW), Lsn(50))
+    assert rows(mirror.again()) == expected == rows(mirror, seen)
+    actions = storage.read(mirror.path / "_delta_log" / f"{back:020d}.json").decode()
+    assert '"add"' not in actions, "what both have is neither removed nor added"
+    assert '"remove"' not in actions
+
+
+def test_a_run_that_died_before_the_commit(mirror: Mirror) -> None:
+    """It left the folder, an empty table, and half a copy of a file."""
+    target, expected = _target(mirror), rows(mirror)
+    target.rename(NAME, NEW, mirror.version, Lsn(30))
+    there = Mirror(mirror._layout, OWNER, NEW).path
+    (path_of(there) / "_delta_log" / f"{1:020d}.json").unlink()
+    (file,) = live_files(mirror.path)
+    (path_of(there) / file.path).unlink()
+    (path_of(there) / file.path).write_bytes(b"PAR1")
+    target.rename(NAME, NEW, mirror.version, Lsn(30))
+    assert rows(Mirror(mirror._layout, OWNER, NEW)) == expected
+
+
+def test_what_stood_there_is_replaced(mirror: Mirror, tmp_path: Path) -> None:
+    """A table of that name was followed once."""
+    other = made(tmp_path / "other", T, FEW)
+    storage.move_folder(other.path, mirror._layout.mirror(NEW))
+    target, expected = _target(mirror), rows(mirror)
+    target.rename(NAME, NEW, mirror.version, Lsn(30))
+    assert rows(Mirror(mirror._layout, OWNER, NEW)) == expected
+
+
+def test_a_mirror_is_forgotten_whole(mirror: Mirror) -> None:
+    target = _target(mirror)
+    assert target.keeps(NAME)
+    freed = target.forget(NAME)
+    assert freed.files >= 5
+    assert freed.bytes > 0
+    assert not target.keeps(NAME)
+    assert not path_of(mirror.path).exists() or not any(path_of(mirror.path).rglob("*.*"))
