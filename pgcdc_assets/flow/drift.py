@@ -76,7 +76,7 @@ def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, p
         work.progress.request_copy([name])
     elif copy or (parts and not readable):
         work.progress.must_copy(name, work.log.position(), (copy or parts or found[0]).what)
-    elif live is None or entry.reshaping or (paused and work.settings.schema_changes != "set_aside"):
+    elif live is None or entry.reshaping or (paused and (parts or work.settings.schema_changes != "set_aside")):
         return
     elif aside := _first(found, Remedy.SET_ASIDE):
         restructure(work, entry, live, look.now(), aside.what)

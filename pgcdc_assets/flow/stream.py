@@ -10,12 +10,15 @@ import psycopg
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import Event, EventName
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.source.catalog.tables import without_rows
 from pgcdc_assets.source.positions import boundary, flush_lsn
+from pgcdc_assets.source.setup.publications import publish_new
 
 
 class LogStream:
@@ -91,6 +94,10 @@ class LogStream:
     def look(self, catalog: Catalog, patterns: Sequence[str]) -> CatalogLook:
         """The catalog's tables as the source has them now."""
         return CatalogLook.now(self._conn, catalog.publications, patterns, catalog.tables)
+
+    def publish_new(self, settings: Settings) -> list[TableName]:
+        """Publish the tables that came since, and that the setting ``tables`` means; returns their names."""
+        return publish_new(self._conn, settings.publication, settings.slot, settings.tables)
 
     def without_rows(self, relation: int) -> bool:
         """Whether a relation certainly has no row now."""

@@ -111,8 +111,11 @@ class Sync:
         return moved
 
     def _watch(self) -> None:
-        """Look at the catalog, save it, and begin the copies that it, or an earlier run, asks for."""
+        """Publish what is new, look at the catalog, save it, and begin the copies that it, or an earlier run, asks
+        for."""
         self._copies.rested()
+        for name in self._stream.publish_new(self._work.settings):
+            self._work.observer.progress("watch", f"table {name}: came, and is published from now on")
         self._look()
         self._copies.begin()
 

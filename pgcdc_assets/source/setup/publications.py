@@ -6,6 +6,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ _LOCK_SECONDS = 2
 """lock_timeout for one table. Adding it waits for DDL, VACUUM or an index build on it (SHARE UPDATE EXCLUSIVE), not for
 writers. We hold no other lock meanwhile, so whoever waits behind us waits for those alone. An autovacuum gives way to a
 session that waits for longer than deadlock_timeout, a second by default."""
+_BRIEF_SECONDS = 0.1
+"""lock_timeout for a table that is listed while a run goes on, which tries again."""
 _PATIENCE_SECONDS = 30
 """Seconds to go on without a table that could be listed."""
 
@@ -116,6 +119,24 @@ def write_ours(
     return done + [f"tables of publication {one}" for one in sorted(changed) if f"publication {one}" not in done]
 
 
+def publish_new(conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str]) -> list[TableName]:
+    """List in our publications the tables that are meant and that neither lists yet; returns their names.
+
+    Nothing is done to a publication that somebody else made, nor where the role may not. A table that is locked is left
+    for the next call.
+    """
+    publication = read_publication(conn, name)
+    if publication is None or not made_by_us(publication, slot):
+        return []
+    pair = _Pair(name, inserts_name(name), patterns)
+    done: list[TableName] = []
+    for relation in pair.misplaced(conn):
+        with suppress(psycopg.errors.InsufficientPrivilege):
+            if not relation.listed and _settle(conn, pair, relation, _BRIEF_SECONDS):
+                done.append(relation.name)
+    return done
+
+
 def needed(conn: psycopg.Connection[Any], name: str, patterns: Sequence[str]) -> Changes:
     """The changes that :func:`write_ours` would make."""
     pair = _Pair(name, inserts_name(name), patterns)
@@ -195,11 +216,13 @@ def _lacking(conn: psycopg.Connection[Any], pair: _Pair) -> list[str]:
     return [name for name in pair.operations if read_publication(conn, name) is None]
 
 
-def _settle(conn: psycopg.Connection[Any], pair: _Pair, relation: _Listing) -> bool:
+def _settle(
+    conn: psycopg.Connection[Any], pair: _Pair, relation: _Listing, lock_seconds: float = _LOCK_SECONDS
+) -> bool:
     """List one relation where it belongs; returns False if it is locked, or changed meanwhile."""
     try:
         with conn.transaction() as scope:
-            conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(_LOCK_SECONDS * 1000)])
+            conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(int(lock_seconds * 1000))])
             for statement in _moves(relation):
                 conn.execute(statement)
             if any(one.oid == relation.oid for one in pair.misplaced(conn, relation.table)):

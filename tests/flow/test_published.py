@@ -1,0 +1,79 @@
+"""Tables that come after setup: a sync publishes those that the setting means, where the publication is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.setup.publications import publish_new
+from tests.end_to_end.command import wait_for
+from tests.fix_postgres import Database
+from tests.flow.test_serving import following, newest
+from tests.flow.test_sync import Rig, T, U, rig_of
+
+pytestmark = pytest.mark.spark
+
+NEW, KEYLESS = TableName("public", "new"), TableName("public", "keyless")
+
+
+@pytest.fixture
+def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.chdir(tmp_path)
+    name = f"s_{database.name}"[:60]
+    settings = Settings(
+        source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, range_seconds=1,
+        tables=("public.*", "-public.secret"),
+    )  # fmt: skip
+    with rig_of(database, spark, settings) as rig:
+        rig.setup()
+        rig.sync()
+        yield rig
+
+
+def test_a_table_that_came_is_published_and_copied(rig: Rig) -> None:
+    """One without a usable identity for inserts alone, so that nobody's UPDATE fails; one that is left out not."""
+    rig.commit(
+        "CREATE TABLE new (id int PRIMARY KEY, v text)", "INSERT INTO new VALUES (1, 'before')",
+        "CREATE TABLE keyless (v text)", "CREATE TABLE secret (id int PRIMARY KEY)", "CREATE SCHEMA other",
+        "CREATE TABLE other.t (id int PRIMARY KEY)",
+    )  # fmt: skip
+    rig.sync()
+    rig.commit("INSERT INTO new VALUES (2, 'after')", "INSERT INTO keyless VALUES ('x')", "UPDATE keyless SET v = 'y'")
+    rig.sync()
+    rig.assert_equal("public.new", "public.t", "public.u")
+    assert set(newest(rig).tables) == {T, U, NEW, KEYLESS}
+    rig.commit("DELETE FROM keyless")
+
+
+def test_a_run_that_follows_takes_it_up(rig: Rig) -> None:
+    with following(rig):
+        rig.commit("CREATE TABLE new (id int PRIMARY KEY, v text)", "INSERT INTO new VALUES (1, 'before')")
+        wait_for(lambda: NEW in newest(rig).tables, what="a point that lists it")
+    rig.sync()
+    rig.assert_equal("public.new", "public.t", "public.u")
+
+
+def test_a_table_that_is_locked_is_left_for_later(rig: Rig, database: Database) -> None:
+    rig.commit("CREATE TABLE new (id int PRIMARY KEY)")
+    args = (rig.settings.publication, rig.settings.slot, rig.settings.tables)
+    with database.connect() as other, database.connect() as conn:
+        with other.transaction():
+            other.execute("LOCK TABLE new IN SHARE UPDATE EXCLUSIVE MODE")
+            assert publish_new(conn, *args) == []
+        assert publish_new(conn, *args) == [NEW]
+        assert publish_new(conn, *args) == []
+
+
+def test_nothing_is_added_without_the_right_or_to_another_s_publication(rig: Rig, database: Database) -> None:
+    rig.commit("CREATE TABLE new (id int PRIMARY KEY)", f"CREATE ROLE r_{database.name}",
+               "CREATE PUBLICATION theirs FOR TABLE t")  # fmt: skip
+    with database.connect() as conn:
+        conn.execute(f"SET ROLE r_{database.name}".encode())
+        assert publish_new(conn, rig.settings.publication, rig.settings.slot, rig.settings.tables) == []
+        conn.execute("RESET ROLE")
+        assert publish_new(conn, "theirs", rig.settings.slot, rig.settings.tables) == []
