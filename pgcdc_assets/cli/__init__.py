@@ -6,7 +6,7 @@ status_verify  status, verify                   maintenance maintain
 up          up                                  codeserver  code-server
 demo        demo                                forget      forget
 sentinel    until, pause, resume, positions
-pack        pack
+pack        pack                                reloading   definitions loaded again as tables come and go
 jobs        commands as runs of Dagster's jobs  console     progress for a person
 lines       lines of output, with odd characters made visible
 """

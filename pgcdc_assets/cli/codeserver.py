@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 
 import click
 
 from pgcdc_assets.cli.jobs import project_settings
+from pgcdc_assets.cli.reloading import Reloading, by_code_server
 from pgcdc_assets.cli.up import HOST, end, started
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.layout import Layout
@@ -38,10 +40,12 @@ def serve(layout: Layout, stop: threading.Event, host: str, port: int) -> None:
     """Run the server until ``stop`` is set; the runs that it starts end with it, at a boundary. Raises MachineError if
     it ends before."""
     command = ["code-server", "start", "--module-name", "pgcdc_assets.definitions", "--location-name", LOCATION]
+    reloading = Reloading(partial(by_code_server, host, port))
     process = started([*command, "--host", host, "--port", str(port), "--log-level", "warning"], sys.stderr)
     try:
         while not stop.wait(0.5):
             if process.poll() is not None:
                 raise MachineError(f"ended with code {process.returncode}", thing="Dagster's code server")
+            reloading.look()
     finally:
         end(process, layout)

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +21,7 @@ import click
 import psutil
 
 from pgcdc_assets.cli.jobs import environment
+from pgcdc_assets.cli.reloading import Reloading, by_webserver
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.demo import shop
@@ -66,6 +68,7 @@ def serve(layout: Layout, stop: threading.Event, host: str = HOST, port: int | N
     """Run Dagster's webserver and daemon until ``stop`` is set. Raises MachineError if they end before."""
     log = STATE_FOLDER.absolute() / "up.log"
     url = f"http://{host}:{port or free_port(host)}"
+    reloading = Reloading(partial(by_webserver, url))
     process = _start(log, url)
     try:
         _wait_until_ready(process, stop, url, log)
@@ -74,6 +77,7 @@ def serve(layout: Layout, stop: threading.Event, host: str = HOST, port: int | N
         while not stop.wait(0.5):
             if process.poll() is not None:
                 raise MachineError(f"ended with code {process.returncode}", thing="Dagster", do=f"see {log}")
+            reloading.look()
     finally:
         end(process, layout)
 

@@ -83,8 +83,11 @@ def _by_order(table: Table, shape: Shape) -> Table | Refusal:
         if column is None and attnum is not None:
             return Refusal(f"column {told.name!r} appeared, after others had changed")
     lacking = [column.name for column in table.key_columns if column.attnum not in columns]
-    if lacking or (not shape.forgotten and set(shape.key_attnums) != set(table.key)):
-        return Refusal(f"the key changed from ({_listed(c.name for c in table.key_columns)}) to ({_listed(shape.key)})")
+    key = {attnum for column, attnum in zip(shape.columns, columns, strict=True) if column in shape.told_key}
+    if not key:
+        key = set(table.key if shape.forgotten else shape.key_attnums)
+    if lacking or key != set(table.key):
+        return Refusal(_key_changed(table, shape))
     return table
 
 
@@ -133,11 +136,16 @@ def _other_key(table: Table, shape: Shape) -> str | None:
     if table.multiset and shape.replica_identity != "f":
         return "REPLICA IDENTITY is no longer FULL, and there is no key"
     key = {column.name for column in table.key_columns}
-    if not key or key == set(shape.key):
+    if not key or key == ({column.name for column in shape.told_key} or set(shape.key)):
         return None
     if shape.forgotten and key <= {column.name for column in shape.columns if column.key}:
         return None
-    return f"the key changed from ({_listed(key)}) to ({_listed(shape.key)})"
+    return _key_changed(table, shape)
+
+
+def _key_changed(table: Table, shape: Shape) -> str:
+    before, now = (_listed(column.name for column in columns) for columns in (table.key_columns, shape.told_key))
+    return f"the key changed from ({before}) to ({now or _listed(shape.key)})"
 
 
 def _other_columns(table: Table, shape: Shape, past: bool) -> str | None:

@@ -113,7 +113,8 @@ def _readable(work: Work, name: TableName) -> TableProgress:
 
 def _unreadable(entry: TableProgress) -> UsageError:
     name = entry.table.name
-    return UsageError(f"is {entry.state}, so no range of it can be worked on", thing=str(name),
+    what = str(entry.state).replace("_", " ")
+    return UsageError(f"is {what}, so no range of it can be worked on", thing=str(name),
                       do=f"copy it first: `pgcdc snapshot {name.shell}`")  # fmt: skip
 
 

@@ -163,7 +163,9 @@ class TablesProgress:
     def _healed(self, entry: TableProgress) -> TableProgress:
         name = entry.table.name
         if entry.state is not TableState.SET_ASIDE or entry.refused:
-            why = f"cannot be mirrored: {entry.reason}" if entry.refused else f"is {entry.state}, not set aside"
+            why = (
+                f"cannot be mirrored: {entry.reason}" if entry.refused else "is not set aside: nothing is to be healed"
+            )
             raise UsageError(why, thing=str(name))
         held, copied_anew = self._target.standing(name), f"copy it anew: `pgcdc snapshot {name.shell}`"
         if held is None:
@@ -213,6 +215,19 @@ class TablesProgress:
             version=entry.version if version is None else version,
         )
 
+    def rekeyed(self, name: TableName, since: Lsn) -> Lsn:
+        """Note that the table has another key, at ``since`` at the latest; returns up to where changes may have been
+        made under the one of before, which is where it was first seen."""
+        entry = self[name]
+        self._tables[name] = replace(entry, rekeyed=since if entry.rekeyed is None else entry.rekeyed)
+        return self._tables[name].rekeyed or since
+
+    @property
+    def under_another_key(self) -> bool:
+        """Whether a table has taken all that may have come under its mirror's key, and has another key by now."""
+        return any(entry.rekeyed is not None and entry.replay_lsn >= entry.rekeyed and not entry.reshaping
+                   for entry in self.followed())  # fmt: skip
+
     def reshaping(self, name: TableName) -> None:
         """Note that the structure of a table's mirror is being changed."""
         self._tables[name] = replace(self[name], reshaping=True)
@@ -220,7 +235,7 @@ class TablesProgress:
     def reshaped(self, table: Table, version: int) -> bool:
         """Note that a mirror has another structure; returns whether its table is still followed. It is made durable
         before its state: the structure tells how the rows that follow are to be read."""
-        entry = replace(self[table.name], reshaping=False)
+        entry = replace(self[table.name], reshaping=False, rekeyed=None)
         self._tables[table.name] = entry
         if not entry.state.readable:
             return False
@@ -256,6 +271,7 @@ class TablesProgress:
         """Note that a followed table still is as its mirror has it, but for its files: from now on, others again are
         new files, whatever made these."""
         entry = self[name]
+        self._tables[name] = entry = replace(entry, rekeyed=None)
         table = replace(entry.table, relfilenode=now.relfilenode, toast=now.toast, column_rows=now.column_rows)
         if table != entry.table:
             self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)

@@ -20,17 +20,19 @@ def restructure(work: Work, entry: TableProgress, now: Table, since: Lsn, what: 
     """Follow a table to the structure that the catalog shows ``now``, which it had at ``since`` at the latest.
 
     ``what``: the change, in words. It is found by the catalog, or by a row that came under another structure. If the
-    mirror has the new structure already and such rows still cannot be read, the table is copied.
+    mirror has the new structure already and such rows still cannot be read, the table is copied. Under another key it
+    goes on from the first row that came under that, or from where the catalog has shown it.
     """
     if work.settings.schema_changes == "set_aside":
         work.progress.put_aside(now.name, since, what)
         return
+    met = now.name in work.restructured
     after = successor(entry.table, now, since)
     if isinstance(after, str):
         copy_by_itself(work, entry, now, since, f"{what} ({after})" if after not in what else what)
     elif entry.table.lineage is not None and alike(entry.table, now):
         copy_by_itself(work, entry, now, since, what)
-    else:
+    elif after.key == entry.table.key or met or entry.replay_lsn >= work.progress.rekeyed(now.name, since):
         work.progress.reshaping(after.name)
         work.reshapes.begin(entry.table, after, what, keep_dropped=work.settings.dropped_columns == "keep")
 

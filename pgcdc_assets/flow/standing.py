@@ -29,6 +29,8 @@ class TableProgress:
     reshaping: bool = False
     """Its mirror's structure, or place, is being changed: nothing is applied to it, and no copy begins, before that has
     ended."""
+    rekeyed: Lsn | None = None
+    """Set once the catalog has shown another key: changes up to here may have been made under the key of the mirror."""
     former: TableName | None = None
     """The name under which the mirror stands that is to go on as this table's, in place of a copy: in ``version``, at
     ``replay_lsn``."""

@@ -283,7 +283,7 @@ class Sync:
 
     def _go_on_restructured(self) -> None:
         """Look up the structures and partitions of which rows have come; the next turn goes on with them."""
-        if self._work.restructured or self._work.astray:
+        if self._work.restructured or self._work.astray or self._work.progress.under_another_key:
             self._look()
             if not self._stream.arrived:
                 self._copies.begin()

@@ -108,6 +108,12 @@ class Shape:
         )
 
     @property
+    def told_key(self) -> tuple[ShapeColumn, ...]:
+        """The columns of the primary key, if the message itself tells them: under the default identity it flags these.
+        The catalog, which was asked later, may have had another key by then. Empty if it does not."""
+        return tuple(column for column in self.columns if column.key) if self.replica_identity == "d" else ()
+
+    @property
     def forgotten(self) -> bool:
         """Whether the relation was dropped before the catalog could be asked."""
         return self.catalog_name is None

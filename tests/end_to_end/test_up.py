@@ -74,6 +74,20 @@ def test_ranges_are_contiguous_and_each_table_is_copied_once(up: Served) -> None
 
 
 @pytest.mark.takes(40)
+def test_a_table_that_comes_appears_in_the_graph(up: Served) -> None:
+    """And the run that has found it goes on, whose code was loaded again meanwhile."""
+    nodes = "{ assetNodes { assetKey { path } } }"
+    with up.connect() as conn:
+        conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY, wish text)")
+    up.wait(lambda: bool(up.materialised("snapshot", "public", "wishes")), "its copy")
+    there = {"assetKey": {"path": ["public", "wishes"]}}
+    up.wait(lambda: there in up.ask(nodes)["assetNodes"], "its assets in the graph", seconds=60)
+    up.follow("INSERT INTO public.wishes VALUES (1, 'peace')")
+    with up.connect() as conn:
+        assert_equal(conn, up.project.lake, "public.wishes")
+
+
+@pytest.mark.takes(40)
 def test_checks_are_of_the_newest_materialisation(up: Served) -> None:
     """Else the UI shows them as not evaluated."""
     up.follow("UPDATE public.customers SET credit = credit + 1 WHERE id = 1")

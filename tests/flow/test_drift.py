@@ -85,22 +85,22 @@ def test_a_table_set_aside_waits_for_a_word_where_that_is_wanted(work: Work) -> 
 
 
 def test_a_structure_that_rows_do_not_tell_is_copied_by_itself(work: Work) -> None:
-    _watched(work, [A, replace(B, key=(2,))])
+    _watched(work, [A, replace(B, key=())])
     assert (work.progress[B.name].state, work.progress[B.name].reason) == (TableState.WAITING, "its key changed")
 
 
 def test_a_large_table_waits_for_a_word(work: Work) -> None:
     work.settings = work.settings.model_copy(update={"recopy_bytes": 1 << 20})
-    _watched(work, [A, replace(B, key=(2,), pages=129)])
+    _watched(work, [A, replace(B, key=(), pages=129)])
     entry = work.progress[B.name]
     assert entry.state is TableState.SET_ASIDE
     assert entry.reason == "its key changed; it has 1 MiB, more than `recopy_bytes`, and waits for a word"
 
 
 def test_nothing_follows_a_structure_while_applying_is_paused(work: Work) -> None:
-    _watched(work, [A, replace(B, key=(2,))], paused=True)
+    _watched(work, [A, replace(B, key=())], paused=True)
     assert work.progress[B.name].state is TableState.CATCHING_UP
-    _watched(work, [A, replace(B, key=(2,))])
+    _watched(work, [A, replace(B, key=())])
     assert work.progress[B.name].state is TableState.WAITING
 
 

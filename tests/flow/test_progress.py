@@ -164,7 +164,7 @@ def test_a_table_that_was_set_aside_goes_on_from_the_log(progress: TablesProgres
     for table in (A, B):
         progress.copied(table, Lsn(10), 2)
     progress.put_aside(B.name, Lsn(20), "the mirror lacks a row")
-    with pytest.raises(UsageError, match="is catching_up, not set aside"):
+    with pytest.raises(UsageError, match="is not set aside: nothing is to be healed"):
         progress.heal([A.name])
     progress.heal([B.name])
     healed = progress[B.name]

@@ -122,3 +122,80 @@ def test_a_range_by_hand_does_not_pass_over_another_structure(rig: Rig) -> None:
     assert row.state is TableState.CATCHING_UP
     rig.sync()
     rig.assert_equal()
+
+
+_OTHER_KEY = (
+    "ALTER TABLE t ALTER v SET NOT NULL", "ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (v)"
+)  # fmt: skip
+
+
+def test_another_key(rig: Rig) -> None:
+    """Changes under the old key, then under the new one, before anybody looks; then further on."""
+    rig.commit(
+        "UPDATE t SET v = 'one' WHERE id = 1", "DELETE FROM t WHERE id = 2", "UPDATE t SET id = 103 WHERE id = 3"
+    )
+    rig.commit(*_OTHER_KEY)
+    rig.commit(
+        "UPDATE t SET id = 7 WHERE v = 'one'", "DELETE FROM t WHERE v = 'v9'", "UPDATE t SET v = 'x' WHERE id = 20"
+    )
+    rig.commit("INSERT INTO t VALUES (7, 'of the same number', NULL)", "UPDATE t SET id = id + 1 WHERE v = 'v30'")
+    rig.sync()
+    rig.commit("DELETE FROM t WHERE id = 7 AND v = 'one'", "UPDATE t SET v = 'y' WHERE v = 'x'")
+    rig.sync()
+    rig.assert_equal()
+    assert len(rig.observer.copies) == 2
+    assert [one.what for one in rig.observer.structures] == ["its key changed"]
+
+
+def test_a_key_of_another_type(rig: Rig) -> None:
+    """As one gets from int to bigint without a rewrite: another column, filled, takes name and key of the first."""
+    rig.commit("ALTER TABLE t ADD id2 bigint", "UPDATE t SET id2 = id")
+    rig.commit("INSERT INTO t VALUES (200, 'both', NULL, 200)", "UPDATE t SET v = 'z' WHERE id = 3")
+    rig.commit("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ALTER id DROP NOT NULL",
+               "ALTER TABLE t RENAME id TO old", "ALTER TABLE t RENAME id2 TO id",
+               "ALTER TABLE t ADD PRIMARY KEY (id)")  # fmt: skip
+    rig.commit("UPDATE t SET id = 5000000000 WHERE old = 5", "DELETE FROM t WHERE id = 6", "UPDATE t SET old = NULL")
+    rig.sync()
+    rig.commit("ALTER TABLE t DROP old", "INSERT INTO t (id, v) VALUES (6, 'new')")
+    rig.sync()
+    rig.assert_equal()
+    assert len(rig.observer.copies) == 2
+
+
+def test_another_key_and_back_while_a_run_follows(rig: Rig) -> None:
+    """Without a row in between: the table is listed again once the catalog has been looked at."""
+    bounds = Bounds(follow=True)
+    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
+    run.start()
+    try:
+        rig.commit(*_OTHER_KEY)
+        _until(lambda: len(rig.observer.structures) == 1)
+        rig.commit("UPDATE t SET id = 5 WHERE v = 'v4'")
+        _until(lambda: _equal(rig))
+        rig.commit(
+            "DELETE FROM t WHERE v = 'v4'", "ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (id)"
+        )
+        _until(lambda: len(rig.observer.structures) == 2)
+    finally:
+        bounds.stop.set()
+        run.join(SECONDS)
+    assert not run.is_alive()
+    rig.sync()
+    rig.assert_equal()
+    assert len(rig.observer.copies) == 2
+
+
+def test_changes_under_both_keys_in_one_transaction_have_the_table_copied(rig: Rig) -> None:
+    rig.commit("UPDATE t SET v = 'a' WHERE id = 1", *_OTHER_KEY, "UPDATE t SET id = 500 WHERE v = 'a'")
+    for _ in range(2):
+        rig.sync()
+    rig.assert_equal()
+    assert [copy.table for copy in rig.observer.copies[2:]] == [T]
+
+
+def _equal(rig: Rig) -> bool:
+    try:
+        rig.assert_equal()
+    except AssertionError:
+        return False
+    return True

@@ -4,14 +4,15 @@ Pure. A mirror's rows can follow where the source's catalog proves what each of 
 
 - a column is the same one if it has the same attnum, whatever its name is;
 - a column that was added without a rewrite has in all older rows the one value of ``attmissingval`` (none: NULL);
-- a relfilenode that is still the same proves that PostgreSQL rewrote nothing.
+- a relfilenode that is still the same proves that PostgreSQL rewrote nothing;
+- another key tells the same rows apart, from the first change on that was made under it.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from pgcdc_assets.core.catalog import Column, Lineage, Table
+from pgcdc_assets.core.catalog import Column, Lineage, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.protocol.text.widening import keeps_text
 
@@ -21,6 +22,9 @@ def successor(before: Table, now: Table, since: Lsn) -> Table | str:
 
     ``before``: as the mirror has it. ``now``: as the catalog shows it, which the source did at ``since`` at the latest.
     """
+    if before.key != now.key and _columns(before) != _columns(now) and before.key and _held(now) >= set(before.key):
+        # One after the other: rows may have come under the new columns and the old key.
+        now = replace(now, key=before.key)
     reason = _beyond_following(before, now)
     if reason is not None:
         return reason
@@ -48,6 +52,15 @@ def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
     )  # fmt: skip
 
 
+def _held(table: Table) -> set[int]:
+    """The attnums of the table's columns."""
+    return {column.attnum for column in table.columns}
+
+
+def _columns(table: Table) -> list[tuple[int, str, PgType]]:
+    return [(column.attnum, column.name, column.type) for column in table.columns]
+
+
 def _with_missing(before: Table, now: Table) -> tuple[Column, ...]:
     """The columns with the values of older rows as they were first seen: VACUUM FULL writes them into the rows, and
     PostgreSQL forgets them. Rows of before are still in the log."""
@@ -69,13 +82,18 @@ def _beyond_following(before: Table, now: Table) -> str | None:
         return "its structure changed, and rows of partitions cannot be told apart by it"
     if before.multiset or now.multiset:
         return "its structure changed, and it has no key by which rows could be told apart"
-    if before.updates_seen != now.updates_seen or before.key != now.key:
+    if before.updates_seen != now.updates_seen or not _keyed(before, now):
         return "its key changed"
     if before.relfilenode != now.relfilenode:
         return "its rows were rewritten"
     if not now.live or not before.live:
         return "its structure changed since an earlier version copied it"
     return _of_columns(before, now)
+
+
+def _keyed(before: Table, now: Table) -> bool:
+    """Whether the mirror has the columns of the key that the table has now, if it is another one than before."""
+    return before.key == now.key or (bool(before.key and now.key) and _held(before) >= set(now.key))
 
 
 def _of_columns(before: Table, now: Table) -> str | None:
