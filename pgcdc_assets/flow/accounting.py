@@ -29,6 +29,7 @@ class Why(StrEnum):
 
     LEFT_OUT = "the setting `tables` leaves it out"
     COPY = "its table waits for a copy, which will hold them"
+    RENAMED = "its table was renamed, and its mirror takes them under the new name"
     SET_ASIDE = "its table is set aside"
     LEFT = "its partition went, and its rows with it"
     UNKNOWN = "it belongs to no table that is followed"
@@ -80,11 +81,11 @@ def _rows(batch: BatchSummary, relation: int) -> int:
 
 def _why(work: Work, every: Router, shape: Shape) -> Why:
     place = every.place(shape)
-    states = {work.progress[name].state for name in place.concerned}
-    if TableState.SET_ASIDE in states:
+    entries = [work.progress[name] for name in place.concerned]
+    if any(entry.state is TableState.SET_ASIDE for entry in entries):
         return Why.SET_ASIDE
-    if states:
-        return Why.COPY
+    if entries:
+        return Why.RENAMED if all(entry.former for entry in entries) else Why.COPY
     if any(shape.relation_id in known_leaves(entry.table) for entry in work.progress):
         return Why.LEFT
     meant = TablePatterns.parse(work.settings.tables).match(shape.root or shape.table)
