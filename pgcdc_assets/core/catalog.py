@@ -188,8 +188,11 @@ class Table:
 
     @property
     def structure(self) -> str:
-        """Which structure this is of all that the table ever had; ``0`` for that of any copy."""
-        return "0" if self.lineage is None else f"{self.lineage.number}@{self.lineage.since:X}"
+        """Which structure its columns have of all that the table ever had; ``0`` for that of any copy. Where leaves
+        came or went, rows are derived as before."""
+        if self.lineage is None or self.partitioned:
+            return "0"
+        return f"{self.lineage.number}@{self.lineage.since:X}"
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)

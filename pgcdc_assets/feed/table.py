@@ -8,6 +8,7 @@ never have deletion vectors, so that removing a file removes all of it.
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -111,6 +112,15 @@ class FeedTable:
             self._write(old, [], LsnRange(max(covered.start, upto), max(covered.end, upto)))
             self.settle()
         return len(old)
+
+    def end_at(self, position: Lsn) -> None:
+        """Forget what was derived behind a position, and not applied: it is to be derived in another way."""
+        covered, files = self.covered, self._bounds(LsnRange(position, Lsn(sys.maxsize)))
+        if covered.end <= position and not files:
+            return
+        end = max(covered.start, min([position, *(Lsn(low) for _, low, _ in files)]))
+        self._write([file for file, _, _ in files], [], LsnRange(covered.start, Lsn(end)))
+        self.settle()
 
     def compact(self, upto: Lsn) -> int:
         """Merge neighbouring small files of transactions below ``upto``; returns how many files that saves.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.reports import Restructured
 from pgcdc_assets.flow.reshaping import Reshaped
 from pgcdc_assets.flow.standing import TableProgress
@@ -50,6 +51,8 @@ def follow_partitions(
     if filled is not None:
         copy_by_itself(work, entry, now, since, f"has a new partition {filled.name}, with rows in it")
         return
+    # Rows of a leaf that went may have been derived, and not applied yet.
+    FeedTable(work.layout, work.identity, entry.table).end_at(entry.replay_lsn)
     after = with_leaves(entry.table, now, since)
     work.progress.reshaping(after.name)
     work.reshapes.begin(entry.table, after, what, keep_dropped=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.core.catalog import Column, Lineage, PgType, Table
+from pgcdc_assets.core.catalog import Column, Lineage, PgType, ReplicaIdentity, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.alignment import aligned
@@ -119,8 +119,18 @@ def test_a_column_that_the_mirror_does_not_have_yet_waits_for_a_look() -> None:
     assert found.reason == "column 'c' appeared, after others had changed"
 
 
-def test_another_key_is_refused() -> None:
-    told = replace(message(TOLD_ID, of("b", attnum=2), live=(1, 2)), key_attnums=(2,), key=("b",))
+@pytest.mark.parametrize("identity", ["d", "f"])
+def test_another_key_is_refused(identity: ReplicaIdentity) -> None:
+    """As the message tells it, or, where that does not, the catalog."""
+    columns = (replace(TOLD_ID, key=False), replace(of("b", attnum=2), key=True))
+    told = replace(message(*columns, live=(1, 2)), key_attnums=(2,), key=("b",), replica_identity=identity)
     found = evolved(RENAMED, told, after=Lsn(1))
     assert isinstance(found, Refusal)
     assert "the key changed from (id) to (b)" in found.reason
+
+
+def test_the_key_of_a_message_is_what_it_flags() -> None:
+    """The catalog had another one when it was asked."""
+    told = replace(message(TOLD_ID, of("b", attnum=2), live=(1, 2)), key_attnums=(2,), key=("b",))
+    assert evolved(RENAMED, told, after=Lsn(1)) == RENAMED
+    assert evolved(RENAMED, told, after=Lsn(1 << 40)) == RENAMED

@@ -74,7 +74,11 @@ def test_what_cannot_be_followed(columns: tuple[ShapeColumn, ...], told: Relatio
 
 
 def test_another_key_is_refused() -> None:
-    assert "the key changed from (id) to (b)" in reason(evolved(TABLE, shape(ID, B, N, key=("b",))))
+    flagged = (replace(ID, key=False), replace(B, key=True), N)
+    assert "the key changed from (id) to (b)" in reason(evolved(TABLE, shape(*flagged, key=("id",))))
+    assert evolved(TABLE, shape(ID, B, N, key=("b",))) is TABLE, "the catalog was asked later"
+    full = shape(*(replace(column, key=True) for column in (ID, B, N)), key=("b",), identity="f")
+    assert "the key changed from (id) to (b)" in reason(evolved(TABLE, full))
 
 
 def test_a_multiset_needs_full() -> None:

@@ -7,15 +7,20 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.flow.test_sync import Rig, rig_of
@@ -83,6 +88,25 @@ def test_a_partition_that_goes_takes_its_rows_along(rig: Rig) -> None:
     rig.commit("INSERT INTO k VALUES (2, 'again')", "UPDATE p SET v = '.' WHERE id = 5")
     rig.sync()
     _assert_followed(rig)
+
+
+def test_what_was_derived_of_a_partition_that_went_is_forgotten(rig: Rig) -> None:
+    """The feed was ahead of the mirror; what came before stays in it."""
+    before = _fed(rig)
+    assert before
+    rig.commit("INSERT INTO p VALUES (101, 1, 'a'), (102, 2, 'b')", "DELETE FROM p WHERE id = 7")
+    rig.sync(receive_only=True)
+    log = ChangeLog(rig.settings.layout).open()
+    rig.engine().transform_range([P], LsnRange(log.start, log.position()))
+    assert _fed(rig) == before + 3
+    rig.commit("DROP TABLE p_1")
+    rig.sync()
+    _assert_followed(rig)
+    assert _fed(rig) == before + 2, "less the row that went with its partition"
+
+
+def _fed(rig: Rig) -> int:
+    return int(pa.table(DeltaTable(path_of(rig.settings.layout.changes(P))).to_pyarrow_table()).num_rows)
 
 
 def test_a_partition_that_comes_with_rows_has_its_table_copied(rig: Rig) -> None:
