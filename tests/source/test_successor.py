@@ -46,8 +46,9 @@ def goes_on(now: Table, before: Table = T, since: int = 50) -> Table:
         table(ID, Column(2, "a", LONGER)),
         table(ID, Column(2, "a", TEXT)),
         table(ID, Column(2, "a", DOMAIN)),
+        replace(T, key=(2,)),
     ],
-    ids=["added", "renamed", "dropped", "made anew", "longer", "text", "domain"],
+    ids=["added", "renamed", "dropped", "made anew", "longer", "text", "domain", "other key"],
 )
 def test_followed_by_its_own_rows(now: Table) -> None:
     found = goes_on(now)
@@ -57,11 +58,25 @@ def test_followed_by_its_own_rows(now: Table) -> None:
     assert found.lineage.former == tuple(column for column in T.columns if column not in now.columns)
 
 
+def test_columns_are_followed_before_a_key() -> None:
+    """Rows may have come under the new columns and the old key."""
+    columns = table(ID, A, Column(3, "c", BIGINT))
+    found = goes_on(replace(columns, key=(3,)))
+    assert replace(found, lineage=None) == columns
+    assert goes_on(replace(columns, key=(3,)), found).key == (3,)
+    assert isinstance(successor(T, replace(table(A, Column(3, "c", BIGINT)), key=(3,)), Lsn(50)), str), (
+        "the old is gone"
+    )
+
+
 @pytest.mark.parametrize(
     ("now", "reason"),
     [
         (replace(T, relfilenode=6), "its rows were rewritten"),
-        (replace(T, key=(2,)), "its key changed"),
+        (replace(T, key=(3,)), "its key changed"),
+        (replace(T, key=(2,), replica_identity="f"), "its key changed"),
+        (replace(T, key=(2,), replica_identity="i"), "its key changed"),
+        (replace(T, key=()), "its key changed"),
         (replace(T, key=(), replica_identity="f"), "it has no key by which rows could be told apart"),
         (replace(T, updates_seen=False), "its key changed"),
         (replace(T, partitioned=True), "rows of partitions cannot be told apart by it"),

@@ -92,8 +92,12 @@ def _beyond_following(before: Table, now: Table) -> str | None:
 
 
 def _keyed(before: Table, now: Table) -> bool:
-    """Whether the mirror has the columns of the key that the table has now, if it is another one than before."""
-    return before.key == now.key or (bool(before.key and now.key) and _held(before) >= set(now.key))
+    """Whether the mirror has the columns of the key that the table has now, if it is another one than before, and the
+    messages themselves tell under which of the two their rows came (:attr:`Shape.told_key`)."""
+    if before.key == now.key:
+        return True
+    told = (before.replica_identity, now.replica_identity) == ("d", "d")
+    return told and bool(before.key and now.key) and _held(before) >= set(now.key)
 
 
 def _of_columns(before: Table, now: Table) -> str | None:
