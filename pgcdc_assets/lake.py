@@ -18,10 +18,11 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.delta.foreign import opened
+from pgcdc_assets.delta.foreign import opened, queryable
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.feed.messages import read_messages
+from pgcdc_assets.mirror.delta.liverows import held_columns, live_rows
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, own_position
 from pgcdc_assets.points.points import ConsistentPoints, Point
 
@@ -94,15 +95,13 @@ class LakeAt:
         """The mirror's rows, in no particular order, with its own columns and ours (``_pgcdc_...``).
 
         DataFusion reads them, because it supports deletion vectors and mapped columns; pyarrow's own reader does not.
-        LakeError if the version is gone (older than the mirrors' retention) or not the one that was published, or if
-        another writer has changed its rows.
+        Tables with widened types, which it does not know, are read file by file. LakeError if the version is gone
+        (older than the mirrors' retention) or not the one that was published, or if another writer changed its rows.
         """
         name = self._as_published(table)
         version = self._point.tables[name]
         try:
-            delta = opened(self._layout.mirror(name), version)
-            engine = QueryBuilder(READ_EXACTLY).register("mirror", delta)
-            found = pa.table(engine.execute("SELECT * FROM mirror").read_all())
+            found = _read(self._layout.mirror(name), version)
         except Exception as error:
             # delta-rs and DataFusion raise bare exceptions if a file is missing or damaged.
             raise LakeError(f"version {version} cannot be read: {type(error).__name__}", thing=f"mirror {name}",
@@ -154,6 +153,14 @@ class LakeAt:
         if name not in self._point.tables:
             raise UnknownTable(f"is not in the consistent point {self.lsn}", thing=f"table {name}")
         return name
+
+
+def _read(folder: Location, version: int) -> pa.Table:
+    table = DeltaLog(folder).at(version)
+    if not queryable(table):
+        return pa.concat_tables([held_columns(table).empty_table(), *live_rows(table)])
+    engine = QueryBuilder(READ_EXACTLY).register("mirror", opened(folder, version))
+    return pa.table(engine.execute("SELECT * FROM mirror").read_all())
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:

@@ -124,9 +124,10 @@ class Settings(BaseSettings):
     two_phase: bool = False
     """Whether prepared transactions are received at their PREPARE, by a slot that is made with ``two_phase``. They
     become readable with their COMMIT PREPARED, as without."""
-    schema_changes: Literal["rewrite", "set_aside"] = "rewrite"
+    schema_changes: Literal["rewrite", "metadata", "set_aside"] = "rewrite"
     """What a mirror does when the structure of its table changes. ``rewrite``: it follows by its own rows, or by a new
-    copy where these do not tell all; ``set_aside``: it waits for a word."""
+    copy where these do not tell all; ``metadata``: the same, without touching rows where Delta's column mapping and
+    type widening can say what changed, which fewer readers know; ``set_aside``: it waits for a word."""
     dropped_columns: Literal["drop", "keep"] = "drop"
     """Whether a mirror keeps columns that were dropped on the source, without values in rows to come."""
     recopy_bytes: Size = 10 << 30

@@ -17,9 +17,11 @@ from pyarrow import csv
 from pgcdc_assets.checks.rendering import Rendering, quoted, rendering, with_raw
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.errors import LakeError, ProtocolError
 from pgcdc_assets.feed.schema import LEAF, RAW
 from pgcdc_assets.lake import READ_EXACTLY
+from pgcdc_assets.mirror.delta.liverows import live_rows
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import copy_blocks
@@ -150,6 +152,8 @@ class MirrorSide:
 
     mirror: DeltaTable
     comparison: Comparison
+    by_files: DeltaVersion | None = None
+    """The same version, if DataFusion does not read it: its files are read one by one."""
 
     def parts(self, *, shown: bool) -> Iterator[Part]:
         """Raises LakeError if its files are gone or damaged."""
@@ -174,6 +178,18 @@ class MirrorSide:
             yield Batch(batch.num_rows, [*texts, *leaves], {place: values[place] for place in places})
 
     def _read(self) -> Iterator[pa.RecordBatch]:
+        return self._by_engine() if self.by_files is None else self._from_files(self.by_files)
+
+    def _from_files(self, table: DeltaVersion) -> Iterator[pa.RecordBatch]:
+        names = [RAW, *(column.name for column in self.comparison.renderings)]
+        names += [LEAF] if self.comparison.leaves else []
+        for rows in live_rows(table):
+            lacking = pa.nulls(rows.num_rows, pa.string())
+            columns = [rows[name] if name in rows.column_names else lacking for name in names]
+            chosen = pa.table(columns, names=[f"c{place}" for place in range(len(names))])
+            yield from chosen.to_batches(self._rows_a_batch())
+
+    def _by_engine(self) -> Iterator[pa.RecordBatch]:
         expressions = [quoted(RAW), *(column.mirror for column in self.comparison.renderings)]
         expressions += [quoted(LEAF)] if self.comparison.leaves else []
         chosen = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(expressions))

@@ -116,7 +116,7 @@ def _form_of(declared: PgType, kind: pa.DataType) -> _Form | None:
         send = "float4send" if oid == FLOAT4 else "float8send"
         return _Form(lambda e: f"CASE WHEN {e} = 'NaN' THEN 'NaN' ELSE encode({send}({e}), 'hex') END", _float_bits)
     if pa.types.is_decimal(kind) and oid == NUMERIC:
-        return _Form(lambda e: f"{e}::text", _large, lambda e: f"{e} <> 'NaN'", cast="Utf8")
+        return _Form(lambda e: f"{e}::text", _digits, lambda e: f"{e} <> 'NaN'", cast="Utf8")
     if _is_binary(kind) and oid == BYTEA:
         return _Form(lambda e: f"encode({e}, 'hex')", _hexadecimal)
     return _moment(oid, kind)
@@ -188,6 +188,20 @@ def _float_bits(values: pa.Array) -> pa.Array:
     text = _large_string(offsets, digits)
     text = pc.if_else(pc.is_nan(pc.fill_null(values, 0)), pa.scalar("NaN", pa.large_string()), text)
     return pc.if_else(pc.is_valid(values), text, pa.scalar(None, pa.large_string()))
+
+
+def _digits(values: pa.Array) -> pa.Array:
+    """DataFusion's texts of decimals as they are, or decimals with all digits of their scale: Arrow's own texts of
+    small ones have exponents."""
+    if not pa.types.is_decimal(values.type) or values.type.scale == 0:
+        return _large(values)
+    scale, buffers = values.type.scale, values.buffers()
+    whole = pa.Array.from_buffers(pa.decimal128(values.type.precision, 0), len(values), buffers, offset=values.offset)
+    unsigned = pc.replace_substring(whole.cast(pa.string()), "-", "")
+    padded = pc.utf8_lpad(unsigned, scale + 1, "0")
+    sign = pc.if_else(pc.less(whole, pa.scalar(0, whole.type)), "-", "")
+    before, after = pc.utf8_slice_codeunits(padded, 0, -scale), pc.utf8_slice_codeunits(padded, -scale)
+    return _large(pc.binary_join_element_wise(sign, before, ".", after, ""))
 
 
 def _hexadecimal(values: pa.Array) -> pa.Array:

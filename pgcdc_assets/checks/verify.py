@@ -24,7 +24,8 @@ from pgcdc_assets.checks.digest import Differences, DigestStore, Seed, compare
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.foreign import opened
+from pgcdc_assets.delta.foreign import opened, queryable
+from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError, SourceUnavailable, UnknownTable
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.points.states import TableStates
@@ -163,8 +164,10 @@ def _reported(
         with readable(name):
             mirror = opened(settings.layout.mirror(name), version)
             schema = pa.schema(mirror.schema().to_arrow())
+            held = DeltaLog(settings.layout.mirror(name)).at(version)
         comparison = Comparison.of(table, schema, via_root=table.oid in via_root, copied=copied)
-        return compare_sides(SourceSide(source, snapshot.name, comparison), MirrorSide(mirror, comparison))
+        by_files = None if queryable(held) else held
+        return compare_sides(SourceSide(source, snapshot.name, comparison), MirrorSide(mirror, comparison, by_files))
     except SourceUnavailable:
         raise
     except PgcdcError as error:

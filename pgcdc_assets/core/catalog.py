@@ -182,6 +182,13 @@ class Table:
         return max((*self.live, *(column.attnum for column in self.columns)), default=0)
 
     @property
+    def left_behind(self) -> frozenset[str]:
+        """Names of columns that are gone since the copy: the mirror may have kept these columns."""
+        now = {column.attnum for column in self.columns}
+        former = self.lineage.former if self.lineage else ()
+        return frozenset(column.name for column in former if column.attnum not in now)
+
+    @property
     def live(self) -> tuple[int, ...]:
         """attnums of all its columns, published or not; empty for facts of older logs, which do not tell."""
         return tuple(int(mark.split(":")[0]) for mark in self.column_rows.split())

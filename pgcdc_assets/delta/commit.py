@@ -33,7 +33,7 @@ from pgcdc_assets.store import storage
 
 FEATURES: Final = frozenset({
     "appendOnly", "changeDataFeed", "columnMapping", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
-    "variantType",
+    "typeWidening", "variantType",
 })  # fmt: skip
 """Writer features that require nothing more of these commits."""
 _TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')

@@ -26,7 +26,7 @@ from pgcdc_assets.delta.commit import (
 from pgcdc_assets.delta.datafile import FileReport, check_files
 from pgcdc_assets.delta.log import Added, DeltaVersion, file_key
 from pgcdc_assets.delta.logfiles import Action
-from pgcdc_assets.delta.mapping import Columns, is_mapped
+from pgcdc_assets.delta.mapping import WIDENING, Columns, is_mapped
 from pgcdc_assets.store import storage
 
 _PLAIN: Final[Action] = {"minReaderVersion": 1, "minWriterVersion": 2}
@@ -34,6 +34,7 @@ _NEEDS: Final[Mapping[str, Callable[[str, Mapping[str, str]], bool]]] = {
     "timestampNtz": lambda schema, _: '"timestamp_ntz"' in schema,
     "deletionVectors": lambda _, properties: properties.get("delta.enableDeletionVectors") == "true",
     "columnMapping": lambda _, properties: is_mapped(properties),
+    "typeWidening": lambda _, properties: properties.get(WIDENING) == "true",
     "changeDataFeed": lambda _, properties: properties.get("delta.enableChangeDataFeed") == "true",
 }
 """What a table needs each feature for: a feature that is not needed keeps readers away for nothing."""

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from deltalake import DeltaTable
 
 from pgcdc_assets.core.location import Location
+from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.store import storage
+
+_UNKNOWN: Final = frozenset({"typeWidening"})
+"""Features whose tables delta-rs opens, and does not query."""
+
+
+def queryable(table: DeltaVersion) -> bool:
+    """Whether delta-rs's query engine reads the table."""
+    return not table.features & _UNKNOWN
 
 
 def opened(folder: Location, version: int) -> DeltaTable:

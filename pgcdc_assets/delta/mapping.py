@@ -1,14 +1,17 @@
 """The columns of a table as its metadata states them, with ids and names of their own where files name them otherwise.
 
+Columns that change while the files stay keep the name that the files have for them, and tell the types that they had.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#column-mapping
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md#type-widening
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,8 +20,10 @@ from deltalake import Schema
 MODE: Final = "delta.columnMapping.mode"
 HIGHEST: Final = "delta.columnMapping.maxColumnId"
 """Table property: ids go up, also past columns that are gone."""
+WIDENING: Final = "delta.enableTypeWidening"
 _ID: Final = "delta.columnMapping.id"
 _PHYSICAL: Final = "delta.columnMapping.physicalName"
+_TYPE_CHANGES: Final = "delta.typeChanges"
 
 Field = dict[str, Any]
 """A column in a table's metadata."""
@@ -44,6 +49,30 @@ class Columns:
         if is_mapped(self.properties):
             more, properties = _with_ids(more, int(self.properties[HIGHEST]))
         return Columns([*self.fields, *more], properties)
+
+    def followed_by(self, schema: pa.Schema, held: Mapping[str, str], *, mapped: bool) -> Columns:
+        """The columns of ``schema`` over the same files.
+
+        ``held``: for a column that is one of these, its name here. The others are new, and without values in the files.
+        ``mapped``: files may name columns otherwise than the table does. Types may only become wider.
+        """
+        here = self._mapped() if mapped else self
+        told = {field["name"]: field for field in here.fields}
+        new = pa.schema([field for field in schema if field.name not in held])
+        more = Columns(here.fields, {**self.properties, **here.properties}).with_more(new)
+        came = {field["name"]: field for field in more.fields[len(here.fields) :]}
+        fields = [came[field["name"]] if field["name"] in came else _renamed(told[held[field["name"]]], field)
+                  for field in _fields(schema)]  # fmt: skip
+        widened = {WIDENING: "true"} if any(_TYPE_CHANGES in field["metadata"] for field in fields) else {}
+        return Columns(fields, {**here.properties, **more.properties, **widened})
+
+    def _mapped(self) -> Columns:
+        """The same columns, with ids; files name them as they are named now."""
+        if is_mapped(self.properties):
+            return Columns(self.fields, {})
+        ids = count(1)
+        fields = [_as_named(field, ids) for field in self.fields]
+        return Columns(fields, {MODE: "name", HIGHEST: str(next(ids) - 1)})
 
     @property
     def schema(self) -> Schema:
@@ -78,6 +107,30 @@ def _with_ids(fields: Iterable[Field], highest: int) -> tuple[list[Field], dict[
     given = [{**field, "metadata": {_ID: number, _PHYSICAL: f"col-{uuid.uuid4()}"}}
              for number, field in enumerate(fields, highest + 1)]  # fmt: skip
     return given, {MODE: "name", HIGHEST: str(highest + len(given))}
+
+
+def _as_named(of: Field, ids: Iterator[int]) -> Field:
+    """A column that files name as it is named, with an id; those of structs within it, too."""
+    metadata = {**of["metadata"], _ID: next(ids), _PHYSICAL: of["name"]}
+    return {**of, "type": _nested(of["type"], ids), "metadata": metadata}
+
+
+def _nested(of: Any, ids: Iterator[int]) -> Any:
+    if not isinstance(of, dict):
+        return of
+    inner = {name: _nested(of[name], ids) for name in ("elementType", "keyType", "valueType") if name in of}
+    if "fields" in of:
+        inner["fields"] = [_as_named(field, ids) for field in of["fields"]]
+    return {**of, **inner}
+
+
+def _renamed(of: Field, wanted: Field) -> Field:
+    """A column under the name and with the type of another, in the same place of the files."""
+    was, is_ = of["type"], wanted["type"]
+    if not isinstance(was, str) or was == is_:
+        return {**of, "name": wanted["name"]}
+    changes = [*of["metadata"].get(_TYPE_CHANGES, ()), {"fromType": was, "toType": is_}]
+    return {**of, "name": wanted["name"], "type": is_, "metadata": {**of["metadata"], _TYPE_CHANGES: changes}}
 
 
 def _in_files(field: pa.Field, metadata: Mapping[str, Any]) -> pa.Field:

@@ -35,7 +35,9 @@ def restructure(work: Work, entry: TableProgress, now: Table, since: Lsn, what: 
         copy_by_itself(work, entry, now, since, what)
     elif after.key == entry.table.key or met or entry.replay_lsn >= work.progress.rekeyed(now.name, since):
         work.progress.reshaping(after.name)
-        work.reshapes.begin(entry.table, after, what, keep_dropped=work.settings.dropped_columns == "keep")
+        settings = work.settings
+        work.reshapes.begin(entry.table, after, what, keep_dropped=settings.dropped_columns == "keep",
+                            by_metadata=settings.schema_changes == "metadata")  # fmt: skip
 
 
 def follow_partitions(

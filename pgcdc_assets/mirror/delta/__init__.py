@@ -11,9 +11,8 @@ apply       the feeds of a turn into mirrors    tablework   one table's part of 
 units       how the work divides                task        what one Spark task does
 match       changes against the mirror's rows   keyindex    which rows have one of some keys
 reshape     another structure by its own rows   projection  what one Spark task does for that
-leaving     rows of partitions that went
-rename      the same rows under another name
-rowgroups   a mirror's files as a merge reads them
+leaving     rows of partitions that went        rename      the same rows under another name
+rowgroups   a mirror's files as a merge reads them         liverows   all rows, where delta-rs reads none
 repair      a range derived again               settlement  which versions are durable
 othercommits  what other writers did            compaction  small and worn files written anew
 thinning    versions that nobody needs go       upkeep      OPTIMIZE, and what readers are promised

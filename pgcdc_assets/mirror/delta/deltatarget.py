@@ -101,8 +101,9 @@ class DeltaTarget:
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
         return repair_table(self._spark(), log, self._layout, self._identity, table, span, replay_lsn)
 
-    def reshape(self, before: Table, after: Table, *, keep_dropped: bool) -> int:
-        return reshape_mirror(self._spark, self._layout, self._identity, before, after, keep=keep_dropped)
+    def reshape(self, before: Table, after: Table, *, keep_dropped: bool, by_metadata: bool) -> int:
+        return reshape_mirror(self._spark, self._layout, self._identity, before, after,
+                              keep=keep_dropped, by_metadata=by_metadata)  # fmt: skip
 
     def rename(self, former: TableName, name: TableName, version: int, position: Lsn) -> int:
         held = self._mirror(former).at(version)

@@ -5,8 +5,9 @@ Imported by Spark's workers, so it must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +19,7 @@ from pgcdc_assets.feed.schema import RAW
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, gathered
 from pgcdc_assets.mirror.net.keyed import map_keys, raw_maps, raw_texts
 from pgcdc_assets.protocol.text.typed import typed
+from pgcdc_assets.store import storage
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,20 @@ def project(work: Projection) -> FileReport | None:
         report = file.finish()
     passed(FaultPoint.RESHAPED_FILE_WRITTEN)
     return report
+
+
+def has_texts(held: MergeTarget, names: Collection[str]) -> bool:
+    """Whether a live row of the files has a text under one of these names in ``_pgcdc_raw``."""
+    files = [partial(_file_has_texts, replace(held, files=(file,)), frozenset(names)) for file in held.files]
+    return any(storage.together(held.folder, files))
+
+
+def _file_has_texts(held: MergeTarget, names: frozenset[str]) -> bool:
+    for group in held.groups({}):
+        raw = group.read([RAW])[RAW]
+        if raw.null_count < group.rows and names & set(map_keys(raw.filter(pa.array(group.alive))).to_pylist()):
+            return True
+    return False
 
 
 def _projected(work: Projection, group: RowGroup) -> pa.Table:

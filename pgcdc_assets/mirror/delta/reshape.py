@@ -2,13 +2,14 @@
 
 One commit brings the columns, the rows under these columns, and the table as the mirror now has it
 (:data:`STRUCTURE`): whoever finds the mirror after a crash knows which structure its rows are in. Its position stays.
-Where no row gets another value, the commit changes the columns alone.
+Where no row gets another value, the commit changes the columns alone. It does so too, if that is wanted, where columns
+only change their names, go, or get a wider type: the files stay, and fewer readers can read the mirror.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -29,8 +30,9 @@ from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.mirror.delta.leaving import without_leaves
 from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, own_fields
-from pgcdc_assets.mirror.delta.projection import Projection, Sourced, project
+from pgcdc_assets.mirror.delta.projection import Projection, Sourced, has_texts, project
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
+from pgcdc_assets.protocol.text.types import may_not_fit
 from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.spark.tasks import run_tasks
@@ -44,21 +46,25 @@ is a job of its own."""
 
 
 def reshape_mirror(
-    spark: SparkOnDemand, layout: Layout, identity: Identity, before: Table, after: Table, *, keep: bool
-) -> int:
+    spark: SparkOnDemand, layout: Layout, identity: Identity, before: Table, after: Table, *, keep: bool,
+    by_metadata: bool = False,
+) -> int:  # fmt: skip
     """Bring the mirror from one structure to the next (of :func:`pgcdc_assets.source.catalog.successor.successor`);
     returns its version then. It may have that structure already.
 
     ``keep``: columns that were dropped stay, without values in rows that come or change. Otherwise they go. Rows of
     leaves that ``after`` lacks go; then the columns are the same.
+    ``by_metadata``: no file is written anew where Delta's column mapping and type widening can say what changed.
     """
     found = Mirror(layout, identity, after.name)
     if found.snapshot_lsn is None:
         raise LakeError("has no copy whose structure could change", thing=f"mirror {after.name}")
-    return again_after_lost_races(partial(_reshaped, spark, found, before, after, keep))
+    return again_after_lost_races(partial(_reshaped, spark, found, before, after, keep, by_metadata))
 
 
-def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, keep: bool) -> int:
+def _reshaped(
+    spark: SparkOnDemand, found: Mirror, before: Table, after: Table, keep: bool, by_metadata: bool
+) -> int:  # fmt: skip
     mirror = found.again()
     delta = mirror.delta
     if delta is None or mirror.snapshot_lsn != found.snapshot_lsn:
@@ -73,8 +79,10 @@ def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, 
         version = without_leaves(spark, mirror, delta, before, gone, structure)
     elif _same_rows(delta, columns) and not (needs_column_mapping([c.name for c in columns]) and not mirror.mapped):
         version = _with_more(delta, columns, structure)
+    elif by_metadata and _same_values(mirror, delta, columns):
+        version = _with_names(mirror, delta, columns, structure)
     else:
-        version = _with_rows(spark, mirror, delta, before, after, columns, structure)
+        version = _with_rows(spark, mirror, delta, columns, structure)
     passed(FaultPoint.RESHAPE_COMMITTED)
     return version
 
@@ -98,7 +106,7 @@ def _sourced(delta: DeltaVersion, before: Table, after: Table, keep: bool) -> tu
         source = names.get(column.attnum)
         if source is not None and source not in held:
             raise LakeError(f"has no column {source!r} any more", thing=f"mirror {after.name}")
-        if source is None and column.missing is None and field.name not in names.values():
+        if source is None and column.missing is None and field.name not in {*names.values(), *after.left_behind}:
             # A run may have widened the mirror by it, and died.
             source = field.name if held.get(field.name) == field.type else None
         found.append(Sourced(field.name, field.type, source, column))
@@ -131,9 +139,30 @@ def _with_more(delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[
     return commit_columns(delta, stated(delta.metadata).with_more(more), structure)
 
 
+def _same_values(mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
+    """Whether the files can stay under other columns: what comes has no value, and the texts that fit no type are under
+    names that stay."""
+    if not all(one.null for one in columns if one.held is None):
+        return False
+    held = _held(delta)
+    names = [name for name in _raw_names(held, columns) if may_not_fit(held.field(name).type)]
+    source = MergeTarget(mirror.path, physical(held, delta.schema), tuple(held.names), delta.files)
+    return not (names and has_texts(source, names))
+
+
+def _with_names(
+    mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]
+) -> int:  # fmt: skip
+    """Column mapping is begun only where a name needs it: readers that do not know it can still read the others."""
+    sources = {one.name: one.held for one in columns if one.held is not None}
+    stay = all(one.unchanged or one.held is None for one in columns) and set(_held(delta).names) == set(sources)
+    mapped = mirror.mapped or not stay or needs_column_mapping([one.name for one in columns])
+    wanted = stated(delta.metadata).followed_by(_schema(columns), sources, mapped=mapped)
+    return commit_columns(delta, wanted, structure)
+
+
 def _with_rows(
-    spark: SparkOnDemand, mirror: Mirror, delta: DeltaVersion, before: Table, after: Table,
-    columns: Sequence[Sourced], structure: dict[str, str],
+    spark: SparkOnDemand, mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]
 ) -> int:  # fmt: skip
     schema = _schema(columns)
     highest = int(delta.configuration.get(HIGHEST, 0))
@@ -141,12 +170,11 @@ def _with_rows(
     wanted = Columns.of(schema, mapped=mapped, highest=highest)
     held = _held(delta)
     source = MergeTarget(mirror.path, physical(held, delta.schema), tuple(held.names))
-    names = _raw_names(before, after, {one.name for one in columns if one.unchanged})
-    work = Projection(source, tuple(columns), physical(schema, wanted.schema), names)
+    work = Projection(source, tuple(columns), physical(schema, wanted.schema), _raw_names(held, columns))
     reports = _projected(spark, work, delta.files) if delta.files else []
     left = sum((file.rows or 0) - file.deleted for file in delta.files)
     if sum(report.rows for report in reports) != left:
-        raise LakeError(f"{left} rows were to be written anew", thing=f"mirror {after.name}")
+        raise LakeError(f"{left} rows were to be written anew", thing=f"mirror {mirror.name}")
     passed(FaultPoint.RESHAPED_FILES_WRITTEN)
     return replace_table(delta, wanted, reports, {}, structure)
 
@@ -159,11 +187,10 @@ def _projected(spark: SparkOnDemand, work: Projection, files: Sequence[Added]) -
     return [report for report in made if report is not None]
 
 
-def _raw_names(before: Table, after: Table, kept: Collection[str]) -> dict[str, str | None]:
-    """What becomes of the names in ``_pgcdc_raw``, where they do not stay."""
-    now = {column.attnum: column.name for column in after.columns}
-    names = {column.name: now.get(column.attnum) for column in before.columns}
-    return {name: new for name, new in names.items() if name != new and not (new is None and name in kept)}
+def _raw_names(held: pa.Schema, columns: Sequence[Sourced]) -> Mapping[str, str | None]:
+    """What becomes of the names in ``_pgcdc_raw``, where they do not stay; None: their columns go."""
+    now = {one.held: one.name for one in columns if one.held is not None}
+    return {name: now.get(name) for name in held.names if now.get(name) != name}
 
 
 def _groups(files: Sequence[Added], fewest: int) -> list[tuple[Added, ...]]:

@@ -74,6 +74,13 @@ def arrow_type(of: PgType) -> pa.DataType:
     return _SCALARS.get(stored.oid, pa.string())
 
 
+def may_not_fit(type_: pa.DataType) -> bool:
+    """Whether a column of this type in a mirror may lack values of its column in PostgreSQL, whose texts are kept."""
+    kinds = pa.types
+    return not (kinds.is_string(type_) or kinds.is_integer(type_) or kinds.is_floating(type_)
+                or kinds.is_boolean(type_) or kinds.is_binary(type_))  # fmt: skip
+
+
 def cast(text: pa.Array | pa.ChunkedArray, of: PgType) -> Cast:
     """Cast a column of text (any string type, NULL for NULL) to ``arrow_type(of)``.
 
