@@ -5,6 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+READERS := $(VENV)/.readers
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
@@ -27,6 +28,14 @@ $(READY): requirements.lock pyproject.toml | machine
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+$(READERS): tests/readers.lock | $(READY)
+	@$(BIN)/python -m pip install --quiet --require-hashes --requirement tests/readers.lock \
+	  || { echo "pgcdc: packages could not be installed; the first use needs the network" >&2; exit 1; }
+	@touch $@
+
+.PHONY: readers
+readers: install $(READERS) ## Other engines that read mirrors, for tests (300 MB)
+
 .PHONY: install
 install: machine $(READY) ## A virtual environment with all that is needed
 
@@ -43,7 +52,7 @@ test: install ## The default tests
 	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: test-all
-test-all: install ## All tests, the long ones too
+test-all: readers ## All tests, the long ones too
 	@$(BIN)/python -m pytest -o addopts="-ra --strict-markers --durations=30" --run-long
 
 .PHONY: mutants
@@ -87,6 +96,9 @@ lock: install ## Lock the dependencies anew, those of the image too
 	@$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --no-strip-extras --extra deploy --no-emit-index-url \
 	  --no-emit-find-links --no-emit-options --no-emit-trusted-host --constraint requirements.lock \
 	  --output-file deploy/requirements.lock pyproject.toml
+	@$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --no-strip-extras --no-emit-index-url \
+	  --no-emit-find-links --no-emit-options --no-emit-trusted-host --constraint requirements.lock \
+	  --output-file tests/readers.lock tests/readers.in
 
 .PHONY: clean
 clean: ## Removes the virtual environment and caches of the checkout

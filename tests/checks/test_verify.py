@@ -14,9 +14,11 @@ from deltalake import DeltaTable
 from pgcdc_assets.checks.compared import Comparison, MirrorSide, SourceSide
 from pgcdc_assets.checks.verify import Example, TableReport, compare_sides, verify
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
@@ -37,22 +39,24 @@ class Kinds:
 
     source: SourceSide
     path: Path
+    by_files: bool = False
 
     def compared(self, rows: list[Row], schema: pa.Schema = KIND_SCHEMA) -> TableReport:
         mirrors.write_mirror(self.path, schema, rows)
         mirror = DeltaTable(str(self.path))
         comparison = Comparison.of(self.source.comparison.table, pa.schema(mirror.schema().to_arrow()))
-        return compare_sides(replace(self.source, comparison=comparison), MirrorSide(mirror, comparison))
+        held = DeltaLog(Location.of(self.path)).newest() if self.by_files else None
+        return compare_sides(replace(self.source, comparison=comparison), MirrorSide(mirror, comparison, held))
 
 
-@pytest.fixture
-def kinds(lake: Lake, tmp_path: Path) -> Iterator[Kinds]:
+@pytest.fixture(params=["engine", "files"])
+def kinds(lake: Lake, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Kinds]:
     lake.script(mirrors.TYPES)
     lake.script(mirrors.source_script("public.kinds"))
     (table,) = lake.catalog().tables
     with exported_snapshot(lake.conninfo, [table]) as snapshot:
         comparison = Comparison.of(table, KIND_SCHEMA)
-        yield Kinds(SourceSide(lake.conninfo, snapshot.name, comparison), tmp_path / "kinds")
+        yield Kinds(SourceSide(lake.conninfo, snapshot.name, comparison), tmp_path / "kinds", request.param == "files")
 
 
 def test_equal_values_of_every_type_pass(kinds: Kinds) -> None:

@@ -1,8 +1,9 @@
 """A year of migrations under traffic: each published point has every table in the structure and with the rows of its
-time, and nobody has to say a word.
+time, nobody has to say a word, and every engine at hand reads each structure or refuses to.
 
 ``following``: a run goes on meanwhile. ``late``: all happens while nobody looks, so that the catalog is asked about
-messages that are older than many of its changes.
+messages that are older than many of its changes. ``rewrite`` and ``metadata`` are the two ways to follow
+(``schema_changes``).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 import pytest
@@ -35,11 +36,15 @@ from tests.history.structure.chronicle import Chronicle
 from tests.history.structure.cohort import Run
 from tests.history.structure.judge import Judge
 from tests.migrations.steps import BASE, Migration, Result, migrations
+from tests.readers import Tally, at_hand, lacking, tallied
 
 pytestmark = [pytest.mark.spark, pytest.mark.takes(120)]
 
-FEW = 24
-"""Of each way, in the default set; the long set plays all."""
+FEW = {"rewrite": 24, "metadata": 12}
+"""Steps of each way in the default set; the long set plays all."""
+READ = 4
+"""Tables that all engines read in the default set."""
+Way = Literal["rewrite", "metadata"]
 
 
 @dataclass
@@ -52,7 +57,8 @@ class Played:
     listed: set[str]
     """Schemas of the tables in the newest point."""
     schemas: dict[str, Migration]
-    reasons: dict[str, list[str]] = field(default_factory=dict)
+    reasons: dict[str, list[str]]
+    tally: Tally
 
 
 @dataclass
@@ -147,7 +153,7 @@ class _Notes(Silent):
 
 @contextlib.contextmanager
 def _stage(
-    server: EmbeddedServer, spark: SparkSession, folder: Path, schemas: Sequence[str]
+    server: EmbeddedServer, spark: SparkSession, folder: Path, schemas: Sequence[str], way: Way
 ) -> Iterator[_Stage]:  # fmt: skip
     with contextlib.chdir(folder), fresh_database(server) as database, contextlib.ExitStack() as closing:
         conn, watching = (closing.enter_context(database.connect()) for _ in range(2))
@@ -155,16 +161,17 @@ def _stage(
             conn.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}".encode())
             conn.execute(BASE.encode())
         settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.05,
-                            range_seconds=0.5, tables=("m*.t",))  # fmt: skip
+                            range_seconds=0.5, tables=("m*.t",), schema_changes=way)  # fmt: skip
         chronicle = Chronicle.begin(watching, list(schemas))
         yield _Stage(settings, conn, spark, chronicle, _Notes(), random.Random(f"migrations {SEED}"))
 
 
 def _played(
-    server: EmbeddedServer, spark: SparkSession, folder: Path, chosen: Sequence[Migration], *, following: bool
+    server: EmbeddedServer, spark: SparkSession, folder: Path, chosen: Sequence[Migration], way: Way, *,
+    following: bool, read: int,
 ) -> Played:  # fmt: skip
     schemas = {f"m{number}": migration for number, migration in enumerate(chosen)}
-    with _stage(server, spark, folder, list(schemas)) as stage:
+    with _stage(server, spark, folder, list(schemas), way) as stage:
         stage.setup()
         Run(stage.engine()).join()
         first = len(stage.observer.copies)
@@ -192,6 +199,7 @@ def _played(
             {name.schema for name in newest.tables},
             schemas,
             {schema: [one for one in stage.observer.told if f"{schema}.t" in one] for schema in schemas},
+            tallied(stage.settings, list(schemas)[:read], at_hand(spark)),
         )
 
 
@@ -208,26 +216,39 @@ def _hold(played: Played, *, late: bool) -> None:
     wrong = {played.schemas[schema].name: played.reasons[schema]
              for schema in copied if expected[schema] is Result.FOLLOWED}  # fmt: skip
     assert not wrong, "\n".join(f"{name}: {reasons}" for name, reasons in wrong.items())
+    assert not played.tally.wrong, "\n".join(played.tally.wrong)
+    print(f"read {dict(played.tally.read)}, refused {dict(played.tally.refused)}, copied {len(copied)}")
 
 
-def _chosen(version: int) -> list[Migration]:
+def _chosen(version: int, way: Way) -> list[Migration]:
     """A few of every kind; which ones depends on the seed."""
     found = migrations(version)
-    return random.Random(f"chosen {SEED}").sample(found, FEW)
+    return random.Random(f"chosen {SEED}").sample(found, FEW[way])
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
-def test_some(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, *, following: bool) -> None:
-    _hold(_played(server, spark, tmp_path, _chosen(server.version), following=following), late=not following)
+@pytest.mark.parametrize("way", ["rewrite", "metadata"])
+def test_some(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: Way, *, following: bool) -> None:
+    chosen = _chosen(server.version, way)
+    played = _played(server, spark, tmp_path, chosen, way, following=following, read=READ)
+    _hold(played, late=not following)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
-def test_all(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, *, following: bool) -> None:
-    played = _played(server, spark, tmp_path, migrations(server.version), following=following)
+@pytest.mark.parametrize("way", ["rewrite", "metadata"])
+def test_all(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: Way, *, following: bool) -> None:
+    chosen = migrations(server.version)
+    played = _played(server, spark, tmp_path, chosen, way, following=following, read=len(chosen))
     _hold(played, late=not following)
+
+
+def test_all_readers_are_at_hand() -> None:
+    if missing := lacking():
+        pytest.skip(f"not installed: {', '.join(missing)} (make readers)")
+    assert {reader.name for reader in at_hand(None)} == {"Spark", "delta-rs", "Polars", "kernel"}
 
 
 def test_there_are_enough() -> None:

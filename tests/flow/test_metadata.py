@@ -1,0 +1,177 @@
+"""Mirrors that follow by metadata alone, and all that writes and reads them right afterwards: they have files of before
+and after."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import Lake
+from pgcdc_assets.core import retention
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.delta.checkpoint import make_checkpoint
+from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
+from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.flow.maintenance import Allowance
+from pgcdc_assets.mirror.delta import upkeep
+from pgcdc_assets.mirror.delta.compaction import Compaction
+from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
+from pgcdc_assets.settings import Settings
+from tests.fix_postgres import Database
+from tests.flow.test_sync import Rig, T, U, rig_of
+from tests.oracle import RAW, source_rows, written
+
+pytestmark = [pytest.mark.spark, pytest.mark.takes(60)]
+
+CHANGES = ("ALTER TABLE t RENAME v TO w", "ALTER TABLE t RENAME big TO v", "ALTER TABLE u ALTER v TYPE numeric(12,2)")
+
+
+@pytest.fixture
+def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(
+        source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.1, range_seconds=1,
+        schema_changes="metadata",
+    )  # fmt: skip
+    with rig_of(database, spark, settings) as rig:
+        rig.setup()
+        rig.sync()
+        yield rig
+
+
+def newest(rig: Rig, name: TableName) -> DeltaVersion:
+    table = DeltaLog(rig.settings.layout.mirror(name)).newest()
+    assert table is not None
+    return table
+
+
+def read(rig: Rig, by: str, name: TableName) -> pa.Table:
+    at = Lake(rig.lake).at()
+    return at.arrow(name) if by == "files" else at.spark(rig.session(), name).toArrow()
+
+
+def assert_read(rig: Rig) -> None:
+    """The lake's own reader and Spark, whose newest versions equal the source."""
+    for name in (T, U):
+        columns, expected = source_rows(rig.conn, name.schema, name.name)
+        for by in ("files", "Spark"):
+            found = read(rig, by, name)
+            assert [one for one in found.column_names if not one.startswith("_pgcdc_")] == columns
+            misfits = [dict(entry or ()) for entry in found[RAW].to_pylist()]
+            data = (written(column, found[column], misfits) for column in columns)
+            assert Counter(zip(*data, strict=True)) == expected, by
+
+
+def follow_all(rig: Rig) -> None:
+    rig.commit(*CHANGES)
+    rig.sync()
+    assert [one.copied for one in rig.observer.structures] == [False, False]
+    rig.observer.structures.clear()
+
+
+def test_files_stay_and_take_changes_of_every_kind(rig: Rig) -> None:
+    """Values that were not sent are found under the name that the files have."""
+    before = {name: {file.path for file in newest(rig, name).files} for name in (T, U)}
+    earlier = Lake(rig.lake).at().lsn
+    copies = len(rig.observer.copies)
+    follow_all(rig)
+    assert {name: {file.path for file in newest(rig, name).files} for name in (T, U)} == before
+    assert newest(rig, T).features >= {"columnMapping"}
+    assert newest(rig, U).features >= {"typeWidening"}
+    rig.commit(
+        "UPDATE t SET w = 'x' WHERE id < 10", "UPDATE t SET id = -id WHERE id > 45", "DELETE FROM t WHERE id = 20",
+        "INSERT INTO t VALUES (1000, 'new', repeat('z', 9000))", "UPDATE u SET v = 1234567890.12 WHERE a < 5",
+        "INSERT INTO u VALUES (2000, 1, 9999999999.99), (2001, 1, 'NaN')", "DELETE FROM u WHERE a = 30",
+    )  # fmt: skip
+    rig.sync()
+    assert_read(rig)
+    rig.commit("TRUNCATE t", "INSERT INTO t VALUES (1, 'after', NULL)", "INSERT INTO u VALUES (2002, 1, 5)")
+    rig.sync()
+    assert_read(rig)
+    old = Lake(rig.lake).at(earlier)
+    assert old.arrow(T).column_names[:3] == ["id", "v", "big"]
+    assert old.arrow(U).schema.field("v").type == pa.decimal128(10, 2)
+    assert len(rig.observer.copies) == copies
+
+
+def test_upkeep_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of before and after are merged, a checkpoint stands for them, and what nobody needs goes."""
+    monkeypatch.setattr(retention, "GRACE", timedelta(0))
+    monkeypatch.setattr(upkeep, "MOST_SMALL", 1)
+    follow_all(rig)
+    for number in range(3):
+        rig.commit(f"INSERT INTO t VALUES ({1000 + number}, 'new', NULL)", f"UPDATE u SET v = 1e9 WHERE a = {number}")
+        rig.sync()
+    for name in (T, U):
+        make_checkpoint(rig.settings.layout.mirror(name), newest(rig, name).number)
+    assert_read(rig)
+    rig.settings = rig.settings.model_copy(update={"retention": timedelta(0)})
+    report = rig.engine("maintain").maintain(Allowance())
+    assert report.optimized == [T, U]
+    assert report.deleted_files > 0
+    assert all(len(newest(rig, name).files) == 1 for name in (T, U))
+    assert_read(rig)
+    rig.session().sql(f"VACUUM delta.`{rig.lake / 'public/t'}`")
+    rig.commit("UPDATE t SET w = 'y'", "UPDATE u SET v = v + 0.01")
+    rig.sync()
+    assert_read(rig)
+
+
+def test_small_files_become_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeltaTarget, "compaction", Compaction(look_every=1, most_small=1))
+    follow_all(rig)
+    rig.commit("UPDATE t SET w = 'y' WHERE id < 20", "UPDATE u SET v = 1e9 WHERE a < 20")
+    rig.sync()
+    assert all(len(newest(rig, name).files) == 1 for name in (T, U))
+    assert_read(rig)
+
+
+def test_a_repair_a_rewrite_and_a_copy_follow(rig: Rig) -> None:
+    start = rig.flush()
+    rig.commit("UPDATE t SET v = 'before' WHERE id < 5", "UPDATE u SET v = 2 WHERE a < 5")
+    follow_all(rig)
+    rig.commit("UPDATE t SET w = 'after' WHERE id BETWEEN 3 AND 8", "UPDATE u SET v = 1e9 WHERE a BETWEEN 3 AND 8")
+    rig.sync()
+    span = LsnRange(start, rig.observer.known_ranges()[-1].end)
+    for name in (T, U):
+        rig.engine().repair(name, span)
+    assert_read(rig)
+    rig.commit("ALTER TABLE t ADD c int NOT NULL DEFAULT 5", "ALTER TABLE u ADD c text DEFAULT 'c'")
+    rig.sync()
+    assert_read(rig)
+    rig.engine("snapshot").sync(Bounds(), copy_anew=[T, U])
+    rig.commit("ALTER TABLE t DROP v", "ALTER TABLE u RENAME c TO d", "UPDATE u SET d = 'd' WHERE a = 7")
+    rig.sync()
+    assert_read(rig)
+
+
+def test_a_mirror_goes_back_to_files_that_are_written_anew(rig: Rig) -> None:
+    follow_all(rig)
+    rig.settings = rig.settings.model_copy(update={"schema_changes": "rewrite"})
+    before = {file.path for file in newest(rig, T).files}
+    rig.commit("ALTER TABLE t RENAME w TO x", "ALTER TABLE u ALTER v TYPE numeric(14,2)", "UPDATE t SET v = id::text")
+    rig.sync()
+    assert not before & {file.path for file in newest(rig, T).files}
+    assert_read(rig)
+
+
+def test_a_column_that_was_kept_is_not_the_new_one_of_its_name(rig: Rig) -> None:
+    """It appears without a default, as columns that touch no row do."""
+    rig.settings = rig.settings.model_copy(update={"dropped_columns": "keep"})
+    rig.commit("ALTER TABLE t DROP v")
+    rig.sync()
+    assert Lake(rig.lake).at().arrow(T)["v"].null_count == 0
+    rig.commit("UPDATE t SET id = id")
+    rig.sync()
+    rig.commit("ALTER TABLE t ADD v text", "INSERT INTO t VALUES (1000, NULL, 'v')")
+    rig.sync()
+    found = Lake(rig.lake).at().arrow(T)
+    assert Counter(found["v"].to_pylist()) == {None: 50, "v": 1}
+    assert not rig.observer.copies[2:]

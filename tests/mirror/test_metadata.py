@@ -1,0 +1,224 @@
+"""A mirror gets another structure by its metadata alone: its files stay, and engines read them under other columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.catalog import Column, Table
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.delta.commit import FileChange, commit_change
+from pgcdc_assets.delta.definition import commit_columns
+from pgcdc_assets.delta.mapping import stated
+from pgcdc_assets.mirror.delta.liverows import live_rows
+from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.reshape import reshape_mirror
+from pgcdc_assets.source.catalog.successor import successor
+from pgcdc_assets.spark.ondemand import SparkOnDemand
+from pgcdc_assets.store.local import path_of
+from tests.deltatables import live_files
+from tests.flow.mirrors import no_spark
+from tests.mirror.test_reshape import ID, INT, OWNER, ROWS, TEXT, A, N, T, made, numeric, rows, table
+
+PLAIN: list[list[str | None]] = [["1", "2", "3"], ["one", "two", None], ["1.50", "-2.25", None]]
+"""Rows without a text that fits no type."""
+
+
+def relabelled(mirror: Mirror, after: Table, before: Table = T, *, keep: bool = False) -> Table:
+    """Without Spark, so no file is written anew."""
+    follows = successor(before, after, Lsn(50))
+    assert isinstance(follows, Table), follows
+    files = live_files(mirror.path)
+    reshape_mirror(
+        SparkOnDemand(no_spark), mirror._layout, OWNER, before, follows, keep=keep, by_metadata=True
+    )  # fmt: skip
+    assert live_files(mirror.path) == files
+    return follows
+
+
+def fields(mirror: Mirror) -> dict[str, dict[str, Any]]:
+    delta = mirror.again().delta
+    assert delta is not None
+    return {field["name"]: field for field in stated(delta.metadata).fields}
+
+
+def where(mirror: Mirror, condition: str) -> list[int]:
+    """What DataFusion finds, with its files skipped by their statistics."""
+    query = QueryBuilder().register("t", DeltaTable(path_of(mirror.path)))
+    return sorted(pa.table(query.execute(f"SELECT id FROM t WHERE {condition}").read_all())["id"].to_pylist())
+
+
+def test_a_renamed_column_keeps_its_place_in_the_files(tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    relabelled(mirror, table(ID, replace(A, name="b"), N))
+    assert [(row["b"], row["n"]) for row in rows(mirror)] == [("one", Decimal("1.50")), ("two", Decimal("-2.25")),
+                                                             (None, None)]  # fmt: skip
+    assert fields(mirror)["b"]["metadata"]["delta.columnMapping.physicalName"] == "a"
+    delta = mirror.again().delta
+    assert delta is not None
+    assert {"columnMapping", "deletionVectors"} <= delta.features
+    assert "typeWidening" not in delta.features
+    assert where(mirror, "b = 'two'") == [2]
+
+
+def test_columns_that_swap_names_are_found_by_their_new_ones(tmp_path: Path) -> None:
+    other = Column(3, "n", TEXT)
+    before = table(ID, A, other)
+    mirror = made(tmp_path, before, [["1", "2"], ["a", "b"], ["x", "y"]], [["3"], ["m"], ["n"]])
+    relabelled(mirror, table(ID, replace(A, name="n"), replace(other, name="a")), before)
+    assert [(row["a"], row["n"]) for row in rows(mirror)] == [("x", "a"), ("y", "b"), ("n", "m")]
+    assert where(mirror, "a = 'y'") == [2]
+    assert where(mirror, "n = 'a'") == [1]
+    assert where(mirror, "a IN ('n', 'x')") == [1, 3]
+    assert where(mirror, "a = 'a'") == []
+
+
+def test_a_column_made_anew_has_another_place_in_the_files(tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    relabelled(mirror, table(ID, N, Column(4, "a", TEXT)))
+    assert [row["a"] for row in rows(mirror)] == [None] * 3
+    assert where(mirror, "a IS NULL") == [1, 2, 3]
+    assert where(mirror, "a = 'one'") == []
+    assert fields(mirror)["a"]["metadata"]["delta.columnMapping.physicalName"].startswith("col-")
+
+
+def test_no_id_is_given_twice(tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    first = relabelled(mirror, table(ID, N, Column(4, "a", TEXT)))
+    then = fields(mirror)["a"]["metadata"]["delta.columnMapping.id"]
+    second = relabelled(mirror, table(ID, N), first)
+    relabelled(mirror, table(ID, N, Column(5, "a", TEXT), Column(6, "c", INT)), second)
+    found = [field["metadata"]["delta.columnMapping.id"] for field in fields(mirror).values()]
+    assert len(set(found)) == len(found)
+    assert min(fields(mirror)[name]["metadata"]["delta.columnMapping.id"] for name in ("a", "c")) > then
+    delta = mirror.again().delta
+    assert delta is not None
+    assert int(delta.configuration["delta.columnMapping.maxColumnId"]) == max(found)
+
+
+def test_a_dropped_column_goes_or_stays(tmp_path: Path) -> None:
+    gone, kept = made(tmp_path / "gone", T, PLAIN), made(tmp_path / "kept", T, PLAIN)
+    relabelled(gone, table(ID, A))
+    assert rows(gone)[1] == {"id": 2, "a": "two", "_pgcdc_raw": {}}
+    relabelled(kept, table(ID, A), keep=True)
+    assert rows(kept)[1] == {"id": 2, "a": "two", "n": Decimal("-2.25"), "_pgcdc_raw": {}}
+    assert not kept.again().mapped, "nothing is asked of readers for what needs nothing"
+
+
+def test_decimals_become_wider(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, ROWS)
+    after = relabelled(mirror, table(ID, A, replace(N, type=numeric(12, 2))))
+    relabelled(mirror, table(ID, A, replace(N, type=numeric(25, 2))), after)
+    delta = mirror.again().delta
+    assert delta is not None
+    assert not mirror.again().mapped
+    assert fields(mirror)["n"]["metadata"]["delta.typeChanges"] == [
+        {"fromType": "decimal(10,2)", "toType": "decimal(12,2)"},
+        {"fromType": "decimal(12,2)", "toType": "decimal(25,2)"},
+    ]
+    expected = [Decimal("1.50"), None, None, Decimal("4.00")]
+    found = pa.concat_tables(live_rows(delta))
+    assert found["n"].to_pylist() == expected
+    assert found.schema.field("n").type == pa.decimal128(25, 2)
+    by_spark = spark.read.format("delta").load(path_of(mirror.path).as_posix())
+    assert [row["n"] for row in by_spark.orderBy("id").collect()] == expected
+    assert [row["id"] for row in by_spark.where("n = 4").collect()] == [4]
+
+
+def test_texts_that_fit_no_type_stand_under_their_columns(spark: SparkSession, tmp_path: Path) -> None:
+    """Metadata does not rename them: such a mirror is written anew."""
+    for number, after in enumerate((table(ID, A, replace(N, name="m")), table(ID, A))):
+        mirror = made(tmp_path / str(number), T, ROWS)
+        follows = successor(T, after, Lsn(50))
+        assert isinstance(follows, Table)
+        before = live_files(mirror.path)
+        reshape_mirror(SparkOnDemand(lambda: spark), mirror._layout, OWNER, T, follows, keep=False, by_metadata=True)
+        assert live_files(mirror.path) != before
+        assert rows(mirror)[1]["_pgcdc_raw"] == ({} if number else {"m": "NaN"})
+
+
+def test_texts_of_other_columns_and_of_deleted_rows_are_no_reason_to_write(tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, ROWS)
+    after = relabelled(mirror, table(ID, replace(A, name="b"), N))
+    assert rows(mirror)[1]["_pgcdc_raw"] == {"n": "NaN"}
+    delta = mirror.again().delta
+    assert delta is not None
+    commit_change(delta, FileChange([], {delta.files[0].path: BitMap64([1])}), {}, {})
+    relabelled(mirror, table(ID, replace(A, name="b"), replace(N, name="m")), after)
+    assert [row["m"] for row in rows(mirror)] == [Decimal("1.50"), None, Decimal("4.00")]
+
+
+def test_a_default_of_older_rows_is_written(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    follows = successor(T, table(ID, A, N, Column(4, "c", INT, missing="7")), Lsn(50))
+    assert isinstance(follows, Table)
+    reshape_mirror(SparkOnDemand(lambda: spark), mirror._layout, OWNER, T, follows, keep=False, by_metadata=True)
+    assert [row["c"] for row in rows(mirror)] == [7] * 3
+    assert not mirror.again().mapped
+
+
+def test_a_name_that_delta_refuses_touches_no_file(tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    relabelled(mirror, table(ID, A, N, Column(4, "a (b), c", INT)))
+    assert [row["a (b), c"] for row in rows(mirror)] == [None] * 3
+    assert mirror.again().mapped
+
+
+def test_columns_of_other_writers_stay(tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    assert mirror.delta is not None
+    inner = pa.struct([pa.field("x", pa.int32()), pa.field("y", pa.list_(pa.struct([pa.field("z", pa.string())])))])
+    commit_columns(mirror.delta, stated(mirror.delta.metadata).with_more(pa.schema([("theirs", inner)])))
+    relabelled(mirror.again(), table(ID, replace(A, name="b"), N))
+    assert set(rows(mirror)[0]) == {"id", "b", "n", "theirs", "_pgcdc_raw"}
+    theirs = fields(mirror)["theirs"]["type"]["fields"]
+    assert [field["metadata"]["delta.columnMapping.physicalName"] for field in theirs] == ["x", "y"]
+    assert theirs[1]["type"]["elementType"]["fields"][0]["metadata"]["delta.columnMapping.physicalName"] == "z"
+
+
+@pytest.mark.parametrize("by_metadata", [False, True])
+def test_a_kept_column_lends_nothing_to_a_new_one_of_its_name(
+    spark: SparkSession, tmp_path: Path, *, by_metadata: bool
+) -> None:
+    mirror = made(tmp_path, T, ROWS)
+
+    def follow(before: Table, now: Table) -> Table:
+        follows = successor(before, now, Lsn(50))
+        assert isinstance(follows, Table)
+        reshape_mirror(
+            SparkOnDemand(lambda: spark), mirror._layout, OWNER, before, follows, keep=True, by_metadata=by_metadata
+        )
+        return follows
+
+    after = follow(T, table(ID, A))
+    assert rows(mirror)[0]["n"] == Decimal("1.50")
+    follow(after, table(ID, A, replace(N, attnum=4)))
+    assert [(row["n"], row["_pgcdc_raw"]) for row in rows(mirror)] == [(None, {})] * 4
+
+
+@pytest.mark.parametrize("name", ["a.b", "a`b", 'a"b', "ä/%😀"])
+def test_engines_skip_files_by_names_of_before(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    before = table(ID, replace(A, name=name), N)
+    groups: Sequence[list[list[str | None]]] = [[[str(n)], [f"v{n}"], ["1"]] for n in range(4)]
+    mirror = made(tmp_path, before, *groups)
+    relabelled(mirror, table(ID, replace(A, name="now"), N), before)
+    by_spark = spark.read.format("delta").load(path_of(mirror.path).as_posix())
+    assert [row["id"] for row in by_spark.where("now = 'v2'").collect()] == [2]
+    assert where(mirror, "now = 'v2'") == [2]
+    relabelled(mirror, table(ID, replace(A, name=name), N), successor_of(before, "now"))
+    assert [row[name] for row in rows(mirror)] == ["v0", "v1", "v2", "v3"]
+
+
+def successor_of(before: Table, name: str) -> Table:
+    follows = successor(before, table(ID, replace(A, name=name), N), Lsn(50))
+    assert isinstance(follows, Table)
+    return follows
