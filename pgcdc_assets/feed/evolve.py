@@ -199,8 +199,6 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
             return Refusal(f"column {column.name!r} is published only now; what old rows hold in it is not known")
         if _rewritten(table, shape, relation):
             return Refusal(f"column {column.name!r} was added and the table rewritten: old rows may hold values in it")
-        if column.name in table.left_behind:
-            return Refusal(f"column {column.name!r} appeared under the name of one that was dropped")
         if _dropped_before(table, shape, relation, fact.attnum):
             return Refusal(f"column {column.name!r} appeared beside one that was dropped: the values may be of either")
         attnum = fact.attnum if fact.attnum > newest else newest + 1

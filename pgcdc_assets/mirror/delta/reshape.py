@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from deltalake import Schema as DeltaSchema
@@ -37,6 +37,9 @@ from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.spark.tasks import run_tasks
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 TASK_BYTES: Final = 64 << 20
 """Size of the files that one task writes anew as one, so that small files do not stay small. A task that has one large
 file writes one."""
@@ -60,6 +63,11 @@ def reshape_mirror(
     if found.snapshot_lsn is None:
         raise LakeError("has no copy whose structure could change", thing=f"mirror {after.name}")
     return again_after_lost_races(partial(_reshaped, spark, found, before, after, keep, by_metadata))
+
+
+def make_room(spark: SparkSession, mirror: Mirror, before: Table, after: Table) -> None:
+    """Have columns that were kept give their names to those of ``after`` that ``before`` lacks. May lose a race."""
+    _reshaped(SparkOnDemand(lambda: spark), mirror, before, after, keep=True, by_metadata=mirror.mapped)
 
 
 def _reshaped(

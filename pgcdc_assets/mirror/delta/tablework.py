@@ -28,6 +28,7 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
+from pgcdc_assets.mirror.delta.reshape import make_room
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.mirror.delta.units import PendingChanges
 from pgcdc_assets.mirror.target import Applied
@@ -59,6 +60,8 @@ class TableWork:
     pending: PendingChanges
     mirror: Mirror
     refused: str | None
+    known: Table | None = None
+    """As the mirror last took it."""
 
     @classmethod
     def of(
@@ -73,7 +76,7 @@ class TableWork:
         start = max(part.span.start, stands)
         pending = PendingChanges.of(layout, part, LsnRange(start, max(start, min(part.span.end, upto))))
         before = (known or {}).get(part.table.name)
-        return cls(pending, mirror, _unmirrorable(part.table, before, mirror)) if pending else None
+        return cls(pending, mirror, _unmirrorable(part.table, before, mirror), before) if pending else None
 
     @property
     def table(self) -> Table:
@@ -83,6 +86,7 @@ class TableWork:
         """Do what one look at the mirror allows: refuse, link, or say what is to be collapsed."""
         if self.refused is not None:
             return self.set_aside(self.refused)
+        self.make_room(spark)
         self.widen()
         return self.link() if self.linkable else self.units()
 
@@ -110,6 +114,12 @@ class TableWork:
         app_id = self.mirror.generation_app_id
         assert app_id is not None
         return {app_id: self.pending.span.end}
+
+    def make_room(self, spark: SparkSession) -> None:
+        """Columns that the mirror keeps though they were dropped give their names to new ones."""
+        if self.known is not None and _taken(self.table, self.known, self._delta):
+            make_room(spark, self.mirror, self.known, self.table)
+            del self.mirror.delta
 
     def widen(self) -> None:
         """Add the columns that appeared to the mirror, before the data: this changes no row."""
@@ -217,6 +227,13 @@ def _missing(table: Table, mirror: Mirror) -> list[pa.Field]:
     return [field for field in MirrorSchema.of(table).arrow if field.name not in have]
 
 
+def _taken(table: Table, known: Table, mirror: DeltaVersion) -> set[str]:
+    """Names of columns that appeared which the mirror has for columns that are gone."""
+    before = {column.attnum for column in known.columns}
+    new = {column.name for column in table.columns if column.attnum not in before}
+    return new & table.left_behind & {field.name for field in mirror.schema.fields}
+
+
 def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | None:
     """Why the mirror cannot take the changes, or the columns that appeared."""
     reason = refusal(table)
@@ -237,6 +254,7 @@ def _altered(table: Table, known: Table | None, mirror: DeltaVersion) -> str | N
     lacking = [] if known is None else [name for name in MirrorSchema.of(known).arrow.names if name not in have]
     if lacking:
         return f"has no column {lacking[0]!r} any more: it was dropped or renamed there"
-    ours = DeltaSchema.from_arrow(MirrorSchema.of(table).arrow).fields
+    taken = set[str]() if known is None else _taken(table, known, mirror)
+    ours = [field for field in DeltaSchema.from_arrow(MirrorSchema.of(table).arrow).fields if field.name not in taken]
     other = [field for field in ours if have.get(field.name, str(field.type)) != str(field.type)]
     return f"holds column {other[0].name!r} as another type than its own: it was changed there" if other else None
