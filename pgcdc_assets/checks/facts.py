@@ -89,6 +89,9 @@ class TableFacts:
     updates_seen: bool = True
     refused: bool = False
     """Whether the table cannot be mirrored at all."""
+    kept_until: datetime | None = None
+    """For a table that was set aside: until when the log keeps all that its mirror lacks, at the least; None if it
+    keeps that no longer."""
 
 
 @dataclass(frozen=True)

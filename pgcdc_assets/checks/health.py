@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Literal
 
-from pgcdc_assets.checks.facts import Facts, PublicationFacts, SourceFacts, span
+from pgcdc_assets.checks.facts import Facts, PublicationFacts, SourceFacts, TableFacts, span
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
@@ -357,7 +357,7 @@ def _tables(facts: Facts) -> Iterator[Problem]:
             where = f" at {table.lsn}" if table.lsn is not None else ""
             yield _error(
                 f"table {table.name}", f"was set aside{where}: {table.reason or 'no reason given'}",
-                way_back(table.name, refused=table.refused),
+                _back(table),
             )  # fmt: skip
         elif table.state.readable and table.reason:
             yield _error(
@@ -375,6 +375,16 @@ def _tables(facts: Facts) -> Iterator[Problem]:
                 yield _warning(
                     f"table {table.name}", f"is {_size(lag)} of WAL behind the source", "let `pgcdc sync` catch up"
                 )
+
+
+def _back(table: TableFacts) -> str:
+    do = way_back(table.name, refused=table.refused)
+    if table.kept_until is None:
+        return do
+    until = table.kept_until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return (
+        f"{do}, or `pgcdc heal {table.name.shell}` once the reason has gone: its changes stay in the log until {until}"
+    )
 
 
 def _messages(facts: Facts) -> Iterator[Problem]:

@@ -121,7 +121,7 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
         unread.append(_problem(error, "source"))
     except psycopg.Error as error:
         unread.append(_problem(of_exception(error).typed("source"), "source"))
-    facts, more = _with_lake(facts, settings.layout)
+    facts, more = _with_lake(facts, settings.layout, settings.retention)
     if settings.messages:
         facts = replace(facts, messages=read_message_facts(settings.layout, facts))
     last, unknown = _last(settings.layout)
@@ -182,12 +182,12 @@ def _published(layout: Layout) -> Lsn | None:
     return None
 
 
-def _with_lake(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
+def _with_lake(facts: Facts, layout: Layout, retention: timedelta) -> tuple[Facts, list[Problem]]:
     facts, unread = _with_log(facts, layout)
     if facts.catalog is None:
         return facts, unread
     try:
-        tables = tuple(read_tables(layout, facts.catalog))
+        tables = tuple(read_tables(layout, facts.catalog, retention))
         lost = tuple(read_untaken(layout, facts.catalog))
         return replace(facts, tables=tables, left=read_left(layout, facts.catalog), untaken=lost), unread
     except PgcdcError as error:

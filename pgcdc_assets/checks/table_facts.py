@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 from pgcdc_assets.checks.facts import LeftFacts, TableFacts, UntakenFacts
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.retention import GRACE
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.errors import LakeError
+from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.failures import of_one_table
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.mirror.delta.othercommits import change_since
@@ -24,11 +28,12 @@ from pgcdc_assets.points.states import StateRow, TableStates
 from pgcdc_assets.points.untaken import UntakenLedger
 
 
-def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
-    """Every table of the catalog, in its order."""
+def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedelta(0)) -> Iterator[TableFacts]:
+    """Every table of the catalog, in its order. ``retention``: of the change log."""
     rows = TableStates(layout).all()
     points = ConsistentPoints(layout)
     newest = points.newest()
+    log = ChangeLog(layout)
     for table in catalog.tables:
         row = rows.get(table.name)
         if (reason := refusal(table)) is not None:
@@ -46,11 +51,24 @@ def read_tables(layout: Layout, catalog: Catalog) -> Iterator[TableFacts]:
         else:
             mirror = Mirror(layout, catalog.identity, table.name)
             try:
-                yield _behind(mirror, table, row, points)
+                facts = _behind(mirror, table, row, points)
+                yield replace(facts, kept_until=_kept_until(mirror, facts, log, retention))
             except Exception as error:
                 if (failure := of_one_table(error)) is None:
                     raise
                 yield TableFacts(table.name, TableState.SET_ASIDE, None, failure, row.lsn, table.updates_seen)
+
+
+def _kept_until(mirror: Mirror, facts: TableFacts, log: ChangeLog, retention: timedelta) -> datetime | None:
+    """See :attr:`TableFacts.kept_until`. Nothing is deleted but by a maintenance, which may come later."""
+    copied, lsn = mirror.snapshot_lsn, facts.replay_lsn
+    if facts.state is not TableState.SET_ASIDE or copied is None or lsn is None:
+        return None
+    with suppress(PgcdcError, OSError):  # A log that cannot be read is reported by itself.
+        if log.exists and copied >= log.began and lsn >= log.start:
+            written = (segment.written for segment in log.all_segments() if segment.batch_end > lsn)
+            return min(written, default=datetime.now(UTC)) + max(retention, GRACE)
+    return None
 
 
 def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, LeftFacts]:

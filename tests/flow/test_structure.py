@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 
@@ -11,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
+from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import NotRepairable
@@ -87,6 +89,10 @@ def test_a_table_that_was_set_aside_catches_up_from_the_log(rig: Rig) -> None:
         "UPDATE t SET v = 'before' WHERE id = 1", "ALTER TABLE t ADD w int DEFAULT 5", "DELETE FROM t WHERE id = 2"
     )
     assert [name for name, _ in aside.sync().set_aside] == [T]
+    assert rig.settings.source is not None
+    (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"table {T}"]
+    until = (datetime.now(UTC) + rig.settings.retention).strftime("%Y-%m-%d")
+    assert f"`pgcdc heal {T.shell}` once the reason has gone: its changes stay in the log until {until}" in told.do
     rig.commit("ALTER TABLE t RENAME v TO x", "INSERT INTO t (id) VALUES (1000)")
     assert [name for name, _ in rig.sync().set_aside] == [T], "another setting alone brings nothing back"
     copies = len(rig.observer.copies)
