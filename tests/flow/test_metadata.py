@@ -119,7 +119,11 @@ def test_upkeep_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(newest(rig, name).files) == 1 for name in (T, U))
     assert_read(rig)
     rig.session().sql(f"VACUUM delta.`{rig.lake / 'public/t'}`")
-    rig.commit("UPDATE t SET w = 'y'", "UPDATE u SET v = v + 0.01")
+    rig.commit("UPDATE t SET w = 'y' WHERE id < 20", "UPDATE u SET v = v + 0.01 WHERE a < 20")
+    rig.sync()
+    for name in (T, U):
+        rig.session().sql(f"OPTIMIZE delta.`{rig.lake / name.folder}`")
+    rig.commit("UPDATE t SET w = 'z' WHERE id > 10", "UPDATE u SET v = v + 0.01 WHERE a > 10")
     rig.sync()
     assert_read(rig)
 
@@ -160,6 +164,17 @@ def test_a_mirror_goes_back_to_files_that_are_written_anew(rig: Rig) -> None:
     rig.sync()
     assert not before & {file.path for file in newest(rig, T).files}
     assert_read(rig)
+
+
+def test_a_mirror_that_goes_on_under_another_name_takes_its_columns_along(rig: Rig) -> None:
+    follow_all(rig)
+    rig.commit("ALTER TABLE t RENAME TO t2", "ALTER TABLE u RENAME TO t; ALTER TABLE t2 RENAME TO u")
+    rig.commit("UPDATE t SET v = 1e9 WHERE a < 5", "UPDATE u SET w = 'x' WHERE id < 5")
+    copies = len(rig.observer.copies)
+    rig.sync()
+    rig.sync()
+    assert_read(rig)
+    assert len(rig.observer.copies) == copies
 
 
 @pytest.mark.parametrize("way", ["metadata", "rewrite"])

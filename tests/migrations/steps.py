@@ -93,6 +93,7 @@ def _columns() -> Iterator[Migration]:
     yield Migration("Flyway", "add, other default at once", (
         "ALTER TABLE t ADD a int DEFAULT 1; ALTER TABLE t ALTER a SET DEFAULT 2",))  # fmt: skip
     yield Migration("Flyway", "add under an odd name", ('ALTER TABLE t ADD "a (b), c" int DEFAULT 3',))
+    yield Migration("Flyway", "add without values under an odd name", ('ALTER TABLE t ADD "a=b" int',))
 
 
 def _defaults_of_each_row() -> Iterator[Migration]:

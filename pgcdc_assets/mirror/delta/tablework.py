@@ -131,7 +131,10 @@ class TableWork:
             other = held[taken[0].lower()]
             raise LakeError(f"has a column {other!r} of another writer, beside which {taken[0]!r} cannot be added",
                             thing=f"mirror {self.mirror.name}")  # fmt: skip
-        commit_columns(self._delta, stated(self._delta.metadata).with_more(missing))
+        names = {field.name: field.name for field in self._delta.schema.fields}
+        wanted = pa.schema([*pa.schema(self._delta.schema.to_arrow()), *missing])
+        mapped = self.mirror.mapped or needs_column_mapping(missing.names)
+        commit_columns(self._delta, stated(self._delta.metadata).followed_by(wanted, names, mapped=mapped))
         passed(FaultPoint.MIRROR_WIDENED)
         del self.mirror.delta
 
@@ -242,9 +245,6 @@ def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | No
     reason = unfit(mirror.delta) or _altered(table, known, mirror.delta)
     if reason is not None:
         return f"its mirror {reason}"
-    names = [field.name for field in _missing(table, mirror)]
-    if names and needs_column_mapping(names) and not mirror.mapped:
-        return f"column {names[0]!r} appeared, whose name the mirror can hold only after a new copy"
     return None
 
 
