@@ -15,6 +15,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.mirror.delta.mirrorschema import way_back
 from pgcdc_assets.source.connect.connection import APPLICATION
 from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
+from pgcdc_assets.source.setup.eventtriggers import Noting
 from pgcdc_assets.source.setup.findings import matches_standby_names
 from pgcdc_assets.source.slot.slotstatus import PLUGIN, SlotStatus
 
@@ -52,7 +53,7 @@ class Problem:
 def problems(facts: Facts) -> list[Problem]:
     """Every rule's findings, errors first."""
     rules = (_setup, _slot, _slot_use, _wal_held, _positions, _source, _publications, _unpublished, _left,
-             _untaken, _identities, _tables, _messages)  # fmt: skip
+             _untaken, _identities, _noting, _tables, _messages)  # fmt: skip
     found = list(chain.from_iterable(rule(facts) for rule in rules))
     return sorted(found, key=lambda problem: problem.severity != "error")
 
@@ -385,6 +386,17 @@ def _back(table: TableFacts) -> str:
     return (
         f"{do}, or `pgcdc heal {table.name.shell}` once the reason has gone: its changes stay in the log until {until}"
     )
+
+
+def _noting(facts: Facts) -> Iterator[Problem]:
+    """Event triggers that were made, and do not serve."""
+    found, thing = facts.source.noting if facts.source else Noting.ABSENT, "event triggers"
+    if found is Noting.DISABLED:
+        yield _warning(thing, "are disabled, or one is gone: when a structure changed is known by looks at the catalog "
+                       "alone", "run `pgcdc setup --ddl`, or `pgcdc setup --ddl --sql` for a superuser")  # fmt: skip
+    elif found is Noting.OUTDATED:
+        yield _warning(thing, "are of another version, or for other publications",
+                       "run `pgcdc setup --ddl`, or `pgcdc setup --ddl --sql` for a superuser")  # fmt: skip
 
 
 def _messages(facts: Facts) -> Iterator[Problem]:

@@ -34,16 +34,20 @@ class Refusal:
 
 
 def evolved(
-    table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False, after: Lsn | None = None
-) -> Table | Refusal:
+    table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False, after: Lsn | None = None,
+    known: bool = False,
+) -> Table | Refusal:  # fmt: skip
     """The table as it is under the shape: unchanged, or with columns that appeared; or why it cannot be followed.
 
     ``facts`` are those of the shape; they are needed only if a column appeared. ``past`` is for spans that the
     mirror has already applied: a column that a shape lacks may then have been added later, and not been dropped.
-    ``after``: no row under the shape is of a transaction below it.
+    ``after``: no row under the shape is of a transaction below it. ``known``: from the table's newest structure on, no
+    row has another one, whatever the catalog said when it was asked about the shape.
     """
     if unsettled(table, after):
         return _by_order(table, shape)
+    if known and _says_the_same(table, shape):
+        return table
     reason = _newer_catalog(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
     if reason:
         return Refusal(reason)
@@ -51,6 +55,16 @@ def evolved(
     if not new:
         return table
     return _with_new(table, shape, new, facts)
+
+
+def _says_the_same(table: Table, shape: Shape) -> bool:
+    """Whether the message itself names the table's columns and identity, and no others."""
+    if _leaf(table, shape) or shape.replica_identity != table.replica_identity:
+        return False
+    told = [(column.name, column.type.oid, column.type.typmod) for column in shape.columns]
+    identity = {column.name for column in table.columns if column.attnum in table.identity_key}
+    keyed = shape.replica_identity == "f" or identity == {column.name for column in shape.columns if column.key}
+    return keyed and told == [(column.name, column.type.oid, column.type.typmod) for column in table.columns]
 
 
 def unsettled(table: Table, after: Lsn | None) -> bool:

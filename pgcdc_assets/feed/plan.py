@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow.compute as pc
 
@@ -29,6 +30,8 @@ class Followed:
     table: Table
     after: Lsn
     """Its ``replay_lsn``: transactions below it are not wanted."""
+    known: bool = False
+    """All changes of its structure up to the end of the span are known, and none lies between."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def planned(
     failures: Failures = {}
     for entry, reach in zip(tables, reaches, strict=True):
         mine = placed.get(entry.table.name, _Placed())
-        evolution = _Evolution.of(log, entry.table, mine, reach, past=again)
+        evolution = _Evolution.of(log, entry.table, mine, reach, past=again, known=entry.known)
         try:
             plan = _plan(log, span, entry, mine, evolution, again=again)
         except Exception as error:
@@ -159,20 +162,19 @@ class _Evolution:
     @classmethod
     def of(
         cls, log: ChangeLog, table: Table, placed: _Placed, span: LsnRange, *, past: bool,
-        at_least: Table | None = None,
+        at_least: Table | None = None, known: bool = False,
     ) -> _Evolution:  # fmt: skip
         """``placed`` may hold shapes that no row of the span has; those must not add columns."""
         shapes = placed.taken
         after = _after(log, table, shapes, span)
-        found = {s.schema_id: evolved(table, s, None, past=past, after=after[s.schema_id]) for s in shapes}
+        read = partial(evolved, table, past=past, known=known)
+        found = {s.schema_id: read(s, None, after=after[s.schema_id]) for s in shapes}
         odd = [shape for shape in shapes if isinstance(found[shape.schema_id], Refusal)]
         if odd:
             facts = _facts(log, {shape.schema_id for shape in odd})
             used = _used(log, span, {shape.schema_id for shape in odd}, {shape.relation_id for shape in odd})
             odd = [shape for shape in odd if shape.schema_id in used]
-            found |= {
-                s.schema_id: evolved(table, s, facts.get(s.schema_id), past=past, after=after[s.schema_id]) for s in odd
-            }
+            found |= {s.schema_id: read(s, facts.get(s.schema_id), after=after[s.schema_id]) for s in odd}
         followed = [version for version in found.values() if isinstance(version, Table)]
         newest = together([table, at_least or table, *followed])
         routes = {

@@ -85,7 +85,7 @@ class Restructured:
     before: Table
     after: Table
     since: Lsn
-    """The look at the catalog that showed the new structure."""
+    """The end of the transaction that changed it, or the look at the catalog that showed the new structure."""
     copied: bool
     """By a new copy, which has been asked for; otherwise by its own rows, in ``version``."""
     version: int | None = None

@@ -18,6 +18,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.source.catalog.tables import without_rows
 from pgcdc_assets.source.positions import boundary, flush_lsn
+from pgcdc_assets.source.setup.eventtriggers import EventTriggers
 from pgcdc_assets.source.setup.publications import publish_new
 
 
@@ -106,6 +107,10 @@ class LogStream:
     def stands(self, look: CatalogLook) -> bool:
         """Whether the source's catalog is still as this look saw it."""
         return look.stands(self._conn)
+
+    def tells_structure(self, catalog: Catalog) -> bool:
+        """Whether event triggers put changes of structure into the stream."""
+        return EventTriggers(catalog.identity.slot, catalog.publications).noted(self._conn)
 
     def stop(self) -> None:
         """End the receiver at a boundary and wait for it."""

@@ -29,6 +29,7 @@ from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.messages import messages_at, take_messages
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.reshaping import Reshaped
+from pgcdc_assets.flow.restructuring import restructure
 from pgcdc_assets.flow.sentinel import Sentinel
 from pgcdc_assets.flow.serving import Serving
 from pgcdc_assets.flow.standing import TableProgress
@@ -36,6 +37,10 @@ from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.store import storage
+
+HELD_SECONDS = 2.0
+"""The others wait this long for a table that gets another structure at its exact LSN: most mirrors have it by then, and
+no point leaves the table out. A larger one catches up later."""
 
 
 class Sync:
@@ -56,6 +61,8 @@ class Sync:
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
         self._sentinel = Sentinel()
+        self._held_until = 0.0
+        """By the monotonic clock: turns wait for mirrors that get another structure."""
 
     def run(self) -> SyncReport:
         try:
@@ -219,14 +226,16 @@ class Sync:
 
     def _turn(self) -> bool:
         """Carry out the next step; returns whether anything moved."""
+        moved = False
         if not self._paused:
+            moved = self._go_on_told()
             # A range that was applied by request may have come upon rows of another structure.
             self._go_on_restructured()
         view = self._view()
         if view.exact is not None:
             self._stream.mark(view.exact)
         step = next_step(view)
-        moved = isinstance(step, TakeLateTurn)
+        moved |= isinstance(step, TakeLateTurn)
         if isinstance(step, TakeLateTurn):
             self._catch_up(step)
             step = next_step(replace(self._view(), exact=view.exact, held=view.held, caught_up=True))
@@ -243,7 +252,9 @@ class Sync:
         return View(
             complete=complete,
             standings=[
-                Standing(entry.table.name, entry.replay_lsn, entry.table.name in late)
+                Standing(
+                    entry.table.name, entry.replay_lsn, entry.table.name in late, self._work.structures.ahead(entry)
+                )
                 for entry in progress.followed()
                 if not entry.reshaping
             ],
@@ -251,7 +262,7 @@ class Sync:
             point=self._point,
             share_bytes=self._work.settings.range_bytes,
             gathers=not (self.following or self.copying or self._stream.arrived),
-            held=request is not None and request.lsn is None,
+            held=(request is not None and request.lsn is None) or self._waits,
             paused=self._paused,
             exact=None if exact is None or progress.points.has(exact) else exact,
         )
@@ -276,6 +287,8 @@ class Sync:
             progress.reread_versions()
         if turn.tables or messages.count or step.exact or self._point.due:
             self._point.published(step.upto, whole=self._publish(step.upto))
+            if self._catalog.waits:
+                self._point.owe()
             if not self._point.due:
                 self._succeed()
         self._stream.report_apply(progress.replay_lsn)
@@ -283,17 +296,40 @@ class Sync:
 
     def _go_on_restructured(self) -> None:
         """Look up the structures and partitions of which rows have come; the next turn goes on with them."""
-        if self._work.restructured or self._work.astray or self._work.progress.under_another_key:
+        progress = self._work.progress
+        met = self._work.restructured or self._work.astray or progress.under_another_key
+        if met and not self._catalog.waits:
             self._look()
             if not self._stream.arrived:
                 self._copies.begin()
+
+    def _go_on_told(self) -> bool:
+        """Look at the catalog at once where the log tells of a change of structure; tables that stand at theirs get the
+        new one. Returns whether there are any."""
+        work = self._work
+        looked = work.structures.take(work.progress, self._stream.complete_to) or self._catalog.waited
+        if looked:
+            self._look()
+        told = [(entry, due) for entry in work.progress.followed()
+                if not entry.reshaping and (due := work.structures.due(entry)) is not None]  # fmt: skip
+        for entry, (change, what) in told:
+            restructure(work, entry, change.table, change.end_lsn, what)
+            self._held_until = time.monotonic() + HELD_SECONDS
+        if (looked or told) and not self._stream.arrived:
+            self._copies.begin()
+        return bool(told)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether no turn begins for a moment, because of structures that are told."""
+        return self._catalog.waits or (self._work.reshapes.any and time.monotonic() < self._held_until)
 
     def _entries(self, names: Sequence[TableName]) -> list[TableProgress]:
         return [self._work.progress[name] for name in names]
 
     def _publish(self, upto: Lsn) -> bool:
         """Publish a point of the tables that are right at ``upto``, as far as the catalog shows; returns whether it
-        lists every followed table.
+        lists every followed table. No point is made if the catalog shows what the log does not tell of yet.
 
         The log was complete to ``upto`` before this look at the catalog. So DDL that made a mirror wrong there has been
         committed, and is seen: its table is set aside or waits for a copy before the point is made.
@@ -303,6 +339,8 @@ class Sync:
             if not self._stream.arrived:
                 # Once the receiver has ended, a new copy could not catch up: the next run begins with it.
                 self._copies.begin()
+            if self._catalog.waits:
+                return False
         whole = self._work.progress.publish(upto, self._work.log.position(), messages_at(self._work, upto))
         self._tell_changed()
         return whole

@@ -77,7 +77,7 @@ def _derive_and_apply(
 ) -> tuple[list[TableTurn], set[TableName], dict[str, float]]:
     span = LsnRange(min(entry.replay_lsn for entry in changed), upto)
     started = time.monotonic()
-    followed = [Followed(entry.table, entry.replay_lsn) for entry in changed]
+    followed = [Followed(entry.table, entry.replay_lsn, work.structures.known(entry, upto)) for entry in changed]
     parts = transform(work.session(), work.log, span, followed, router=work.progress.router, early=work.early)
     derived = time.monotonic()
     known = {entry.table.name: entry.table for entry in changed}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -42,7 +42,7 @@ HEADER = XLOG_DATA.size
 """Bytes of an XLogData frame before its message. A shorter frame is a keepalive."""
 
 
-def _kinds(*kinds: MessageKind) -> NDArray[np.bool_]:
+def _kinds(*kinds: int) -> NDArray[np.bool_]:
     table = np.zeros(256, dtype=bool)
     table[list(kinds)] = True
     return table
@@ -50,7 +50,11 @@ def _kinds(*kinds: MessageKind) -> NDArray[np.bool_]:
 
 IS_ROW = _kinds(*ROWS)
 IS_TABLE_CHANGE = _kinds(*TABLE_CHANGES)
-IS_CHANGE = _kinds(*CHANGES)
+STRUCTURE: Final = ord("s")
+"""Kind of our own: a logical message of our event triggers, on a change of structure. It comes as any other, and is
+given this kind once it is known to be one."""
+IS_MESSAGE = _kinds(MessageKind.MESSAGE, STRUCTURE)
+IS_CHANGE = _kinds(*CHANGES, STRUCTURE)
 """What ``tx_ordinal`` counts."""
 IS_CONTROL = _kinds(*(kind for kind in CONTENT if kind not in ROWS))
 """These messages are few, and are decoded one by one."""
@@ -119,6 +123,14 @@ class FrameRun:
         # Where cached_property keeps its value.
         part.__dict__["brackets"] = self.brackets.part(start, end)
         return part
+
+    def marked(self, index: Sequence[int], kind: int) -> FrameRun:
+        """The run with other kinds for these frames, none of which is a Begin or Commit."""
+        kinds = self.kinds.copy()
+        kinds[list(index)] = kind
+        marked = replace(self, kinds=kinds)
+        marked.__dict__["brackets"] = self.brackets
+        return marked
 
     def without(self, gone: NDArray[np.bool_]) -> FrameRun:
         """The frames that are not ``gone``, with bytes of their own, so that what is dropped leaves the memory."""

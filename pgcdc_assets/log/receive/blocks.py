@@ -11,7 +11,7 @@ import numpy as np
 
 from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.core.lsn import ZERO
-from pgcdc_assets.log.framerun import IS_CHANGE, IS_CONTROL, FrameRun
+from pgcdc_assets.log.framerun import IS_CHANGE, IS_CONTROL, IS_MESSAGE, FrameRun
 from pgcdc_assets.log.inprogress import StreamedTransaction, TransactionsInProgress
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.relations import Overlay, Relations
@@ -88,7 +88,7 @@ class Blocks:
         first = None
         if len(came):
             first = ZERO if run.kinds[came[0]] == MessageKind.MESSAGE else run.lsn(int(came[0]))
-        gone = self._choice.unwanted(run, foreign=origin is not None)
+        run, gone = self._choice.of_block(run, foreign=origin is not None)
         if gone.any():
             run, subxid = run.without(gone), subxid[~gone]
         if overlay.base is not None:
@@ -99,7 +99,7 @@ class Blocks:
                 overlay.see(message, run.payload(index), int(run.sequence[index]))
             elif isinstance(message, Type):
                 overlay.see_type(message.type_oid, run.payload(index))
-        changes, messages = int(IS_CHANGE[run.kinds].sum()), len(run.at(MessageKind.MESSAGE))
+        changes, messages = int(IS_CHANGE[run.kinds].sum()), int(IS_MESSAGE[run.kinds].sum())
         self.transactions.add(xid, changes=changes, size=run.size, messages=messages, origin=origin, first=first)
         return Block(xid, overlay, BlockFrames(run, subxid), origin)
 

@@ -5,5 +5,6 @@ pgtypes     types down to their base         typeparts   what values of a type a
 published   what publications publish        bare        the same without waiting for a lock
 patterns    what the setting `tables` means  look        the published tables and a fingerprint
 drift       what no LSN shows: what changed between two looks
+noted       what our event triggers said of changes of structure
 successor   how a mirror goes on when its table has another structure
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,11 @@ class PgTypes:
             rows.update((row.oid, row) for row in found)
             wanted = {oid for row in found for oid in (row.base, row.element) if oid} - rows.keys()
         return cls(rows)
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[Any]]) -> PgTypes:
+        """From rows that were read by somebody else, with the fields of those that we read."""
+        return cls({row[0]: _Row(*row) for row in rows})
 
     def __contains__(self, oid: int) -> bool:
         return oid in self._rows
