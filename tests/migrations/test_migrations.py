@@ -268,9 +268,9 @@ def test_all(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: W
     _hold(played, late=not following)
 
 
+@pytest.mark.long
 def test_all_readers_are_at_hand() -> None:
-    if missing := lacking():
-        pytest.skip(f"not installed: {', '.join(missing)} (make readers)")
+    assert not lacking(), "make readers"
     assert {reader.name for reader in at_hand(None)} == {"Spark", "delta-rs", "Polars", "kernel"}
 
 
