@@ -3,6 +3,7 @@
 source_facts, table_facts -> facts -> health -> status      facts in, problems in words out
 compared -> rendering -> digest -> verify                   every row and value, at one LSN
 
+slothealth, tablehealth     the rules           problem     what is wrong, in words
 sentinel    the stream's positions
 message_facts   how the feed of messages stands
 last_runs   failures that nobody looked at      origin      which source a command means

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pgcdc_assets.checks.health import Problem, Severity
+from pgcdc_assets.checks.problem import Problem, Severity
 from pgcdc_assets.flow.outcomes import Failure, OperationKind, Outcome
 
 

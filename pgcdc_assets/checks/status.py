@@ -16,10 +16,11 @@ import psycopg
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.checks.facts import Facts, LogFacts, MessageFacts, TableFacts
-from pgcdc_assets.checks.health import Problem, problems
+from pgcdc_assets.checks.health import problems
 from pgcdc_assets.checks.last_runs import of_outcomes
 from pgcdc_assets.checks.message_facts import read_message_facts
 from pgcdc_assets.checks.origin import is_embedded, refuse_other_identity, source_of
+from pgcdc_assets.checks.problem import Problem
 from pgcdc_assets.checks.source_facts import read_source, with_settings
 from pgcdc_assets.checks.table_facts import read_left, read_tables, read_untaken
 from pgcdc_assets.core.catalog import Catalog

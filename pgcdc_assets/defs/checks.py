@@ -14,7 +14,7 @@ from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.facts import TableFacts
-    from pgcdc_assets.checks.health import Problem
+    from pgcdc_assets.checks.problem import Problem
     from pgcdc_assets.checks.status import Status
 
 SLOT_CHECK = "healthy"
@@ -75,7 +75,7 @@ def health_checks(catalog: Catalog) -> dg.AssetChecksDefinition:
 
 def current_health(instance: dg.DagsterInstance) -> "Status":
     """The project's status, and what is wrong with the partition keys of this instance."""
-    from pgcdc_assets.checks.health import Problem
+    from pgcdc_assets.checks.problem import Problem
     from pgcdc_assets.checks.status import refused, status
     from pgcdc_assets.errors import StoreFailed, WrongSource
 

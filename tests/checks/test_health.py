@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pgcdc_assets.checks.facts import Backend, Facts, LogFacts, PublicationFacts, SourceFacts, TableFacts, UntakenFacts
-from pgcdc_assets.checks.health import GIB, MIB, problems
+from pgcdc_assets.checks.health import problems
+from pgcdc_assets.checks.problem import GIB, MIB
 from pgcdc_assets.core.catalog import Catalog, Identity, Leaf, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName

@@ -1,0 +1,198 @@
+"""Health rules of the slot, of the positions, and of the source's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from pgcdc_assets.checks.facts import Facts, SourceFacts, span
+from pgcdc_assets.checks.problem import GIB, MIB, Problem, error, size, warning
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.source.connect.connection import APPLICATION
+from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
+from pgcdc_assets.source.setup.findings import matches_standby_names
+from pgcdc_assets.source.slot.slotstatus import PLUGIN, SlotStatus
+
+SAFE_WAL_BYTES = 256 * MIB
+"""WAL that may still be written before the slot may be invalidated; less is reported. Sixteen WAL segments are minutes
+on a busy source."""
+IDLE_WAL_BYTES = 64 * MIB
+"""WAL held for a slot that nobody reads; more is a problem. It is four segments, so that a pause between two runs is no
+problem."""
+HELD_WAL_BYTES = GIB
+"""WAL held without any bound, or by a long transaction; more is reported, before a disk of usual size is full."""
+LONGEST_PAUSE = timedelta(days=1)
+"""A source may be left alone for a night; its slot should outlive that."""
+_NEARLY = 0.75
+"""The share of the idle timeout after which a slot is reported: with a day's timeout, six hours are left then."""
+CATALOG_XMIN_AGE = 200_000_000
+"""autovacuum_freeze_max_age's default: beyond it the source starts vacuums against id wraparound, in vain."""
+
+
+def _setup(facts: Facts) -> Iterator[Problem]:
+    if facts.catalog is None:
+        yield error("project", "is not set up", "run `pgcdc setup`")
+    elif facts.source and facts.slot is None:
+        thing = f"slot {facts.slot_name}"
+        if facts.log is None:
+            yield error(thing, "does not exist", "run `pgcdc setup`")
+        else:
+            after = facts.log.transform_lsn
+            yield error(thing, f"does not exist: changes after {after} are not kept for us", COPY_ANEW)
+
+
+def _slot(facts: Facts) -> Iterator[Problem]:
+    """Whether the slot itself is usable."""
+    slot = facts.slot
+    if slot is None:
+        return
+    thing = slot.thing
+    if slot.lost:
+        yield error(thing, f"was invalidated ({slot.lost}): the WAL it needs is gone", COPY_ANEW)
+    elif slot.wal_status == "unreserved":
+        yield error(
+            thing, "is nearly lost: the WAL it needs may go at the source's next checkpoint",
+            "run `pgcdc sync` now, or raise max_slot_wal_keep_size on the source",
+        )  # fmt: skip
+    elif slot.safe_wal_size is not None and slot.safe_wal_size < SAFE_WAL_BYTES:
+        yield warning(
+            thing, f"will be invalidated after {size(max(0, slot.safe_wal_size))} more of WAL",
+            "run `pgcdc sync`, or raise max_slot_wal_keep_size on the source",
+        )  # fmt: skip
+    if (slot.plugin, slot.database) != (PLUGIN, slot.connected_to):
+        yield error(
+            thing, f"is of plugin {slot.plugin}, database {slot.database}; ours would be of {PLUGIN}, "
+            f"{slot.connected_to}", "choose another name in the setting `slot`",
+        )  # fmt: skip
+    if bool(slot.two_phase) != facts.two_phase:
+        made = "with" if slot.two_phase else "without"
+        yield error(
+            thing, f"was made {made} two_phase, and the setting `two_phase` is {str(facts.two_phase).lower()}",
+            f"set it to {str(bool(slot.two_phase)).lower()}, or choose another name in the setting `slot`",
+        )  # fmt: skip
+    if slot.synced:
+        yield error(
+            thing, "is a copy of a primary's slot, and cannot be read before this standby is promoted",
+            "set `source` to the primary",
+        )  # fmt: skip
+
+
+def _slot_use(facts: Facts) -> Iterator[Problem]:
+    """Who reads the slot, and whether anybody does."""
+    slot, source = facts.slot, facts.source
+    if slot is None or source is None:
+        return
+    thing = f"slot {facts.slot_name}"
+    if slot.active and source.holder and not source.holder.application_name.startswith(APPLICATION):
+        pid, name = source.holder.pid, source.holder.application_name
+        yield error(
+            thing, f"is held by another process: pid {pid}, application {name!r}",
+            f"stop that process, or SELECT pg_terminate_backend({pid}) on the source",
+        )  # fmt: skip
+    behind = source.flush_lsn - (slot.confirmed_flush_lsn or source.flush_lsn)
+    if not slot.active and behind > IDLE_WAL_BYTES:
+        since = f" since {slot.inactive_since:%Y-%m-%d %H:%M} UTC" if slot.inactive_since else ""
+        yield warning(
+            thing, f"is read by nobody{since}, and the source holds {size(behind)} of WAL for it",
+            "run `pgcdc sync`, `pgcdc follow` or `pgcdc up`",
+        )  # fmt: skip
+    yield from _idle_timeout(facts.now, slot, source)
+
+
+def _idle_timeout(now: datetime, slot: SlotStatus, source: SourceFacts) -> Iterator[Problem]:
+    """PostgreSQL 18 invalidates a slot that nobody reads."""
+    limit = source.idle_slot_timeout
+    if not limit:
+        return
+    raised = "set idle_replication_slot_timeout on the source above the longest pause between two runs, or to 0"
+    idle = now - slot.inactive_since if slot.inactive_since and not slot.active else timedelta(0)
+    if idle > limit * _NEARLY:
+        yield error(
+            slot.thing, f"is nearly lost: nobody has read it for {span(idle)}, and after {span(limit)} it is given up",
+            f"run `pgcdc sync` now, then {raised}",
+        )  # fmt: skip
+    elif limit < LONGEST_PAUSE:
+        yield warning(slot.thing, f"is given up when nobody reads it for {span(limit)}", raised)
+
+
+def _wal_held(facts: Facts) -> Iterator[Problem]:
+    """WAL and dead rows that the slot keeps on the source."""
+    slot, source = facts.slot, facts.source
+    if slot is None or source is None or slot.restart_lsn is None:
+        return
+    thing = f"slot {facts.slot_name}"
+    held = source.flush_lsn - slot.restart_lsn
+    if held > HELD_WAL_BYTES and source.max_slot_wal_keep_bytes is None:
+        yield warning(
+            thing, f"holds {size(held)} of WAL, and only the source's disk bounds it (max_slot_wal_keep_size = -1)",
+            "let `pgcdc sync` catch up, or set max_slot_wal_keep_size on the source",
+        )  # fmt: skip
+    confirmed = slot.confirmed_flush_lsn or slot.restart_lsn
+    if confirmed - slot.restart_lsn > HELD_WAL_BYTES:
+        who = str(source.oldest) if source.oldest else "a long transaction on the source"
+        yield warning(
+            thing, f"cannot let go of {size(confirmed - slot.restart_lsn)} of WAL that we have read: {who} needs it",
+            "end that transaction on the source",
+        )  # fmt: skip
+    if slot.catalog_xmin_age is not None and slot.catalog_xmin_age > CATALOG_XMIN_AGE:
+        yield warning(
+            thing, f"keeps dead catalog rows of {slot.catalog_xmin_age} transactions on the source",
+            "let `pgcdc sync` catch up, and end long transactions on the source",
+        )  # fmt: skip
+
+
+def _positions(facts: Facts) -> Iterator[Problem]:
+    """The log against the slot, the source's WAL and the tables (design, LSN rules)."""
+    log = facts.log
+    if log is None:
+        return
+    slot, source = facts.slot, facts.source
+    confirmed = slot.confirmed_flush_lsn if slot else None
+    if confirmed is not None and confirmed > log.transform_lsn:
+        yield error(
+            "change log", f"ends at {log.transform_lsn}, but the slot was confirmed up to {confirmed}: "
+            "changes between the two are gone", COPY_ANEW,
+        )  # fmt: skip
+    if source and source.identity != log.identity:
+        yield error(
+            "change log", f"belongs to {_stream(log.identity)}, but the source is {_stream(source.identity)}",
+            "set `source`, `slot` or `lake` back, or use a lake of its own",
+        )  # fmt: skip
+    elif source and log.transform_lsn > source.flush_lsn:
+        yield error(
+            "change log", f"stands at {log.transform_lsn}, ahead of the source's WAL at {source.flush_lsn}: "
+            "the source was restored to an earlier time", NEW_LAKE,
+        )  # fmt: skip
+    if log.published is not None and log.published > log.transform_lsn:
+        yield error(
+            "newest consistent point", f"stands at {log.published}, above the change log at {log.transform_lsn}: "
+            "a restored source would not be told from its own",
+            "run `pgcdc sync`: it checks the source, and records the log up to there",
+        )  # fmt: skip
+    for table in facts.tables:
+        if table.state.readable and table.replay_lsn is not None and table.replay_lsn < log.start:
+            yield error(
+                f"table {table.name}", f"stands at {table.replay_lsn}, but the log begins at {log.start}: "
+                "changes between the two are gone", f"run `pgcdc snapshot {table.name.shell}`",
+            )  # fmt: skip
+
+
+def _source(facts: Facts) -> Iterator[Problem]:
+    source = facts.source
+    if source is None:
+        return
+    if source.wal_level != "logical":
+        yield error("source", f"has wal_level = {source.wal_level}", "set wal_level = logical and restart it")
+    if matches_standby_names(source.synchronous_standby_names, APPLICATION):
+        yield error(
+            "source", "waits for us at every commit: synchronous_standby_names = "
+            f"{source.synchronous_standby_names!r} matches our application_name {APPLICATION!r}",
+            "name the standbys one by one there",
+        )  # fmt: skip
+
+
+def _stream(identity: Identity) -> str:
+    return f"system {identity.system_identifier}, database {identity.database}, slot {identity.slot}"
+
+
+RULES = (_setup, _slot, _slot_use, _wal_held, _positions, _source)

@@ -1,0 +1,212 @@
+"""Health rules of publications, tables and their mirrors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC
+from itertools import chain
+
+from pgcdc_assets.checks.facts import Facts, PublicationFacts, TableFacts
+from pgcdc_assets.checks.problem import GIB, Problem, error, size, warning
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.mirror.delta.mirrorschema import way_back
+from pgcdc_assets.source.setup.eventtriggers import Noting
+
+LAG_BYTES = GIB
+
+
+def _publications(facts: Facts) -> Iterator[Problem]:
+    source, catalog = facts.source, facts.catalog
+    if source is None or catalog is None:
+        return
+    present = [publication for publication in source.publications.values() if publication]
+    for name, publication in source.publications.items():
+        if publication is None:
+            yield error(f"publication {name}", "does not exist: changes are lost meanwhile", "run `pgcdc setup`")
+    published = frozenset(chain.from_iterable(publication.tables for publication in present))
+    if present and not published and catalog.tables:
+        names = ", ".join(publication.name for publication in present)
+        yield error(f"publication {names}", "lists no table: changes are lost meanwhile", "run `pgcdc setup`")
+    elif present:
+        # _unpublished reports tables that are not published at all, if the settings mean them.
+        told = source.meant - source.mirrored
+        yield from _missing([table for table in catalog.tables if table.name not in told], published, present)
+
+
+def _unpublished(facts: Facts) -> Iterator[Problem]:
+    """Tables that the settings mean and that exist, by what the source publishes now, whatever was saved before."""
+    source = facts.source
+    if source is None or facts.catalog is None or not source.mirrored:
+        return
+    stand = {table.name: table.replay_lsn for table in facts.tables if table.replay_lsn is not None}
+    stand |= {name: left.lsn for name, left in facts.left.items()}
+    add = "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew"
+    if not source.ours:
+        add = "add it to the publication, or take it out of the setting `tables`; then run `pgcdc sync`"
+    for name in sorted(source.meant - source.mirrored):
+        if name in stand or facts.catalog.table(name) is not None:
+            where = f", and its mirror stands at {stand[name]}" if name in stand else ""
+            yield error(
+                f"table {name}", "is not published any more, or is another one under the same name: its changes are "
+                f"lost meanwhile{where}", add,
+            )  # fmt: skip
+        elif source.ours:
+            yield warning(
+                f"table {name}", "is meant by the setting `tables`, but is not published",
+                "run `pgcdc setup`, or exclude it there",
+            )  # fmt: skip
+
+
+def _left(facts: Facts) -> Iterator[Problem]:
+    """Mirrors that are no longer followed, which a reader cannot see from the mirrors."""
+    source = facts.source
+    if source is None:
+        return
+    for name, left in sorted(facts.left.items()):
+        if name not in source.meant | source.mirrored:
+            why = left.moved or "its table was dropped or renamed, or is not meant by the setting `tables`"
+            yield warning(
+                f"mirror {name}", f"stands at {left.lsn} and is not kept any more: {why}",
+                f"`pgcdc forget {name.shell}` deletes it, if nobody reads it",
+            )  # fmt: skip
+
+
+def _untaken(facts: Facts) -> Iterator[Problem]:
+    """Rows that were published to us and are in no mirror."""
+    states = {table.name: table.state for table in facts.tables}
+    for lost in facts.untaken:
+        rows = lost.rows
+        what = f"{rows.rows} rows of it, between {rows.start} and {rows.end}, went into no mirror"
+        if lost.table is None:
+            yield warning(
+                f"table {rows.name}", f"{what}: it belonged to no table that was followed",
+                "run `pgcdc setup`, then `pgcdc sync`, if it is to be mirrored, else take it out of the publication; "
+                "this is told as long as the change log holds them",
+            )  # fmt: skip
+        elif not lost.held and states.get(lost.table) is not None and states[lost.table].readable:
+            yield error(
+                f"table {lost.table}", f"{what}, and its copy is older than they are",
+                f"run `pgcdc snapshot {lost.table.shell}`",
+            )  # fmt: skip
+
+
+def _missing(
+    tables: Sequence[Table], published: frozenset[TableName], present: Sequence[PublicationFacts]
+) -> Iterator[Problem]:
+    for table in tables:
+        carried = {table.name, *(leaf.name for leaf in table.leaves)} if table.partitioned else {table.name}
+        storage = {leaf.name for leaf in table.leaves} if table.partitioned else {table.name}
+        if table.name not in published and storage - published:
+            lacking = ", ".join(str(name) for name in sorted(storage - published))
+            yield error(
+                f"table {table.name}", f"is not published any more ({lacking}): its changes are lost meanwhile",
+                "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
+            )  # fmt: skip
+            continue
+        carriers = [publication for publication in present if publication.tables & carried]
+        yield from _operations(f"table {table.name}", carriers, updates=table.updates_seen)
+
+
+def _operations(thing: str, carriers: Sequence[PublicationFacts], *, updates: bool) -> Iterator[Problem]:
+    wanted = ["insert", "update", "delete"] if updates else ["insert"]
+    lacking = [kind for kind in wanted if not any(getattr(publication, kind) for publication in carriers)]
+    names = ", ".join(publication.name for publication in carriers)
+    if lacking:
+        kinds = " and ".join(lacking)
+        yield error(thing, f"is published without {kinds}", f"let publication {names} publish them, then copy anew")
+    elif not any(publication.truncate for publication in carriers):
+        yield warning(
+            thing, "is published without truncate: a TRUNCATE would not be seen",
+            f"let publication {names} publish truncate too",
+        )  # fmt: skip
+
+
+def _identities(facts: Facts) -> Iterator[Problem]:
+    if facts.source is not None:
+        # Somebody else's publication may have been like that at setup: that is known, and must not be an alarm for
+        # ever.
+        known = frozenset() if facts.source.ours else frozenset(t.name for t in facts.tables if not t.updates_seen)
+        for name in sorted(facts.source.without_identity):
+            say = warning if name in known else error
+            yield say(
+                f"table {name}", "has no usable replica identity, so UPDATE and DELETE fail on the source",
+                "give it a primary key or REPLICA IDENTITY FULL, or take it out of the publication",
+            )  # fmt: skip
+    for table in facts.tables:
+        if facts.source is not None and table.name in facts.source.without_identity:
+            continue
+        if not table.updates_seen and facts.source is not None and table.name in facts.source.followable:
+            yield warning(
+                f"table {table.name}", "has a usable replica identity now, but is published for inserts only: updates "
+                "and deletes are not seen", "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
+            )  # fmt: skip
+        elif not table.updates_seen:
+            yield warning(
+                f"table {table.name}", "has no usable replica identity: updates and deletes are not seen",
+                f"give it a primary key, or ALTER TABLE {table.name} REPLICA IDENTITY FULL; then run `pgcdc setup`",
+            )  # fmt: skip
+
+
+def _tables(facts: Facts) -> Iterator[Problem]:
+    for table in facts.tables:
+        if table.state is TableState.SET_ASIDE:
+            where = f" at {table.lsn}" if table.lsn is not None else ""
+            yield error(
+                f"table {table.name}", f"was set aside{where}: {table.reason or 'no reason given'}",
+                _back(table),
+            )  # fmt: skip
+        elif table.state.readable and table.reason:
+            yield error(
+                f"table {table.name}", f"is not what the source has: in its mirror, {table.reason}",
+                f"`pgcdc verify {table.name.shell}` names the rows, `pgcdc snapshot {table.name.shell}` copies it anew",
+            )  # fmt: skip
+        elif table.state is TableState.WAITING and table.reason:
+            yield warning(f"table {table.name}", f"waits for a copy: {table.reason}", "`pgcdc sync` copies it")
+    if facts.source is None:
+        return
+    for table in facts.tables:
+        if table.state.readable and table.replay_lsn is not None:
+            lag = facts.source.flush_lsn - table.replay_lsn
+            if lag > LAG_BYTES:
+                yield warning(
+                    f"table {table.name}", f"is {size(lag)} of WAL behind the source", "let `pgcdc sync` catch up"
+                )
+
+
+def _back(table: TableFacts) -> str:
+    do = way_back(table.name, refused=table.refused)
+    if table.kept_until is None:
+        return do
+    until = table.kept_until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return (
+        f"{do}, or `pgcdc heal {table.name.shell}` once the reason has gone: its changes stay in the log until {until}"
+    )
+
+
+def _noting(facts: Facts) -> Iterator[Problem]:
+    """Event triggers that were made, and do not serve."""
+    found, thing = facts.source.noting if facts.source else Noting.ABSENT, "event triggers"
+    if found is Noting.DISABLED:
+        yield warning(thing, "are disabled, or one is gone: when a structure changed is known by looks at the catalog "
+                       "alone", "run `pgcdc setup --ddl`, or `pgcdc setup --ddl --sql` for a superuser")  # fmt: skip
+    elif found is Noting.OUTDATED:
+        yield warning(thing, "are of another version, or for other publications",
+                       "run `pgcdc setup --ddl`, or `pgcdc setup --ddl --sql` for a superuser")  # fmt: skip
+
+
+def _messages(facts: Facts) -> Iterator[Problem]:
+    """The feed of messages stands with the newest point, or is behind what readers of the tables see."""
+    found, thing = facts.messages, "feed of messages"
+    if found is None or facts.log is None:
+        return
+    published = facts.log.published
+    if found.failure is not None:
+        yield error(thing, f"does not go on: {found.failure}", "see that its folder is there and whole")
+    elif found.complete_to is not None and published is not None and found.complete_to < published:
+        yield error(thing, f"stands at {found.complete_to}, below the newest consistent point {published}",
+                     "the log keeps its messages: run `pgcdc sync`, and see what it says")  # fmt: skip
+
+
+RULES = (_publications, _unpublished, _left, _untaken, _identities, _noting, _tables, _messages)
