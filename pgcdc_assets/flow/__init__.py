@@ -7,6 +7,7 @@ engine -> sync --> turn (transform, apply, publish)      one writer per lake
 engine      every operation                     work        the parts that an operation works with
 decide      decides what a run does next: pure
 sync        the run that carries it out         stream      its view of the receiver
+turns       what a run takes next, and its points
 turn        takes tables to one boundary        ranges      when a range is cut
 messages    the feed of logical messages within a run
 early       has transactions in progress derived

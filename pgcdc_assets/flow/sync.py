@@ -4,43 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
-from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.table import begin_anew_if_unreadable
 from pgcdc_assets.flow import hold, renaming, restructuring, sentinel
 from pgcdc_assets.flow.closing import RunRanges
 from pgcdc_assets.flow.copies import Copies
-from pgcdc_assets.flow.decide import (
-    Bounds,
-    PointDue,
-    Situation,
-    Standing,
-    TakeLateTurn,
-    TakeTurn,
-    View,
-    finished,
-    next_step,
-)
+from pgcdc_assets.flow.decide import Bounds, Situation, finished
 from pgcdc_assets.flow.drift import CatalogWatch
 from pgcdc_assets.flow.early import EarlyDerivation
 from pgcdc_assets.flow.maintenance import Allowance
-from pgcdc_assets.flow.messages import messages_at, take_messages
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.reshaping import Reshaped
-from pgcdc_assets.flow.restructuring import restructure
 from pgcdc_assets.flow.sentinel import Sentinel
 from pgcdc_assets.flow.serving import Serving
-from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.stream import LogStream
-from pgcdc_assets.flow.turn import take_turn
+from pgcdc_assets.flow.turns import Turns
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.store import storage
-
-HELD_SECONDS = 2.0
-"""The others wait this long for a table that gets another structure at its exact LSN: most mirrors have it by then, and
-no point leaves the table out. A larger one catches up later."""
 
 
 class Sync:
@@ -53,16 +34,12 @@ class Sync:
         self._copies = Copies(work, conninfo, follow=bounds.follow)
         self._catalog = CatalogWatch(work, stream)
         self._ranges = RunRanges(work, stream)
+        self._turns = Turns(work, stream, self._catalog, self._copies, self._ranges, self._succeed)
         self._serving = Serving(work, self, lambda max_seconds: Allowance(max_seconds, bounds.stop))
-        # If an earlier run copied a table, or followed its structure, and ended before a point listed it, this run owes
-        # the point in any case.
-        self._point = PointDue(work.progress.unlisted or work.progress.shown_from > ZERO)
         self._early = EarlyDerivation(work, stream)
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
         self._sentinel = Sentinel()
-        self._held_until = 0.0
-        """By the monotonic clock: turns wait for mirrors that get another structure."""
 
     def run(self) -> SyncReport:
         try:
@@ -72,7 +49,7 @@ class Sync:
             self._stream.mark(self._work.progress.shown_from)
             self._heed_operator()
             self._watch()
-            self._tell_changed()
+            self._turns.tell_changed()
             if not self._copies.under_way:
                 self._aim()
             while not self._finished():
@@ -103,7 +80,7 @@ class Sync:
             self._work.observer.progress("receive", f"the log is complete to {self._stream.complete_to}")
         moved |= self._take_reshaped()
         moved |= self._take_copies()
-        moved |= self._turn()
+        moved |= self._turns.turn(paused=self._paused, gathers=not (self.following or self.copying))
         moved |= self._serving.serve()
         due = self._ranges.due
         if due:
@@ -111,7 +88,7 @@ class Sync:
         due |= self._catalog.due
         if due and not self._stream.arrived:
             self._watch()
-        if due and self._level:
+        if due and self._turns.level:
             self._succeed()
         if moved:
             self._moved = time.monotonic()
@@ -123,15 +100,8 @@ class Sync:
         self._copies.rested()
         for name in self._stream.publish_new(self._work.settings):
             self._work.observer.progress("watch", f"table {name}: came, and is published from now on")
-        self._look()
+        self._turns.look()
         self._copies.begin()
-
-    def _look(self) -> None:
-        """Look at the catalog; a table that is listed only from there on again is owed a point."""
-        before = self._catalog.named
-        self._catalog.look()
-        if self._catalog.named != before:
-            self._point.owe()
 
     def _take_copies(self) -> bool:
         """Take in what the copies have done since the last call; returns whether anything landed."""
@@ -143,7 +113,7 @@ class Sync:
             for name, failure in end.later.items():
                 self._serving.not_copied(name, failure)
             if end.again:
-                self._look()
+                self._turns.look()
             self._copies.begin_next(end)
             if not self._copies.under_way:
                 self._aim()
@@ -156,10 +126,10 @@ class Sync:
             moved = True
             if self._landed(reshaped):
                 self._catalog.compare(reshaped.after)
-                self._point.owe()
-        if moved and not self._stream.arrived:
+                self._turns.point.owe()
+        if moved:
             # One of them may wait for a copy by now.
-            self._copies.begin()
+            self._turns.begin_copies()
         return moved
 
     def _landed(self, reshaped: Reshaped) -> bool:
@@ -174,7 +144,7 @@ class Sync:
             self._work.progress.copied(copied.table, copied.report.consistent_point, copied.report.version)
             self._work.observer.copied(copied.report)
             begin_anew_if_unreadable(self._work.layout, self._work.identity, copied.table)
-            self._point.owe()
+            self._turns.point.owe()
             moved = True
         return moved
 
@@ -222,136 +192,6 @@ class Sync:
     def following(self) -> bool:
         return self._bounds.follow and self._copies.failure is None
 
-    # Turns ------------------------------------------------------------------------------------
-
-    def _turn(self) -> bool:
-        """Carry out the next step; returns whether anything moved."""
-        moved = False
-        if not self._paused:
-            moved = self._go_on_told()
-            # A range that was applied by request may have come upon rows of another structure.
-            self._go_on_restructured()
-        view = self._view()
-        if view.exact is not None:
-            self._stream.mark(view.exact)
-        step = next_step(view)
-        moved |= isinstance(step, TakeLateTurn)
-        if isinstance(step, TakeLateTurn):
-            self._catch_up(step)
-            step = next_step(replace(self._view(), exact=view.exact, held=view.held, caught_up=True))
-        if isinstance(step, TakeTurn):
-            moved |= self._take(step)
-        return moved
-
-    def _view(self) -> View:
-        # Read the position before the request: a request that this look misses has an LSN above the position.
-        complete, progress = self._stream.complete_to, self._work.progress
-        request = hold.current(self._work.layout)
-        exact = request.lsn if request is not None else None
-        late = {entry.table.name for entry in progress.late()}
-        return View(
-            complete=complete,
-            standings=[
-                Standing(
-                    entry.table.name, entry.replay_lsn, entry.table.name in late, self._work.structures.ahead(entry)
-                )
-                for entry in progress.followed()
-                if not entry.reshaping
-            ],
-            batches=self._work.log.batches,
-            point=self._point,
-            share_bytes=self._work.settings.range_bytes,
-            gathers=not (self.following or self.copying or self._stream.arrived),
-            held=(request is not None and request.lsn is None) or self._waits,
-            paused=self._paused,
-            exact=None if exact is None or progress.points.has(exact) else exact,
-        )
-
-    def _catch_up(self, step: TakeLateTurn) -> None:
-        """Bring late tables, which were copied while the others went on, nearer to the others."""
-        turn = take_turn(self._work, step.upto, self._entries(step.tables))
-        self._ranges.count_late(turn)
-        self._point.refused_at = None
-        self._go_on_restructured()
-
-    def _take(self, step: TakeTurn) -> bool:
-        """Take a turn and publish; returns whether it brought anything, or the point that was asked for."""
-        progress = self._work.progress
-        turn = take_turn(self._work, step.upto, self._entries(step.tables))
-        messages = take_messages(self._work, step.upto)
-        self._ranges.count(turn)
-        self._go_on_restructured()
-        if turn.outdated and not self._stream.arrived:
-            self._copies.begin()
-        if step.exact:
-            progress.reread_versions()
-        if turn.tables or messages.count or step.exact or self._point.due:
-            self._point.published(step.upto, whole=self._publish(step.upto))
-            if self._catalog.waits:
-                self._point.owe()
-            if not self._point.due:
-                self._succeed()
-        self._stream.report_apply(progress.replay_lsn)
-        return bool(turn.tables or messages.count) or (step.exact and not self._point.due)
-
-    def _go_on_restructured(self) -> None:
-        """Look up the structures and partitions of which rows have come; the next turn goes on with them."""
-        progress = self._work.progress
-        met = self._work.restructured or self._work.astray or progress.under_another_key
-        if met and not self._catalog.waits:
-            self._look()
-            if not self._stream.arrived:
-                self._copies.begin()
-
-    def _go_on_told(self) -> bool:
-        """Look at the catalog at once where the log tells of a change of structure; tables that stand at theirs get the
-        new one. Returns whether there are any."""
-        work = self._work
-        looked = work.structures.take(work.progress, self._stream.complete_to) or self._catalog.waited
-        if looked:
-            self._look()
-        told = [(entry, due) for entry in work.progress.followed()
-                if not entry.reshaping and (due := work.structures.due(entry)) is not None]  # fmt: skip
-        for entry, (change, what) in told:
-            restructure(work, entry, change.table, change.end_lsn, what)
-            self._held_until = time.monotonic() + HELD_SECONDS
-        if (looked or told) and not self._stream.arrived:
-            self._copies.begin()
-        return bool(told)
-
-    @property
-    def _waits(self) -> bool:
-        """Whether no turn begins for a moment, because of structures that are told."""
-        return self._catalog.waits or (self._work.reshapes.any and time.monotonic() < self._held_until)
-
-    def _entries(self, names: Sequence[TableName]) -> list[TableProgress]:
-        return [self._work.progress[name] for name in names]
-
-    def _publish(self, upto: Lsn) -> bool:
-        """Publish a point of the tables that are right at ``upto``, as far as the catalog shows; returns whether it
-        lists every followed table. No point is made if the catalog shows what the log does not tell of yet.
-
-        The log was complete to ``upto`` before this look at the catalog. So DDL that made a mirror wrong there has been
-        committed, and is seen: its table is set aside or waits for a copy before the point is made.
-        """
-        if not self._catalog.stands:
-            self._look()
-            if not self._stream.arrived:
-                # Once the receiver has ended, a new copy could not catch up: the next run begins with it.
-                self._copies.begin()
-            if self._catalog.waits:
-                return False
-        whole = self._work.progress.publish(upto, self._work.log.position(), messages_at(self._work, upto))
-        self._tell_changed()
-        return whole
-
-    def _tell_changed(self) -> None:
-        """Report once for each table what another writer did to its mirror."""
-        for name, what in self._work.progress.changed.items():
-            if name not in self._work.changed_told:
-                self._work.changed_told.add(name)
-                self._work.observer.progress("watch", f"the mirror of {name} is not what the source has: {what}")
-
     # The end ------------------------------------------------------------------------------------
 
     def _finished(self) -> bool:
@@ -363,15 +203,9 @@ class Sync:
             copying=self.copying,
             answering=self._serving.busy,
             arrived=self._stream.arrived,
-            level=self._level or self._paused,
+            level=self._turns.level or self._paused,
         )
         return finished(self._bounds, situation)
-
-    @property
-    def _level(self) -> bool:
-        complete = self._stream.complete_to
-        level = all(entry.replay_lsn >= complete for entry in self._work.progress.followed())
-        return level and not self._point.at(complete)
 
     # What other commands ask for -----------------------------------------------------------------
 
@@ -394,7 +228,7 @@ class Sync:
 
     def copy_anew(self, tables: Sequence[TableName]) -> None:
         """Begin copies of these, as the source has them now; UnknownTable for one that is not published."""
-        self._look()
+        self._turns.look()
         self._work.progress.request_copy(tables)
         self._copies.forget(tables)
         self._copies.begin()
@@ -402,8 +236,8 @@ class Sync:
     def heal(self, tables: Sequence[TableName]) -> None:
         """Follow these again, which were set aside, from where they stand."""
         self._work.progress.heal(tables)
-        self._look()
-        self._point.owe()
+        self._turns.look()
+        self._turns.point.owe()
 
     def rest_on(self) -> None:
         """Go on from the mirrors and the log as they are now: they were worked on between two turns."""
@@ -412,7 +246,7 @@ class Sync:
         progress.log_cut(start)
         self._ranges.log_cut(start)
         if progress.renewed:
-            self._point.owe()
+            self._turns.point.owe()
 
     def _succeed(self) -> None:
         """Record the success of a run that follows, which may go on for days: it has done what an earlier one failed to

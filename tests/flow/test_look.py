@@ -50,7 +50,7 @@ class Run:
 
     def listed(self) -> set[TableName]:
         """Of a point made now."""
-        self.sync._publish(self.work.log.position())
+        self.sync._turns.publish(self.work.log.position())
         newest = self.work.progress.points.newest()
         assert newest is not None
         return set(newest.tables)
@@ -159,9 +159,9 @@ def test_a_copy_whose_table_was_a_partition_after_its_snapshot(run: Run) -> None
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     run.user.execute("ALTER TABLE r ATTACH PARTITION quiet FOR VALUES FROM (0) TO (10)")
     run.user.execute("ALTER TABLE r DETACH PARTITION quiet")
-    run.sync._publish(at)
+    run.sync._turns.publish(at)
     run.land(at_the_snapshot)
-    run.sync._publish(at)
+    run.sync._turns.publish(at)
     assert not run.work.progress.naming.holds(QUIET, at)
     assert run.work.progress.naming.holds(QUIET, run.sync._catalog.named)
 

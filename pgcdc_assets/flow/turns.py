@@ -1,0 +1,192 @@
+"""The turns of one run: what is taken next, how far, and the points that follow. Tables that get another structure on
+the way are followed to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.flow import hold
+from pgcdc_assets.flow.closing import RunRanges
+from pgcdc_assets.flow.copies import Copies
+from pgcdc_assets.flow.decide import PointDue, Standing, TakeLateTurn, TakeTurn, View, next_step
+from pgcdc_assets.flow.drift import CatalogWatch
+from pgcdc_assets.flow.messages import messages_at, take_messages
+from pgcdc_assets.flow.restructuring import restructure
+from pgcdc_assets.flow.standing import TableProgress
+from pgcdc_assets.flow.stream import LogStream
+from pgcdc_assets.flow.turn import take_turn
+from pgcdc_assets.flow.work import Work
+
+HELD_SECONDS = 2.0
+"""The others wait this long for a table that gets another structure at its exact LSN: most mirrors have it by then, and
+no point leaves the table out. A larger one catches up later."""
+
+
+class Turns:
+    """Every method runs in the run's own thread. ``succeed`` is called when a point lists all that was applied."""
+
+    def __init__(
+        self, work: Work, stream: LogStream, catalog: CatalogWatch, copies: Copies, ranges: RunRanges,
+        succeed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._work = work
+        self._stream = stream
+        self._catalog = catalog
+        self._copies = copies
+        self._ranges = ranges
+        self._succeed = succeed
+        # If an earlier run copied a table, or followed its structure, and ended before a point listed it, this run owes
+        # the point in any case.
+        self.point = PointDue(work.progress.unlisted or work.progress.shown_from > ZERO)
+        self._held_until = 0.0
+        """By the monotonic clock: turns wait for mirrors that get another structure."""
+
+    @property
+    def level(self) -> bool:
+        """Whether the mirrors hold all that the log holds, and a point lists them."""
+        complete = self._stream.complete_to
+        level = all(entry.replay_lsn >= complete for entry in self._work.progress.followed())
+        return level and not self.point.at(complete)
+
+    def look(self) -> None:
+        """Look at the catalog; a table that is listed only from there on again is owed a point."""
+        before = self._catalog.named
+        self._catalog.look()
+        if self._catalog.named != before:
+            self.point.owe()
+
+    def begin_copies(self) -> None:
+        """Begin those that wait. Once the receiver has ended, a new copy could not catch up: the next run begins with
+        it."""
+        if not self._stream.arrived:
+            self._copies.begin()
+
+    def turn(self, *, paused: bool, gathers: bool) -> bool:
+        """Carry out the next step; returns whether anything moved."""
+        moved = False
+        if not paused:
+            moved = self._go_on_told()
+            # A range that was applied by request may have come upon rows of another structure.
+            self._go_on_restructured()
+        view = self._view(paused=paused, gathers=gathers)
+        if view.exact is not None:
+            self._stream.mark(view.exact)
+        step = next_step(view)
+        moved |= isinstance(step, TakeLateTurn)
+        if isinstance(step, TakeLateTurn):
+            self._catch_up(step)
+            again = self._view(paused=paused, gathers=gathers)
+            step = next_step(replace(again, exact=view.exact, held=view.held, caught_up=True))
+        if isinstance(step, TakeTurn):
+            moved |= self._take(step)
+        return moved
+
+    def _view(self, *, paused: bool, gathers: bool) -> View:
+        # Read the position before the request: a request that this look misses has an LSN above the position.
+        complete, progress = self._stream.complete_to, self._work.progress
+        request = hold.current(self._work.layout)
+        exact = request.lsn if request is not None else None
+        late = {entry.table.name for entry in progress.late()}
+        return View(
+            complete=complete,
+            standings=[
+                Standing(
+                    entry.table.name, entry.replay_lsn, entry.table.name in late, self._work.structures.ahead(entry)
+                )
+                for entry in progress.followed()
+                if not entry.reshaping
+            ],
+            batches=self._work.log.batches,
+            point=self.point,
+            share_bytes=self._work.settings.range_bytes,
+            gathers=gathers and not self._stream.arrived,
+            held=(request is not None and request.lsn is None) or self._waits,
+            paused=paused,
+            exact=None if exact is None or progress.points.has(exact) else exact,
+        )
+
+    def _catch_up(self, step: TakeLateTurn) -> None:
+        """Bring late tables, which were copied while the others went on, nearer to the others."""
+        turn = take_turn(self._work, step.upto, self._entries(step.tables))
+        self._ranges.count_late(turn)
+        self.point.refused_at = None
+        self._go_on_restructured()
+
+    def _take(self, step: TakeTurn) -> bool:
+        """Take a turn and publish; returns whether it brought anything, or the point that was asked for."""
+        progress = self._work.progress
+        turn = take_turn(self._work, step.upto, self._entries(step.tables))
+        messages = take_messages(self._work, step.upto)
+        self._ranges.count(turn)
+        self._go_on_restructured()
+        if turn.outdated:
+            self.begin_copies()
+        if step.exact:
+            progress.reread_versions()
+        if turn.tables or messages.count or step.exact or self.point.due:
+            self.point.published(step.upto, whole=self.publish(step.upto))
+            if self._catalog.waits:
+                self.point.owe()
+            if not self.point.due:
+                self._succeed()
+        self._stream.report_apply(progress.replay_lsn)
+        return bool(turn.tables or messages.count) or (step.exact and not self.point.due)
+
+    def _go_on_restructured(self) -> None:
+        """Look up the structures and partitions of which rows have come; the next turn goes on with them."""
+        progress = self._work.progress
+        met = self._work.restructured or self._work.astray or progress.under_another_key
+        if met and not self._catalog.waits:
+            self.look()
+            self.begin_copies()
+
+    def _go_on_told(self) -> bool:
+        """Look at the catalog at once where the log tells of a change of structure; tables that stand at theirs get the
+        new one. Returns whether there are any."""
+        work = self._work
+        looked = work.structures.take(work.progress, self._stream.complete_to) or self._catalog.waited
+        if looked:
+            self.look()
+        told = [(entry, due) for entry in work.progress.followed()
+                if not entry.reshaping and (due := work.structures.due(entry)) is not None]  # fmt: skip
+        for entry, (change, what) in told:
+            restructure(work, entry, change.table, change.end_lsn, what)
+            self._held_until = time.monotonic() + HELD_SECONDS
+        if looked or told:
+            self.begin_copies()
+        return bool(told)
+
+    def publish(self, upto: Lsn) -> bool:
+        """Publish a point of the tables that are right at ``upto``, as far as the catalog shows; returns whether it
+        lists every followed table. No point is made if the catalog shows what the log does not tell of yet.
+
+        The log was complete to ``upto`` before this look at the catalog. So DDL that made a mirror wrong there has been
+        committed, and is seen: its table is set aside or waits for a copy before the point is made.
+        """
+        if not self._catalog.stands:
+            self.look()
+            self.begin_copies()
+            if self._catalog.waits:
+                return False
+        whole = self._work.progress.publish(upto, self._work.log.position(), messages_at(self._work, upto))
+        self.tell_changed()
+        return whole
+
+    def tell_changed(self) -> None:
+        """Report once for each table what another writer did to its mirror."""
+        for name, what in self._work.progress.changed.items():
+            if name not in self._work.changed_told:
+                self._work.changed_told.add(name)
+                self._work.observer.progress("watch", f"the mirror of {name} is not what the source has: {what}")
+
+    @property
+    def _waits(self) -> bool:
+        """Whether no turn begins for a moment, because of structures that are told."""
+        return self._catalog.waits or (self._work.reshapes.any and time.monotonic() < self._held_until)
+
+    def _entries(self, names: Sequence[TableName]) -> list[TableProgress]:
+        return [self._work.progress[name] for name in names]
