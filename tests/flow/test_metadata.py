@@ -16,6 +16,7 @@ from pgcdc_assets import Lake
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
 from pgcdc_assets.flow.decide import Bounds
@@ -23,6 +24,7 @@ from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from tests.fix_postgres import Database
 from tests.flow.test_sync import Rig, T, U, rig_of
@@ -191,3 +193,28 @@ def test_a_column_that_was_kept_is_not_the_new_one_of_its_name(rig: Rig, way: st
     rig.sync()
     assert_read(rig)
     assert not rig.observer.copies[2:]
+
+
+@pytest.mark.parametrize("dropped", ["keep", "drop"])
+def test_a_new_column_is_known_to_be_that_whatever_became_of_the_run(rig: Rig, dropped: str) -> None:
+    """The run that took it up died before it had noted so, but behind the commit of its rows."""
+    rig.settings = rig.settings.model_copy(update={"dropped_columns": dropped})
+    rig.commit("ALTER TABLE t DROP v")
+    rig.sync()
+    rig.commit("UPDATE t SET id = id")
+    rig.sync()
+    states = TableStates(rig.settings.layout)
+    noted = states.get(T)
+    assert noted is not None
+    assert noted.table is not None
+    rig.commit("ALTER TABLE t ADD v text", "INSERT INTO t VALUES (1000, NULL, 'v')")
+    rig.sync()
+    states.set(noted.table, TableState.CATCHING_UP, noted.lsn)
+    rig.commit("INSERT INTO t VALUES (1001, NULL, 'w')")
+    rig.sync()
+    assert_read(rig)
+    states.set(noted.table, TableState.CATCHING_UP, noted.lsn)
+    rig.commit("ALTER TABLE t RENAME big TO large", "INSERT INTO t VALUES (1002, NULL, 'x')")
+    rig.sync()
+    rig.sync()
+    assert_read(rig)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -17,15 +17,18 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.core.catalog import Column, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.commit import FileChange, commit_change
+from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.delta.definition import commit_columns
 from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.mirror.delta.liverows import live_rows
 from pgcdc_assets.mirror.delta.mirror import Mirror
-from pgcdc_assets.mirror.delta.reshape import reshape_mirror
+from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
+from pgcdc_assets.mirror.delta.reshape import make_room, reshape_mirror, taken_by
+from pgcdc_assets.protocol.text.typed import typed
 from pgcdc_assets.source.catalog.successor import successor
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.store.local import path_of
-from tests.deltatables import live_files
+from tests.deltatables import commit, live_files
 from tests.flow.mirrors import no_spark
 from tests.mirror.test_reshape import ID, INT, OWNER, ROWS, TEXT, A, N, T, made, numeric, rows, table
 
@@ -206,6 +209,20 @@ def test_a_kept_column_lends_nothing_to_a_new_one_of_its_name(
     assert [(row["n"], row["_pgcdc_raw"]) for row in rows(mirror)] == [(None, {})] * 4
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_new_column_stays_one_whatever_became_of_the_run_that_took_it_up(tmp_path: Path, *, keep: bool) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    first = relabelled(mirror, table(ID, replace(A, name="b"), N))
+    noted = relabelled(mirror, table(ID, replace(A, name="b")), first, keep=keep)
+    came = replace(noted, columns=(*noted.columns, replace(N, attnum=4)))
+    make_room(cast(SparkSession, None), mirror.again(), noted, came)
+    assert [row["n"] for row in rows(mirror)] == [None] * 3
+    _append(mirror.again(), came, [["9"], ["nine"], ["9.00"]])
+    assert 4 in taken_by(mirror.again(), noted)
+    relabelled(mirror, table(ID, replace(A, name="c"), replace(N, attnum=4)), noted, keep=keep)
+    assert [(row["c"], row["n"]) for row in rows(mirror)][-1] == ("nine", Decimal("9.00"))
+
+
 @pytest.mark.parametrize("name", ["a.b", "a`b", 'a"b', "ä/%😀"])
 def test_engines_skip_files_by_names_of_before(spark: SparkSession, tmp_path: Path, name: str) -> None:
     before = table(ID, replace(A, name=name), N)
@@ -223,3 +240,15 @@ def successor_of(before: Table, name: str) -> Table:
     follows = successor(before, table(ID, replace(A, name=name), N), Lsn(50))
     assert isinstance(follows, Table)
     return follows
+
+
+def _append(mirror: Mirror, of: Table, texts: Sequence[Sequence[str | None]]) -> None:
+    count = len(texts[0])
+    done = typed([pa.array(text, pa.string()) for text in texts], of.columns, count)
+    own = [pa.array([20] * count, pa.int64()), pa.nulls(count, pa.timestamp("us", "UTC")), done.raw]
+    schema = MirrorSchema.of(of)
+    with DataFile(mirror.path, mirror.physical(schema)) as file:
+        file.write([*done.values, *own])
+        report = file.finish()
+    assert report is not None
+    commit(mirror.path, [report], "append", {mirror.identity.app_id("A"): 20})

@@ -79,7 +79,7 @@ def _reshaped(
         raise LakeError("was copied anew meanwhile", thing=f"mirror {after.name}")
     if (reason := unfit(delta)) is not None:
         raise LakeError(reason, thing=f"mirror {after.name}")
-    columns = _sourced(delta, before, after, keep)
+    columns = _sourced(delta, taken_by(mirror, before), after, keep)
     structure = {STRUCTURE: json.dumps({"copy": mirror.snapshot_lsn, "table": after.to_json()})}
     passed(FaultPoint.RESHAPE_COMMITTING)
     stay = {leaf.oid for leaf in after.leaves}
@@ -99,10 +99,17 @@ def _held(delta: DeltaVersion) -> pa.Schema:
     return pa.schema(delta.schema.to_arrow())
 
 
-def _sourced(delta: DeltaVersion, before: Table, after: Table, keep: bool) -> tuple[Sourced, ...]:
-    """The columns that the mirror gets: the table's, ours, those of other writers, and where wanted those that went."""
+def taken_by(mirror: Mirror, known: Table) -> Mapping[int, str]:
+    """The table's columns that the mirror has, by attnum. A run that gave it more may have died before it noted so."""
+    told = mirror.followed
+    columns = (*(told.columns if told is not None else ()), *known.columns)
+    return {column.attnum: column.name for column in columns}
+
+
+def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table, keep: bool) -> tuple[Sourced, ...]:
+    """The columns that the mirror gets: the table's, ours, those of other writers, and where wanted those that went.
+    ``names``: of the table's columns that it has."""
     held = {field.name: field.type for field in _held(delta)}
-    names = {column.attnum: column.name for column in before.columns}
     found: list[Sourced] = []
     own = {field.name for field in own_fields(after)}
     columns = {column.name: column for column in after.columns}

@@ -28,7 +28,7 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
-from pgcdc_assets.mirror.delta.reshape import make_room
+from pgcdc_assets.mirror.delta.reshape import make_room, taken_by
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.mirror.delta.units import PendingChanges
 from pgcdc_assets.mirror.target import Applied
@@ -116,8 +116,9 @@ class TableWork:
         return {app_id: self.pending.span.end}
 
     def make_room(self, spark: SparkSession) -> None:
-        """Columns that the mirror keeps though they were dropped give their names to new ones."""
-        if self.known is not None and _taken(self.table, self.known, self._delta):
+        """Columns that the mirror keeps though they were dropped give their names to new ones. The commit tells so: a
+        run that dies before it has noted that would else find the new ones, and take them for kept ones."""
+        if self.known is not None and _taken(self.table, self.known, self.mirror):
             make_room(spark, self.mirror, self.known, self.table)
             del self.mirror.delta
 
@@ -230,11 +231,10 @@ def _missing(table: Table, mirror: Mirror) -> list[pa.Field]:
     return [field for field in MirrorSchema.of(table).arrow if field.name not in have]
 
 
-def _taken(table: Table, known: Table, mirror: DeltaVersion) -> set[str]:
-    """Names of columns that appeared which the mirror has for columns that are gone."""
-    before = {column.attnum for column in known.columns}
-    new = {column.name for column in table.columns if column.attnum not in before}
-    return new & table.left_behind & {field.name for field in mirror.schema.fields}
+def _taken(table: Table, known: Table, mirror: Mirror) -> set[str]:
+    """Names of columns that appeared, and that others had which are gone: the mirror may have kept those."""
+    before = taken_by(mirror, known)
+    return {column.name for column in table.columns if column.attnum not in before} & table.left_behind
 
 
 def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | None:
@@ -242,15 +242,15 @@ def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | No
     reason = refusal(table)
     if reason is not None or mirror.delta is None:
         return reason
-    reason = unfit(mirror.delta) or _altered(table, known, mirror.delta)
+    reason = unfit(mirror.delta) or _altered(table, known, mirror, mirror.delta)
     if reason is not None:
         return f"its mirror {reason}"
     return None
 
 
-def _altered(table: Table, known: Table | None, mirror: DeltaVersion) -> str | None:
+def _altered(table: Table, known: Table | None, mirror: Mirror, delta: DeltaVersion) -> str | None:
     """What another writer did to those columns of the mirror that are ours."""
-    have = {field.name: str(field.type) for field in mirror.schema.fields}
+    have = {field.name: str(field.type) for field in delta.schema.fields}
     lacking = [] if known is None else [name for name in MirrorSchema.of(known).arrow.names if name not in have]
     if lacking:
         return f"has no column {lacking[0]!r} any more: it was dropped or renamed there"
