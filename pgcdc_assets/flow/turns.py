@@ -154,7 +154,7 @@ class Turns:
         told = [(entry, due) for entry in work.progress.followed()
                 if not entry.reshaping and (due := work.structures.due(entry)) is not None]  # fmt: skip
         for entry, (change, what) in told:
-            restructure(work, entry, change.table, change.end_lsn, what)
+            restructure(work, entry, change.table, change.end_lsn, what, cast=change.cast)
             self._held_until = time.monotonic() + HELD_SECONDS
         if looked or told:
             self.begin_copies()

@@ -99,6 +99,8 @@ class StructureNote:
     tables: tuple[NotedTable, ...]
     rewritten: int | None = None
     """OID of a table whose rows the statement writes anew."""
+    cast: bool = False
+    """It does so by PostgreSQL's own casts to other types alone."""
 
     @classmethod
     def of(cls, commit_lsn: Lsn, end_lsn: Lsn, content: bytes) -> Self:
@@ -106,7 +108,7 @@ class StructureNote:
         try:
             told = json.loads(content)
             tables = tuple(NotedTable.of(table) for table in told["tables"])
-            return cls(commit_lsn, end_lsn, str(told["tag"]), tables, told["rewritten"])
+            return cls(commit_lsn, end_lsn, str(told["tag"]), tables, told["rewritten"], told.get("cast") is True)
         except (ValueError, KeyError, TypeError, AttributeError):
             return cls(commit_lsn, end_lsn, "", ())
 
@@ -123,6 +125,8 @@ class StructureChange:
     commit_lsn: Lsn
     end_lsn: Lsn
     table: Table
+    cast: bool = False
+    """Its rows were written anew by PostgreSQL's own casts to other types alone."""
 
 
 def structure_changes(
@@ -136,6 +140,7 @@ def structure_changes(
         return None
     rows = dict(mark.split(":") for mark in before.column_rows.split())
     rewriting = {note.commit_lsn for note in notes if note.rewritten == before.oid}
+    otherwise = {note.commit_lsn for note in notes if note.rewritten == before.oid and not note.cast}
     last, found = before, dict[Lsn, StructureChange]()
     for note in notes:
         for told in note.tables:
@@ -149,7 +154,8 @@ def structure_changes(
                 # It is followed from the first row on that comes under it.
                 return None
             # Of several statements of one transaction the last one counts.
-            found[note.commit_lsn] = StructureChange(note.commit_lsn, note.end_lsn, last)
+            cast = note.commit_lsn in rewriting - otherwise
+            found[note.commit_lsn] = StructureChange(note.commit_lsn, note.end_lsn, last, cast)
     if last.column_rows != now.column_rows or not alike(last, now):
         return None
     return _different(before, list(found.values()))

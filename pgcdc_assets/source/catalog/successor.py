@@ -5,7 +5,8 @@ Pure. A mirror's rows can follow where the source's catalog proves what each of 
 - a column is the same one if it has the same attnum, whatever its name is;
 - a column that was added without a rewrite has in all older rows the one value of ``attmissingval`` (none: NULL);
 - a relfilenode that is still the same proves that PostgreSQL rewrote nothing;
-- another key tells the same rows apart, from the first change on that was made under it.
+- another key tells the same rows apart, from the first change on that was made under it;
+- where PostgreSQL is known to have cast the values, and the cast changes none, the mirror's own can be cast.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Column, Lineage, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.protocol.text.widening import keeps_text
+from pgcdc_assets.protocol.text.widening import casts_exactly, keeps_text
 
 
-def successor(before: Table, now: Table, since: Lsn) -> Table | str:
+def successor(before: Table, now: Table, since: Lsn, *, cast: bool = False) -> Table | str:
     """The table as its mirror goes on, or why it has to be copied, in words.
 
     ``before``: as the mirror has it. ``now``: as the catalog shows it, which the source did at ``since`` at the latest.
+    ``cast``: if its rows were rewritten, it was by PostgreSQL's own casts to other types alone.
     """
     if before.key != now.key and _columns(before) != _columns(now) and before.key and _held(now) >= set(before.key):
         # One after the other: rows may have come under the new columns and the old key.
         now = replace(now, key=before.key)
-    reason = _beyond_following(before, now)
+    reason = _beyond_following(before, now, cast=cast)
     if reason is not None:
         return reason
     lineage = before.lineage or Lineage(0, before.highest_attnum, 0)
@@ -77,18 +79,19 @@ def _as_before(column: Column, now: Column | None) -> bool:
     return now is not None and (column.name, column.type) == (now.name, now.type)
 
 
-def _beyond_following(before: Table, now: Table) -> str | None:
+def _beyond_following(before: Table, now: Table, *, cast: bool) -> str | None:
     if before.partitioned or now.partitioned or before.root or now.root:
         return "its structure changed, and rows of partitions cannot be told apart by it"
     if before.multiset or now.multiset:
         return "its structure changed, and it has no key by which rows could be told apart"
     if before.updates_seen != now.updates_seen or not _keyed(before, now):
         return "its key changed"
-    if before.relfilenode != now.relfilenode:
+    cast = cast and _held(before) == _held(now)
+    if before.relfilenode != now.relfilenode and not cast:
         return "its rows were rewritten"
     if not now.live or not before.live:
         return "its structure changed since an earlier version copied it"
-    return _of_columns(before, now)
+    return _of_columns(before, now, cast=cast)
 
 
 def _keyed(before: Table, now: Table) -> bool:
@@ -100,7 +103,7 @@ def _keyed(before: Table, now: Table) -> bool:
     return told and bool(before.key and now.key) and _held(before) >= set(now.key)
 
 
-def _of_columns(before: Table, now: Table) -> str | None:
+def _of_columns(before: Table, now: Table, *, cast: bool) -> str | None:
     known = {column.attnum: column for column in before.columns}
     for column in now.columns:
         was = known.pop(column.attnum, None)
@@ -108,7 +111,8 @@ def _of_columns(before: Table, now: Table) -> str | None:
             return f'column "{column.name}", which was there before, is published now'
         if was is None and column.generated:
             return f'column "{column.name}" came, and is generated'
-        if was is not None and not keeps_text(was.type, column.type):
+        kept = was is None or keeps_text(was.type, column.type) or (cast and casts_exactly(was.type, column.type))
+        if was is not None and not kept:
             return f'the type of column "{column.name}" changed'
     unpublished = [column.name for attnum, column in known.items() if attnum in now.live]
     return f'column "{unpublished[0]}" is not published any more' if unpublished else None

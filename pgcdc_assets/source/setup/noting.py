@@ -3,12 +3,13 @@
 A statement that touches nothing of ours costs one query of the catalog by its indexes. A message is JSON, in UTF-8
 whatever the database's encoding is:
 
-    {"tag": "ALTER TABLE", "tables": [{...}], "rewritten": null}
+    {"tag": "ALTER TABLE", "tables": [{...}], "rewritten": null, "cast": false}
 
 ``tables`` are the published tables that the statement touched, as they are after it
 (:mod:`pgcdc_assets.source.catalog.noted` reads them). None is named where partitions, publications, schemas or types
 were touched: then the catalog is to be looked at. ``rewritten`` is the OID of a table whose rows the statement writes
-anew; that has a message of its own, ahead of the other.
+anew; that has a message of its own, ahead of the other. ``cast``: it does so for other types alone, by PostgreSQL's own
+casts. That is said of a query that is one ALTER TABLE, for it alone shows whether there is a USING.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ BEGIN
   SELECT array_agg(oid) FILTER (WHERE published AND NOT parted), coalesce(bool_or(parted), false)
   INTO ours, look FROM relations;
   IF ours IS NOT NULL OR look OR tg_tag NOT LIKE ALL ('{{%TABLE,%TABLE AS,SELECT INTO,CREATE SCHEMA}}') THEN
-    PERFORM {schema}.emit(tg_tag, ours, NULL);
+    PERFORM {schema}.emit(tg_tag, ours, NULL, false);
   END IF;
 EXCEPTION WHEN OTHERS THEN
   RAISE WARNING 'pgcdc: a change of structure is not noted in the stream: % (%)', SQLERRM, SQLSTATE;
@@ -76,15 +77,17 @@ BEGIN
                  AND p.puballtables AND p.pubname = ANY({names}))
   INTO ours, look;
   IF ours IS NOT NULL OR look THEN
-    PERFORM {schema}.emit(tg_tag, ours, NULL);
+    PERFORM {schema}.emit(tg_tag, ours, NULL, false);
   END IF;
 EXCEPTION WHEN OTHERS THEN
   RAISE WARNING 'pgcdc: a change of structure is not noted in the stream: % (%)', SQLERRM, SQLSTATE;
 END
 """
+# 4 is AT_REWRITE_COLUMN_REWRITE: neither a default nor anything else made it write the rows.
 _REWRITTEN: LiteralString = """
 BEGIN
-  PERFORM {schema}.emit(tg_tag, NULL, c.oid) FROM pg_class c
+  PERFORM {schema}.emit(tg_tag, NULL, c.oid, pg_event_trigger_table_rewrite_reason() = 4
+    AND current_query() ~* '^\\s*alter\\s+table\\s[^;]*;?\\s*$' AND current_query() !~* '\\yusing\\y') FROM pg_class c
   WHERE c.oid = pg_event_trigger_table_rewrite_oid() AND NOT c.relispartition AND ({published});
 EXCEPTION WHEN OTHERS THEN
   RAISE WARNING 'pgcdc: a change of structure is not noted in the stream: % (%)', SQLERRM, SQLSTATE;
@@ -93,7 +96,7 @@ END
 _EMIT: LiteralString = """
 SELECT pg_logical_emit_message(true, {prefix}, convert_to(json_build_object(
   'tag', tag, 'tables', coalesce((SELECT json_agg({schema}.facts(oid)) FROM unnest(tables) AS oid), '[]'),
-  'rewritten', rewritten::int8
+  'rewritten', rewritten::int8, 'cast', by_cast
 )::text, 'UTF8'))
 """
 # A column's row is ``own`` if this transaction has written it. Of all that can be read, only own rows are of a
@@ -153,7 +156,7 @@ def bodies(
     given["listed"] = sql.SQL(_LISTED if lists else "false").format(**given)
     for head, how, text in (
         ("facts (relation oid) RETURNS json", _TEXTS, _FACTS),
-        ("emit (tag text, tables oid[], rewritten oid) RETURNS pg_lsn", _PLAIN, _EMIT),
+        ("emit (tag text, tables oid[], rewritten oid, by_cast boolean) RETURNS pg_lsn", _PLAIN, _EMIT),
         ("changed () RETURNS event_trigger", _SAFE, _CHANGED),
         ("dropped () RETURNS event_trigger", _SAFE, _DROPPED),
         ("rewritten () RETURNS event_trigger", _SAFE, _REWRITTEN),
