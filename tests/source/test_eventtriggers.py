@@ -172,7 +172,7 @@ def test_an_ordinary_user_s_changes_are_said(conn: psycopg.Connection, settings:
     "harm",
     [
         "DROP FUNCTION {schema}.facts(oid)",
-        "DROP FUNCTION {schema}.emit(text, oid[], oid)",
+        "DROP FUNCTION {schema}.emit(text, oid[], oid, boolean)",
         "CREATE OR REPLACE FUNCTION {schema}.facts(relation oid) RETURNS json LANGUAGE sql AS 'SELECT to_json(1/0)'",
     ],
 )

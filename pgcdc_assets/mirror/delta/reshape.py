@@ -33,6 +33,7 @@ from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_ma
 from pgcdc_assets.mirror.delta.projection import Projection, Sourced, has_texts, project
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.protocol.text.types import may_not_fit
+from pgcdc_assets.protocol.text.widening import holds
 from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.spark.tasks import run_tasks
@@ -155,11 +156,11 @@ def _with_more(delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[
 
 
 def _same_values(mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
-    """Whether the files can stay under other columns: what comes has no value, and the texts that fit no type are under
-    names that stay."""
-    if not all(one.null for one in columns if one.held is None):
-        return False
+    """Whether the files can stay under other columns: what comes has no value, no value is cast, and the texts that fit
+    no type are under names that stay."""
     held = _held(delta)
+    if not all(one.null if one.held is None else holds(held.field(one.held).type, one.type) for one in columns):
+        return False
     names = [name for name in _raw_names(held, columns) if may_not_fit(held.field(name).type)]
     source = MergeTarget(mirror.path, physical(held, delta.schema), tuple(held.names), delta.files)
     return not (names and has_texts(source, names))
