@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 _SHORT = """
 import faulthandler, signal
-faulthandler.register(signal.SIGUSR1)
+faulthandler.register(signal.SIGUSR1, file=open("stacks", "w"))
 from pgcdc_assets.store import chainlease
 chainlease.TTL, chainlease.RENEWED, chainlease._MARGIN = 12.0, 2.0, 0.5
 """
@@ -97,6 +97,8 @@ class Leaders(ByProcess):
         SQLite, for one.
         """
         path, elsewhere = self.folder / "successor.log", self.folder / "elsewhere"
+        # Its stderr may be sent into another file.
+        stacks = elsewhere / "stacks"
         shutil.copytree(self.folder / ".pgcdc", elsewhere / ".pgcdc", dirs_exist_ok=True)
         shutil.copy(self.folder / "pgcdc.yaml", elsewhere)
         with path.open("wb") as log:
@@ -108,9 +110,10 @@ class Leaders(ByProcess):
                 return process.wait(SECONDS / 3)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGUSR1)
-                wait_until(lambda: "most recent call first" in path.read_text(), 10)
+                wait_until(lambda: "most recent call first" in stacks.read_text(), 10)
                 at_work = self.conn.execute("SELECT application_name, state, wait_event, query FROM pg_stat_activity")
-                raise AssertionError(f"the successor hangs\n{path.read_text()}\n{at_work.fetchall()}") from None
+                told = f"{path.read_text()}\n{stacks.read_text()}\n{at_work.fetchall()}"
+                raise AssertionError(f"the successor hangs\n{told}") from None
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
