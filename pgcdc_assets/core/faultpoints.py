@@ -18,6 +18,7 @@ from typing import Final
 
 VARIABLE: Final = "PGCDC_FAULTS"
 REACHED: Final = ".reached"
+_TAKEN: Final = ".taken"
 LOCK: Final = "lock"
 _POLL_SECONDS: Final = 0.005
 
@@ -105,6 +106,10 @@ def passed(point: FaultPoint) -> None:
 
 def _stop(folder: Path, point: FaultPoint) -> None:
     armed, reached = folder / point, folder / f"{point}{REACHED}"
+    if not armed.exists():
+        # Without the lock: a process that is stopped at any moment must not hold up the ones that nobody stops.
+        return
+    taken = folder / f"{point}{_TAKEN}"
     with (folder / LOCK).open("a") as lock:
         # The lock ensures that no pass is missed while another one is counted.
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -115,7 +120,9 @@ def _stop(folder: Path, point: FaultPoint) -> None:
         armed.write_text(str(passes - 1 if passes else os.getpid()))
         if passes:
             return
-        armed.rename(reached)
+        armed.rename(taken)
     with suppress(FileNotFoundError):
+        # After the lock is free: the test that sees this may stop the process at once.
+        taken.rename(reached)
         while reached.stat():
             time.sleep(_POLL_SECONDS)

@@ -137,33 +137,32 @@ class ObjectStore(Store):
 
     def put(self, draft: str, to: Location) -> None:
         bucket, key = _held(to)
-        with _told(to):
-            whole = os.stat(draft).st_size <= ONE_PUT
-            obstore.put(bucket, key, Path(draft), use_multipart=not whole, chunk_size=_PART)
+        whole = os.stat(draft).st_size <= ONE_PUT
+        _overwrite(to, lambda: obstore.put(bucket, key, Path(draft), use_multipart=not whole, chunk_size=_PART))
         os.unlink(draft)
 
     def create(self, to: Location, content: bytes) -> None:
-        unsure, end, pause = False, time.monotonic() + _PATIENCE, _FIRST_PAUSE
+        unsure = False
         bucket, key = _held(to, once=True)
-        while True:
+        for last in _attempts():
             try:
                 obstore.put(bucket, key, content, mode="create", use_multipart=False)
-            except AlreadyExistsError:
+            except AlreadyExistsError as error:
                 there = self._content(to)
                 if there == content and unsure:
                     return
                 # S3 refuses one of two that are under way at the same time, though the other may fail.
                 if there is not None:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(to)) from None
+                if last:
+                    raise _failure(to, error) from None
             except (BaseError, ValueError, FileNotFoundError) as error:
                 failed = _failure(to, error)
-                if time.monotonic() > end or not failed.passing:
+                if last or not failed.passing:
                     raise failed from None
                 unsure = True
             else:
                 return
-            time.sleep(pause * random.uniform(0.5, 1))
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _content(self, at: Location) -> bytes | None:
         try:
@@ -173,8 +172,7 @@ class ObjectStore(Store):
 
     def replace(self, to: Location, content: bytes) -> None:
         bucket, key = _held(to)
-        with _told(to):
-            obstore.put(bucket, key, content, use_multipart=False)
+        _overwrite(to, lambda: obstore.put(bucket, key, content, use_multipart=False))
 
     def copy(self, source: Location, to: Location) -> None:
         """Where the names are unique, as those of all data files are, this is as safe as the contract has it; two
@@ -186,8 +184,7 @@ class ObjectStore(Store):
         if other is not bucket:
             self.create(to, self.read(source))
             return
-        with _told(source):
-            obstore.copy(bucket, key, target)
+        _overwrite(source, lambda: obstore.copy(bucket, key, target))
 
     def delete(self, places: Iterable[Location]) -> None:
         by_bucket: dict[str, list[Location]] = {}
@@ -240,6 +237,29 @@ def _bucket(url: str, once: bool, process: int) -> Bucket:
 def _side_by_side(process: int) -> ThreadPoolExecutor:
     del process
     return ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="store")
+
+
+def _attempts() -> Iterator[bool]:
+    """One for each attempt, with growing pauses between them, until patience ends: whether it is the last."""
+    end, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
+    while time.monotonic() < end:
+        yield False
+        time.sleep(pause * random.uniform(0.5, 1))
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    yield True
+
+
+def _overwrite(place: Location, send: Callable[[], object]) -> None:
+    """Send what has no condition. A store may refuse it all the same while another request for its place is under way,
+    and the library does not try that again. An error names ``place``."""
+    for last in _attempts():
+        with _told(place):
+            try:
+                send()
+                return
+            except AlreadyExistsError:
+                if last:
+                    raise
 
 
 def _entry(name: str, found: ObjectMeta) -> Entry:

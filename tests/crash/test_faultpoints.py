@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+
+import pytest
 
 import pgcdc_assets
 from pgcdc_assets.core import faultpoints
@@ -58,3 +61,38 @@ def test_one_of_many_stops_after_the_passes_let_by(faults: Faults) -> None:
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_whoever_is_stopped_at_a_point_keeps_no_other(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is free before the test hears of the process, and who passes an unarmed point does not take it."""
+    point, rename, lock_was_free = FaultPoint.BATCH_COMMITTED, Path.rename, list[bool]()
+
+    def renamed(path: Path, target: Path) -> Path:
+        if target.name.endswith(faultpoints.REACHED):
+            lock_was_free.append(_lock_is_free(faults))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    faults.arm(point)
+    there = threading.Thread(target=passed, args=[point])
+    there.start()
+    assert wait_until(lambda: faults.reached(point) is not None, 10)
+    assert lock_was_free == [True]
+    with (faults.folder / faultpoints.LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        other = threading.Thread(target=passed, args=[FaultPoint.BATCH_DURABLE])
+        other.start()
+        other.join(10)
+        assert not other.is_alive()
+    faults.clear()
+    there.join(10)
+    assert not there.is_alive()
+
+
+def _lock_is_free(faults: Faults) -> bool:
+    with (faults.folder / faultpoints.LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -53,11 +53,12 @@ class Case:
     kind: Kind = Kind.RUN
 
 
-_FIRST = (
+FIRST = (
     FaultPoint.LOG_MAKING, FaultPoint.LOG_MADE, FaultPoint.COPY_SLOT_MADE, FaultPoint.SNAPSHOT_EXPORTED,
     FaultPoint.STATE_WRITTEN, FaultPoint.MIRROR_MADE, FaultPoint.PIECE_COPIED, FaultPoint.COPY_COMMITTING,
     FaultPoint.COPY_COMMITTED,
 )  # fmt: skip
+"""Passed by a sync that makes the lake. One that was killed leaves the later ones to the next."""
 _COPIES = (FaultPoint.COPY_COMMITTED, FaultPoint.COPY_REGISTERED, FaultPoint.COPY_RECORDED)
 _TURNS = (
     FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_COMMITTED,
@@ -90,7 +91,7 @@ _WITH_JVM = (
 )  # fmt: skip
 CASES = (
     Case("setup", FaultPoint.SLOT_MADE),
-    *(Case("sync", point) for point in _FIRST),
+    *(Case("sync", point) for point in FIRST),
     *(Case("sync", point) for point in _TURNS),
     *(Case("sync", point, Kind.JVM) for point in _WITH_JVM),
     *(Case("snapshot", point, Kind.JVM) for point in (FaultPoint.PIECE_COPIED, FaultPoint.COPY_COMMITTED)),
@@ -134,7 +135,7 @@ class ByProcess(LakeRig):
         """What the case presupposes."""
         if case.command != "setup" and not (self.folder / CATALOG_FILE).exists():
             self.project.run("setup")
-        first = case.command == "setup" or (case.command == "sync" and case.point in _FIRST)
+        first = case.command == "setup" or (case.command == "sync" and case.point in FIRST)
         if not first and not published(self.lake.text):
             self.project.run("sync")
         if case.command == "repair" or case.point is FaultPoint.MIRROR_VACUUMED:

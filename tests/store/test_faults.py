@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -52,6 +53,36 @@ def test_a_file_is_created_once_whatever_becomes_of_the_answer(fault: Fault, fau
         storage.create(bucket / "a", b"ours")
     with pytest.raises(FileExistsError):
         storage.create(bucket / "a", b"of others")
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_what_has_no_condition_is_done_again(fault: Fault, faults: Faults, bucket: Location) -> None:
+    """A refusal as a conflict, too: it is that of another request for the same place."""
+
+    def put() -> None:
+        draft = storage.draft(bucket / "put")
+        Path(draft.path).write_bytes(b"ours")
+        storage.put(draft, bucket / "put")
+
+    attempts: dict[str, Callable[[], object]] = {
+        "put": put, "replaced": lambda: storage.replace(bucket / "replaced", b"ours"),
+        "copied": lambda: storage.copy(bucket / "put", bucket / "copied"),
+    }  # fmt: skip
+    for name, attempt in attempts.items():
+        faults.next = [fault, fault]
+        attempt()
+        assert storage.read(bucket / name) == b"ours"
+        assert faults.next == [] or fault is Fault.SLOW, "it was tried again"
+
+
+def test_a_conflict_without_end_is_told(faults: Faults, bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_PATIENCE", 0.2)
+    for attempt in (storage.create, storage.replace):
+        faults.next = [Fault.CONFLICT] * 100
+        with pytest.raises(StoreFailed, match="the object store says"):
+            attempt(bucket / "a", b"ours")
+    faults.next = []
+    assert storage.head(bucket / "a") is None
 
 
 def test_an_answer_that_is_lost_is_not_taken_for_ours(faults: Faults, bucket: Location) -> None:
