@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from threading import Thread
 
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import PgcdcError
@@ -27,12 +28,21 @@ class Reloading:
         self._reload = reload
         self._seen = _written()
         self._loaded = _tables()
+        self._under_way: Thread | None = None
 
     def look(self) -> None:
-        """Have them loaded again if the catalog has other tables; if that fails, the next look tries again."""
-        if (written := _written()) == self._seen:
+        """Have them loaded again if the catalog has other tables; a later look tries again what failed. Returns at
+        once."""
+        if self._under_way is not None and self._under_way.is_alive():
             return
-        tables = _tables()
+        if _written() != self._seen:
+            # Whoever asks us to end is not to wait for it.
+            self._under_way = Thread(target=self.load, daemon=True)
+            self._under_way.start()
+
+    def load(self) -> None:
+        """Have them loaded again if the catalog has other tables."""
+        written, tables = _written(), _tables()
         if tables is None or tables == self._loaded or self._reload():
             self._seen, self._loaded = written, tables if tables is not None else self._loaded
 
@@ -74,6 +84,6 @@ def _tables() -> frozenset[TableName] | None:
     """None for a catalog that cannot be read."""
     try:
         catalog = load_catalog(CATALOG_FILE)
-    except PgcdcError:
+    except (PgcdcError, ValueError, KeyError, TypeError):
         return None
     return frozenset(table.name for table in catalog.tables) if catalog is not None else frozenset()

@@ -122,8 +122,8 @@ def write_ours(
 def publish_new(conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str]) -> list[TableName]:
     """List in our publications the tables that are meant and that neither lists yet; returns their names.
 
-    Nothing is done to a publication that somebody else made, nor where the role may not. A table that is locked is left
-    for the next call.
+    Nothing is done to a publication that somebody else made, nor where the role may not, nor on a standby. A table that
+    is locked is left for the next call.
     """
     publication = read_publication(conn, name)
     if publication is None or not made_by_us(publication, slot):
@@ -131,7 +131,7 @@ def publish_new(conn: psycopg.Connection[Any], name: str, slot: str, patterns: S
     pair = _Pair(name, inserts_name(name), patterns)
     done: list[TableName] = []
     for relation in pair.misplaced(conn):
-        with suppress(psycopg.errors.InsufficientPrivilege):
+        with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction):
             if not relation.listed and _settle(conn, pair, relation, _BRIEF_SECONDS):
                 done.append(relation.name)
     return done
@@ -219,7 +219,8 @@ def _lacking(conn: psycopg.Connection[Any], pair: _Pair) -> list[str]:
 def _settle(
     conn: psycopg.Connection[Any], pair: _Pair, relation: _Listing, lock_seconds: float = _LOCK_SECONDS
 ) -> bool:
-    """List one relation where it belongs; returns False if it is locked, or changed meanwhile."""
+    """List one relation where it belongs; returns False if it is locked, or changed meanwhile, or if another session
+    has listed it."""
     try:
         with conn.transaction() as scope:
             conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(int(lock_seconds * 1000))])
@@ -228,7 +229,8 @@ def _settle(
             if any(one.oid == relation.oid for one in pair.misplaced(conn, relation.table)):
                 raise psycopg.Rollback(scope)
             return True
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.UndefinedObject):
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.UndefinedObject,
+            psycopg.errors.DuplicateObject):  # fmt: skip
         pass
     return False
 

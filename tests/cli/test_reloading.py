@@ -1,0 +1,77 @@
+"""Dagster is asked to load the definitions again as tables come and go, and for nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.cli.reloading import Reloading, by_code_server, by_webserver
+from pgcdc_assets.core.catalog import Catalog, Identity, Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.settings import CATALOG_FILE
+
+OWNER = Identity("7000000000000000001", "shop", "pgcdc")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _saved(*names: str, version: int = 180000) -> None:
+    """Each time at another moment, however coarse the file system's clock is."""
+    before = CATALOG_FILE.stat().st_mtime_ns if CATALOG_FILE.exists() else 0
+    tables = tuple(Table(number, TableName("public", name), ()) for number, name in enumerate(names))
+    save_catalog(Catalog(OWNER, "p", version, tables), CATALOG_FILE)
+    os.utime(CATALOG_FILE, ns=(before + 1_000_000, before + 1_000_000))
+
+
+def test_as_tables_come_and_go() -> None:
+    asked: list[bool] = []
+    answers = [False, True, True]
+
+    def reload() -> bool:
+        asked.append(answers[len(asked)])
+        return asked[-1]
+
+    _saved("a")
+    reloading = Reloading(reload)
+    _saved("a", version=170000)
+    reloading.load()
+    assert asked == []
+    _saved("a", "b")
+    reloading.load()
+    reloading.load()
+    reloading.load()
+    assert asked == [False, True], "once more after a failure, and not again"
+    _saved("b")
+    reloading.load()
+    CATALOG_FILE.write_text("{")
+    reloading.load()
+    assert asked == [False, True, True]
+
+
+def test_a_look_does_not_wait() -> None:
+    _saved("a")
+    asked: list[int] = []
+
+    def reload() -> bool:
+        asked.append(1)
+        return True
+
+    reloading = Reloading(reload)
+    reloading.look()
+    _saved("a", "b")
+    reloading.look()
+    assert reloading._under_way is not None
+    reloading._under_way.join(10)
+    reloading.look()
+    assert asked == [1]
+
+
+def test_nobody_listens() -> None:
+    assert not by_webserver("http://127.0.0.1:9")
+    assert not by_code_server("127.0.0.1", 9)
