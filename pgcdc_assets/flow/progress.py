@@ -22,7 +22,7 @@ from pgcdc_assets.flow.naming import Naming
 from pgcdc_assets.flow.standing import Standings, TableProgress
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.points.points import ConsistentPoints, Point
-from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.points.states import StateRow, TableStates
 
 
 class TablesProgress:
@@ -38,7 +38,8 @@ class TablesProgress:
         self.recovered = target.recover(rows)
         """Names of the files, by place, that a power cut left torn in the mirrors, and that were put aside."""
         self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
-        self.naming = Naming(self._left_behind() | {entry.table.name for entry in self.renamed_tables()})
+        renamed = {entry.table.name for entry in self.renamed_tables()}
+        self.naming = Naming(self._left_behind() | renamed | self._renamed_unlisted(rows.values()))
         self._note_changed()
 
     def __contains__(self, name: TableName) -> bool:
@@ -135,6 +136,14 @@ class TablesProgress:
         newest = self.points.newest()
         return {name for name in (entry.table.name for entry in self.followed())
                 if newest is not None and name not in newest.tables and self._was_listed(name)}  # fmt: skip
+
+    def _renamed_unlisted(self, rows: Iterable[StateRow]) -> set[TableName]:
+        """Followed tables that had a state under another name, and that the newest point does not list: the run that
+        noted their new name may have died before it published a point, and no stored state says since when it holds."""
+        names = {(row.table.oid, row.name) for row in rows if row.table is not None}
+        listed = self._newest_names
+        return {entry.table.name for entry in self.followed() if entry.table.name not in listed
+                and any(oid == entry.table.oid and name != entry.table.name for oid, name in names)}  # fmt: skip
 
     def _was_listed(self, name: TableName) -> bool:
         """Whether a point has listed the table since its copy."""

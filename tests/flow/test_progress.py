@@ -217,6 +217,25 @@ def test_a_table_that_was_away_is_listed_from_where_its_name_was_seen_again(tmp_
             assert _listed(progress) == {"a", "b"}
 
 
+def test_a_renamed_table_is_listed_from_where_its_name_was_seen(tmp_path: Path) -> None:
+    """Also where the run that noted its new name was killed before it published a point."""
+    layout = Layout.of(tmp_path)
+    first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
+    renamed = replace(B, name=TableName("public", "z"))
+    copied_at_10_applied_to_20(layout, renamed)
+    first.states.set(renamed, TableState.CATCHING_UP, Lsn(20))
+    first.states.set(B, TableState.MOVED, Lsn(20), "goes on as public.z")
+    catalog = Catalog(OWNER, "p", 180000, (A, renamed))
+    second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    assert second.naming.asks
+    for lsn, listed in ((22, {"a"}), (24, {"a", "z"})):
+        for table in (A, renamed):
+            second.moved(table.name, Lsn(lsn))
+        second.publish(Lsn(lsn), RECORDED)
+        assert _listed(second) == listed
+        second.naming.seen(Lsn(23))
+
+
 def test_a_copy_of_a_run_that_ended_before_a_point_is_listed_where_it_stands(tmp_path: Path) -> None:
     """Nobody was away: a bounded run after it may have no other place to list it at."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
