@@ -150,8 +150,8 @@ def test_a_segment_with_a_rollback_is_derived_again(rig: Rig, spy: Spy) -> None:
 
 
 def test_rows_that_are_rolled_back_are_not_taken(rig: Rig, spy: Spy) -> None:  # noqa: F811
-    """Of the segment that holds them, others are in the log: nothing of the task is missing there. Few come at a time, so
-    that no further segment, which would be missing, is derived with it."""
+    """Of the segment that holds them, others are in the log: nothing of the task is missing there. Few come at a time,
+    so that no further segment, which would be missing, is derived with it."""
     rig.setup()
     rig.sync()
     spill = path_of(rig.settings.layout.change_log / SPILL)
