@@ -6,6 +6,7 @@ in the change log with the Relation messages, which lack attribute numbers, keys
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -278,3 +279,8 @@ class Catalog:
                 "publications": tuple(data["publications"]),
             }
         )
+
+
+def relations_of(tables: Iterable[Table]) -> set[int]:
+    """The OIDs of tables and of their leaves."""
+    return {oid for table in tables for oid in (table.oid, *(leaf.oid for leaf in table.leaves))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import psycopg
@@ -96,9 +96,10 @@ class LogStream:
         """The catalog's tables as the source has them now."""
         return CatalogLook.now(self._conn, catalog.publications, patterns, catalog.tables)
 
-    def publish_new(self, settings: Settings) -> list[TableName]:
-        """Publish the tables that came since, and that the setting ``tables`` means; returns their names."""
-        return publish_new(self._conn, settings.publication, settings.slot, settings.tables)
+    def publish_new(self, settings: Settings, known: Container[int]) -> list[TableName]:
+        """Publish the tables that came since, and that the setting ``tables`` means; returns their names. ``known``:
+        relations that were published before, by OID."""
+        return publish_new(self._conn, settings.publication, settings.slot, settings.tables, known)
 
     def without_rows(self, relation: int) -> bool:
         """Whether a relation certainly has no row now."""

@@ -20,7 +20,7 @@ from pgcdc_assets.flow import copies, copying
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
-from pgcdc_assets.flow.sync import Sync
+from pgcdc_assets.flow.turns import Turns
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import deltatarget
 from pgcdc_assets.mirror.target import CopyReport
@@ -251,7 +251,7 @@ def test_a_feed_derived_by_hand_leaves_no_hole_and_no_row_twice(rig: Rig, monkey
     rig.sync()
     log = ChangeLog(rig.settings.layout).open()
     with monkeypatch.context() as patch:
-        patch.setattr(Sync, "_turn", lambda _: False)
+        patch.setattr(Turns, "turn", lambda _, **__: False)
         for row in (1, 2):
             before = log.position()
             rig.conn.execute("UPDATE t SET v = 'new' WHERE id = %s", (row,))

@@ -165,7 +165,7 @@ def test_a_table_that_is_behind_keeps_the_log(rig: Rig, monkeypatch: pytest.Monk
     log, stands = ChangeLog(rig.settings.layout), rig.observer.ranges[-1].span.end
     rig.conn.execute("UPDATE t SET v = 'waits'")
     with monkeypatch.context() as patch:
-        patch.setattr("pgcdc_assets.flow.sync.take_turn", _failing)
+        patch.setattr("pgcdc_assets.flow.turns.take_turn", _failing)
         with pytest.raises(ZeroDivisionError):
             rig.sync()
     assert log.position() > stands

@@ -13,7 +13,6 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow import copies, copying
-from pgcdc_assets.flow import sync as sync_module
 from pgcdc_assets.flow.decide import LATE_SHARE, Bounds
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.log.reader import ChangeLog
@@ -50,7 +49,7 @@ def test_a_late_copy_meets_the_others_and_holds_none_up(
         rig.setup()
         rig.sync()
         monkeypatch.setattr(deltatarget, "copy_tables", late)
-        monkeypatch.setattr(sync_module, "take_turn", told)
+        monkeypatch.setattr("pgcdc_assets.flow.turns.take_turn", told)
         points, log = ConsistentPoints(rig.settings.layout), ChangeLog(rig.settings.layout).open()
         stop = threading.Event()
         run = threading.Thread(target=lambda: rig.engine().sync(Bounds(follow=True, stop=stop), copy_anew=[U]))

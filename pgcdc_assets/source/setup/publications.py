@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -119,11 +119,14 @@ def write_ours(
     return done + [f"tables of publication {one}" for one in sorted(changed) if f"publication {one}" not in done]
 
 
-def publish_new(conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str]) -> list[TableName]:
+def publish_new(
+    conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], known: Container[int]
+) -> list[TableName]:  # fmt: skip
     """List in our publications the tables that are meant and that neither lists yet; returns their names.
 
-    Nothing is done to a publication that somebody else made, nor where the role may not, nor on a standby. A table that
-    is locked is left for the next call.
+    ``known``: relations that were listed before, by OID; whoever took one of them out has had a reason. Nothing is done
+    to a publication that somebody else made, nor where the role may not, nor on a standby. A table that is locked is
+    left for the next call.
     """
     publication = read_publication(conn, name)
     if publication is None or not made_by_us(publication, slot):
@@ -132,7 +135,8 @@ def publish_new(conn: psycopg.Connection[Any], name: str, slot: str, patterns: S
     done: list[TableName] = []
     for relation in pair.misplaced(conn):
         with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction):
-            if not relation.listed and _settle(conn, pair, relation, _BRIEF_SECONDS):
+            new = not relation.listed and relation.oid not in known
+            if new and _settle(conn, pair, relation, _BRIEF_SECONDS):
                 done.append(relation.name)
     return done
 
