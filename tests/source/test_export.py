@@ -290,6 +290,8 @@ def test_a_lost_holder_is_noticed(database: Database) -> None:
             conn.execute("SELECT pg_terminate_backend(%s, 5000)", [snapshot.holder.info.backend_pid])
             with pytest.raises(SourceUnavailable):
                 snapshot.holder.execute("SELECT 1")
+            with pytest.raises(SourceUnavailable, match="the snapshot is gone"), snapshot.reading():
+                pass
 
 
 def test_the_gate_compares_snapshots() -> None:
