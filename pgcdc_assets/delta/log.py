@@ -267,6 +267,11 @@ class OpenLogs:
         logs = self._logs
         return DeltaLog(folder) if logs is None else logs.setdefault(folder, DeltaLog(folder))
 
+    def forget(self, folder: Location) -> None:
+        """Of a table that is deleted: another one may be made in its place."""
+        if self._logs is not None:
+            self._logs.pop(folder, None)
+
 
 OPEN_LOGS: Final = OpenLogs()
 

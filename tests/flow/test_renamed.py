@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import UnknownTable, UsageError
@@ -174,3 +175,28 @@ def test_a_running_sync_deletes_what_it_is_asked_to(rig: Rig) -> None:
         with pytest.raises(UsageError, match="is followed"):
             rig.engine("forget").forget([W])
     assert not path_of(rig.settings.layout.mirror(T)).exists()
+
+
+def test_a_forgotten_name_is_used_again(rig: Rig) -> None:
+    """By a renamed table, and by a new one, while the run that forgot it goes on."""
+    rig.commit("CREATE TABLE gone (id int PRIMARY KEY)", "INSERT INTO gone VALUES (1)")
+    gone = TableName("public", "gone")
+    with following(rig):
+        wait_for(partial(_listed, rig, gone), what="a point that lists gone")
+        rig.commit("ALTER TABLE t RENAME TO w", "DROP TABLE gone")
+        wait_for(partial(_listed, rig, W), what="a point that lists w")
+        rig.engine("forget").forget([T, gone])
+        rig.commit("ALTER TABLE w RENAME TO t", "CREATE TABLE gone (id int PRIMARY KEY)", "INSERT INTO gone VALUES (2)")
+        wait_for(lambda: _listed(rig, T) and _listed(rig, gone), what="a point that lists both")
+        for number in range(3):
+            goal = rig.commit(f"UPDATE t SET v = '{number}' WHERE id < 9", f"INSERT INTO gone VALUES ({3 + number})")
+            wait_for(partial(_stands, rig, goal), what="a point behind it")
+            assert Lake(rig.lake).at().arrow("public.gone").num_rows == 2 + number
+            assert Lake(rig.lake).at().arrow("public.t").num_rows == 49
+    rig.sync()
+    rig.assert_equal("public.t", "public.gone", "public.u")
+
+
+def _stands(rig: Rig, goal: Lsn) -> bool:
+    newest = ConsistentPoints(rig.settings.layout).newest()
+    return newest is not None and newest.replay_lsn >= goal - 1

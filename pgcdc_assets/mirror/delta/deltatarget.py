@@ -159,7 +159,9 @@ class DeltaTarget:
         return self._mirror(name).exists
 
     def forget(self, name: TableName) -> Freed:
-        return Freed(*remove_table(self._layout.mirror(name)))
+        freed = Freed(*remove_table(self._layout.mirror(name)))
+        self._settlement.forget(name)
+        return freed
 
     def let_go(
         self, name: TableName, promised: Collection[int], grace: timedelta, may_begin: Callable[[], bool]

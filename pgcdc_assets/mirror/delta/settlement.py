@@ -76,6 +76,11 @@ class Settlement:
         self._settled |= found
         return {name: self._position(name) for name in versions}
 
+    def forget(self, name: TableName) -> None:
+        """Of a mirror that is deleted: another one may be made in its place."""
+        self._settled.pop(name, None)
+        self.changed.pop(name, None)
+
     def _see(self, name: TableName, commits: Mapping[int, Sequence[Action]]) -> None:
         found = seen(self._layout.mirror(name), self._owner, commits)
         if found.copied:
