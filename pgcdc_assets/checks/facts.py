@@ -56,6 +56,8 @@ class SourceFacts:
     """By the names of the publications that we read; None if one does not exist."""
     mirrored: frozenset[TableName] = frozenset()
     """Published tables, by the names that their mirrors have: roots, not leaves."""
+    called: Mapping[int, TableName] = field(default_factory=dict)
+    """Their names by OID."""
     meant: frozenset[TableName] = frozenset()
     """Tables that exist and that the setting ``tables`` means."""
     ours: bool = False

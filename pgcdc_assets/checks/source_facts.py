@@ -33,7 +33,7 @@ FROM pg_catalog.pg_publication WHERE pubname = ANY(%s)
 # A partition goes into its root's mirror. A partition that has partitions and is published as itself has its own
 # mirror.
 _MIRRORED = """
-SELECT DISTINCT n.nspname::text, c.relname::text
+SELECT DISTINCT c.oid, n.nspname::text, c.relname::text
 FROM pg_catalog.pg_class p JOIN pg_catalog.pg_class c ON c.oid = CASE WHEN p.relispartition AND p.relkind <> 'p'
   THEN pg_catalog.pg_partition_root(p.oid)::oid ELSE p.oid END
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -90,7 +90,8 @@ def with_settings(conn: SourceConnection, facts: SourceFacts, settings: Settings
     rows = conn.execute(_MIRRORED, [list(read_published(conn, list(facts.publications), unread=True))]).fetchall()
     return replace(
         facts,
-        mirrored=frozenset(TableName(schema, name) for schema, name in rows),
+        mirrored=frozenset(TableName(schema, name) for _, schema, name in rows),
+        called={oid: TableName(schema, name) for oid, schema, name in rows},
         meant=frozenset(meant_tables(conn, settings.tables)),
         ours=ours,
         followable=frozenset(item.table for item in wanted if item.follows_updates),

@@ -32,7 +32,14 @@ def _publications(facts: Facts) -> Iterator[Problem]:
     elif present:
         # _unpublished reports tables that are not published at all, if the settings mean them.
         told = source.meant - source.mirrored
-        yield from _missing([table for table in catalog.tables if table.name not in told], published, present)
+        tables = [table for table in catalog.tables if table.name not in told]
+        renamed = [table for table in tables if source.called.get(table.oid, table.name) != table.name]
+        for table in renamed:
+            yield warning(
+                f"table {table.name}", f"is called {source.called[table.oid]} now: its mirror goes on under that name",
+                "let `pgcdc sync` go on",
+            )  # fmt: skip
+        yield from _missing([table for table in tables if table not in renamed], published, present)
 
 
 def _unpublished(facts: Facts) -> Iterator[Problem]:

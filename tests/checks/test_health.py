@@ -356,6 +356,16 @@ def test_each_situation_is_told_in_words(name: str) -> None:
     assert len({(p.thing, p.what) for p in found}) == len(found)
 
 
+def test_a_table_that_was_renamed_is_no_alarm() -> None:
+    """Before the next run has seen it: nothing is lost."""
+    other = TableName("public", "orders2")
+    publication = PublicationFacts("pgcdc", frozenset({other, LEAF_A, LEAF_B}))
+    renamed = _source(publications={"pgcdc": publication}, called={1: other, 2: EVENTS})
+    (found,) = problems(replace(WELL, slot=_slot(), **renamed))
+    assert (found.severity, found.thing) == ("warning", "table public.orders")
+    assert found.what == "is called public.orders2 now: its mirror goes on under that name"
+
+
 def test_a_well_lake_has_no_problems() -> None:
     assert problems(replace(WELL, slot=_slot())) == []
 
