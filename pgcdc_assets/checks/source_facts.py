@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from pgcdc_assets.checks.facts import Backend, PublicationFacts, SourceFacts
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.published import Published, read_published
@@ -97,6 +98,12 @@ def with_settings(conn: SourceConnection, facts: SourceFacts, settings: Settings
         followable=frozenset(item.table for item in wanted if item.follows_updates),
         noting=event_triggers(conn, settings).state(conn),
     )
+
+
+def renamed(conn: SourceConnection, tables: Sequence[Table]) -> list[TableName]:
+    """Those of the tables that have another name by now."""
+    named = {oid: TableName(schema, name) for oid, schema, name in conn.execute(_NAMED, [[t.oid for t in tables]])}
+    return [table.name for table in tables if named.get(table.oid, table.name) != table.name]
 
 
 def _holder(conn: SourceConnection, status: SlotStatus | None) -> Backend | None:

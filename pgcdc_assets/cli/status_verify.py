@@ -79,11 +79,13 @@ def verified(
 ) -> VerifyReport:
     """Verify. Whoever writes to the lake makes a boundary at the snapshot's LSN; if nobody writes, ``sync_to`` is
     called."""
+    from pgcdc_assets.checks.source_facts import renamed
     from pgcdc_assets.checks.verify import verify
     from pgcdc_assets.errors import SetupNeeded
-    from pgcdc_assets.flow import hold
+    from pgcdc_assets.flow import hold, lock
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.source.connect.connection import connect
+    from pgcdc_assets.source.positions import flush_lsn
     from pgcdc_assets.source.slot.slotstatus import usable_slot
 
     catalog = load_catalog(CATALOG_FILE)
@@ -91,6 +93,11 @@ def verified(
         raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
     with connect(conninfo) as conn:
         usable_slot(conn, catalog.identity.slot, two_phase=settings.two_phase)
+        unseen, now = renamed(conn, catalog.tables), flush_lsn(conn)
+    if unseen and lock.holder(settings.layout) is None:
+        # Their mirrors go on under the new names first, and are compared under these.
+        sync_to(now)
+        catalog = load_catalog(CATALOG_FILE) or catalog
 
     def told(report: TableReport) -> None:
         said = "equal" if report.equal else "not known to be equal" if report.explained else "NOT equal"
