@@ -231,7 +231,7 @@ class TablesProgress:
 
     def rekeyed(self, name: TableName, since: Lsn) -> Lsn:
         """Note that the table has another key, at ``since`` at the latest; returns up to where changes may have been
-        made under the one of before, which is where it was first seen."""
+        made under the one of before, which is where it was first seen. No point lists it until it goes on under it."""
         entry = self[name]
         self._tables[name] = replace(entry, rekeyed=since if entry.rekeyed is None else entry.rekeyed)
         return self._tables[name].rekeyed or since
@@ -402,4 +402,7 @@ class TablesProgress:
 def _changes_after(entry: TableProgress, lsn: Lsn) -> bool:
     """Whether the mirror's structure is, or is to be, one that the table may have got only above ``lsn``."""
     lineage = entry.table.lineage
-    return entry.reshaping or (lineage is not None and lsn < lineage.since)
+    if entry.reshaping or entry.rekeyed is not None:
+        # Its columns may be others, too.
+        return True
+    return lineage is not None and lsn < lineage.since

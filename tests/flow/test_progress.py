@@ -339,3 +339,20 @@ def test_no_point_stands_above_the_log(progress: TablesProgress) -> None:
         progress.publish(Lsn(RECORDED + 1), RECORDED)
     assert progress.points.newest() is None
     assert progress.publish(Lsn(RECORDED + 1), Lsn(RECORDED + 1))
+
+
+def test_a_table_with_another_key_is_not_listed_before_it_goes_on_under_it(progress: TablesProgress) -> None:
+    """Its columns may have become others in the same transaction."""
+    progress.copying([A, B, C], Lsn(10))
+    for table in (A, B, C):
+        progress.copied(table, Lsn(10), 2)
+        progress.moved(table.name, Lsn(20))
+    assert progress.rekeyed(B.name, Lsn(25)) == 25
+    assert progress.rekeyed(B.name, Lsn(30)) == 25, "from the first look on that showed it"
+    assert not progress.publish(Lsn(20), RECORDED)
+    assert _listed(progress) == {"a", "c"}
+    assert not progress.under_another_key
+    progress.moved(B.name, Lsn(25))
+    assert progress.under_another_key
+    assert progress.reshaped(replace(B, lineage=Lineage(1, 1, 20)), 2)
+    assert not progress.under_another_key

@@ -168,6 +168,30 @@ def test_a_key_of_another_type(rig: Rig) -> None:
     assert len(rig.observer.copies) == 2
 
 
+def test_no_point_has_the_columns_of_before_a_swap_of_keys(rig: Rig) -> None:
+    """The key's column goes, and another takes its name, in one transaction without a row."""
+    rig.commit("ALTER TABLE t ADD id2 bigint", "UPDATE t SET id2 = id", "ALTER TABLE t ALTER id2 SET NOT NULL")
+    rig.sync()
+    before = Lake(rig.lake).at().lsn
+    bounds = Bounds(follow=True)
+    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
+    run.start()
+    try:
+        rig.commit("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (id2)",
+                   "ALTER TABLE t DROP id", "ALTER TABLE t RENAME id2 TO id")  # fmt: skip
+        changed = rig.flush()
+        rig.commit("UPDATE u SET v = 1 WHERE a = 1")
+        _until(lambda: _listed(rig, "id") and not _listed(rig, "id2"))
+    finally:
+        bounds.stop.set()
+        run.join(SECONDS)
+    points = [point for point in ConsistentPoints(rig.settings.layout).all() if T in point.tables]
+    for lsn in (point.replay_lsn for point in points if point.replay_lsn >= before):
+        assert ("id2" in Lake(rig.lake).at(lsn).arrow(T).column_names) == (lsn < changed), (lsn, changed)
+    rig.sync()
+    rig.assert_equal()
+
+
 def test_another_key_and_back_while_a_run_follows(rig: Rig) -> None:
     """Without a row in between: the table is listed again once the catalog has been looked at."""
     bounds = Bounds(follow=True)
