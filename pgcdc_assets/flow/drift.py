@@ -78,8 +78,8 @@ def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, p
         work.progress.refuse(live, reason)
     elif entry.refused:
         work.progress.request_copy([name])
-    elif copy or (parts and not readable):
-        work.progress.must_copy(name, work.log.position(), (copy or parts or found[0]).what)
+    elif lost := copy or (None if readable else parts):
+        work.progress.must_copy(name, work.log.position(), lost.what)
     elif live is None or _left(work, entry, live, found, paused=paused):
         return
     elif aside := _first(found, Remedy.SET_ASIDE):

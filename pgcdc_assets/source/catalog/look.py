@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import psycopg
 
-from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.catalog import Table, relations_of
 from pgcdc_assets.source.catalog.bare import LISTS_SINCE
 from pgcdc_assets.source.catalog.drift import table_changes
 from pgcdc_assets.source.catalog.tables import at_one_moment, read_tables
@@ -60,7 +60,7 @@ class CatalogLook:
         :func:`read_tables`."""
         with at_one_moment(conn):
             tables = read_tables(conn, publications, patterns, before)
-            oids = {oid for table in tables for oid in (table.oid, *(leaf.oid for leaf in table.leaves))}
+            oids = relations_of(tables)
             types = {composite.oid for table in tables for composite in table.composites}
             found = conn.execute(_RELATIONS, {"oids": sorted(oids), "types": sorted(types)}).fetchall()
             relations = tuple(sorted(oid for (oid,) in found))

@@ -17,20 +17,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import psycopg
-from psycopg import sql
-
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked, SourceUnavailable
 from pgcdc_assets.source.connect.connection import APPLICATION, SourceConnection, connect
-from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.blockers import Blocker, writers
 from pgcdc_assets.source.slot.creation import LOCK_SECONDS, TELL_SECONDS, OnWait, create_slot, log_waiting
 from pgcdc_assets.source.snapshot import bylock
+from pgcdc_assets.source.snapshot.reading import import_snapshot
 from pgcdc_assets.source.snapshot.waiters import giving_way
 
 _GATE_SECONDS = 60
@@ -57,7 +54,7 @@ class Snapshot:
     def reading(self) -> Iterator[SourceConnection]:
         """A transaction of its own under the snapshot, to read the catalog. Keep it brief: it locks what it reads."""
         with connect(self.conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
-            _import(conn, self.name)
+            import_snapshot(conn, self.name)
             yield conn
 
     def shows(self, table: Table) -> bool:
@@ -115,21 +112,11 @@ def _take(
     with ReplicationConnection.open(conninfo, application_name=f"{APPLICATION}/snapshot") as walsender:
         created = create_slot(walsender, observer, slot, temporary=True, lock_seconds=lock_seconds, on_wait=on_wait)
         passed(FaultPoint.COPY_SLOT_MADE)
-        _import(holder, created.snapshot_name)
+        import_snapshot(holder, created.snapshot_name)
         # The holder is under the snapshot from here on. The slot, which holds back WAL and the horizon, goes with its
         # session.
         walsender.drop_slot(slot)
     return created.consistent_point
-
-
-def _import(conn: SourceConnection, name: str | None) -> None:
-    """Begin a transaction under a snapshot; SourceUnavailable if the session that exported it was lost."""
-    conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    try:
-        conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(name))
-    except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
-        what = f"the snapshot is gone: {of_exception(error).message}"
-        raise SourceUnavailable(what, thing=conn.endpoint) from None
 
 
 _Taken = tuple[Lsn, frozenset[int]]

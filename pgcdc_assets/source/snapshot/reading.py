@@ -125,7 +125,7 @@ def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[st
     started, tries = time.monotonic(), 0
     while True:
         now = _storage(conn, piece)
-        _import(conn, snapshot_name)
+        import_snapshot(conn, snapshot_name)
         then = _storage(conn, piece)
         if now is None or then is None or not now.still_holds(then):
             raise _outdated(piece)
@@ -143,7 +143,8 @@ def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[st
         tries += 1
 
 
-def _import(conn: SourceConnection, snapshot_name: str) -> None:
+def import_snapshot(conn: SourceConnection, snapshot_name: str | None) -> None:
+    """Begin a transaction under a snapshot; SourceUnavailable if the session that exported it was lost."""
     conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     try:
         conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot_name))
