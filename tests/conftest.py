@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 pytest_plugins = ["tests.fix_postgres", "tests.fix_spark", "tests.fix_objects"]
 
@@ -88,6 +89,18 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         return group(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """What ran as a worker died has failed. It is not begun again by the next one, which would die of it too."""
+        running = next(
+            ((unit, nodeid) for unit in self.assigned_work[node].values() for nodeid, done in unit.items() if not done),
+            None,
+        )
+        if running is not None:
+            unit, nodeid = running
+            unit[nodeid] = True
+        super().remove_node(node)
+        return None if running is None else running[1]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.conftest import Groups, group, pytest_xdist_make_scheduler
@@ -26,3 +30,21 @@ def test_workers_are_given_whole_groups(pytestconfig: pytest.Config, monkeypatch
     assert scheduler._split_scope("tests/end_to_end/test_up.py::test_a[pg14]") == "up"
     assert scheduler._split_scope("tests/versions/test_receive.py::test_a[pg14-x]") == "pg14"
     assert scheduler._split_scope("tests/core/test_lsn.py::test_a[@x::y]") == "tests/core/test_lsn.py"
+
+
+def test_what_kills_its_worker_is_run_once(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    tests = """
+import os, pathlib
+def test_before(): pass
+def test_deadly():
+    with open(pathlib.Path(__file__).with_name("began"), "a") as began: began.write("x")
+    os._exit(1)
+def test_behind(): pass
+"""
+    (tmp_path / "test_it.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--rootdir", str(tmp_path), "-n", "2",
+               "--dist", "loadgroup", "test_it.py"]  # fmt: skip
+    environment = {"PYTHONPATH": str(pytestconfig.rootpath), "PATH": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (tmp_path / "began").read_text() == "x", done.stdout + done.stderr
+    assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
