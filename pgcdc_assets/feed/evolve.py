@@ -41,11 +41,11 @@ def evolved(
 
     ``facts`` are those of the shape; they are needed only if a column appeared. ``past`` is for spans that the
     mirror has already applied: a column that a shape lacks may then have been added later, and not been dropped.
-    ``after``: no row under the shape is of a transaction below it. ``known``: from the table's newest structure on, no
-    row has another one, whatever the catalog said when it was asked about the shape.
+    ``after``: no row under the shape is of a transaction below it. ``known``: a row whose message names the table's
+    columns has these, whatever the catalog said when it was asked about the shape.
     """
     if unsettled(table, after):
-        return _by_order(table, shape)
+        return _by_order(table, shape, known=known)
     if known and _says_the_same(table, shape):
         return table
     reason = _newer_catalog(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
@@ -75,21 +75,28 @@ def unsettled(table: Table, after: Lsn | None) -> bool:
     return after is None or after < table.lineage.since
 
 
-def alignment(table: Table, shape: Shape, after: Lsn | None) -> Alignment | None:
-    """How rows of the shape are read, where names alone do not tell it; None where they do."""
-    return aligned(table, shape) if unsettled(table, after) and not _leaf(table, shape) else None
+def alignment(table: Table, shape: Shape, after: Lsn | None, *, known: bool = False) -> Alignment | None:
+    """How rows of the shape are read, where names alone do not tell it; None where they do. ``known``: as of
+    :func:`evolved`."""
+    return _read(table, shape, known=known) if unsettled(table, after) and not _leaf(table, shape) else None
 
 
-def _by_order(table: Table, shape: Shape) -> Table | Refusal:
+def _read(table: Table, shape: Shape, *, known: bool) -> Alignment | None:
+    if known and _says_the_same(table, shape):
+        return tuple(column.attnum for column in table.columns)
+    return aligned(table, shape)
+
+
+def _by_order(table: Table, shape: Shape, *, known: bool = False) -> Table | Refusal:
     """As :func:`evolved`, for rows that may be older than the table's structure."""
     if _leaf(table, shape):
         return Refusal("its structure changed, and rows of a partition may be older or newer than that")
-    columns = aligned(table, shape)
+    columns = _read(table, shape, known=known)
     if columns is None:
         return Refusal("its columns changed in a way that its rows do not tell")
-    known = {column.attnum: column for column in table.columns}
+    own = {column.attnum: column for column in table.columns}
     for told, attnum in zip(shape.columns, columns, strict=True):
-        column = known.get(attnum) if attnum is not None else None
+        column = own.get(attnum) if attnum is not None else None
         if column is not None and not keeps_text(told.type, column.type):
             return Refusal(
                 f"the type of column {column.name!r} changed from {_type(told.type)} to {_type(column.type)}"

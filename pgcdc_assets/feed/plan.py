@@ -31,7 +31,8 @@ class Followed:
     after: Lsn
     """Its ``replay_lsn``: transactions below it are not wanted."""
     known: bool = False
-    """All changes of its structure up to the end of the span are known, and none lies between."""
+    """All changes of its structure up to the end of the span are known: a row whose message names its columns has
+    these."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,9 @@ class _Evolution:
             found |= {s.schema_id: read(s, facts.get(s.schema_id), after=after[s.schema_id]) for s in odd}
         followed = [version for version in found.values() if isinstance(version, Table)]
         newest = together([table, at_least or table, *followed])
+        order = {s.schema_id: alignment(newest, s, after[s.schema_id], known=known) for s in shapes}
         routes = {
-            s.schema_id: Route.of(s, newest, placed.leaves[s.schema_id], alignment(newest, s, after[s.schema_id]))
+            s.schema_id: Route.of(s, newest, placed.leaves[s.schema_id], order[s.schema_id])
             for s in shapes if isinstance(found[s.schema_id], Table)
         }  # fmt: skip
         refused = {s.schema_id: reason.reason for s in odd if isinstance(reason := found[s.schema_id], Refusal)}

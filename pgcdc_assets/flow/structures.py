@@ -19,7 +19,13 @@ from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.structurenotes import structure_notes
 from pgcdc_assets.source.catalog.drift import table_changes
-from pgcdc_assets.source.catalog.noted import StructureChange, StructureNote, as_published, structure_changes
+from pgcdc_assets.source.catalog.noted import (
+    StructureChange,
+    StructureNote,
+    as_published,
+    names_suffice,
+    structure_changes,
+)
 
 
 class Structures:
@@ -34,7 +40,8 @@ class Structures:
         self._ahead: dict[TableName, list[StructureChange]] = {}
         """By table: changes above its position, in order."""
         self._rested: dict[TableName, Lsn] = {}
-        """By table: messages up to here, which changed nothing that its mirror has to follow."""
+        """By table: messages up to here, by which its mirror does not go: they changed nothing that it has to follow,
+        or did not suffice."""
         self.may_wait: Callable[[], bool] = lambda: False
         """Whether what no message explains is left to the next look, because the message may be on its way."""
         self.explained: dict[TableName, Lsn] = {}
@@ -76,10 +83,17 @@ class Structures:
         self.explained[name] = self._complete
         return True
 
+    def unread(self, name: TableName, upto: Lsn) -> None:
+        """Note that rows of the table below ``upto`` cannot be read. Where messages tell all its structures, they do
+        not suffice: it goes on by the catalog alone, until it is changed again."""
+        if self.explained.get(name, ZERO) >= upto:
+            self._rested[name] = self._complete
+
     def known(self, entry: TableProgress, upto: Lsn) -> bool:
-        """Whether each row that the table gets on the way to ``upto`` has its structure, or that of before in the
-        transaction that changed it."""
-        return self.explained.get(entry.table.name, ZERO) >= upto
+        """Whether each row that the table gets on the way to ``upto``, and that names its columns, has its structure.
+        Others may have that of before, in the transaction that changed it."""
+        explained = self.explained.get(entry.table.name, ZERO) >= upto
+        return explained and names_suffice(entry.table, entry.replay_lsn, self._notes)
 
     def on_the_way(self, name: TableName) -> bool:
         """Whether to leave to the next look what no message explains."""

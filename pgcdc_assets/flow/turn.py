@@ -93,6 +93,7 @@ def _derive_and_apply(
     unread = {name: part.set_aside for name, part in parts.items() if part.set_aside is not None and part.restructured}
     work.restructured |= {name: reason for name, (_, reason) in unread.items() if waits}
     for name, (lsn, reason) in unread.items() if waits else ():
+        work.structures.unread(name, upto)
         work.observer.progress("apply", f"{name} waits for a look at the catalog: {reason}", lsn=str(lsn))
     reasons = {name: part.set_aside for name, part in parts.items()
                if part.set_aside is not None and name not in work.restructured}  # fmt: skip

@@ -186,3 +186,53 @@ def test_what_else_postgresql_rewrote_is_copied(rig: Rig, statement: str) -> Non
         rig.sync()
     rig.assert_equal()
     assert [copy.table for copy in rig.observer.copies[2:]] == [T]
+
+
+def test_a_column_that_is_gone_by_the_time_its_rows_are_received(rig: Rig) -> None:
+    """The catalog tells nothing of it any more; its rows came in the transaction that added it, too."""
+    with rig.conn.transaction():
+        rig.conn.execute("UPDATE t SET v = 'before' WHERE id = 1")
+        rig.conn.execute("ALTER TABLE t ADD w int DEFAULT 5")
+        rig.conn.execute("UPDATE t SET v = 'within', w = 6 WHERE id = 2")
+    added = rig.flush()
+    rig.commit("UPDATE t SET v = 'behind' WHERE id = 3", "ALTER TABLE t DROP w", "UPDATE t SET v = 'last' WHERE id = 4")
+    rig.sync()
+    rig.assert_equal()
+    assert [copied for _, copied in _followed(rig)] == [False] * 2
+    points = [point.replay_lsn for point in ConsistentPoints(rig.settings.layout).all() if T in point.tables]
+    shown = {tuple(_columns(rig, lsn)) for lsn in points if lsn >= added}
+    assert shown == {("id", "v", "big", "w"), ("id", "v", "big")}
+
+
+_AGAIN = ("ALTER TABLE t DROP big", "ALTER TABLE t ADD big text")
+_WITHIN = ("ALTER TABLE t ADD x text", "UPDATE t SET x = 'gone' WHERE id = 5", "ALTER TABLE t DROP x",
+           "ALTER TABLE t ADD x text")  # fmt: skip
+
+
+@pytest.mark.timeout(120, method="signal")
+@pytest.mark.parametrize("statements", [_AGAIN, _WITHIN], ids=["made anew", "came twice"])
+@pytest.mark.parametrize("following", [True, False], ids=["following", "bounded"])
+def test_what_messages_tell_and_rows_do_not_is_copied(
+    rig: Rig, statements: tuple[str, ...], *, following: bool
+) -> None:
+    """Another column took name and type, in one transaction with rows of both: a row names no attnum. Another change
+    waits behind it."""
+    with rig.conn.transaction():
+        rig.conn.execute("UPDATE t SET big = 'before' WHERE id = 1")
+        for statement in statements:
+            rig.conn.execute(statement.encode())
+        rig.conn.execute("UPDATE t SET big = 'within' WHERE id = 2")
+    rig.commit("UPDATE t SET v = 'behind' WHERE id = 3", "ALTER TABLE t ADD w int DEFAULT 5")
+    rig.commit("UPDATE t SET v = 'last' WHERE id = 4")
+    if following:
+        bounds = Bounds(follow=True)
+        run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
+        run.start()
+        _until(lambda: len(rig.observer.copies) > 2)
+        bounds.stop.set()
+        run.join(SECONDS)
+        assert not run.is_alive()
+    rig.sync()
+    rig.sync()
+    rig.assert_equal()
+    assert [copy.table for copy in rig.observer.copies[2:]] == [T]

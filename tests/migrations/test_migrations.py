@@ -227,7 +227,6 @@ def _chosen(version: int, way: Way) -> list[Migration]:
     return random.Random(f"chosen {SEED}").sample(found, FEW[way])
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
 @pytest.mark.parametrize("way", ["rewrite", "metadata"])
 def test_some(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: Way, *, following: bool) -> None:
@@ -236,7 +235,6 @@ def test_some(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: 
     _hold(played, late=not following)
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
 def test_some_with_event_triggers(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, *, following: bool

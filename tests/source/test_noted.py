@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.catalog import Column, Lineage, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.source.catalog.noted import StructureNote, structure_changes
+from pgcdc_assets.source.catalog.noted import StructureNote, names_suffice, structure_changes
 
 INT, TEXT = PgType(23, "int4"), PgType(25, "text")
 TYPES = [[23, "int4", "b", ",", 0, -1, 0], [25, "text", "b", ",", 0, -1, 0]]
@@ -124,3 +124,26 @@ def test_what_the_messages_do_not_tell_is_left_to_the_catalog(now: Table, notes:
 def test_whatever_somebody_emits_is_a_reason_to_look(content: bytes) -> None:
     found = StructureNote.of(Lsn(1), Lsn(2), content)
     assert (found.tables, found.parted) == ((), False)
+
+
+def _suffice(now: Table, *notes: StructureNote, after: int = 20, former: tuple[Column, ...] = ()) -> bool:
+    return names_suffice(replace(now, lineage=Lineage(1, 3, 25, former)), Lsn(after), notes)
+
+
+def test_names_suffice_where_no_other_column_had_them() -> None:
+    again = table((ID, 7), (Column(2, "b", TEXT), 20), (Column(4, "c", INT), 30))
+    other_type = table((ID, 7), (Column(2, "b", TEXT), 20), (Column(4, "c", TEXT), 30))
+    assert _suffice(ADDED, note(20, RENAMED), note(20, ADDED))
+    assert not _suffice(again, note(20, ADDED), note(20, again)), "within the transaction"
+    assert _suffice(other_type, note(20, ADDED), note(20, other_type))
+    assert not _suffice(again, note(20, again), former=ADDED.columns[2:])
+    assert _suffice(ADDED, note(20, ADDED), former=BEFORE.columns[1:])
+    assert _suffice(ADDED, note(20, ADDED), note(20, again, oid=7)), "another table's"
+
+
+def test_names_suffice_in_the_transaction_of_the_change_alone() -> None:
+    assert _suffice(ADDED, after=25), "from its structure on"
+    assert not _suffice(ADDED), "a look at the catalog found it"
+    assert not _suffice(ADDED, note(20, ADDED), after=19)
+    assert not _suffice(ADDED, note(20, ADDED, at=10)), "an earlier change"
+    assert _suffice(ADDED, note(20, ADDED), after=24)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from pgcdc_assets.core.catalog import Column, ReplicaIdentity, Table
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog.drift import table_changes
 from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity, followable, mirror_key
@@ -165,6 +165,26 @@ def _unnoted(told: NotedTable, rows: Mapping[str, str]) -> bool:
     """Whether the catalog's row of a column was written by another transaction than the message's."""
     marks = (mark.split(":") for mark in told.rows.values())
     return any(rows.get(attnum) != xmin and int(attnum) not in told.own for attnum, xmin in marks)
+
+
+def names_suffice(table: Table, after: Lsn, notes: Sequence[StructureNote]) -> bool:
+    """Whether a row of a transaction from ``after`` on has the table's columns if its message names them.
+
+    Messages of rows name no attnums. Below the table's structure that holds only in the transaction that changed it,
+    and if no other structure within it, and none that the table had before, has another column of the same name and
+    type.
+    """
+    since = Lsn(table.lineage.since) if table.lineage is not None else ZERO
+    if after >= since:
+        return True
+    within = [note for note in notes if note.commit_lsn <= after < note.end_lsn == since]
+    of = {(column.name, column.type.oid, column.type.typmod): column.attnum for column in table.columns}
+    former = table.lineage.former if table.lineage is not None else ()
+    others = [*former, *(column for note in within for told in note.tables if told.oid == table.oid
+                         for column in told.columns)]  # fmt: skip
+    return bool(within) and all(
+        of.get((column.name, column.type.oid, column.type.typmod), column.attnum) == column.attnum for column in others
+    )
 
 
 def _different(before: Table, changes: Sequence[StructureChange]) -> list[StructureChange]:
