@@ -144,14 +144,14 @@ class CatalogWatch:
 
     @property
     def waits(self) -> bool:
-        """Whether nothing is to be applied or published, because messages on what the last look showed are on their
-        way into the log."""
-        return self._stream.complete_to < self._awaited and not self._stream.arrived
+        """Whether nothing is to be applied or published before another look, because messages on what the last one
+        showed may be on their way into the log."""
+        return self._awaited > ZERO
 
     @property
     def waited(self) -> bool:
         """Whether they have come, or never do: the catalog is to be looked at again."""
-        return self._awaited > ZERO and not self.waits
+        return self.waits and (self._stream.complete_to >= self._awaited or self._stream.arrived)
 
     @property
     def due(self) -> bool:
