@@ -76,9 +76,8 @@ class Turns:
         if view.exact is not None:
             self._stream.mark(view.exact)
         step = next_step(view)
-        moved |= isinstance(step, TakeLateTurn)
         if isinstance(step, TakeLateTurn):
-            self._catch_up(step)
+            moved |= self._catch_up(step)
             again = self._view(paused=paused, gathers=gathers)
             step = next_step(replace(again, exact=view.exact, held=view.held, caught_up=True))
         if isinstance(step, TakeTurn):
@@ -109,12 +108,19 @@ class Turns:
             exact=None if exact is None or progress.points.has(exact) else exact,
         )
 
-    def _catch_up(self, step: TakeLateTurn) -> None:
-        """Bring late tables, which were copied while the others went on, nearer to the others."""
-        turn = take_turn(self._work, step.upto, self._entries(step.tables))
+    def _catch_up(self, step: TakeLateTurn) -> bool:
+        """Bring late tables, which were copied while the others went on, nearer to the others; returns whether one came
+        further."""
+        before = self._entries(step.tables)
+        turn = take_turn(self._work, step.upto, before)
         self._ranges.count_late(turn)
-        self.point.refused_at = None
+        moved = any(
+            now.replay_lsn > was.replay_lsn for now, was in zip(self._entries(step.tables), before, strict=True)
+        )
+        if moved:
+            self.point.refused_at = None
         self._go_on_restructured()
+        return moved
 
     def _take(self, step: TakeTurn) -> bool:
         """Take a turn and publish; returns whether it brought anything, or the point that was asked for."""
