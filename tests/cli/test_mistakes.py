@@ -217,6 +217,10 @@ MISTAKES = (
             ("public.aa: is not among the published tables; did you mean public.a?",), ("range",)),
     Mistake("table to copy", lambda r: r.set_up(), "snapshot nowhere", 1,
             ("public.nowhere: is not among the published tables", "`pgcdc status`")),
+    Mistake("table to heal", lambda r: r.set_up(), "heal public.aa", 1,
+            ("public.aa: is not among the published tables; did you mean public.a?",)),
+    Mistake("table to forget", lambda r: r.set_up(), "forget nowhere --yes", 1,
+            ("public.nowhere: has no mirror in this lake", "`pgcdc status`")),
     Mistake("name with a line's end", _odd_name, "status", 0, (r'public."two\nlines\u202e"  waiting',)),
 )  # fmt: skip
 
