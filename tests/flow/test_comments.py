@@ -239,15 +239,19 @@ def test_while_applying_is_paused_no_mirror_changes(rig: Rig) -> None:
     _no_gap(rig)
 
 
-def test_a_mirror_that_cannot_take_them_holds_nothing_up(rig: Rig) -> None:
+def test_a_mirror_that_cannot_take_them_holds_nothing_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has got a feature that our commits do not know; changes of its rows would set it aside."""
     rig.sync()
     path = path_of(rig.settings.layout.mirror(T))
     rig.session().sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.feature.rowTracking' = 'supported')")
     _say(rig, "COLUMN t.v", "said")
     _say(rig, "COLUMN u.v", "said, too")
+    told: list[str] = []
+    monkeypatch.setattr(rig.observer, "progress", lambda stage, message, **_: told.append(message))
     report = rig.sync()
     assert report.set_aside == []
+    (line,) = [line for line in told if "comments" in line]
+    assert line.startswith("the mirror of public.t lacks the comments of its table: ")
     assert _told(rig) == {}
     assert _told(rig, U) == {"v": "said, too"}
     row = TableStates(rig.settings.layout).get(T)
