@@ -248,7 +248,7 @@ def test_a_mirror_that_cannot_take_them_holds_nothing_up(rig: Rig, monkeypatch: 
     _say(rig, "COLUMN u.v", "said, too")
     told: list[str] = []
     monkeypatch.setattr(rig.observer, "progress", lambda stage, message, **_: told.append(message))
-    report = rig.sync()
+    report = rig.sync(max_seconds=SECONDS / 2)
     assert report.set_aside == []
     (line,) = [line for line in told if "comments" in line]
     assert line.startswith("the mirror of public.t lacks the comments of its table: ")
