@@ -13,7 +13,7 @@ from pgcdc_assets.delta.definition import commit_columns
 from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.delta.mapping import OURS, Columns, stated
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.mirror.delta.comments import comment_mirror
+from pgcdc_assets.mirror.delta.commented import comment_mirror
 from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
 from tests.mirror.test_metadata import PLAIN, relabelled
 from tests.mirror.test_reshape import ID, TEXT, A, N, T, made, table

@@ -30,7 +30,7 @@ from pgcdc_assets.delta.tombstones import keeping
 from pgcdc_assets.errors import CopyOutdated, LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.table import moved_away
-from pgcdc_assets.mirror.delta.comments import Commented
+from pgcdc_assets.mirror.delta.commented import Commented
 from pgcdc_assets.mirror.delta.copytask import CopyPart, CopyTarget, CopyTask, WrittenPart, copy_failure, copy_parts
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema

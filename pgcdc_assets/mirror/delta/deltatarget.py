@@ -22,7 +22,7 @@ from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.mirror.delta.apply import apply_tables
-from pgcdc_assets.mirror.delta.comments import comment_mirror
+from pgcdc_assets.mirror.delta.commented import comment_mirror
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.mirror.delta.mirror import Mirror
