@@ -11,6 +11,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.closing import RunRanges
+from pgcdc_assets.flow.commenting import carry_comments, lacks_comments
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import PointDue, Standing, TakeLateTurn, TakeTurn, View, next_step
 from pgcdc_assets.flow.drift import CatalogWatch
@@ -56,7 +57,7 @@ class Turns:
         """Look at the catalog; a table that is listed only from there on again is owed a point."""
         before = self._catalog.named
         self._catalog.look()
-        if self._catalog.named != before:
+        if self._catalog.named != before or lacks_comments(self._work):
             self.point.owe()
 
     def begin_copies(self) -> None:
@@ -135,7 +136,7 @@ class Turns:
             progress.reread_versions()
         if turn.tables or messages.count or step.exact or self.point.due:
             self.point.published(step.upto, whole=self.publish(step.upto))
-            if self._catalog.waits:
+            if self._catalog.waits or lacks_comments(self._work):
                 self.point.owe()
             if not self.point.due:
                 self._succeed()
@@ -178,6 +179,7 @@ class Turns:
             self.begin_copies()
             if self._catalog.waits:
                 return False
+        carry_comments(self._work)
         whole = self._work.progress.publish(upto, self._work.log.position(), messages_at(self._work, upto))
         self.tell_changed()
         return whole

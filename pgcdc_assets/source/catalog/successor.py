@@ -35,7 +35,8 @@ def successor(before: Table, now: Table, since: Lsn, *, cast: bool = False) -> T
     changed = tuple(column for column in before.columns if not _as_before(column, left.get(column.attnum)))
     former = tuple(dict.fromkeys((*lineage.former, *changed)))
     follows = Lineage(lineage.number + 1, lineage.copied, max(int(since), lineage.since), former)
-    return replace(now, columns=_with_missing(before, now), lineage=follows)
+    # Its mirror keeps the comments that it has.
+    return replace(now, columns=_with_missing(before, now), lineage=follows, comments=before.comments)
 
 
 def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
