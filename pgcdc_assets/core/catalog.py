@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 
 ReplicaIdentity = Literal["d", "n", "f", "i"]
@@ -67,6 +68,9 @@ class Leaf:
     """PostgreSQL lets a partition be UNLOGGED, though its root is published: its changes are not in the stream."""
     traceless: bool = False
     """As of :attr:`Table.traceless`."""
+    numbered: bool = False
+    """Its columns have the attnums of its root's, and so has each that comes: as long as it stays attached, its
+    columns change with the root's alone. False too in what earlier versions saved."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,10 @@ class Lineage:
     """Columns as they were: gone, or under another name or type."""
     left: tuple[int, ...] = ()
     """OIDs of leaves that went: their rows in the log are of no interest to the mirror, which has none of them."""
+    restructured: int = 0
+    """Of a partitioned table: how many of these structures have other columns. The others have other leaves alone."""
+    columns_since: int = 0
+    """Of a partitioned table: as ``since``, of its columns; 0 if they are those of the copy."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -195,12 +203,21 @@ class Table:
         return tuple(int(mark.split(":")[0]) for mark in self.column_rows.split())
 
     @property
+    def columns_since(self) -> Lsn | None:
+        """The LSN from which on rows certainly are in the structure that its columns have; None if that is the copy's.
+        Where leaves came or went, rows are read as before."""
+        if self.lineage is None:
+            return None
+        since = self.lineage.columns_since if self.partitioned else self.lineage.since
+        return Lsn(since) if since or not self.partitioned else None
+
+    @property
     def structure(self) -> str:
-        """Which structure its columns have of all that the table ever had; ``0`` for that of any copy. Where leaves
-        came or went, rows are derived as before."""
-        if self.lineage is None or self.partitioned:
+        """Which structure its columns have of all that the table ever had; ``0`` for that of any copy."""
+        if self.lineage is None or self.columns_since is None:
             return "0"
-        return f"{self.lineage.number}@{self.lineage.since:X}"
+        number = self.lineage.restructured if self.partitioned else self.lineage.number
+        return f"{number}@{self.columns_since:X}"
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.core.catalog import Column, Lineage, PgType, ReplicaIdentity, Table
+from pgcdc_assets.core.catalog import Column, Leaf, Lineage, PgType, ReplicaIdentity, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.alignment import aligned
@@ -144,3 +144,48 @@ def test_the_key_of_a_message_is_what_it_flags() -> None:
     told = replace(message(TOLD_ID, of("b", attnum=2), live=(1, 2)), key_attnums=(2,), key=("b",))
     assert evolved(RENAMED, told, after=Lsn(1)) == RENAMED
     assert evolved(RENAMED, told, after=Lsn(1 << 40)) == RENAMED
+
+
+@pytest.mark.parametrize(("identity", "read"), [("f", True), ("d", False)])
+def test_rows_without_a_key_are_read_if_they_come_whole(identity: ReplicaIdentity, *, read: bool) -> None:
+    known = replace(RENAMED, key=(), identity_key=(), replica_identity="f")
+    told = replace(message(TOLD_ID, of("a"), live=(1, 2)), replica_identity=identity, key_attnums=(), key=())
+    found = evolved(known, told, after=Lsn(1))
+    assert (found == known) is read
+    assert evolved(known, replace(told, key_attnums=(1,)), after=Lsn(1)) != known, "it had a key by then"
+
+
+def _parted(known: Table, *, numbered: bool, since: int = 100) -> Table:
+    assert known.lineage is not None
+    lineage = replace(known.lineage, since=200, restructured=1, columns_since=since)
+    leaf = Leaf(7, TableName("public", "t_1"), 70, numbered=numbered)
+    return replace(known, partitioned=True, leaves=(leaf,), lineage=lineage)
+
+
+def _of_leaf(*columns: ShapeColumn, live: tuple[int, ...]) -> Shape:
+    return replace(message(*columns, live=live), relation_id=7, table=TableName("public", "t_1"), root=NAME)
+
+
+def test_rows_of_a_leaf_are_read_as_the_roots_if_it_has_its_attnums() -> None:
+    told = _of_leaf(TOLD_ID, of("for a while"), live=(1, 2))
+    known = _parted(RENAMED, numbered=True)
+    assert evolved(known, told, after=Lsn(99)) is known
+    assert alignment(known, told, Lsn(99)) == (1, 2)
+    route = Route.of(told, known, TableName("public", "t_1"), alignment(known, told, Lsn(99)))
+    assert [(at, column.name) for at, column in route.places] == [(0, "id"), (1, "b")]
+    odd = _parted(RENAMED, numbered=False)
+    assert isinstance(evolved(odd, told, after=Lsn(99)), Refusal)
+    assert alignment(odd, told, Lsn(99)) is None
+    gone = replace(told, relation_id=8)
+    assert isinstance(evolved(known, gone, after=Lsn(99)), Refusal), "a leaf that the mirror does not have"
+
+
+def test_a_look_at_leaves_leaves_columns_settled() -> None:
+    """From the look that showed the columns on, they are read by name, whatever came and went later."""
+    known = _parted(MADE_ANEW, numbered=True)
+    told = _of_leaf(TOLD_ID, of("a", attnum=3), live=(1, 3))
+    assert isinstance(evolved(known, told, after=Lsn(99)), Refusal)
+    assert evolved(known, told, after=Lsn(100)) is known
+    assert alignment(known, told, Lsn(100)) is None
+    unchanged = _parted(MADE_ANEW, numbered=True, since=0)
+    assert evolved(unchanged, told, after=Lsn(1)) is unchanged, "leaves alone came and went"

@@ -231,3 +231,27 @@ def test_patterns(patterns: list[str], name: str, meant: bool) -> None:
 def test_a_wrong_pattern_names_the_setting(pattern: str) -> None:
     with pytest.raises(SettingsError, match="tables"):
         TablePatterns.parse([pattern])
+
+
+def test_leaves_that_have_their_roots_attnums(database: Database) -> None:
+    """Those made as partitions of it have, until it has lost a column; they keep them, for columns come to all."""
+    ddl = """
+      CREATE TABLE r (id int, a int, b int, PRIMARY KEY (id)) PARTITION BY LIST (id);
+      CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); CREATE TABLE r2 (a int, id int PRIMARY KEY, b int);
+      CREATE TABLE r3 (id int PRIMARY KEY, a int, b int, c int); ALTER TABLE r3 DROP c;
+      CREATE TABLE r4 (id int PRIMARY KEY, a int, b int);
+      ALTER TABLE r ATTACH PARTITION r2 FOR VALUES IN (2); ALTER TABLE r ATTACH PARTITION r3 FOR VALUES IN (3);
+      ALTER TABLE r ATTACH PARTITION r4 FOR VALUES IN (4);
+      CREATE PUBLICATION p FOR TABLE r; CREATE PUBLICATION v FOR TABLE r WITH (publish_via_partition_root)
+    """
+    assert _numbered(tables_of(database, ddl)["r"]) == ["r1", "r4"]
+    changed = "ALTER TABLE r ADD c int DEFAULT 5; ALTER TABLE r DROP a; ALTER TABLE r ADD a text"
+    assert _numbered(tables_of(database, changed)["r"]) == ["r1", "r4"]
+    r = tables_of(database, "CREATE TABLE r5 PARTITION OF r FOR VALUES IN (5)")["r"]
+    assert _numbered(r) == ["r1", "r4"]
+    assert column(r, "c").missing == "5"
+    assert _numbered(tables_of(database, "", "v")["r"]) == ["r1", "r4"]
+
+
+def _numbered(root: Table) -> list[str]:
+    return [leaf.name.name for leaf in root.leaves if leaf.numbered]

@@ -34,7 +34,7 @@ _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
        c.relfilenode, c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
        CASE WHEN c.relispartition THEN nullif(pg_catalog.pg_partition_root(c.oid)::oid, c.oid) END,
-       c.relpersistence = 'u'
+       c.relpersistence = 'u', c.relnatts
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY(%s)
 """
@@ -95,6 +95,8 @@ class CatalogRelation:
     columns: tuple[Column, ...]
     identity: RowIdentity
     column_rows: str
+    attnums_given: int
+    """How many attnums its columns have got so far, those included that were dropped."""
 
     @property
     def partitioned(self) -> bool:
@@ -103,6 +105,11 @@ class CatalogRelation:
     @property
     def types(self) -> set[int]:
         return {column.type.oid for column in self.columns}
+
+    def numbered_as(self, root: CatalogRelation) -> bool:
+        """As of :attr:`Leaf.numbered`."""
+        own, roots = ([(c.attnum, c.name) for c in one.columns] for one in (self, root))
+        return own == roots and self.attnums_given == root.attnums_given
 
     def attnums(self, names: Iterable[str]) -> tuple[int, ...]:
         by_name = {column.name: column.attnum for column in self.columns}
@@ -127,8 +134,9 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
         oid: CatalogRelation(
             oid, TableName(schema, name), kind, replident, filenode or 0, toast, pages, rows, root, unlogged,
             tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]), " ".join(marks[oid]),
+            given,
         )
-        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root, unlogged in heads
+        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root, unlogged, given in heads
     }  # fmt: skip
 
 
@@ -331,7 +339,7 @@ class _Assembly:
             relfilenode=relation.relfilenode,
             partitioned=relation.partitioned,
             via_root=relation.partitioned and sender == relation.oid,
-            leaves=tuple(self._leaf(leaf, sender == relation.oid) for leaf in sorted(storage, key=lambda r: r.name)),
+            leaves=tuple(self._leaf(leaf, relation, sender) for leaf in sorted(storage, key=lambda r: r.name)),
             row_filter=entry.row_filter if entry else None,
             updates_seen=seen,
             pages=relation.pages + sum(leaf.pages for leaf in storage),
@@ -346,10 +354,10 @@ class _Assembly:
             composites=self.parts.composites(relation.types),
         )
 
-    def _leaf(self, leaf: CatalogRelation, via_root: bool) -> Leaf:
+    def _leaf(self, leaf: CatalogRelation, root: CatalogRelation, sender: int) -> Leaf:
         return Leaf(
             leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged,
-            via_root or self._traceless(leaf),
+            sender == root.oid or self._traceless(leaf), leaf.numbered_as(root),
         )  # fmt: skip
 
     def _traceless(self, relation: CatalogRelation) -> bool:
