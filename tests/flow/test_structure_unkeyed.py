@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from typing import Literal
 
 import pytest
 from pyspark.sql import SparkSession
@@ -48,18 +49,19 @@ _CHANGES = {
 }
 
 
+Way = Literal["rewrite", "metadata"]
 _NAMES = {change: f"w_{change.replace(' ', '_')}" for change in _CHANGES}
 _ALL = ("public.t", *(f"public.{name}" for name in _NAMES.values()))
 
 
 @pytest.fixture
-def way() -> str:
+def way() -> Way:
     return "rewrite"
 
 
 @pytest.fixture
 def rig(
-    way: str, database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: Way, database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Rig]:
     """With a table for each of the changes."""
     monkeypatch.chdir(tmp_path)
