@@ -68,9 +68,27 @@ class Leaf:
     """PostgreSQL lets a partition be UNLOGGED, though its root is published: its changes are not in the stream."""
     traceless: bool = False
     """As of :attr:`Table.traceless`."""
-    numbered: bool = False
-    """Its columns have the attnums of its root's, and so has each that comes: as long as it stays attached, its
-    columns change with the root's alone. False too in what earlier versions saved."""
+    numbering: tuple[tuple[int, int], ...] | None = None
+    """What its columns' attnums are at the root: runs of them, each as its first attnum and what the root's are above.
+    One of itself for a partition that was made as one, more where the root had lost columns before. It holds for all
+    columns that come and go as long as it stays attached, because they change with the root's alone. None if its
+    columns are in another order; also in what earlier versions saved."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        runs = data.get("numbering")
+        numbering = None if runs is None else tuple((first, above) for first, above in runs)
+        return cls(**{**data, "name": TableName(**data["name"]), "numbering": numbering})
+
+    def at_root(self, attnum: int) -> int:
+        """The root's attnum of one of its columns, since this was read."""
+        assert self.numbering is not None
+        return attnum + next((above for first, above in reversed(self.numbering) if first <= attnum), 0)
+
+    def of_root(self, attnum: int) -> int:
+        """Its own attnum of one of the root's columns."""
+        assert self.numbering is not None
+        return attnum - next((above for first, above in reversed(self.numbering) if first + above <= attnum), 0)
 
 
 @dataclass(frozen=True)
@@ -239,7 +257,7 @@ class Table:
                 "identity_key": tuple(data["identity_key"]),
                 "enum_labels": tuple((oid, label) for oid, label in data.get("enum_labels", ())),
                 "composites": tuple(Composite(**composite) for composite in data.get("composites", ())),
-                "leaves": tuple(Leaf(**{**leaf, "name": TableName(**leaf["name"])}) for leaf in data["leaves"]),
+                "leaves": tuple(Leaf.from_json(leaf) for leaf in data["leaves"]),
                 "root": TableName(**data["root"]) if data["root"] else None,
                 "lineage": Lineage.from_json(data["lineage"]) if data.get("lineage") else None,
             }

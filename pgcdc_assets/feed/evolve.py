@@ -7,7 +7,7 @@ difference ends what can be followed, until a look at the catalog has given the 
 
 Below that look (:attr:`Lineage.since`) rows may come under any structure that the table had since its copy. They are
 read as rows of the newest one: a column that was added since has the value that PostgreSQL gives to older rows. Rows of
-a leaf that has its root's attnums (:attr:`Leaf.numbered`) are read as the root's own there; those of another are not.
+a leaf are read as the root's own there, by what its attnums are at the root (:attr:`Leaf.numbering`).
 
 The attnums come from the catalog, which is read after the message was written: between the two, columns may have been
 renamed or dropped. The message lists columns by ascending attnum, so that names which have moved to other columns since
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.feed.alignment import Alignment, aligned
 from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
@@ -79,7 +79,9 @@ def unsettled(table: Table, after: Lsn | None) -> bool:
 def alignment(table: Table, shape: Shape, after: Lsn | None, *, known: bool = False) -> Alignment | None:
     """How rows of the shape are read, where names alone do not tell it; None where they do. ``known``: as of
     :func:`evolved`."""
-    return _read(table, shape, known=known) if unsettled(table, after) and not _odd_leaf(table, shape) else None
+    if not unsettled(table, after) or (told := _at_root(table, shape)) is None:
+        return None
+    return _read(table, told, known=known)
 
 
 def _read(table: Table, shape: Shape, *, known: bool) -> Alignment | None:
@@ -88,9 +90,10 @@ def _read(table: Table, shape: Shape, *, known: bool) -> Alignment | None:
     return aligned(table, shape)
 
 
-def _by_order(table: Table, shape: Shape, *, known: bool = False) -> Table | Refusal:
+def _by_order(table: Table, found: Shape, *, known: bool = False) -> Table | Refusal:
     """As :func:`evolved`, for rows that may be older than the table's structure."""
-    if _odd_leaf(table, shape):
+    shape = _at_root(table, found)
+    if shape is None:
         return Refusal("its structure changed, and rows of a partition may be older or newer than that")
     if table.multiset and shape.replica_identity != "f":
         return Refusal(NOT_WHOLE)
@@ -156,10 +159,22 @@ def _leaf(table: Table, shape: Shape) -> bool:
     return shape.relation_id != table.oid
 
 
-def _odd_leaf(table: Table, shape: Shape) -> bool:
-    """Whether the shape is that of a leaf whose attnums say nothing of the table's."""
-    numbered = (leaf.oid for leaf in table.leaves if leaf.numbered)
-    return _leaf(table, shape) and shape.relation_id not in numbered
+def _at_root(table: Table, shape: Shape) -> Shape | None:
+    """The shape under the attnums of the table; None for that of a leaf whose attnums say nothing of these."""
+    if not _leaf(table, shape):
+        return shape
+    leaf = _numbered(table, shape)
+    if leaf is None:
+        return None
+    columns = (replace(c, attnum=None if c.attnum is None else leaf.at_root(c.attnum)) for c in shape.columns)
+    attnums, live = (frozenset(map(leaf.at_root, found)) for found in (shape.attnums, shape.live))
+    key = tuple(map(leaf.at_root, shape.key_attnums))
+    return replace(shape, columns=tuple(columns), attnums=attnums, live=live, key_attnums=key)
+
+
+def _numbered(table: Table, shape: Shape) -> Leaf | None:
+    """The leaf that the shape is of, if its attnums tell the table's."""
+    return next((leaf for leaf in table.leaves if leaf.oid == shape.relation_id and leaf.numbering is not None), None)
 
 
 def _other_key(table: Table, shape: Shape) -> str | None:
@@ -231,7 +246,9 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
             return Refusal(f"column {column.name!r} was added and the table rewritten: old rows may hold values in it")
         if _dropped_before(table, shape, relation, fact.attnum):
             return Refusal(f"column {column.name!r} appeared beside one that was dropped: the values may be of either")
-        attnum = fact.attnum if fact.attnum > newest else newest + 1
+        leaf = _numbered(table, shape) if _leaf(table, shape) else None
+        attnum = fact.attnum if leaf is None else leaf.at_root(fact.attnum)
+        attnum = attnum if attnum > newest else newest + 1
         newest = attnum
         appeared.append(replace(fact, attnum=attnum))
     return replace(table, columns=(*table.columns, *appeared))

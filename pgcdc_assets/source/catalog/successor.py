@@ -5,7 +5,7 @@ Pure. A mirror's rows can follow where the source's catalog proves what each of 
 - a column is the same one if it has the same attnum, whatever its name is;
 - a column that was added without a rewrite has in all older rows the one value of ``attmissingval`` (none: NULL);
 - a relfilenode that is still the same proves that PostgreSQL rewrote nothing;
-- partitions have their root's columns at any time, under the root's attnums if they ever had (:attr:`Leaf.numbered`);
+- partitions have their root's columns at any time, and get others together with it (:attr:`Leaf.numbering`);
 - another key tells the same rows apart, from the first change on that was made under it;
 - where PostgreSQL is known to have cast the values, and the cast changes none, the mirror's own can be cast.
 
@@ -114,10 +114,16 @@ def _of_partitions(before: Table, now: Table) -> str | None:
         return "its structure changed, and partitions came or went"
     if any(was[oid].relfilenode != is_[oid].relfilenode for oid in is_):
         return "its rows were rewritten"
-    odd = next((leaf for oid, leaf in is_.items() if not (leaf.numbered and was[oid].numbered)), None)
+    odd = next((leaf for oid, leaf in is_.items() if not _as_numbered(was[oid], leaf, now)), None)
     if odd is not None and not now.via_root:
-        return f"its structure changed, and its partition {odd.name} has columns under attnums of its own"
+        return f"its structure changed, and its partition {odd.name} has its columns in another order"
     return None
+
+
+def _as_numbered(was: Leaf, is_: Leaf, now: Table) -> bool:
+    """Whether the table's columns have the attnums at the leaf that its earlier numbering gives them."""
+    known = was.numbering is not None and is_.numbering is not None
+    return known and all(was.of_root(attnum) == is_.of_root(attnum) for attnum in now.live)
 
 
 def _keyed(before: Table, now: Table) -> bool:

@@ -106,10 +106,15 @@ class CatalogRelation:
     def types(self) -> set[int]:
         return {column.type.oid for column in self.columns}
 
-    def numbered_as(self, root: CatalogRelation) -> bool:
-        """As of :attr:`Leaf.numbered`."""
-        own, roots = ([(c.attnum, c.name) for c in one.columns] for one in (self, root))
-        return own == roots and self.attnums_given == root.attnums_given
+    def numbering_in(self, root: CatalogRelation) -> tuple[tuple[int, int], ...] | None:
+        """As of :attr:`Leaf.numbering`."""
+        if [column.name for column in self.columns] != [column.name for column in root.columns]:
+            return None
+        alike = [(own.attnum, theirs.attnum) for own, theirs in zip(self.columns, root.columns, strict=True)]
+        alike.append((self.attnums_given + 1, root.attnums_given + 1))
+        above = [theirs - own for own, theirs in alike]
+        begins = [at for at in range(len(above)) if at == 0 or above[at] != above[at - 1]]
+        return tuple((alike[at][0], above[at]) for at in begins)
 
     def attnums(self, names: Iterable[str]) -> tuple[int, ...]:
         by_name = {column.name: column.attnum for column in self.columns}
@@ -357,7 +362,7 @@ class _Assembly:
     def _leaf(self, leaf: CatalogRelation, root: CatalogRelation, sender: int) -> Leaf:
         return Leaf(
             leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged,
-            sender == root.oid or self._traceless(leaf), leaf.numbered_as(root),
+            sender == root.oid or self._traceless(leaf), leaf.numbering_in(root),
         )  # fmt: skip
 
     def _traceless(self, relation: CatalogRelation) -> bool:
