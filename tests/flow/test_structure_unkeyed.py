@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -15,6 +16,7 @@ from pgcdc_assets import Lake
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.setup.setup import setup
 from tests.fix_postgres import Database
 from tests.flow.test_sync import Rig, rig_of
 
@@ -60,8 +62,13 @@ def way() -> Way:
 
 
 @pytest.fixture
+def ddl() -> bool:
+    return False
+
+
+@pytest.fixture
 def rig(
-    way: Way, database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: Way, ddl: bool, database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Rig]:
     """With a table for each of the changes."""
     monkeypatch.chdir(tmp_path)
@@ -69,6 +76,7 @@ def rig(
                         schema_changes=way)  # fmt: skip
     with rig_of(database, spark, settings) as rig:
         _each(rig, *_MAKE)
+        setup(settings, database.conninfo, ddl=ddl)
         rig.setup()
         rig.sync()
         yield rig
@@ -81,7 +89,7 @@ def _each(rig: Rig, *statements: str) -> None:
 
 
 def _on(rig: Rig, name: str, *statements: str) -> None:
-    rig.commit(*(re.sub(r"\bw\b", name, statement) for statement in statements))
+    rig.commit(*(re.sub(r"\bw\b", name, one) for statement in statements for one in statement.split("; ")))
 
 
 def _assert_followed(rig: Rig, changes: int) -> None:
@@ -95,7 +103,7 @@ def test_rows_before_within_and_behind(rig: Rig) -> None:
     before = Lake(rig.lake).at().lsn
     _each(rig, *_WRITES)
     for change, name in _NAMES.items():
-        _on(rig, name, *_WRITES[:2], *_CHANGES[change].split("; "), *_WRITES[1:4])
+        _on(rig, name, *_WRITES[:2], _CHANGES[change], *_WRITES[1:4])
     _each(rig, *_WRITES)
     rig.sync()
     _assert_followed(rig, len(_NAMES))
@@ -116,7 +124,7 @@ def test_while_a_run_follows(rig: Rig) -> None:
     try:
         for change, name in _NAMES.items():
             _each(rig, *_WRITES[:2])
-            _on(rig, name, _WRITES[1], *_CHANGES[change].split("; "), _WRITES[2])
+            _on(rig, name, _WRITES[1], _CHANGES[change], _WRITES[2])
             run.join(0.4)
             _on(rig, name, *_WRITES)
     finally:
@@ -135,3 +143,36 @@ def test_a_key_that_comes_has_the_table_copied(rig: Rig) -> None:
         rig.sync()
     rig.assert_equal(*_ALL)
     assert [copy.table.name for copy in rig.observer.copies[len(_ALL) + 1 :]] == ["w_add"]
+
+
+def test_columns_that_are_kept_tell_no_rows_apart(rig: Rig) -> None:
+    rig.settings = rig.settings.model_copy(update={"dropped_columns": "keep"})
+    for column in "xd":
+        anew = f"ALTER TABLE w ADD {column} int DEFAULT 3"
+        _on(rig, "w_add", *_WRITES, f"ALTER TABLE w DROP {column}", *_WRITES[:3], anew, *_WRITES)
+        _on(rig, "w_add", "ALTER TABLE w DROP r", *_WRITES)
+        rig.sync()
+        _on(rig, "w_add", "ALTER TABLE w ADD r real", *_WRITES)
+        rig.sync()
+    held = Lake(rig.lake).at().arrow("public.w_add")
+    names = ["a", "s", "f", "x", "d", "r"]
+    rows = rig.conn.execute(f"SELECT {', '.join(names)} FROM w_add".encode()).fetchall()
+    assert Counter(zip(*(held[name].to_pylist() for name in names), strict=True)) == Counter(rows)
+    assert len(rig.observer.copies) == len(_ALL) + 1
+    assert {one.copied for one in rig.observer.structures} == {False}
+
+
+@pytest.mark.parametrize("ddl", [True])
+def test_with_event_triggers_each_structure_is_followed(rig: Rig) -> None:
+    """Integers that became wider are cast, too: their rows are found as those of before were."""
+    for name in ("w_add", "w_drop"):
+        _on(rig, name, *_WRITES, _CHANGES["rename"], *_WRITES[:3])
+        _on(rig, name, *_WRITES)
+        _on(rig, name, "ALTER TABLE w ALTER a TYPE bigint")
+        _on(rig, name, *_WRITES)
+    rig.sync()
+    _assert_followed(rig, 4)
+    for name in ("w_add", "w_drop"):
+        _on(rig, name, *_WRITES, "ALTER TABLE w DROP e, DROP l, DROP y", *_WRITES)
+    rig.sync()
+    _assert_followed(rig, 6)
