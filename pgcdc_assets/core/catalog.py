@@ -185,6 +185,8 @@ class Table:
     composites: tuple[Composite, ...] = ()
     """The composite types that its columns' values are made of, at any depth: ADD ATTRIBUTE and DROP ATTRIBUTE change
     rows in the same way."""
+    attnums_given: int = 0
+    """pg_class.relnatts: how many attnums its columns have got, also those that were dropped. 0 if nothing tells."""
     lineage: Lineage | None = None
     """Of a mirror that has followed changes of the structure; None while it is as it was copied."""
 
@@ -206,7 +208,7 @@ class Table:
     def highest_attnum(self) -> int:
         """The highest attnum. No column up to it is new, published or not, because PostgreSQL never reuses an
         attnum."""
-        return max((*self.live, *(column.attnum for column in self.columns)), default=0)
+        return max(self.attnums_given, *self.live, *(column.attnum for column in self.columns), 0)
 
     @property
     def left_behind(self) -> frozenset[str]:
@@ -244,6 +246,8 @@ class Table:
             del data["lineage"]
         if not self.via_root:
             del data["via_root"]
+        if not self.attnums_given:
+            del data["attnums_given"]
         return data
 
     @classmethod
@@ -268,7 +272,7 @@ class Table:
         return replace(
             self, relfilenode=0, toast=0, traceless=False, leaves=(), via_root=False, pages=0, rows=0,
             publication_rows="", schema_rows="", column_rows="", enum_labels=(), enum_rows="", composites=(),
-            lineage=None,
+            attnums_given=0, lineage=None,
         )  # fmt: skip
 
 

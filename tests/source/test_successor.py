@@ -9,6 +9,8 @@ import pytest
 from pgcdc_assets.core.catalog import Column, Leaf, Lineage, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.feed.alignment import aligned
+from pgcdc_assets.protocol.shape import Shape, ShapeColumn
 from pgcdc_assets.source.catalog.successor import successor, with_leaves
 
 INT, OID, BIGINT = PgType(23, "int4"), PgType(26, "oid"), PgType(20, "int8")
@@ -255,3 +257,20 @@ def test_what_an_earlier_version_saved_of_partitions_is_of_leaves_alone() -> Non
     old = Table.from_json(saved)
     assert (old.structure, old.columns_since) == ("0", None)
     assert "in another order" in str(successor(old, parted(MORE, leaf(2)), Lsn(60)))
+
+
+def test_a_column_that_went_before_the_copy_is_known_to_have_been() -> None:
+    """The last one: it has left no other trace, and rows since the copy have it never."""
+    before = replace(T, attnums_given=3)
+    found = goes_on(replace(table(ID, A, Column(4, "c", VARCHAR, missing="x")), attnums_given=4), before)
+    assert found.lineage is not None
+    assert found.lineage.copied == 3
+    told = (
+        ShapeColumn("id", 1, INT, True),
+        ShapeColumn("a", 2, VARCHAR, False),
+        ShapeColumn("b", None, VARCHAR, False),
+    )
+    live = frozenset({1, 2, 4})
+    shape = Shape(1, 1000, T.name, told, "d", ("id",), T.name, attnums=live, live=live, key_attnums=(1,))
+    assert aligned(found, shape) == (1, 2, 4)
+    assert aligned(goes_on(replace(found, attnums_given=0, lineage=None), T), shape) is None

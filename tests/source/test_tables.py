@@ -249,6 +249,7 @@ def test_what_the_attnums_of_leaves_are_at_the_root(database: Database) -> None:
     changed = "ALTER TABLE r ADD c int DEFAULT 5; ALTER TABLE r DROP a; ALTER TABLE r ADD a text"
     r = tables_of(database, changed)["r"]
     first, second, third = r.leaves
+    assert r.attnums_given == r.highest_attnum == 5
     assert first.numbering == ((1, 0),)
     assert second.numbering == ((2, -1), (3, 0)), "what was in another order is gone: a mirror that had it is copied"
     assert third.numbering == odd

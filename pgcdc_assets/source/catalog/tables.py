@@ -96,7 +96,7 @@ class CatalogRelation:
     identity: RowIdentity
     column_rows: str
     attnums_given: int
-    """How many attnums its columns have got so far, those included that were dropped."""
+    """As of :attr:`Table.attnums_given`."""
 
     @property
     def partitioned(self) -> bool:
@@ -357,6 +357,7 @@ class _Assembly:
             enum_labels=self.parts.labels(relation.types),
             enum_rows=self.parts.label_rows(relation.types),
             composites=self.parts.composites(relation.types),
+            attnums_given=relation.attnums_given,
         )
 
     def _leaf(self, leaf: CatalogRelation, root: CatalogRelation, sender: int) -> Leaf:
