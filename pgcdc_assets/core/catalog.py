@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 
 ReplicaIdentity = Literal["d", "n", "f", "i"]
@@ -67,6 +68,27 @@ class Leaf:
     """PostgreSQL lets a partition be UNLOGGED, though its root is published: its changes are not in the stream."""
     traceless: bool = False
     """As of :attr:`Table.traceless`."""
+    numbering: tuple[tuple[int, int], ...] | None = None
+    """What its columns' attnums are at the root: runs of them, each as its first attnum and what the root's are above.
+    One of itself for a partition that was made as one, more where the root had lost columns before. It holds for all
+    columns that come and go as long as it stays attached, because they change with the root's alone. None if its
+    columns are in another order; also in what earlier versions saved."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        runs = data.get("numbering")
+        numbering = None if runs is None else tuple((first, above) for first, above in runs)
+        return cls(**{**data, "name": TableName(**data["name"]), "numbering": numbering})
+
+    def at_root(self, attnum: int) -> int:
+        """The root's attnum of one of its columns, since this was read."""
+        assert self.numbering is not None
+        return attnum + next((above for first, above in reversed(self.numbering) if first <= attnum), 0)
+
+    def of_root(self, attnum: int) -> int:
+        """Its own attnum of one of the root's columns."""
+        assert self.numbering is not None
+        return attnum - next((above for first, above in reversed(self.numbering) if first + above <= attnum), 0)
 
 
 @dataclass(frozen=True)
@@ -95,6 +117,10 @@ class Lineage:
     """Columns as they were: gone, or under another name or type."""
     left: tuple[int, ...] = ()
     """OIDs of leaves that went: their rows in the log are of no interest to the mirror, which has none of them."""
+    restructured: int = 0
+    """Of a partitioned table: how many of these structures have other columns. The others have other leaves alone."""
+    columns_since: int = 0
+    """Of a partitioned table: as ``since``, of its columns; 0 if they are those of the copy."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -159,6 +185,8 @@ class Table:
     composites: tuple[Composite, ...] = ()
     """The composite types that its columns' values are made of, at any depth: ADD ATTRIBUTE and DROP ATTRIBUTE change
     rows in the same way."""
+    attnums_given: int = 0
+    """pg_class.relnatts: how many attnums its columns have got, also those that were dropped. 0 if nothing tells."""
     lineage: Lineage | None = None
     """Of a mirror that has followed changes of the structure; None while it is as it was copied."""
     comments: tuple[tuple[int, str], ...] = ()
@@ -194,7 +222,7 @@ class Table:
     def highest_attnum(self) -> int:
         """The highest attnum. No column up to it is new, published or not, because PostgreSQL never reuses an
         attnum."""
-        return max((*self.live, *(column.attnum for column in self.columns)), default=0)
+        return max(self.attnums_given, *self.live, *(column.attnum for column in self.columns), 0)
 
     @property
     def left_behind(self) -> frozenset[str]:
@@ -209,12 +237,21 @@ class Table:
         return tuple(int(mark.split(":")[0]) for mark in self.column_rows.split())
 
     @property
+    def columns_since(self) -> Lsn | None:
+        """The LSN from which on rows certainly are in the structure that its columns have; None if that is the copy's.
+        Where leaves came or went, rows are read as before."""
+        if self.lineage is None:
+            return None
+        since = self.lineage.columns_since if self.partitioned else self.lineage.since
+        return Lsn(since) if since or not self.partitioned else None
+
+    @property
     def structure(self) -> str:
-        """Which structure its columns have of all that the table ever had; ``0`` for that of any copy. Where leaves
-        came or went, rows are derived as before."""
-        if self.lineage is None or self.partitioned:
+        """Which structure its columns have of all that the table ever had; ``0`` for that of any copy."""
+        if self.lineage is None or self.columns_since is None:
             return "0"
-        return f"{self.lineage.number}@{self.lineage.since:X}"
+        number = self.lineage.restructured if self.partitioned else self.lineage.number
+        return f"{number}@{self.columns_since:X}"
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
@@ -225,6 +262,8 @@ class Table:
             del data["via_root"]
         if not self.comments:
             del data["comments"]
+        if not self.attnums_given:
+            del data["attnums_given"]
         return data
 
     @classmethod
@@ -238,7 +277,7 @@ class Table:
                 "identity_key": tuple(data["identity_key"]),
                 "enum_labels": tuple((oid, label) for oid, label in data.get("enum_labels", ())),
                 "composites": tuple(Composite(**composite) for composite in data.get("composites", ())),
-                "leaves": tuple(Leaf(**{**leaf, "name": TableName(**leaf["name"])}) for leaf in data["leaves"]),
+                "leaves": tuple(Leaf.from_json(leaf) for leaf in data["leaves"]),
                 "root": TableName(**data["root"]) if data["root"] else None,
                 "lineage": Lineage.from_json(data["lineage"]) if data.get("lineage") else None,
                 "comments": tuple((attnum, comment) for attnum, comment in data.get("comments", ())),
@@ -250,7 +289,7 @@ class Table:
         return replace(
             self, relfilenode=0, toast=0, traceless=False, leaves=(), via_root=False, pages=0, rows=0,
             publication_rows="", schema_rows="", column_rows="", enum_labels=(), enum_rows="", composites=(),
-            lineage=None, comments=(),
+            attnums_given=0, lineage=None, comments=(),
         )  # fmt: skip
 
 

@@ -24,7 +24,8 @@ Alignment = tuple[int | None, ...]
 
 
 def aligned(table: Table, shape: Shape) -> Alignment | None:
-    """The one way to read a message of the table itself (not of a leaf); None if there is none, or more than one."""
+    """The one way to read a message of the table itself, or of a leaf under the table's attnums; None if there is none,
+    or more than one."""
     lineage = table.lineage or Lineage(0, table.highest_attnum, 0)
     candidates = _candidates(table, lineage, shape)
     ways = _ways(shape.columns, candidates)

@@ -1,12 +1,13 @@
 """Decides whether rows under a new Relation message can still go into a mirror that was copied under an earlier one.
 
 Columns are compared by attnum (PostgreSQL never gives one out twice), so that a column which was dropped and created
-again under its old name is detected. Leaves have attnums of their own; their columns are compared by name, as
+again under its old name is detected. Leaves may have attnums of their own; their columns are compared by name, as
 PostgreSQL itself ties them to their root. A column that appears without touching old rows is added; any other
 difference ends what can be followed, until a look at the catalog has given the mirror its new structure.
 
 Below that look (:attr:`Lineage.since`) rows may come under any structure that the table had since its copy. They are
-read as rows of the newest one: a column that was added since has the value that PostgreSQL gives to older rows.
+read as rows of the newest one: a column that was added since has the value that PostgreSQL gives to older rows. Rows of
+a leaf are read as the root's own there, by what its attnums are at the root (:attr:`Leaf.numbering`).
 
 The attnums come from the catalog, which is read after the message was written: between the two, columns may have been
 renamed or dropped. The message lists columns by ascending attnum, so that names which have moved to other columns since
@@ -19,11 +20,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.feed.alignment import Alignment, aligned
 from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
 from pgcdc_assets.protocol.text.widening import keeps_text
+
+NOT_WHOLE = "REPLICA IDENTITY is no longer FULL, and there is no key"
 
 
 @dataclass(frozen=True)
@@ -68,17 +71,17 @@ def _says_the_same(table: Table, shape: Shape) -> bool:
 
 
 def unsettled(table: Table, after: Lsn | None) -> bool:
-    """Whether rows from ``after`` on (None: any row) may be written in an earlier structure of the table. Other columns
-    of a partitioned table are followed by a copy alone: its lineage tells of leaves that came and went."""
-    if table.lineage is None or table.partitioned:
-        return False
-    return after is None or after < table.lineage.since
+    """Whether rows from ``after`` on (None: any row) may be written in an earlier structure of the table's columns."""
+    since = table.columns_since
+    return since is not None and (after is None or after < since)
 
 
 def alignment(table: Table, shape: Shape, after: Lsn | None, *, known: bool = False) -> Alignment | None:
     """How rows of the shape are read, where names alone do not tell it; None where they do. ``known``: as of
     :func:`evolved`."""
-    return _read(table, shape, known=known) if unsettled(table, after) and not _leaf(table, shape) else None
+    if not unsettled(table, after) or (told := _at_root(table, shape)) is None:
+        return None
+    return _read(table, told, known=known)
 
 
 def _read(table: Table, shape: Shape, *, known: bool) -> Alignment | None:
@@ -87,10 +90,13 @@ def _read(table: Table, shape: Shape, *, known: bool) -> Alignment | None:
     return aligned(table, shape)
 
 
-def _by_order(table: Table, shape: Shape, *, known: bool = False) -> Table | Refusal:
+def _by_order(table: Table, found: Shape, *, known: bool = False) -> Table | Refusal:
     """As :func:`evolved`, for rows that may be older than the table's structure."""
-    if _leaf(table, shape):
+    shape = _at_root(table, found)
+    if shape is None:
         return Refusal("its structure changed, and rows of a partition may be older or newer than that")
+    if table.multiset and shape.replica_identity != "f":
+        return Refusal(NOT_WHOLE)
     columns = _read(table, shape, known=known)
     if columns is None:
         return Refusal("its columns changed in a way that its rows do not tell")
@@ -153,9 +159,27 @@ def _leaf(table: Table, shape: Shape) -> bool:
     return shape.relation_id != table.oid
 
 
+def _at_root(table: Table, shape: Shape) -> Shape | None:
+    """The shape under the attnums of the table; None for that of a leaf whose attnums say nothing of these."""
+    if not _leaf(table, shape):
+        return shape
+    leaf = _numbered(table, shape)
+    if leaf is None:
+        return None
+    columns = (replace(c, attnum=None if c.attnum is None else leaf.at_root(c.attnum)) for c in shape.columns)
+    attnums, live = (frozenset(map(leaf.at_root, found)) for found in (shape.attnums, shape.live))
+    key = tuple(map(leaf.at_root, shape.key_attnums))
+    return replace(shape, columns=tuple(columns), attnums=attnums, live=live, key_attnums=key)
+
+
+def _numbered(table: Table, shape: Shape) -> Leaf | None:
+    """The leaf that the shape is of, if its attnums tell the table's."""
+    return next((leaf for leaf in table.leaves if leaf.oid == shape.relation_id and leaf.numbering is not None), None)
+
+
 def _other_key(table: Table, shape: Shape) -> str | None:
     if table.multiset and shape.replica_identity != "f":
-        return "REPLICA IDENTITY is no longer FULL, and there is no key"
+        return NOT_WHOLE
     key = {column.name for column in table.key_columns}
     if not key or key == ({column.name for column in shape.told_key} or set(shape.key)):
         return None
@@ -222,7 +246,9 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
             return Refusal(f"column {column.name!r} was added and the table rewritten: old rows may hold values in it")
         if _dropped_before(table, shape, relation, fact.attnum):
             return Refusal(f"column {column.name!r} appeared beside one that was dropped: the values may be of either")
-        attnum = fact.attnum if fact.attnum > newest else newest + 1
+        leaf = _numbered(table, shape) if _leaf(table, shape) else None
+        attnum = fact.attnum if leaf is None else leaf.at_root(fact.attnum)
+        attnum = attnum if attnum > newest else newest + 1
         newest = attnum
         appeared.append(replace(fact, attnum=attnum))
     return replace(table, columns=(*table.columns, *appeared))

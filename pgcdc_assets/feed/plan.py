@@ -15,7 +15,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.events import Route
-from pgcdc_assets.feed.evolve import Refusal, alignment, evolved, together, unsettled
+from pgcdc_assets.feed.evolve import Refusal, alignment, evolved, together
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.log.reader import ChangeLog
@@ -191,9 +191,9 @@ def _after(log: ChangeLog, table: Table, shapes: Sequence[Shape], span: LsnRange
     """By schema_id: a position below which no row of the span has the shape. It matters for a span that begins below
     the table's newest structure and ends above it."""
     found = dict.fromkeys((shape.schema_id for shape in shapes), span.start)
-    if not shapes or table.lineage is None or not unsettled(table, span.start) or table.lineage.since >= span.end:
+    since = table.columns_since
+    if not shapes or since is None or not span.start < since < span.end:
         return found
-    since = Lsn(table.lineage.since)
     before = _used(log, LsnRange(span.start, since), set(found), {shape.relation_id for shape in shapes})
     return found | dict.fromkeys(found.keys() - before, since)
 

@@ -90,7 +90,7 @@ def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, p
         work.progress.must_copy(name, work.log.position(), work.astray[name])
     elif readable and name in work.restructured:
         restructure(work, entry, live, look.now(), work.restructured[name])
-    elif readable and not found and not live.partitioned:
+    elif readable and not found:
         work.progress.rest(name, live)
 
 

@@ -286,7 +286,13 @@ class TablesProgress:
         new files, whatever made these."""
         entry = self[name]
         self._tables[name] = entry = replace(entry, rekeyed=None)
-        table = replace(entry.table, relfilenode=now.relfilenode, toast=now.toast, column_rows=now.column_rows)
+        stores = {leaf.oid: leaf for leaf in now.leaves}
+        leaves = tuple(
+            replace(leaf, relfilenode=stores[leaf.oid].relfilenode, toast=stores[leaf.oid].toast)
+            for leaf in entry.table.leaves
+        )
+        table = replace(entry.table, relfilenode=now.relfilenode, toast=now.toast, leaves=leaves,
+                        column_rows=now.column_rows)  # fmt: skip
         if table != entry.table:
             self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
             self._tables[name] = replace(entry, table=table)

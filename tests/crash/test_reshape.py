@@ -32,6 +32,16 @@ _MAKE = """
 CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(10,2));
 INSERT INTO t SELECT g, 'v' || g, g / 4.0 FROM generate_series(1, 50) g
 """
+_UNKEYED = """
+CREATE TABLE t (id int, v text, n numeric(10,2)); ALTER TABLE t REPLICA IDENTITY FULL;
+INSERT INTO t SELECT g, 'v' || g % 3, g / 4.0 FROM generate_series(1, 50) g; INSERT INTO t SELECT * FROM t WHERE id < 30
+"""
+_PARTED = """
+CREATE TABLE t (id int PRIMARY KEY, gone int, v text, n numeric(10,2)) PARTITION BY RANGE (id);
+CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (7); ALTER TABLE t DROP gone;
+CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (7) TO (20); CREATE TABLE t3 PARTITION OF t DEFAULT;
+INSERT INTO t SELECT g, 'v' || g, g / 4.0 FROM generate_series(1, 50) g
+"""
 CHANGES = (
     "ALTER TABLE t ADD a int NOT NULL DEFAULT 5", "ALTER TABLE t RENAME a TO b; ALTER TABLE t RENAME v TO a",
     "ALTER TABLE t DROP b; ALTER TABLE t ADD b text DEFAULT 'x'", "ALTER TABLE t ALTER n TYPE numeric(12,2)",
@@ -64,9 +74,10 @@ class _Stage:
         conninfo: str,
         project: Project,
         faults: Faults,
+        made: str,
     ) -> None:
         self._conn, self._project, self._faults = conn, project, faults
-        conn.execute(_MAKE.encode())
+        conn.execute(made.encode())
         self._chronicle = Chronicle.begin(watching, ["public"])
         slot = project.settings["PGCDC_SLOT"]
         settings = Settings(source=conninfo, slot=slot, lake=project.lake, tables=("public.*",))
@@ -103,8 +114,13 @@ def way() -> str:
 
 
 @pytest.fixture
+def made() -> str:
+    return _MAKE
+
+
+@pytest.fixture
 def stage(
-    crash_server: EmbeddedServer, faults: Faults, fault_folder: Path, tmp_path: Path, way: str
+    crash_server: EmbeddedServer, faults: Faults, fault_folder: Path, tmp_path: Path, way: str, made: str
 ) -> Iterator[_Stage]:  # fmt: skip
     with fresh_database(crash_server) as database, database.connect() as conn, database.connect() as watching:
         project = Project(tmp_path, {
@@ -112,7 +128,7 @@ def stage(
             "PGCDC_TABLES": '["public.*"]', "PGCDC_SPARK": '{"master": "local[2]"}', "PGCDC_FAULTS": str(fault_folder),
             "PGCDC_SCHEMA_CHANGES": way,
         })  # fmt: skip
-        yield _Stage(conn, watching, database.conninfo, project, faults)
+        yield _Stage(conn, watching, database.conninfo, project, faults, made)
         assert project.run("verify", "--json").json["ok"]
 
 
@@ -121,6 +137,13 @@ def stage(
 @pytest.mark.parametrize("steps", [STEPS[:1], pytest.param(STEPS, marks=pytest.mark.long)], ids=["one", "all"])
 def test_killed_at_each_step(stage: _Stage, steps: tuple[FaultPoint, ...]) -> None:
     _kill(stage, dict(zip(steps, CHANGES, strict=False)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("made", [_UNKEYED, _PARTED], ids=["without a key", "partitioned"])
+def test_others_killed_at_each_step(stage: _Stage, made: str) -> None:
+    _kill(stage, dict(zip(STEPS, CHANGES, strict=True)))
 
 
 @pytest.mark.long

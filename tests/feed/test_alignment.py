@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.core.catalog import Column, Lineage, PgType, ReplicaIdentity, Table
+from pgcdc_assets.core.catalog import Column, Leaf, Lineage, PgType, ReplicaIdentity, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.alignment import aligned
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.evolve import Refusal, alignment, evolved
-from pgcdc_assets.protocol.shape import Shape, ShapeColumn
+from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
 
 INT, TEXT, VARCHAR = PgType(23, "int4"), PgType(25, "text"), PgType(1043, "varchar", 14)
 NAME = TableName("public", "t")
@@ -144,3 +144,75 @@ def test_the_key_of_a_message_is_what_it_flags() -> None:
     told = replace(message(TOLD_ID, of("b", attnum=2), live=(1, 2)), key_attnums=(2,), key=("b",))
     assert evolved(RENAMED, told, after=Lsn(1)) == RENAMED
     assert evolved(RENAMED, told, after=Lsn(1 << 40)) == RENAMED
+
+
+@pytest.mark.parametrize(("identity", "read"), [("f", True), ("d", False)])
+def test_rows_without_a_key_are_read_if_they_come_whole(identity: ReplicaIdentity, *, read: bool) -> None:
+    known = replace(RENAMED, key=(), identity_key=(), replica_identity="f")
+    plain = message(replace(TOLD_ID, key=False), of("a"), live=(1, 2))
+    told = replace(plain, replica_identity=identity, key_attnums=(), key=())
+    found = evolved(known, told, after=Lsn(1))
+    assert (found == known) is read
+    assert evolved(known, replace(told, key_attnums=(1,)), after=Lsn(1)) != known, "it had a key by then"
+
+
+def _parted(known: Table, numbering: tuple[tuple[int, int], ...] | None = ((1, 0),), since: int = 100) -> Table:
+    assert known.lineage is not None
+    lineage = replace(known.lineage, since=200, restructured=1, columns_since=since)
+    leaf = Leaf(7, TableName("public", "t_1"), 70, numbering=numbering)
+    return replace(known, partitioned=True, leaves=(leaf,), lineage=lineage)
+
+
+def _of_leaf(*columns: ShapeColumn, live: tuple[int, ...]) -> Shape:
+    return replace(message(*columns, live=live), relation_id=7, table=TableName("public", "t_1"), root=NAME)
+
+
+def test_rows_of_a_leaf_are_read_as_the_roots() -> None:
+    told = _of_leaf(TOLD_ID, of("for a while"), live=(1, 2))
+    known = _parted(RENAMED)
+    assert evolved(known, told, after=Lsn(99)) is known
+    assert alignment(known, told, Lsn(99)) == (1, 2)
+    route = Route.of(told, known, TableName("public", "t_1"), alignment(known, told, Lsn(99)))
+    assert [(at, column.name) for at, column in route.places] == [(0, "id"), (1, "b")]
+    odd = _parted(RENAMED, None)
+    assert isinstance(evolved(odd, told, after=Lsn(99)), Refusal)
+    assert alignment(odd, told, Lsn(99)) is None
+    gone = replace(told, relation_id=8)
+    assert isinstance(evolved(known, gone, after=Lsn(99)), Refusal), "a leaf that the mirror does not have"
+
+
+def test_a_look_at_leaves_leaves_columns_settled() -> None:
+    """From the look that showed the columns on, they are read by name, whatever came and went later."""
+    known = _parted(MADE_ANEW)
+    told = _of_leaf(TOLD_ID, of("a", attnum=3), live=(1, 3))
+    assert isinstance(evolved(known, told, after=Lsn(99)), Refusal)
+    assert evolved(known, told, after=Lsn(100)) is known
+    assert alignment(known, told, Lsn(100)) is None
+    unchanged = _parted(MADE_ANEW, since=0)
+    assert evolved(unchanged, told, after=Lsn(1)) is unchanged, "leaves alone came and went"
+
+
+def test_rows_of_a_leaf_that_was_made_after_a_column_went() -> None:
+    """The root lost its second column before, so that what is third there is second at the leaf."""
+    columns = (ID, Column(3, "x", INT), Column(4, "c", INT, missing="5"))
+    known = _parted(table(*columns, copied=3, former=(Column(3, "b", INT),)), ((1, 0), (2, 1)))
+    for name, attnum in (("b", None), ("x", 2), ("for a while", None)):
+        told = _of_leaf(TOLD_ID, of(name, attnum=attnum), live=(1, 2, 3))
+        assert evolved(known, told, after=Lsn(99)) is known
+        assert alignment(known, told, Lsn(99)) == (1, 3)
+    told = _of_leaf(TOLD_ID, of("x", attnum=2), of("c", attnum=3), live=(1, 2, 3))
+    assert alignment(known, told, Lsn(99)) == (1, 3, 4)
+    route = Route.of(told, known, None, alignment(known, replace(told, columns=told.columns[:2]), Lsn(99)))
+    assert [column.name for column in route.younger] == ["c"]
+
+
+def test_a_column_that_appears_at_such_a_leaf_has_its_roots_attnum() -> None:
+    columns = (ID, Column(3, "b", INT))
+    known = _parted(table(*columns, copied=3), ((1, 0), (2, 1), (3, 2)), since=0)
+    new = Column(3, "c", INT)
+    told = _of_leaf(TOLD_ID, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
+    facts = RelationFacts(replace(known, oid=7, columns=(ID, Column(2, "b", INT), new), relfilenode=70,
+                                  lineage=None, leaves=()))  # fmt: skip
+    after = evolved(known, told, facts, after=Lsn(300))
+    assert isinstance(after, Table)
+    assert after.columns[-1] == replace(new, attnum=5), "the fourth was dropped before the leaf was made"

@@ -101,8 +101,8 @@ def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
          TableState.WAITING),
         ("ALTER TABLE t_1 SET UNLOGGED; ALTER TABLE t_1 SET LOGGED", TableState.WAITING),
         ("CREATE TABLE t_2 PARTITION OF t FOR VALUES IN (2); INSERT INTO t (id, d) VALUES (9, 2)", TableState.WAITING),
-        ("ALTER TABLE t ADD n int DEFAULT 5", TableState.WAITING),
-        ("ALTER TABLE t RENAME v TO w", TableState.WAITING),
+        ("ALTER TABLE t ADD n int DEFAULT (random() * 9)::int", TableState.WAITING),
+        ("ALTER TABLE t ALTER v TYPE int USING 1", TableState.WAITING),
     ],
 )  # fmt: skip
 def test_no_point_lists_what_ddl_has_made_wrong(run: Run, done: str, state: TableState) -> None:
@@ -111,6 +111,21 @@ def test_no_point_lists_what_ddl_has_made_wrong(run: Run, done: str, state: Tabl
         run.user.execute(statement.encode())
     assert run.listed() == {QUIET}
     assert run.work.progress[T].state is state
+
+
+@pytest.mark.parametrize("done", ["ALTER TABLE t ADD n int DEFAULT 5", "ALTER TABLE t RENAME v TO w"])
+def test_columns_that_are_followed_take_the_table_out_of_later_points_alone(run: Run, done: str) -> None:
+    """At the LSN of a point that lists it, below the change, it is as it was, and so it is listed there."""
+    assert run.listed() == {QUIET, T}
+    version = run.work.progress[T].version
+    run.user.execute(done.encode())
+    assert run.listed() == {QUIET, T}
+    newest = run.work.progress.points.newest()
+    assert newest is not None
+    assert newest.tables[T] == version
+    entry = run.work.progress[T]
+    assert (entry.state.readable, entry.reshaping) == (True, True)
+    assert not run.work.progress._shows(entry, Lsn(6))
 
 
 def test_a_copy_is_listed_only_after_a_look_that_shows_it_so(run: Run) -> None:

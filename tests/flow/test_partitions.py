@@ -179,6 +179,7 @@ def test_via_the_root(
             rig.commit("CREATE TABLE p_4 PARTITION OF p FOR VALUES IN (4)")
             rig.sync()
             rig.commit("INSERT INTO p VALUES (100, 4, 'new')", "UPDATE p SET day = 4 WHERE id = 5")
+            rig.commit("DELETE FROM k WHERE v = 'v1' AND day = 2", "UPDATE k SET day = 1, v = 'v2' WHERE v = 'v4'")
         else:
             rig.commit("UPDATE p SET v = 'x' WHERE id = 5", "DROP TABLE p_1")
         rig.sync()

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+
+class Base(StrEnum):
+    KEYED = "keyed"
+    PARTED = "partitioned"
+    """One partition was made before a column went, the others since."""
+    UNKEYED = "without a key"
 
 
 class Result(StrEnum):
@@ -26,10 +33,36 @@ class Migration:
     late: Result | None = None
     since: int = 14
     """The PostgreSQL that has it."""
+    base: Base = Base.KEYED
 
     @property
     def name(self) -> str:
-        return f"{self.tool}: {self.what}"
+        return f"{self.tool}: {self.what}{f', {self.base}' * (self.base is not Base.KEYED)}"
+
+    @property
+    def table(self) -> str:
+        """What makes the table, with its rows."""
+        if self.base is Base.PARTED:
+            return _made(", gone int, PRIMARY KEY (id)", " PARTITION BY RANGE (id)", *_PARTS)
+        if self.base is Base.UNKEYED:
+            whole, twice = "ALTER TABLE t REPLICA IDENTITY FULL", "INSERT INTO t SELECT * FROM t WHERE id < 5"
+            return f"{_made('', '', whole)}; {twice}"
+        return BASE
+
+
+_PARTS = (
+    "CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (4)", "ALTER TABLE t DROP gone",
+    "CREATE TABLE t_mid PARTITION OF t FOR VALUES FROM (4) TO (8)", "CREATE TABLE t_rest PARTITION OF t DEFAULT",
+)  # fmt: skip
+
+
+def _made(more: str, how: str, *statements: str) -> str:
+    """The base under another key, or in another way."""
+    text = BASE.replace("id bigint PRIMARY KEY", "id bigint NOT NULL").replace(
+        "last text\n);", f"last text{more}\n){how};"
+    )
+    head, rows = text.split("INSERT", 1)
+    return f"{head}{'; '.join(statements)}; INSERT{rows}"
 
 
 BASE = """
@@ -42,7 +75,7 @@ CREATE TABLE t (
 INSERT INTO t SELECT g, 'name ' || g, 'note ' || g, g, g / 4.0, '2024-01-01', g % 2 = 0, '{}', 'sad', 'l' || g,
   'c' || g, 'last' FROM generate_series(1, 8) g
 """
-"""The table of every migration."""
+"""The table of every migration but those on another base."""
 
 _TYPED = (
     ("integer", "7"), ("bigint", "7000000000"), ("smallint", "3"), ("boolean", "true"), ("text", "'it''s'"),
@@ -66,6 +99,13 @@ def migrations(version: int) -> list[Migration]:
     found = [*_columns(), *_defaults_of_each_row(), *_names(), *_drops(), *_types(), *_rules(), *_keys(), *_mixed()]
     assert len({one.name for one in found}) == len(found)
     return [one for one in found if one.since <= version]
+
+
+def on_other_bases(version: int) -> list[Migration]:
+    """Those of columns, on partitioned tables and on tables without a key."""
+    found = [*_columns(), *_names(), *_drops(), *_types(), *_mixed()]
+    return [replace(one, base=base) for one in found if one.since <= version and one.what != "rename the key"
+            for base in (Base.PARTED, Base.UNKEYED)]  # fmt: skip
 
 
 def _columns() -> Iterator[Migration]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from tests.fix_postgres import fresh_database
 from tests.history.structure.chronicle import Chronicle
 from tests.history.structure.cohort import Run
 from tests.history.structure.judge import Judge
-from tests.migrations.steps import BASE, Migration, Result, migrations
+from tests.migrations.steps import Base, Migration, Result, migrations, on_other_bases
 from tests.readers import Tally, at_hand, lacking, tallied
 from tests.servers import VERSIONS
 
@@ -43,6 +43,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.takes(120)]
 
 FEW = {"rewrite": 24, "metadata": 12}
 """Steps of each way in the default set; the long set plays all."""
+FEW_ELSEWHERE = 2
+"""Steps on partitioned tables, and as many on tables without a key."""
 READ = 4
 """Tables that all engines read in the default set."""
 Way = Literal["rewrite", "metadata"]
@@ -154,13 +156,13 @@ class _Notes(Silent):
 
 @contextlib.contextmanager
 def _stage(
-    server: EmbeddedServer, spark: SparkSession, folder: Path, schemas: Sequence[str], way: Way
+    server: EmbeddedServer, spark: SparkSession, folder: Path, schemas: Mapping[str, Migration], way: Way
 ) -> Iterator[_Stage]:  # fmt: skip
     with contextlib.chdir(folder), fresh_database(server) as database, contextlib.ExitStack() as closing:
         conn, watching = (closing.enter_context(database.connect()) for _ in range(2))
-        for schema in schemas:
+        for schema, migration in schemas.items():
             conn.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}".encode())
-            conn.execute(BASE.encode())
+            conn.execute(migration.table.encode())
         settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.05,
                             range_seconds=0.5, tables=("m*.t",), schema_changes=way)  # fmt: skip
         chronicle = Chronicle.begin(watching, list(schemas))
@@ -172,7 +174,7 @@ def _played(
     following: bool, read: int = 0, told: bool = False,
 ) -> Played:  # fmt: skip
     schemas = {f"m{number}": migration for number, migration in enumerate(chosen)}
-    with _stage(server, spark, folder, list(schemas), way) as stage:
+    with _stage(server, spark, folder, schemas, way) as stage:
         stage.setup(told=told)
         Run(stage.engine()).join()
         first = len(stage.observer.copies)
@@ -223,8 +225,12 @@ def _hold(played: Played, *, late: bool) -> None:
 
 def _chosen(version: int, way: Way) -> list[Migration]:
     """A few of every kind; which ones depends on the seed."""
-    found = migrations(version)
-    return random.Random(f"chosen {SEED}").sample(found, FEW[way])
+    chance = random.Random(f"chosen {SEED}")
+    few = chance.sample(migrations(version), FEW[way])
+    others = on_other_bases(version)
+    for base in (Base.PARTED, Base.UNKEYED):
+        few += chance.sample([one for one in others if one.base is base], FEW_ELSEWHERE)
+    return few
 
 
 @pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
@@ -240,7 +246,8 @@ def test_some_with_event_triggers(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, *, following: bool
 ) -> None:
     """What happens while nobody looks is followed as well as what is looked at."""
-    played = _played(server, spark, tmp_path, _chosen(server.version, "rewrite"), following=following, told=True)
+    chosen = [one for one in _chosen(server.version, "rewrite") if one.base is not Base.PARTED]
+    played = _played(server, spark, tmp_path, chosen, following=following, told=True)
     _hold(played, late=False)
 
 
@@ -263,6 +270,17 @@ def test_all(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: W
     # What engines read does not depend on the source's version.
     read = len(chosen) if server.version == VERSIONS[-1] else READ
     played = _played(server, spark, tmp_path, chosen, way, following=following, read=read)
+    _hold(played, late=not following)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
+@pytest.mark.parametrize("way", ["rewrite", "metadata"])
+def test_all_on_other_bases(
+    server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: Way, *, following: bool
+) -> None:  # fmt: skip
+    played = _played(server, spark, tmp_path, on_other_bases(server.version), way, following=following)
     _hold(played, late=not following)
 
 

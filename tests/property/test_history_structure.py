@@ -1,7 +1,8 @@
 """Random histories of the structure: a published point lists a table as the source had it at that LSN, or not at all.
 
-``PGCDC_TEST_STORIES=N`` sets how many stories the long set plays, and ``PGCDC_TEST_SEED=S`` where it begins.
-A failure names its stories; ``PGCDC_TEST_STORY=205`` plays that one alone, cut to the steps that it needs.
+``PGCDC_TEST_STORIES=N`` sets how many stories the long sets play, and ``PGCDC_TEST_SEED=S`` where they begin.
+A failure names its stories; ``PGCDC_TEST_STORY=205`` plays that one alone, cut to the steps that it needs: one of the
+long set with ``PGCDC_TEST_LONG=1``, one of columns with ``PGCDC_TEST_COLUMNS=1``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.conftest import SEED
 from tests.history.structure.cohort import Cohort, cohort
 from tests.history.structure.moves import MOVES
 from tests.history.structure.reduce import reduced
-from tests.history.structure.story import Kind, Story, story
+from tests.history.structure.story import OF_COLUMNS, Kind, Story, columns_story, story
 
 pytestmark = pytest.mark.spark
 
@@ -29,11 +30,14 @@ SIZE = 8
 _LOG = logging.getLogger(__name__)
 
 
-def stories(number: int, *, size: int = SIZE, long: bool = False) -> tuple[Kind, list[Story]]:
+def stories(
+    number: int, *, size: int = SIZE, long: bool = False, columns: bool = False
+) -> tuple[Kind, list[Story]]:  # fmt: skip
     """Those of a cohort: seeds ``number`` × 100 and up."""
     kind = Kind.of(number)
     parts, ideas = (4, 3) if long else (2, 3)
-    return kind, [story(number * 100 + place, kind.scope, parts=parts, ideas=ideas) for place in range(size)]
+    tell = columns_story if columns else story
+    return kind, [tell(number * 100 + place, kind.scope, parts=parts, ideas=ideas) for place in range(size)]
 
 
 def played(
@@ -50,8 +54,11 @@ def played(
         return at
 
 
-def hold(server: EmbeddedServer, spark: SparkSession, number: int, places: Sequence[int] = range(SIZE)) -> Cohort:
-    kind, told = stories(number)
+def hold(
+    server: EmbeddedServer, spark: SparkSession, number: int, places: Sequence[int] = range(SIZE), *,
+    columns: bool = False,
+) -> Cohort:  # fmt: skip
+    kind, told = stories(number, columns=columns)
     told = [told[place] for place in places]
     at = played(server, spark, kind, told)
     assert not at.silent, f"cohort {number}, {kind}:\n{at.account()}"
@@ -80,21 +87,30 @@ def test_other_stories(server: EmbeddedServer, spark: SparkSession) -> None:
     hold(server, spark, int(SEED))
 
 
+@pytest.mark.takes(30)
+@pytest.mark.timeout(900)
+def test_stories_of_columns(server: EmbeddedServer, spark: SparkSession) -> None:
+    """Of partitioned tables, and of those without a key."""
+    hold(server, spark, int(SEED), range(3), columns=True)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_many_stories(server: EmbeddedServer, spark: SparkSession) -> None:
+@pytest.mark.parametrize("columns", [False, True], ids=["all", "of columns"])
+def test_many_stories(server: EmbeddedServer, spark: SparkSession, *, columns: bool) -> None:
     """All are played, whatever is found, and every move takes effect somewhere."""
     count = int(os.environ.get("PGCDC_TEST_STORIES") or 300)
     first = int(SEED)
     done: Counter[str] = Counter()
     silent: list[str] = []
     for number in range(first, first + -(-count // SIZE)):
-        kind, told = stories(number, long=True)
+        kind, told = stories(number, long=True, columns=columns)
         at = played(server, spark, kind, told)
         silent += [f"cohort {number}, {kind}:\n{at.account()}"] * bool(at.silent)
         done.update(at.done)
     assert not silent, "\n".join(silent)
-    assert not [move for move in MOVES if not done[move]], "no story held these, or all were refused"
+    wanted = OF_COLUMNS if columns else MOVES.keys() - OF_COLUMNS
+    assert not [move for move in wanted if not done[move]], "no story held these, or all were refused"
 
 
 if "PGCDC_TEST_STORY" in os.environ:
@@ -103,7 +119,8 @@ if "PGCDC_TEST_STORY" in os.environ:
     def test_one_story(server: EmbeddedServer, spark: SparkSession) -> None:
         long = bool(os.environ.get("PGCDC_TEST_LONG"))
         one = int(os.environ["PGCDC_TEST_STORY"])
-        kind, told = stories(one // 100, size=one % 100 + 1, long=long)
+        columns = bool(os.environ.get("PGCDC_TEST_COLUMNS"))
+        kind, told = stories(one // 100, size=one % 100 + 1, long=long, columns=columns)
         last: list[Cohort] = []
 
         def fails(story: Story) -> bool:

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.core.catalog import Column, Lineage, PgType, Table
+from pgcdc_assets.core.catalog import Column, Leaf, Lineage, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.source.catalog.successor import successor
+from pgcdc_assets.feed.alignment import aligned
+from pgcdc_assets.protocol.shape import Shape, ShapeColumn
+from pgcdc_assets.source.catalog.successor import successor, with_leaves
 
 INT, OID, BIGINT = PgType(23, "int4"), PgType(26, "oid"), PgType(20, "int8")
 TEXT, VARCHAR, LONGER = PgType(25, "text"), PgType(1043, "varchar", 14), PgType(1043, "varchar", 24)
@@ -95,9 +97,10 @@ def test_columns_are_followed_before_a_key() -> None:
         (replace(T, key=(2,), replica_identity="f"), "its key changed"),
         (replace(T, key=(2,), replica_identity="i"), "its key changed"),
         (replace(T, key=()), "its key changed"),
-        (replace(T, key=(), replica_identity="f"), "it has no key by which rows could be told apart"),
+        (replace(T, key=(), replica_identity="f"), "its key changed"),
         (replace(T, updates_seen=False), "its key changed"),
-        (replace(T, partitioned=True), "rows of partitions cannot be told apart by it"),
+        (replace(T, partitioned=True), "it is partitioned or published in another way now"),
+        (replace(T, root=TableName("public", "p")), "it is partitioned or published in another way now"),
         (table(ID, A, Column(3, "c", INT, generated="s")), 'column "c" came, and is generated'),
         (replace(table(ID), column_rows="1:7 2:7"), 'column "a" is not published any more'),
         (table(ID, Column(2, "a", CHAR)), 'the type of column "a" changed'),
@@ -140,3 +143,134 @@ def test_the_names_of_every_structure_since_the_copy_are_kept() -> None:
     twice = goes_on(table(ID, Column(2, "c", VARCHAR)), before=once, since=40)
     assert twice.lineage == Lineage(2, 2, 50, (A, Column(2, "b", VARCHAR)))
     assert Table.from_json(twice.to_json()) == twice
+
+
+UNKEYED = replace(T, key=(), replica_identity="f")
+
+
+@pytest.mark.parametrize(
+    "now",
+    [table(ID, A, Column(3, "c", INT, True, missing="5")), table(ID, Column(2, "b", VARCHAR)), table(ID),
+     table(ID, Column(3, "a", VARCHAR)), table(ID, Column(2, "a", TEXT))],
+    ids=["added", "renamed", "dropped", "made anew", "text"],
+)  # fmt: skip
+def test_rows_without_a_key_follow(now: Table) -> None:
+    found = goes_on(replace(now, key=(), replica_identity="f"), UNKEYED)
+    assert found.multiset
+    assert found.lineage is not None
+
+
+@pytest.mark.parametrize("now", [T, replace(UNKEYED, replica_identity="d"), replace(UNKEYED, updates_seen=False)])
+def test_rows_that_get_a_key_or_are_seen_in_part_are_copied(now: Table) -> None:
+    assert successor(UNKEYED, now, Lsn(50)) == "its key changed"
+
+
+def parted(table: Table, *leaves: Leaf) -> Table:
+    return replace(table, partitioned=True, relfilenode=0, leaves=leaves)
+
+
+SAME = ((1, 0),)
+
+
+def leaf(
+    oid: int, *, numbering: tuple[tuple[int, int], ...] | None = SAME, relfilenode: int = 5, attached: str = "1000:7",
+    name: str = "",
+) -> Leaf:  # fmt: skip
+    return Leaf(oid, TableName("public", name or f"t_{oid}"), relfilenode, 0, attached, numbering=numbering)
+
+
+P, MORE = parted(T, leaf(1), leaf(2)), table(ID, A, Column(3, "c", INT, True, missing="5"))
+
+
+def test_partitions_follow() -> None:
+    found = goes_on(parted(MORE, leaf(1), leaf(2, name="renamed")), P)
+    assert found.lineage == Lineage(1, 2, 50, restructured=1, columns_since=50)
+    assert found.leaves == P.leaves, "the mirror has rows under the name that a leaf had"
+    assert found.structure == "1@32"
+    assert Table.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reason"),
+    [
+        (P, parted(MORE, leaf(1)), "partitions came or went"),
+        (P, parted(MORE, leaf(1), leaf(2), leaf(3)), "partitions came or went"),
+        (P, parted(MORE, leaf(1), leaf(2, attached="1000:8")), "partitions came or went"),
+        (parted(T), parted(MORE), "partitions came or went"),
+        (P, parted(MORE, leaf(1), leaf(2, relfilenode=6)), "its rows were rewritten"),
+        (
+            P,
+            parted(MORE, leaf(1), leaf(2, numbering=None)),
+            "public.t_2 has its columns in another order",
+        ),
+        (parted(T, leaf(1), leaf(2, numbering=None)), parted(MORE, leaf(1), leaf(2)), "its partition public.t_2"),
+        (P, parted(MORE, leaf(1), leaf(2, numbering=((1, 0), (2, 1)))), "its partition public.t_2"),
+        (P, replace(P, key=(2,)), "its key changed"),
+        (P, replace(P, via_root=True), "it is partitioned or published in another way now"),
+    ],
+)
+def test_partitions_that_are_copied(before: Table, now: Table, reason: str) -> None:
+    found = successor(before, now, Lsn(50))
+    assert isinstance(found, str)
+    assert reason in found
+
+
+def test_via_the_root_rows_are_the_roots() -> None:
+    before, now = (
+        replace(parted(table, leaf(1), leaf(2, numbering=None)), via_root=True) for table in (T, MORE)
+    )  # fmt: skip
+    assert goes_on(now, before).columns == MORE.columns
+
+
+def test_a_partition_that_was_made_after_a_column_went() -> None:
+    """The root had three columns, and lost the second; the leaf has the first and the third. Then a fourth comes."""
+    left = replace(table(ID, Column(3, "b", INT)), key=(1,))
+    before = parted(left, leaf(1), leaf(2, numbering=((1, 0), (2, 1))))
+    more = table(ID, Column(3, "b", INT), Column(4, "c", INT, True, missing="5"))
+    assert goes_on(parted(more, *before.leaves), before).leaves == before.leaves
+    gone = parted(table(ID, Column(4, "c", INT)), leaf(1), leaf(2, numbering=((1, 0), (3, 1))))
+    assert goes_on(gone, before).leaves == before.leaves, "what it was told first holds of columns that went since, too"
+    assert [before.leaves[1].at_root(attnum) for attnum in (1, 2, 3)] == [1, 3, 4]
+    assert [before.leaves[1].of_root(attnum) for attnum in (1, 3, 4)] == [1, 2, 3]
+
+
+def test_columns_and_leaves_that_change_one_after_the_other() -> None:
+    """Leaves that came or went change nothing of how rows are read, and columns nothing of whose leaves went."""
+    once = with_leaves(P, parted(T, leaf(2), leaf(3)), Lsn(50))
+    assert (once.structure, once.columns_since) == ("0", None)
+    twice = goes_on(parted(MORE, leaf(2), leaf(3)), once, since=60)
+    assert twice.lineage == Lineage(2, 2, 60, left=(1,), restructured=1, columns_since=60)
+    thrice = with_leaves(twice, parted(MORE, leaf(3)), Lsn(70))
+    assert thrice.lineage == Lineage(3, 2, 70, left=(1, 2), restructured=1, columns_since=60)
+    assert thrice.structure == twice.structure == "1@3C"
+    last = goes_on(parted(table(ID, Column(3, "c", INT)), leaf(3)), thrice, since=80)
+    assert last.lineage == Lineage(4, 2, 80, (A,), (1, 2), 2, 80)
+
+
+def test_what_an_earlier_version_saved_of_partitions_is_of_leaves_alone() -> None:
+    once = with_leaves(P, parted(T, leaf(2)), Lsn(50))
+    saved = once.to_json()
+    for name in ("restructured", "columns_since"):
+        del saved["lineage"][name]
+    for one in saved["leaves"]:
+        del one["numbering"]
+    old = Table.from_json(saved)
+    assert (old.structure, old.columns_since) == ("0", None)
+    assert "in another order" in str(successor(old, parted(MORE, leaf(2)), Lsn(60)))
+
+
+def test_a_column_that_went_before_the_copy_is_known_to_have_been() -> None:
+    """The last one: it has left no other trace, and rows since the copy have it never."""
+    before = replace(T, attnums_given=3)
+    found = goes_on(replace(table(ID, A, Column(4, "c", VARCHAR, missing="x")), attnums_given=4), before)
+    assert found.lineage is not None
+    assert found.lineage.copied == 3
+    told = (
+        ShapeColumn("id", 1, INT, True),
+        ShapeColumn("a", 2, VARCHAR, False),
+        ShapeColumn("b", None, VARCHAR, False),
+    )
+    live = frozenset({1, 2, 4})
+    shape = Shape(1, 1000, T.name, told, "d", ("id",), T.name, attnums=live, live=live, key_attnums=(1,))
+    assert aligned(found, shape) == (1, 2, 4)
+    assert aligned(goes_on(replace(found, attnums_given=0, lineage=None), T), shape) is None

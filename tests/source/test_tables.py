@@ -271,3 +271,31 @@ def test_patterns(patterns: list[str], name: str, meant: bool) -> None:
 def test_a_wrong_pattern_names_the_setting(pattern: str) -> None:
     with pytest.raises(SettingsError, match="tables"):
         TablePatterns.parse([pattern])
+
+
+def test_what_the_attnums_of_leaves_are_at_the_root(database: Database) -> None:
+    """Those of partitions made as such, until the root has lost a column; a leaf goes on as it began."""
+    ddl = """
+      CREATE TABLE r (id int, a int, b int, PRIMARY KEY (id)) PARTITION BY LIST (id);
+      CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); CREATE TABLE r2 (a int, id int PRIMARY KEY, b int);
+      CREATE TABLE r3 (z int, id int PRIMARY KEY, a int, y int, x int, b int, c int);
+      ALTER TABLE r3 DROP z, DROP y, DROP x, DROP c;
+      ALTER TABLE r ATTACH PARTITION r2 FOR VALUES IN (2); ALTER TABLE r ATTACH PARTITION r3 FOR VALUES IN (3);
+      CREATE PUBLICATION p FOR TABLE r; CREATE PUBLICATION v FOR TABLE r WITH (publish_via_partition_root)
+    """
+    odd = ((2, -1), (6, -3), (8, -4))
+    r = tables_of(database, ddl)["r"]
+    assert [leaf.numbering for leaf in r.leaves] == [((1, 0),), None, odd]
+    changed = "ALTER TABLE r ADD c int DEFAULT 5; ALTER TABLE r DROP a; ALTER TABLE r ADD a text"
+    r = tables_of(database, changed)["r"]
+    first, second, third = r.leaves
+    assert r.attnums_given == r.highest_attnum == 5
+    assert first.numbering == ((1, 0),)
+    assert second.numbering == ((2, -1), (3, 0)), "what was in another order is gone: a mirror that had it is copied"
+    assert third.numbering == odd
+    assert [third.at_root(attnum) for attnum in (2, 6, 8, 9)] == [1, 3, 4, 5] == list(r.live)
+    assert [third.of_root(attnum) for attnum in r.live] == [2, 6, 8, 9]
+    r = tables_of(database, "CREATE TABLE r5 PARTITION OF r FOR VALUES IN (5); ALTER TABLE r DROP a")["r"]
+    assert (r.leaves[-1].numbering, column(r, "c").missing) == (((1, 0), (2, 1)), "5")
+    via_root = tables_of(database, "", "v")["r"]
+    assert [leaf.numbering for leaf in via_root.leaves] == [leaf.numbering for leaf in r.leaves]

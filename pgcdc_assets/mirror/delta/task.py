@@ -98,7 +98,8 @@ def _merged(unit: Collapsing, write: Write) -> Merged:
     left = after_truncates(_events(unit))
     columns = feed_columns(unit.table)
     if unit.table.multiset:
-        return merge_multiset(unit.target, net_rows(left.events, columns), columns, unit.leaves, write)
+        net = net_rows(left.events, columns, by_leaf=not unit.table.via_root)
+        return merge_multiset(unit.target, net, columns, unit.leaves, write)
     if unit.repair:
         rows = collapse_touched(left.events, columns, unit.masked, unit.touched)
     else:

@@ -36,7 +36,8 @@ COUNT = "_pgcdc_count"
 
 @dataclass(frozen=True)
 class NetRows:
-    """``added``: mirror rows under feed names, ready to insert. ``removed``: one row per distinct row, with COUNT."""
+    """``added``: mirror rows under feed names, ready to insert. ``removed``: one row per distinct row, with COUNT, and
+    with the leaf only if that has to be the same in the target."""
 
     added: pa.Table
     removed: pa.Table
@@ -44,8 +45,11 @@ class NetRows:
     """Copies that the target loses: the sum of COUNT."""
 
 
-def net_rows(events: pa.Table, columns: Sequence[FeedColumn]) -> NetRows:
+def net_rows(events: pa.Table, columns: Sequence[FeedColumn], *, by_leaf: bool = True) -> NetRows:
     """Net the images of a span; truncates and the events they make void must be removed before.
+
+    ``by_leaf``: the events tell the leaf of each row, if there are leaves. Those published via the root do not, and a
+    copy does.
 
     Copies that are added and deleted within the span cancel each other; of the added ones, the latest images remain.
     """
@@ -59,7 +63,7 @@ def net_rows(events: pa.Table, columns: Sequence[FeedColumn]) -> NetRows:
     lost = _latest(group, order, (net < 0).astype(np.int64))
     values = [column.name for column in columns]
     own = [name for name in (COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH) if name in events.column_names]
-    removed = events.select([HASH, RAW, *([LEAF] if LEAF in own else []), *values]).take(pa.array(lost))
+    removed = events.select([HASH, RAW, *([LEAF] if LEAF in own and by_leaf else []), *values]).take(pa.array(lost))
     counts = -net[group[lost]]
     return NetRows(
         added=events.select([*own, *values]).take(pa.array(fill)),

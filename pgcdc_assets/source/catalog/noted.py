@@ -85,7 +85,7 @@ class NotedTable:
             replica_identity=self.replica_identity,
             identity_key=tuple(attnums[name] for name in self.identity.carried if name in attnums),
             relfilenode=self.relfilenode, toast=self.toast,
-            column_rows=" ".join(self.rows[attnum] for attnum in sorted(self.rows)), lineage=None,
+            column_rows=" ".join(self.rows[attnum] for attnum in sorted(self.rows)), attnums_given=0, lineage=None,
         )  # fmt: skip
 
 

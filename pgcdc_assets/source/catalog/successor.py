@@ -5,15 +5,18 @@ Pure. A mirror's rows can follow where the source's catalog proves what each of 
 - a column is the same one if it has the same attnum, whatever its name is;
 - a column that was added without a rewrite has in all older rows the one value of ``attmissingval`` (none: NULL);
 - a relfilenode that is still the same proves that PostgreSQL rewrote nothing;
+- partitions have their root's columns at any time, and get others together with it (:attr:`Leaf.numbering`);
 - another key tells the same rows apart, from the first change on that was made under it;
 - where PostgreSQL is known to have cast the values, and the cast changes none, the mirror's own can be cast.
+
+Rows without a key follow as those with one do: what a multiset counts are the rows under the columns that they have.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from pgcdc_assets.core.catalog import Column, Lineage, PgType, Table
+from pgcdc_assets.core.catalog import Column, Leaf, Lineage, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.protocol.text.widening import casts_exactly, keeps_text
 
@@ -34,9 +37,18 @@ def successor(before: Table, now: Table, since: Lsn, *, cast: bool = False) -> T
     left = {column.attnum: column for column in now.columns}
     changed = tuple(column for column in before.columns if not _as_before(column, left.get(column.attnum)))
     former = tuple(dict.fromkeys((*lineage.former, *changed)))
-    follows = Lineage(lineage.number + 1, lineage.copied, max(int(since), lineage.since), former)
+    latest = max(int(since), lineage.since)
+    follows = replace(lineage, number=lineage.number + 1, since=latest, former=former)
+    if now.partitioned:
+        follows = replace(follows, restructured=lineage.restructured + 1, columns_since=latest)
     # Its mirror keeps the comments that it has.
-    return replace(now, columns=_with_missing(before, now), lineage=follows, comments=before.comments)
+    return replace(
+        now,
+        columns=_with_missing(before, now),
+        leaves=_as_known(before, now),
+        lineage=follows,
+        comments=before.comments,
+    )
 
 
 def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
@@ -45,14 +57,20 @@ def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
     ``before``, ``now``, ``since``: as of :func:`successor`. Leaves that stay are as the mirror knows them.
     """
     lineage = before.lineage or Lineage(0, before.highest_attnum, 0)
-    known = {leaf.oid: leaf for leaf in before.leaves}
-    leaves = tuple(known.get(leaf.oid, leaf) for leaf in now.leaves)
-    left = tuple(known.keys() - {leaf.oid for leaf in now.leaves})
-    follows = Lineage(lineage.number + 1, lineage.copied, max(int(since), lineage.since), (), (*lineage.left, *left))
+    left = tuple({leaf.oid for leaf in before.leaves} - {leaf.oid for leaf in now.leaves})
+    follows = replace(
+        lineage, number=lineage.number + 1, since=max(int(since), lineage.since), left=(*lineage.left, *left)
+    )
     return replace(
-        before, leaves=leaves, lineage=follows, pages=now.pages, rows=now.rows,
+        before, leaves=_as_known(before, now), lineage=follows, pages=now.pages, rows=now.rows,
         publication_rows=now.publication_rows, schema_rows=now.schema_rows,
     )  # fmt: skip
+
+
+def _as_known(before: Table, now: Table) -> tuple[Leaf, ...]:
+    """The leaves of ``now``; those that stay are as the mirror knows them, which has their rows under that name."""
+    known = {leaf.oid: leaf for leaf in before.leaves}
+    return tuple(known.get(leaf.oid, leaf) for leaf in now.leaves)
 
 
 def _held(table: Table) -> set[int]:
@@ -81,12 +99,12 @@ def _as_before(column: Column, now: Column | None) -> bool:
 
 
 def _beyond_following(before: Table, now: Table, *, cast: bool) -> str | None:
-    if before.partitioned or now.partitioned or before.root or now.root:
-        return "its structure changed, and rows of partitions cannot be told apart by it"
-    if before.multiset or now.multiset:
-        return "its structure changed, and it has no key by which rows could be told apart"
-    if before.updates_seen != now.updates_seen or not _keyed(before, now):
+    if before.root or now.root or (before.partitioned, before.via_root) != (now.partitioned, now.via_root):
+        return "it is partitioned or published in another way now"
+    if (before.updates_seen, before.multiset) != (now.updates_seen, now.multiset) or not _keyed(before, now):
         return "its key changed"
+    if now.partitioned and (reason := _of_partitions(before, now)) is not None:
+        return reason
     cast = cast and _held(before) == _held(now)
     if before.relfilenode != now.relfilenode and not cast:
         return "its rows were rewritten"
@@ -95,11 +113,33 @@ def _beyond_following(before: Table, now: Table, *, cast: bool) -> str | None:
     return _of_columns(before, now, cast=cast)
 
 
+def _of_partitions(before: Table, now: Table) -> str | None:
+    """Why rows of the partitions do not tell it. Published via the root, they are the root's in the stream."""
+    was, is_ = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
+    attached = [{oid: leaf.attached for oid, leaf in leaves.items()} for leaves in (was, is_)]
+    if attached[0] != attached[1] or not is_:
+        return "its structure changed, and partitions came or went"
+    if any(was[oid].relfilenode != is_[oid].relfilenode for oid in is_):
+        return "its rows were rewritten"
+    odd = next((leaf for oid, leaf in is_.items() if not _as_numbered(was[oid], leaf, now)), None)
+    if odd is not None and not now.via_root:
+        return f"its structure changed, and its partition {odd.name} has its columns in another order"
+    return None
+
+
+def _as_numbered(was: Leaf, is_: Leaf, now: Table) -> bool:
+    """Whether the table's columns have the attnums at the leaf that its earlier numbering gives them."""
+    known = was.numbering is not None and is_.numbering is not None
+    return known and all(was.of_root(attnum) == is_.of_root(attnum) for attnum in now.live)
+
+
 def _keyed(before: Table, now: Table) -> bool:
     """Whether the mirror has the columns of the key that the table has now, if it is another one than before, and the
     messages themselves tell under which of the two their rows came (:attr:`Shape.told_key`)."""
     if before.key == now.key:
         return True
+    if now.partitioned:
+        return False
     told = (before.replica_identity, now.replica_identity) == ("d", "d")
     return told and bool(before.key and now.key) and _held(before) >= set(now.key)
 

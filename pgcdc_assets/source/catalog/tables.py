@@ -35,7 +35,7 @@ _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
        c.relfilenode, c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
        CASE WHEN c.relispartition THEN nullif(pg_catalog.pg_partition_root(c.oid)::oid, c.oid) END,
-       c.relpersistence = 'u'
+       c.relpersistence = 'u', c.relnatts
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY(%s)
 """
@@ -96,6 +96,8 @@ class CatalogRelation:
     columns: tuple[Column, ...]
     identity: RowIdentity
     column_rows: str
+    attnums_given: int
+    """As of :attr:`Table.attnums_given`."""
 
     @property
     def partitioned(self) -> bool:
@@ -104,6 +106,16 @@ class CatalogRelation:
     @property
     def types(self) -> set[int]:
         return {column.type.oid for column in self.columns}
+
+    def numbering_in(self, root: CatalogRelation) -> tuple[tuple[int, int], ...] | None:
+        """As of :attr:`Leaf.numbering`."""
+        if [column.name for column in self.columns] != [column.name for column in root.columns]:
+            return None
+        alike = [(own.attnum, theirs.attnum) for own, theirs in zip(self.columns, root.columns, strict=True)]
+        alike.append((self.attnums_given + 1, root.attnums_given + 1))
+        above = [theirs - own for own, theirs in alike]
+        begins = [at for at in range(len(above)) if at == 0 or above[at] != above[at - 1]]
+        return tuple((alike[at][0], above[at]) for at in begins)
 
     def attnums(self, names: Iterable[str]) -> tuple[int, ...]:
         by_name = {column.name: column.attnum for column in self.columns}
@@ -128,8 +140,9 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
         oid: CatalogRelation(
             oid, TableName(schema, name), kind, replident, filenode or 0, toast, pages, rows, root, unlogged,
             tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]), " ".join(marks[oid]),
+            given,
         )
-        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root, unlogged in heads
+        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root, unlogged, given in heads
     }  # fmt: skip
 
 
@@ -336,7 +349,7 @@ class _Assembly:
             relfilenode=relation.relfilenode,
             partitioned=relation.partitioned,
             via_root=relation.partitioned and sender == relation.oid,
-            leaves=tuple(self._leaf(leaf, sender == relation.oid) for leaf in sorted(storage, key=lambda r: r.name)),
+            leaves=tuple(self._leaf(leaf, relation, sender) for leaf in sorted(storage, key=lambda r: r.name)),
             row_filter=entry.row_filter if entry else None,
             updates_seen=seen,
             pages=relation.pages + sum(leaf.pages for leaf in storage),
@@ -349,6 +362,7 @@ class _Assembly:
             enum_labels=self.parts.labels(relation.types),
             enum_rows=self.parts.label_rows(relation.types),
             composites=self.parts.composites(relation.types),
+            attnums_given=relation.attnums_given,
             comments=self._comments(relation, columns),
         )
 
@@ -357,10 +371,10 @@ class _Assembly:
         published = {0, *(column.attnum for column in columns)}
         return tuple(one for one in self.comments.get(relation.oid, ()) if one[0] in published)
 
-    def _leaf(self, leaf: CatalogRelation, via_root: bool) -> Leaf:
+    def _leaf(self, leaf: CatalogRelation, root: CatalogRelation, sender: int) -> Leaf:
         return Leaf(
             leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged,
-            via_root or self._traceless(leaf),
+            sender == root.oid or self._traceless(leaf), leaf.numbering_in(root),
         )  # fmt: skip
 
     def _traceless(self, relation: CatalogRelation) -> bool:

@@ -119,8 +119,10 @@ class Cohort:
 
     def counts(self) -> str:
         refused = sum(sum(player.refused.values()) for player in self.players)
+        followed = sum(not one.copied for one in self.observer.structures)
         return (f"{self.judge.seen} points, {self.judge.listed} tables listed, {dict(self.judge.told)} told, "
-                f"{self.done.total()} steps, {refused} refused, {len(self.silent)} silent")  # fmt: skip
+                f"{self.done.total()} steps, {refused} refused, {followed} structures followed, "
+                f"{len(self.silent)} silent")  # fmt: skip
 
     # Runs -------------------------------------------------------------------------------------------
 

@@ -57,6 +57,11 @@ class Site:
         return [*self.plain, *self.roots]
 
     @property
+    def odd(self) -> list[Table]:
+        """Those with a mirror that are partitioned, or have no key; all where there are none."""
+        return [table for table in self.whole if table.partitioned or not table.key] or self.whole
+
+    @property
     def storing(self) -> list[Table]:
         return [*self.plain, *self.leaves]
 
@@ -203,6 +208,47 @@ def drop_column(site: Site) -> Move | None:
         (f'ALTER TABLE {table.sql} DROP "{column.name}"',),
         (f'ALTER TABLE {table.sql} ADD "{column.name}" {column.type}',), table.oid,
     )  # fmt: skip
+
+
+@_move
+def add_constant(site: Site) -> Move | None:
+    """PostgreSQL writes no row for it."""
+    table, name = site.pick(site.odd), site.fresh("k")
+    kind = site.chance.choice(("int DEFAULT 7", "text NOT NULL DEFAULT 'd'", "int", "numeric(9, 2) DEFAULT 'NaN'"))
+    if table is None:
+        return None
+    return Move((f"ALTER TABLE {table.sql} ADD {name} {kind}",), (f"ALTER TABLE {table.sql} DROP {name}",), table.oid)
+
+
+@_move
+def make_anew(site: Site) -> Move | None:
+    """Under its name, with one value in all rows."""
+    table = site.pick(site.odd)
+    column = site.column(table, "integer", "text") if table else None
+    if table is None or column is None:
+        return None
+    anew = f'DROP "{column.name}", ADD "{column.name}" {column.type} DEFAULT \'3\''
+    return Move((f"ALTER TABLE {table.sql} {anew}",), (), table.oid)
+
+
+@_move
+def drop_one(site: Site) -> Move | None:
+    """Rows that it told apart may become equal."""
+    table = site.pick(site.odd)
+    column = site.column(table, "integer", "text", "numeric(9,2)") if table else None
+    if table is None or column is None or len(table.columns) < 3:
+        return None
+    return Move((f'ALTER TABLE {table.sql} DROP "{column.name}"',), (), table.oid)
+
+
+@_move
+def other_text(site: Site) -> Move | None:
+    table = site.pick(site.odd)
+    column = site.column(table, "text") if table else None
+    if table is None or column is None:
+        return None
+    change = f'ALTER TABLE {table.sql} ALTER "{column.name}" TYPE'
+    return Move((f"{change} varchar",), (f"{change} text",), table.oid)
 
 
 @_move

@@ -41,8 +41,11 @@ FAMILIES = {
     "typed": ("c",),
     "made": ("g",),
     "wide": ("w",),
+    "even": ("q", "q0", "q1"),
+    "bag": ("b", "b0", "b1"),
 }
-"""Tables by family, as :func:`make` makes them. ``p2`` is a table that fits beside the partitions ``p0``, ``p1``."""
+"""Tables by family, as :func:`make` makes them. ``p2`` is a table that fits beside the partitions ``p0``, ``p1``; those
+of ``q`` and ``b`` have the attnums of their root."""
 _DDL = {
     "plain": [
         "CREATE TABLE app.u (id int PRIMARY KEY, n int, m int, s text)",
@@ -71,6 +74,21 @@ _DDL = {
         "CREATE TABLE app.w (id int, n int, s text)",
         "ALTER TABLE app.w REPLICA IDENTITY FULL",
         "INSERT INTO app.w SELECT g / 2, g, 'w' FROM generate_series(1, 4) g",
+    ],
+    "even": [
+        "CREATE TABLE app.q (id int NOT NULL, n int, m int, s text, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
+        "CREATE TABLE app.q0 PARTITION OF app.q (CHECK (id BETWEEN 0 AND 9)) FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE app.q1 PARTITION OF app.q (CHECK (id BETWEEN 10 AND 19)) FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO app.q SELECT g * 3, g, -g, 'q' || g FROM generate_series(1, 5) g",
+    ],
+    "bag": [
+        "CREATE TABLE app.b (id int, n int, m int, s text) PARTITION BY RANGE (id)",
+        "CREATE TABLE app.b0 PARTITION OF app.b (CHECK (id BETWEEN 0 AND 9)) FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE app.b1 PARTITION OF app.b (CHECK (id BETWEEN 10 AND 19)) FOR VALUES FROM (10) TO (20)",
+        "ALTER TABLE app.b REPLICA IDENTITY FULL",
+        "ALTER TABLE app.b0 REPLICA IDENTITY FULL",
+        "ALTER TABLE app.b1 REPLICA IDENTITY FULL",
+        "INSERT INTO app.b SELECT g % 4 * 4, g % 3, g % 2, 'b' FROM generate_series(1, 16) g",
     ],
 }
 
@@ -113,7 +131,7 @@ class Table:
     @property
     def place(self) -> int | None:
         """Which tens of ids it takes, where it is or was a partition."""
-        match = re.match(r"p(\d)", self.name)
+        match = re.match(r"[pqb](\d)", self.name)
         return int(match[1]) if match else None
 
     def typed(self, type_: str) -> list[Column]:

@@ -21,8 +21,20 @@ _OF_FAMILIES = {
     "typed": ("rename value", "add attribute", "drop attribute"),
     "made": ("drop expression",),
     "wide": ("add key",),
+    "even": ("add constant", "make anew", "drop one", "other text"),
+    "bag": (),
 }
 """Moves that only these tables can take."""
+_ON_COLUMNS = (
+    "add constant", "add constant", "add constant", "make anew", "make anew", "drop one", "other text",
+    "rename column", "rename column", "swap columns", "add column", "drop column", "alter type", "truncate",
+    "vacuum full", "new partition", "attach", "detach",
+)  # fmt: skip
+"""Those of stories of columns; several times where they are to be frequent."""
+OF_COLUMNS = frozenset(_OF_FAMILIES["even"])
+"""Moves that only stories of columns hold."""
+_PARTED = ("even", "bag")
+"""Families of these alone."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +88,32 @@ class Story:
 def story(seed: int, scope: str, *, parts: int, ideas: int, moves: Sequence[str] = ()) -> Story:
     """At least ``parts`` parts of up to ``ideas`` ideas. ``moves``: only these."""
     chance = random.Random(f"story {seed}")
-    others = chance.sample([name for name in FAMILIES if name != "plain"], chance.choice((1, 1, 2)))
+    others = chance.sample([name for name in FAMILIES if name not in ("plain", *_PARTED)], chance.choice((1, 1, 2)))
     usual = sorted(MOVES.keys() - {move for of in _OF_FAMILIES.values() for move in of})
     usual += [move for family in others for move in _OF_FAMILIES[family] * 2]
+    return _told(chance, seed, scope, ("plain", *others), moves or usual, parts=parts, ideas=ideas)
+
+
+def columns_story(seed: int, scope: str, *, parts: int, ideas: int) -> Story:
+    """As :func:`story`, of columns of partitioned tables and of tables without a key."""
+    chance = random.Random(f"columns {seed}")
+    families = chance.sample(("even", "bag", "wide", "parts"), chance.choice((2, 2, 3)))
+    return _told(chance, seed, scope, ("plain", *families), _ON_COLUMNS, parts=parts, ideas=ideas)
+
+
+def _told(
+    chance: random.Random, seed: int, scope: str, families: tuple[str, ...], moves: Sequence[str], *, parts: int,
+    ideas: int,
+) -> Story:  # fmt: skip
     steps: list[Step] = []
     for number in range(parts * ideas):
-        steps += _idea(chance, number, moves or usual)
+        steps += _idea(chance, number, moves)
         if number % ideas == ideas - 1:
             steps.append(Step("run", 0))
     ends = [number for number, step in enumerate(steps) if step.op == "run"]
     begins = [0, *(end + 1 for end in ends)]
     made = tuple(tuple(steps[begin:end]) for begin, end in zip(begins, ends, strict=False))
-    return Story(seed, scope, ("plain", *others), made)
+    return Story(seed, scope, families, made)
 
 
 def _idea(chance: random.Random, number: int, moves: Sequence[str]) -> list[Step]:

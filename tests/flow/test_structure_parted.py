@@ -1,0 +1,228 @@
+"""Partitioned tables whose columns change: their mirrors follow by their own rows, where leaves have their columns in
+the order of the root's, or rows are published as the root's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import Lake
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.settings import Settings
+from tests.fix_postgres import Database
+from tests.flow.test_sync import Rig, rig_of
+
+pytestmark = pytest.mark.spark
+
+_CHANGES = {
+    "add": "ALTER TABLE {} ADD k int NOT NULL DEFAULT 7, ADD y numeric(5,1) DEFAULT 'NaN', ADD q text",
+    "drop": "ALTER TABLE {} DROP x",
+    "rename": "ALTER TABLE {} RENAME x TO y; ALTER TABLE {} RENAME n TO m",
+    "swap": "ALTER TABLE {} RENAME x TO y; ALTER TABLE {} RENAME s TO x; ALTER TABLE {} RENAME y TO s",
+    "made anew": "ALTER TABLE {} DROP n, ADD n int DEFAULT 4",
+    "longer": "ALTER TABLE {} ALTER x TYPE text",
+}
+_TABLES = {f"p_{change.replace(' ', '_')}": change for change in _CHANGES}
+"""With a key."""
+_UNKEYED = {name.replace("p_", "w_"): change for name, change in _TABLES.items()}
+_BY_NAME = _TABLES | _UNKEYED
+_ALL = ("public.t", *(f"public.{name}" for name in _BY_NAME))
+_WRITES = (
+    "INSERT INTO {} (id, day, s) SELECT coalesce(max(id), 0) + 1, 1, 'new' FROM {}",
+    "UPDATE {} SET s = s || '!' WHERE id % 7 = 0",
+    "UPDATE {} SET day = day % 3 + 1 WHERE id % 5 = 0",
+    "DELETE FROM {} WHERE id = (SELECT min(id) FROM {})",
+    "UPDATE {} SET s = 'z' WHERE id = (SELECT max(id) FROM {})",
+    "UPDATE {} SET id = -id WHERE id = (SELECT max(id) - 2 FROM {})",
+)
+"""What any structure takes that has ``id``, ``day`` and ``s``; rows move between partitions."""
+
+
+def _make(name: str, *, keyed: bool) -> list[str]:
+    leaves = [f"CREATE TABLE {name}_{day} PARTITION OF {name} FOR VALUES IN ({day})" for day in (1, 2, 3)]
+    return [
+        f"CREATE TABLE {name} (id int, day int, s text, n int, x varchar(20){', PRIMARY KEY (id, day)' * keyed})"
+        " PARTITION BY LIST (day)",
+        *leaves,
+        *(f"ALTER TABLE {one} REPLICA IDENTITY FULL" for one in (name, *(f"{name}_{day}" for day in (1, 2, 3)))
+          if not keyed),
+        f"INSERT INTO {name} SELECT g / {1 if keyed else 2}, g % 3 + 1, 's', g % 4, 'x' || g % 3"
+        " FROM generate_series(1, 40) g",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def via_root() -> bool:
+    return False
+
+
+@pytest.fixture
+def rig(
+    via_root: bool, database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Rig]:
+    """With a table for each of the changes."""
+    monkeypatch.chdir(tmp_path)
+    name = f"s_{database.name}"[:60]
+    settings = Settings(source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, range_seconds=1)
+    with rig_of(database, spark, settings) as rig:
+        for one in _BY_NAME:
+            rig.commit(*_make(one, keyed=one in _TABLES))
+        if via_root:
+            # Leaves may have any attnums then.
+            for one in _BY_NAME:
+                rig.commit(f"CREATE TABLE {one}_4 (x varchar(20), n int, s text, id int NOT NULL, day int NOT NULL)",
+                           f"ALTER TABLE {one}_4 REPLICA IDENTITY FULL",
+                           f"ALTER TABLE {one} ATTACH PARTITION {one}_4 FOR VALUES IN (4)",
+                           f"INSERT INTO {one} VALUES (500, 4, 's', 1, 'x'), (501, 4, 's', 1, 'x')")  # fmt: skip
+        root = f" WITH (publish_via_partition_root = {via_root})"
+        rig.commit(f"CREATE PUBLICATION {name} FOR TABLE t, {', '.join(_BY_NAME)}{root}")
+        rig.setup()
+        rig.sync()
+        rig.observer.copies.clear()
+        yield rig
+
+
+def _on(rig: Rig, name: str, *statements: str) -> None:
+    rig.commit(*(statement.replace("{}", name) for text in statements for statement in text.split("; ")))
+
+
+def _each(rig: Rig, *statements: str) -> None:
+    for name in _BY_NAME:
+        _on(rig, name, *statements)
+
+
+def _assert_followed(rig: Rig, changes: int | None, *copied: str) -> None:
+    rig.assert_equal(*_ALL)
+    whys = [f"{one.table}: {one.what}" for one in rig.observer.structures]
+    assert sorted(copy.table.name for copy in rig.observer.copies) == sorted(copied), whys
+    if changes is not None:
+        assert [one.copied for one in rig.observer.structures] == [False] * changes, whys
+
+
+@pytest.mark.parametrize("via_root", [False, True], ids=["leaves", "via root"])
+def test_rows_before_within_and_behind(rig: Rig, *, via_root: bool) -> None:
+    before = Lake(rig.lake).at().lsn
+    _each(rig, *_WRITES)
+    for name, change in _BY_NAME.items():
+        _on(rig, name, *_WRITES[:3], _CHANGES[change], *_WRITES[2:])
+    _each(rig, *_WRITES)
+    rig.sync()
+    _assert_followed(rig, len(_BY_NAME))
+    _each(rig, *_WRITES)
+    for name in _BY_NAME:
+        _on(rig, name, "ALTER TABLE {} ADD k2 int DEFAULT 3", _WRITES[1], "ALTER TABLE {} RENAME s TO s2")
+        _on(rig, name, "UPDATE {} SET k2 = 5 WHERE id % 3 = 0", "ALTER TABLE {} RENAME s2 TO s")
+    _each(rig, *_WRITES)
+    rig.sync()
+    _assert_followed(rig, 2 * len(_BY_NAME))
+    assert "x" in Lake(rig.lake).at(before).arrow(TableName("public", "p_drop")).column_names
+
+
+def test_while_a_run_follows(rig: Rig) -> None:
+    bounds = Bounds(follow=True)
+    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
+    run.start()
+    try:
+        for name, change in _BY_NAME.items():
+            _on(rig, name, *_WRITES[:3])
+            _on(rig, name, _WRITES[1], _CHANGES[change], *_WRITES[2:])
+            run.join(0.4)
+            _on(rig, name, *_WRITES)
+    finally:
+        bounds.stop.set()
+        run.join(120)
+    assert not run.is_alive()
+    rig.sync()
+    _assert_followed(rig, None)
+
+
+def test_partitions_that_come_and_go_between_changes_of_columns(rig: Rig) -> None:
+    """The feed goes on where leaves change alone. A leaf that is made after a column went has attnums of its own; one
+    that was a table before may have another order."""
+    staying = (_WRITES[1], *_WRITES[3:])
+    _on(rig, "p_add", *_WRITES, _CHANGES["add"], *_WRITES)
+    rig.sync()
+    rig.commit("CREATE TABLE p_add_4 PARTITION OF p_add FOR VALUES IN (4)", "DROP TABLE p_add_1")
+    rig.sync()
+    rig.commit("INSERT INTO p_add VALUES (900, 4, 'new', 1, 'x')", "UPDATE p_add SET day = 4 WHERE id % 4 = 0")
+    _on(rig, "p_add", "UPDATE {} SET k = 1 WHERE day = 4", "ALTER TABLE {} DROP n, ADD n int DEFAULT 8")
+    rig.commit("UPDATE p_add SET n = 2 WHERE day = 2")
+    rig.sync()
+    _assert_followed(rig, None)
+    rig.commit("CREATE TABLE p_add_5 PARTITION OF p_add FOR VALUES IN (5)")
+    rig.sync()
+    rig.commit("INSERT INTO p_add (id, day) VALUES (901, 5)", "UPDATE p_add SET day = 5 WHERE day = 3")
+    rig.sync()
+    _assert_followed(rig, None)
+    rig.commit("UPDATE p_add SET n = 5 WHERE id = 901", "ALTER TABLE p_add RENAME n TO m", "UPDATE p_add SET m = 6")
+    _on(rig, "p_add", *staying, "ALTER TABLE {} DROP k, ADD k text DEFAULT 'again'", *staying)
+    rig.sync()
+    _on(rig, "p_add", *staying, "ALTER TABLE {} ADD q2 int", "UPDATE {} SET q2 = id WHERE id % 2 = 0")
+    rig.sync()
+    _on(rig, "p_add", *staying, "ALTER TABLE {} RENAME q2 TO q3", "UPDATE {} SET q3 = 1 WHERE day = 5")
+    rig.sync()
+    _assert_followed(rig, None)
+    rig.commit("CREATE TABLE p_add_6 (q3 int, id int NOT NULL, day int NOT NULL, s text, x varchar(20), y numeric(5,1),"
+               " q text, m int, k text)", "ALTER TABLE p_add ATTACH PARTITION p_add_6 FOR VALUES IN (6)")  # fmt: skip
+    rig.sync()
+    rig.commit("INSERT INTO p_add (id, day, q3) VALUES (902, 6, 7)")
+    rig.sync()
+    _assert_followed(rig, None)
+    rig.commit("UPDATE p_add SET q3 = 8 WHERE day = 6", "ALTER TABLE p_add RENAME q3 TO q4")
+    rig.sync()
+    _assert_followed(rig, None, "p_add")
+
+
+_COPIED = {
+    "p_add": ("ALTER TABLE p_add ADD c int DEFAULT 1", "CREATE TABLE p_add_4 PARTITION OF p_add FOR VALUES IN (4)",
+              "INSERT INTO p_add VALUES (900, 4, 's', 1, 'x', 2)"),
+    "p_drop": ("CREATE TABLE p_drop_4 (x varchar(20), n int, s text, id int NOT NULL, day int NOT NULL)",
+               "ALTER TABLE p_drop ATTACH PARTITION p_drop_4 FOR VALUES IN (4)", "INSERT INTO p_drop VALUES (9, 4)",
+               "ALTER TABLE p_drop DROP n"),
+    "p_rename": ("ALTER TABLE p_rename DETACH PARTITION p_rename_3", "ALTER TABLE p_rename RENAME n TO m"),
+    "p_swap": ("ALTER TABLE p_swap DETACH PARTITION p_swap_3", "ALTER TABLE p_swap ADD c int DEFAULT 1",
+               "ALTER TABLE p_swap_3 ADD c int DEFAULT 2",
+               "ALTER TABLE p_swap ATTACH PARTITION p_swap_3 FOR VALUES IN (3)"),
+    "p_longer": ("ALTER TABLE p_longer ADD c int DEFAULT 1", "VACUUM FULL p_longer_2"),
+    "p_made_anew": ("ALTER TABLE p_made_anew ALTER n TYPE bigint",),
+    "w_add": ("ALTER TABLE w_add ADD c int DEFAULT (random() * 9)::int",),
+}  # fmt: skip
+"""Statements, each by itself."""
+
+
+def test_what_the_rows_do_not_tell_is_copied(rig: Rig) -> None:
+    for name, statements in _COPIED.items():
+        _on(rig, name, *_WRITES)
+        for statement in statements:
+            rig.conn.execute(statement.encode())
+            _on(rig, name, *_WRITES[:2])
+    for _ in range(2):
+        rig.sync()
+    _assert_followed(rig, None, *_COPIED)
+
+
+def test_files_that_were_made_anew_before(rig: Rig) -> None:
+    """A partition that was emptied, or written anew by VACUUM FULL, at an earlier look is none that was rewritten."""
+    rig.conn.execute("VACUUM FULL p_add_1")
+    rig.commit("TRUNCATE p_add_2", *(statement.replace("{}", "p_add") for statement in _WRITES))
+    rig.sync()
+    _on(rig, "p_add", *_WRITES, _CHANGES["add"], *_WRITES)
+    rig.sync()
+    _assert_followed(rig, 1)
+
+
+def test_a_repair_across_changes_has_the_values_of_older_rows(rig: Rig) -> None:
+    start = rig.flush()
+    _on(rig, "p_add", *_WRITES, _CHANGES["add"], *_WRITES)
+    rig.sync()
+    _on(rig, "p_add", *_WRITES, "ALTER TABLE {} RENAME s TO s2", "UPDATE {} SET k = 8 WHERE id = 21")
+    rig.sync()
+    rig.assert_equal(*_ALL)
+    rig.engine().repair(TableName("public", "p_add"), LsnRange(start, rig.observer.known_ranges()[-1].end))
+    _assert_followed(rig, 2)

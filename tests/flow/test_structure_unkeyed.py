@@ -1,0 +1,178 @@
+"""Tables without a key, mirrored as multisets, whose structure changes: their rows follow, as those with a key do."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Literal
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import Lake
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.setup.setup import setup
+from tests.fix_postgres import Database
+from tests.flow.test_sync import Rig, rig_of
+
+pytestmark = pytest.mark.spark
+
+_MAKE = (
+    """CREATE TABLE w (a int, s varchar(20), n numeric(10,2), l text[], r real[], b bytea, f float8, d date,
+                        z timestamptz, x text)""",
+    "ALTER TABLE w REPLICA IDENTITY FULL",
+    """INSERT INTO w SELECT g % 5, 's' || g % 3, CASE g % 4 WHEN 0 THEN 'NaN'::numeric ELSE g % 2 END,
+         ARRAY['a,b', NULL, 'c'], ARRAY[0.0, CASE g % 2 WHEN 0 THEN '-0'::real ELSE 0 END], '\\xff00',
+         CASE g % 3 WHEN 0 THEN '-0'::float8 ELSE 0 END,
+         CASE g % 2 WHEN 0 THEN 'infinity'::date ELSE '2024-02-29' END, '2024-01-01 00:00+02', 'x' || g
+       FROM generate_series(1, 40) g""",
+    "INSERT INTO w SELECT * FROM w WHERE a < 2",
+)  # fmt: skip
+_WRITES = (
+    "INSERT INTO w (a, s) VALUES (1, 's1'), (1, 's1'), (NULL, NULL)",
+    "UPDATE w SET a = a + 1 WHERE ctid IN (SELECT ctid FROM w WHERE a IN (1, 3) ORDER BY w::text LIMIT 4)",
+    "DELETE FROM w WHERE ctid IN (SELECT ctid FROM w ORDER BY w::text DESC LIMIT 3)",
+    "DELETE FROM w WHERE ctid IN (SELECT min(ctid) FROM w GROUP BY w::text HAVING count(*) > 1)",
+    "UPDATE w SET a = a WHERE ctid IN (SELECT ctid FROM w ORDER BY w::text LIMIT 5)",
+)
+"""What any structure takes that has ``a`` and ``s``. Rows become equal where what told them apart goes."""
+_CHANGES = {
+    "add": "ALTER TABLE w ADD k int NOT NULL DEFAULT 7, ADD y numeric(5,1) DEFAULT 'NaN', ADD q text",
+    "drop": "ALTER TABLE w DROP x, DROP n, DROP l",
+    "rename": "ALTER TABLE w RENAME x TO y; ALTER TABLE w RENAME n TO m; ALTER TABLE w RENAME d TO e",
+    "swap": "ALTER TABLE w RENAME x TO y; ALTER TABLE w RENAME s TO x; ALTER TABLE w RENAME y TO s",
+    "made anew": "ALTER TABLE w DROP d, ADD d date DEFAULT 'infinity'",
+    "longer": "ALTER TABLE w ALTER s TYPE text, ALTER n TYPE numeric(14,2)",
+}
+
+
+Way = Literal["rewrite", "metadata"]
+_NAMES = {change: f"w_{change.replace(' ', '_')}" for change in _CHANGES}
+_ALL = ("public.t", *(f"public.{name}" for name in _NAMES.values()))
+
+
+@pytest.fixture
+def way() -> Way:
+    return "rewrite"
+
+
+@pytest.fixture
+def ddl() -> bool:
+    return False
+
+
+@pytest.fixture
+def rig(
+    way: Way, ddl: bool, database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Rig]:
+    """With a table for each of the changes."""
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.1, range_seconds=1,
+                        schema_changes=way)  # fmt: skip
+    with rig_of(database, spark, settings) as rig:
+        _each(rig, *_MAKE)
+        setup(settings, database.conninfo, ddl=ddl)
+        rig.setup()
+        rig.sync()
+        yield rig
+
+
+def _each(rig: Rig, *statements: str) -> None:
+    """On each of the tables, in a transaction of its own."""
+    for name in _NAMES.values():
+        _on(rig, name, *statements)
+
+
+def _on(rig: Rig, name: str, *statements: str) -> None:
+    rig.commit(*(re.sub(r"\bw\b", name, one) for statement in statements for one in statement.split("; ")))
+
+
+def _assert_followed(rig: Rig, changes: int) -> None:
+    rig.assert_equal(*_ALL)
+    assert len(rig.observer.copies) == len(_ALL) + 1, [one.what for one in rig.observer.structures]
+    assert [one.copied for one in rig.observer.structures] == [False] * changes
+
+
+@pytest.mark.parametrize("way", ["rewrite", "metadata"])
+def test_rows_before_within_and_behind(rig: Rig) -> None:
+    before = Lake(rig.lake).at().lsn
+    _each(rig, *_WRITES)
+    for change, name in _NAMES.items():
+        _on(rig, name, *_WRITES[:2], _CHANGES[change], *_WRITES[1:4])
+    _each(rig, *_WRITES)
+    rig.sync()
+    _assert_followed(rig, len(_NAMES))
+    _each(rig, *_WRITES)
+    # The second change of each, in the rows' second structure.
+    for name in _NAMES.values():
+        _on(rig, name, "ALTER TABLE w ADD k2 int DEFAULT 3", _WRITES[1], "ALTER TABLE w DROP r", *_WRITES[1:3])
+    _each(rig, *_WRITES)
+    rig.sync()
+    _assert_followed(rig, 2 * len(_NAMES))
+    assert "x" in Lake(rig.lake).at(before).arrow(TableName("public", _NAMES["drop"])).column_names
+
+
+def test_while_a_run_follows(rig: Rig) -> None:
+    bounds = Bounds(follow=True)
+    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
+    run.start()
+    try:
+        for change, name in _NAMES.items():
+            _each(rig, *_WRITES[:2])
+            _on(rig, name, _WRITES[1], _CHANGES[change], _WRITES[2])
+            run.join(0.4)
+            _on(rig, name, *_WRITES)
+    finally:
+        bounds.stop.set()
+        run.join(120)
+    assert not run.is_alive()
+    rig.sync()
+    _assert_followed(rig, len(_NAMES))
+
+
+def test_a_key_that_comes_has_the_table_copied(rig: Rig) -> None:
+    _on(rig, "w_add", "ALTER TABLE w ADD k int DEFAULT 7", *_WRITES)
+    _on(rig, "w_add", "ALTER TABLE w ADD i serial PRIMARY KEY", "ALTER TABLE w REPLICA IDENTITY DEFAULT")
+    _on(rig, "w_add", "UPDATE w SET a = 0 WHERE i < 4", "DELETE FROM w WHERE i = 5")
+    for _ in range(2):
+        rig.sync()
+    rig.assert_equal(*_ALL)
+    assert [copy.table.name for copy in rig.observer.copies[len(_ALL) + 1 :]] == ["w_add"]
+
+
+def test_columns_that_are_kept_tell_no_rows_apart(rig: Rig) -> None:
+    rig.settings = rig.settings.model_copy(update={"dropped_columns": "keep"})
+    for column in "xd":
+        anew = f"ALTER TABLE w ADD {column} int DEFAULT 3"
+        _on(rig, "w_add", *_WRITES, f"ALTER TABLE w DROP {column}", *_WRITES[:3], anew, *_WRITES)
+        _on(rig, "w_add", "ALTER TABLE w DROP r", *_WRITES)
+        rig.sync()
+        _on(rig, "w_add", "ALTER TABLE w ADD r real", *_WRITES)
+        rig.sync()
+    held = Lake(rig.lake).at().arrow("public.w_add")
+    names = ["a", "s", "f", "x", "d", "r"]
+    rows = rig.conn.execute(f"SELECT {', '.join(names)} FROM w_add".encode()).fetchall()
+    assert Counter(zip(*(held[name].to_pylist() for name in names), strict=True)) == Counter(rows)
+    assert len(rig.observer.copies) == len(_ALL) + 1
+    assert {one.copied for one in rig.observer.structures} == {False}
+
+
+@pytest.mark.parametrize("ddl", [True])
+def test_with_event_triggers_each_structure_is_followed(rig: Rig) -> None:
+    """Integers that became wider are cast, too: their rows are found as those of before were."""
+    for name in ("w_add", "w_drop"):
+        _on(rig, name, *_WRITES, _CHANGES["rename"], *_WRITES[:3])
+        _on(rig, name, *_WRITES)
+        _on(rig, name, "ALTER TABLE w ALTER a TYPE bigint")
+        _on(rig, name, *_WRITES)
+    rig.sync()
+    _assert_followed(rig, 4)
+    for name in ("w_add", "w_drop"):
+        _on(rig, name, *_WRITES, "ALTER TABLE w DROP e, DROP l, DROP y", *_WRITES)
+    rig.sync()
+    _assert_followed(rig, 6)
