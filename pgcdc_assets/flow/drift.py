@@ -11,7 +11,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.renaming import rename
-from pgcdc_assets.flow.restructuring import follow_partitions, restructure
+from pgcdc_assets.flow.restructuring import follow_partitions, restructure, widen
 from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.work import Work
@@ -90,7 +90,9 @@ def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, p
         work.progress.must_copy(name, work.log.position(), work.astray[name])
     elif readable and name in work.restructured:
         restructure(work, entry, live, look.now(), work.restructured[name])
-    elif readable and not found:
+    elif readable and found:
+        widen(work, entry, live, look.now(), found[0].what)
+    elif readable:
         work.progress.rest(name, live)
 
 

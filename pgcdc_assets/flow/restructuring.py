@@ -43,6 +43,16 @@ def restructure(
                             by_metadata=settings.schema_changes == "metadata")  # fmt: skip
 
 
+def widen(work: Work, entry: TableProgress, now: Table, since: Lsn, what: str) -> None:
+    """Give a mirror the columns that came without a value in older rows, whether or not a row comes under them.
+
+    Where that would cost more than a commit, or a copy, they come with the first row.
+    """
+    may = work.settings.schema_changes != "set_aside" and not entry.table.multiset
+    if may and not isinstance(successor(entry.table, now, since), str):
+        restructure(work, entry, now, since, what)
+
+
 def follow_partitions(
     work: Work, entry: TableProgress, now: Table, since: Lsn, without_rows: Callable[[int], bool], what: str
 ) -> None:  # fmt: skip

@@ -232,3 +232,21 @@ def _equal(rig: Rig) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def test_a_column_without_a_value_comes_with_the_look(rig: Rig) -> None:
+    """No row comes under it; each point has the columns of its time."""
+    before = Lake(rig.lake).at().lsn
+    rig.conn.execute("ALTER TABLE t ADD w int")
+    rig.commit("UPDATE u SET v = 1 WHERE a = 1")
+    rig.sync()
+    rig.assert_equal()
+    assert "w" in Lake(rig.lake).at().arrow(T).column_names
+    assert "w" not in Lake(rig.lake).at(before).arrow(T).column_names
+    assert len(rig.observer.copies) == 2
+    points = ConsistentPoints(rig.settings.layout).all()
+    listed = [point.replay_lsn for point in points if point.replay_lsn > before and T in point.tables]
+    assert all("w" in Lake(rig.lake).at(lsn).arrow(T).column_names for lsn in listed)
+    rig.commit("UPDATE t SET w = 3 WHERE id = 3")
+    rig.sync()
+    rig.assert_equal()

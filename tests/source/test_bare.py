@@ -98,7 +98,7 @@ def test_an_open_truncate_holds_nobody_up(database: Database, names: list[str]) 
         assert conn.execute("SHOW lock_timeout").fetchone() == ("0",)
 
 
-@pytest.mark.since(15, "its view opens the tables")
+@pytest.mark.since(16, "a view that opens the tables")
 def test_a_table_dropped_while_the_view_is_read_fails_nobody(database: Database, names: list[str]) -> None:
     """PostgreSQL's view fails then: could not open relation with OID."""
     with database.connect() as conn, database.connect() as other, ThreadPoolExecutor() as threads:
