@@ -105,6 +105,8 @@ class LeftFacts:
 
     lsn: Lsn
     moved: str | None = None
+    waits_for: TableName | None = None
+    """The table's name now, if the mirror waits to go on under it."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ streaming tables cost one small read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -74,14 +74,28 @@ def _kept_until(mirror: Mirror, facts: TableFacts, log: ChangeLog, retention: ti
 def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, LeftFacts]:
     """Mirrors that are no longer followed: their tables were dropped, renamed or taken out of the publication."""
     known = {table.name for table in catalog.tables}
+    rows = TableStates(layout).all()
     left: dict[TableName, LeftFacts] = {}
-    for name, row in TableStates(layout).all().items():
+    for name, row in rows.items():
         if name in known:
             continue
         mirror = Mirror(layout, catalog.identity, name)
         if (lsn := mirror.replay_lsn or mirror.snapshot_lsn) is not None:
-            left[name] = LeftFacts(lsn, row.reason if row.state is TableState.MOVED else None)
+            moved = row.reason if row.state is TableState.MOVED else None
+            left[name] = LeftFacts(lsn, moved, _goes_on_as(row, catalog.tables, rows))
     return left
+
+
+def _goes_on_as(row: StateRow, tables: Sequence[Table], rows: Mapping[TableName, StateRow]) -> TableName | None:
+    """The new name of a followed table, if a run has seen it and has not let the mirror go on under it yet."""
+    oid = row.table.oid if row.table is not None and row.state.readable else None
+    name = next((table.name for table in tables if table.oid == oid), None)
+    there = rows.get(name) if name is not None else None
+    if there is None or there.state is TableState.MOVED:
+        return name
+    # It may have a mirror of its own, or wait for a copy.
+    own = there.state is TableState.COPYING or (there.table is not None and there.table.oid == oid)
+    return None if own else name
 
 
 def read_untaken(layout: Layout, catalog: Catalog) -> Iterator[UntakenFacts]:

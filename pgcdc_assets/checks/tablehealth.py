@@ -72,7 +72,12 @@ def _left(facts: Facts) -> Iterator[Problem]:
     if source is None:
         return
     for name, left in sorted(facts.left.items()):
-        if name not in source.meant | source.mirrored:
+        if left.waits_for is not None:
+            yield warning(
+                f"mirror {name}", f"stands at {left.lsn}, and waits to go on as {left.waits_for}",
+                "let `pgcdc sync` go on; where applying is paused, `pgcdc resume apply` lets it",
+            )  # fmt: skip
+        elif name not in source.meant | source.mirrored:
             why = left.moved or "its table was dropped or renamed, or is not meant by the setting `tables`"
             yield warning(
                 f"mirror {name}", f"stands at {left.lsn} and is not kept any more: {why}",

@@ -1,4 +1,5 @@
-"""Has Dagster load the project's definitions again when tables come or go: they are made of the saved catalog."""
+"""Has Dagster load the project's definitions again when tables come or go, or look otherwise: they are made of the
+saved catalog."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import urllib.request
 from collections.abc import Callable
 from threading import Thread
 
-from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.project import LOCATION
 from pgcdc_assets.savedcatalog import load_catalog
@@ -31,7 +32,7 @@ class Reloading:
         self._under_way: Thread | None = None
 
     def look(self) -> None:
-        """Have them loaded again if the catalog has other tables; a later look tries again what failed. Returns at
+        """Have them loaded again if the catalog shows other tables; a later look tries again what failed. Returns at
         once."""
         if self._under_way is not None and self._under_way.is_alive():
             return
@@ -41,7 +42,7 @@ class Reloading:
             self._under_way.start()
 
     def load(self) -> None:
-        """Have them loaded again if the catalog has other tables."""
+        """Have them loaded again if the catalog shows other tables."""
         written, tables = _written(), _tables()
         if tables is None or tables == self._loaded or self._reload():
             self._seen, self._loaded = written, tables if tables is not None else self._loaded
@@ -80,10 +81,11 @@ def _written() -> int:
         return 0
 
 
-def _tables() -> frozenset[TableName] | None:
-    """None for a catalog that cannot be read."""
+def _tables() -> frozenset[tuple[Table, object]] | None:
+    """The tables as they are drawn, with their columns and comments; None for a catalog that cannot be read."""
     try:
         catalog = load_catalog(CATALOG_FILE)
     except (PgcdcError, ValueError, KeyError, TypeError):
         return None
-    return frozenset(table.name for table in catalog.tables) if catalog is not None else frozenset()
+    tables = catalog.tables if catalog is not None else ()
+    return frozenset((table.without_volatile(), table.comments) for table in tables)

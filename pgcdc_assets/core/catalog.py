@@ -189,6 +189,9 @@ class Table:
     """pg_class.relnatts: how many attnums its columns have got, also those that were dropped. 0 if nothing tells."""
     lineage: Lineage | None = None
     """Of a mirror that has followed changes of the structure; None while it is as it was copied."""
+    comments: tuple[tuple[int, str], ...] = ()
+    """attnum and comment of each column that has one, in attnum order; attnum 0 stands for the table. They change no
+    row, so facts of the log have none. In a stored state they are those that the mirror has."""
 
     @property
     def mirror(self) -> TableName:
@@ -198,6 +201,17 @@ class Table:
     def multiset(self) -> bool:
         """Whether it has no key and FULL identity: it is then mirrored as a multiset of rows."""
         return not self.key and self.replica_identity == "f"
+
+    @property
+    def comment(self) -> str | None:
+        """The table's own comment."""
+        return dict(self.comments).get(0)
+
+    @property
+    def column_comments(self) -> dict[str, str | None]:
+        """By name, for each column."""
+        found = dict(self.comments)
+        return {column.name: found.get(column.attnum) for column in self.columns}
 
     @property
     def key_columns(self) -> tuple[Column, ...]:
@@ -248,6 +262,8 @@ class Table:
             del data["via_root"]
         if not self.attnums_given:
             del data["attnums_given"]
+        if not self.comments:
+            del data["comments"]
         return data
 
     @classmethod
@@ -264,6 +280,7 @@ class Table:
                 "leaves": tuple(Leaf.from_json(leaf) for leaf in data["leaves"]),
                 "root": TableName(**data["root"]) if data["root"] else None,
                 "lineage": Lineage.from_json(data["lineage"]) if data.get("lineage") else None,
+                "comments": tuple((attnum, comment) for attnum, comment in data.get("comments", ())),
             }
         )
 
@@ -272,7 +289,7 @@ class Table:
         return replace(
             self, relfilenode=0, toast=0, traceless=False, leaves=(), via_root=False, pages=0, rows=0,
             publication_rows="", schema_rows="", column_rows="", enum_labels=(), enum_rows="", composites=(),
-            attnums_given=0, lineage=None,
+            attnums_given=0, lineage=None, comments=(),
         )  # fmt: skip
 
 

@@ -157,12 +157,13 @@ def changes_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
 def mirror_assets(tables: Sequence[Table]) -> dg.AssetsDefinition:
     def out(table: Table) -> dg.AssetOut:
         follows = "" if table.updates_seen else " Published for inserts only: updates and deletes are not seen."
+        comment = f"{metadata.shortened(table.comment)}\n\n" if table.comment else ""
         return _out(
             keys.mirror_key(table.name),
             kinds={"deltalake", "spark"},
             metadata=metadata.of_table(table),
-            description=f"{table.name}, equal to the source at its replay_lsn.{follows} Materialising a range above "
-            "replay_lsn applies it; at or below, it repairs the keys that the range touched.",
+            description=f"{comment}{table.name}, equal to the source at its replay_lsn.{follows} Materialising a range "
+            "above replay_lsn applies it; at or below, it repairs the keys that the range touched.",
         )
 
     def apply(context: dg.AssetExecutionContext, chosen: Chosen, engines: Engines, watcher: Watcher) -> Outputs:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Metadata = dict[str, dg.MetadataValue]
 
+_LONGEST = 1000
+"""Characters of a comment; PostgreSQL takes any number."""
 _KINDS = {"I": "inserts", "U": "updates", "D": "deletes", "T": "truncates"}
 """Messages of pgoutput by their letter."""
 
@@ -145,7 +147,13 @@ def column_schema(table: Table) -> dg.MetadataValue:
 def _column(column: Column, table: Table) -> dg.TableColumn:
     in_key = column.attnum in table.key
     constraints = dg.TableColumnConstraints(nullable=not column.not_null, other=["key"] if in_key else [])
-    return dg.TableColumn(name=column.name, type=_type_name(column.type), constraints=constraints)
+    description = shortened(table.column_comments[column.name])
+    return dg.TableColumn(column.name, _type_name(column.type), description, constraints)
+
+
+def shortened(comment: str | None) -> str | None:
+    """The source's comment, as far as it is shown: Dagster keeps the columns with every materialisation."""
+    return comment if comment is None or len(comment) <= _LONGEST else f"{comment[:_LONGEST]}..."
 
 
 def _type_name(type_: PgType) -> str:

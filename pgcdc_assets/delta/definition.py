@@ -80,11 +80,12 @@ def commit_properties(table: DeltaVersion, properties: Mapping[str, str]) -> int
 
 def commit_columns(
     table: DeltaVersion, schema: Schema | Columns, properties: Mapping[str, str] | None = None, *,
-    gone: Sequence[Added] = (), positions: Mapping[str, int] | None = None,
+    gone: Sequence[Added] = (), positions: Mapping[str, int] | None = None, description: str | None = None,
 ) -> int:  # fmt: skip
     """Give the table these columns on top of this version; returns the new one.
 
     The same commit removes the ``gone`` files. A file that stays is read with NULL in the columns that it lacks.
+    ``description``: that of the table; None leaves it as it is, an empty one removes it.
     """
     refuse_features(table)
     now = now_ms()
@@ -94,7 +95,7 @@ def commit_columns(
     return append_commit(table, [
         {"commitInfo": commit_info(now, "CHANGE COLUMNS", {"numRemovedFiles": len(gone)} if gone else {})},
         *([] if protocol == table.protocol else [{"protocol": protocol}]),
-        {"metaData": {**table.metadata, "schemaString": schema.to_json(), "configuration": configuration}},
+        {"metaData": _metadata(table, schema.to_json(), configuration, description)},
         *transactions(positions or {}, now),
         *({"remove": removal(file, now)} for file in gone),
     ])  # fmt: skip
@@ -102,10 +103,10 @@ def commit_columns(
 
 def replace_table(
     table: DeltaVersion, columns: Columns, files: Sequence[FileReport], positions: Mapping[str, int],
-    properties: Mapping[str, str] | None = None,
+    properties: Mapping[str, str] | None = None, *, description: str | None = None,
 ) -> int:  # fmt: skip
     """Give the table these columns and these rows, in place of all that it has, on top of this version; returns the new
-    one."""
+    one. ``description``: as of :func:`commit_columns`."""
     refuse_features(table, vectors=True)
     check_files(table.folder, files, columns.schema)
     now = now_ms()
@@ -115,7 +116,7 @@ def replace_table(
     return append_commit(table, [
         {"commitInfo": commit_info(now, "WRITE", metrics)},
         *([] if protocol == table.protocol else [{"protocol": protocol}]),
-        {"metaData": {**table.metadata, "schemaString": columns.to_json(), "configuration": configuration}},
+        {"metaData": _metadata(table, columns.to_json(), configuration, description)},
         *transactions(positions, now),
         *({"remove": removal(file, now)} for file in table.files),
         *({"add": addition(report, now)} for report in files),
@@ -125,8 +126,8 @@ def replace_table(
 def continue_table(
     table: DeltaVersion, held: DeltaVersion, positions: Mapping[str, int], configuration: Mapping[str, str]
 ) -> int:  # fmt: skip
-    """Give the table the columns and rows of another one, in place of all that it has, on top of this version; returns
-    the new one.
+    """Give the table the columns, rows and description of another one, in place of all that it has, on top of this
+    version; returns the new one.
 
     The other's files are in the table's folder already, under the names that they have there.
     """
@@ -137,7 +138,8 @@ def continue_table(
     gone = [before[key] for key in before.keys() - after.keys()]
     come = [after[key] for key in after.keys() - before.keys()]
     metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(come)}
-    metadata = {**table.metadata, "schemaString": held.metadata["schemaString"], "configuration": dict(configuration)}
+    description = held.metadata.get("description") or ""
+    metadata = _metadata(table, held.metadata["schemaString"], dict(configuration), description)
     return append_commit(table, [
         {"commitInfo": commit_info(now, "CLONE", metrics)},
         {"protocol": _joined(table.protocol, held.protocol)},
@@ -146,6 +148,13 @@ def continue_table(
         *({"remove": removal(file, now)} for file in gone),
         *({"add": {**file.action, "dataChange": True}} for file in come),
     ])  # fmt: skip
+
+
+def _metadata(table: DeltaVersion, schema: str, configuration: Mapping[str, str], description: str | None) -> Action:
+    changed: Action = {**table.metadata, "schemaString": schema, "configuration": configuration}
+    if description is not None:
+        changed["description"] = description
+    return {name: value for name, value in changed.items() if name != "description" or value}
 
 
 def _joined(one: Action, other: Action) -> Action:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Final
 
@@ -24,6 +24,9 @@ WIDENING: Final = "delta.enableTypeWidening"
 _ID: Final = "delta.columnMapping.id"
 _PHYSICAL: Final = "delta.columnMapping.physicalName"
 _TYPE_CHANGES: Final = "delta.typeChanges"
+_COMMENT: Final = "comment"
+OURS: Final = "pgcdc.comment"
+"""Beside a comment in a column's metadata: it is the source's, and goes when the source's goes."""
 
 Field = dict[str, Any]
 """A column in a table's metadata."""
@@ -66,6 +69,20 @@ class Columns:
         widened = {WIDENING: "true"} if any(_TYPE_CHANGES in field["metadata"] for field in fields) else {}
         return Columns(fields, {**here.properties, **more.properties, **widened})
 
+    def commented(self, comments: Mapping[str, str | None]) -> Columns:
+        """The same columns with these comments. Where one is None, a comment of ours goes, and another writer's stays;
+        columns that are not named stay as they are."""
+        fields = [_commented(field, comments[field["name"]]) if field["name"] in comments else field
+                  for field in self.fields]  # fmt: skip
+        return replace(self, fields=fields)
+
+    def commented_as(self, held: Columns, sources: Mapping[str, str]) -> Columns:
+        """The same columns with the comments that others have. ``sources``: the name there of each that is there."""
+        known = {field["name"]: _comment(field) for field in held.fields}
+        fields = [{**field, "metadata": {**field["metadata"], **known.get(sources.get(field["name"], ""), {})}}
+                  for field in self.fields]  # fmt: skip
+        return replace(self, fields=fields)
+
     def _mapped(self) -> Columns:
         """The same columns, with ids; files name them as they are named now."""
         if is_mapped(self.properties):
@@ -107,6 +124,19 @@ def _with_ids(fields: Iterable[Field], highest: int) -> tuple[list[Field], dict[
     given = [{**field, "metadata": {_ID: number, _PHYSICAL: f"col-{uuid.uuid4()}"}}
              for number, field in enumerate(fields, highest + 1)]  # fmt: skip
     return given, {MODE: "name", HIGHEST: str(highest + len(given))}
+
+
+def _comment(of: Field) -> Field:
+    """What a column's metadata says of its comment."""
+    return {name: value for name, value in of["metadata"].items() if name in (_COMMENT, OURS)}
+
+
+def _commented(of: Field, comment: str | None) -> Field:
+    metadata = of["metadata"]
+    if comment is None and OURS not in metadata:
+        return of
+    kept = {name: value for name, value in metadata.items() if name not in (_COMMENT, OURS)}
+    return {**of, "metadata": kept if comment is None else {**kept, _COMMENT: comment, OURS: "true"}}
 
 
 def _as_named(of: Field, ids: Iterator[int]) -> Field:

@@ -20,6 +20,7 @@ drift       compares tables with the catalog    backfill    derives, applies and
 maintenance deletes what nobody needs           thinning    deletes old points while a run goes on
 restructuring  follows tables whose structure has changed
 structures  the same where event triggers told of it: at its own LSN
+commenting  carries comments of tables and columns
 renaming    lets mirrors go on under the new names of their tables
 reshaping   changes of mirrors for both, in a thread of their own
 forgetting  deletes mirrors of tables that are gone

@@ -22,6 +22,8 @@ from pgcdc_assets.source.catalog.look import CatalogLook
 
 _COPIED = (Remedy.COPY, Remedy.PARTITIONS)
 """For these a table that is not followed is copied, whatever else it is set aside for."""
+TOLD_CHANGES = 5
+"""Changes of one table that are reported by name."""
 WAITED_BYTES = 256 << 20
 """WAL that the log may lack if the messages in it are to be waited for: it takes seconds. Where it lacks more, tables
 are followed as if there were none."""
@@ -70,9 +72,7 @@ def watch(work: Work, look: Look, *, paused: bool = False) -> None:
 def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, paused: bool) -> None:
     name, readable = entry.table.name, entry.state.readable
     found = [change for change in table_changes(entry.table, live) if readable or change.action in _COPIED]
-    for change in found:
-        if change.action in (*_COPIED, Remedy.SET_ASIDE):
-            work.observer.progress("watch", str(change))
+    _tell(work, name, [change.what for change in found if change.action in (*_COPIED, Remedy.SET_ASIDE)])
     copy, parts = _first(found, Remedy.COPY), _first(found, Remedy.PARTITIONS)
     if live is not None and (reason := work.target.refusal(live)) is not None:
         work.progress.refuse(live, reason)
@@ -92,6 +92,15 @@ def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, p
         restructure(work, entry, live, look.now(), work.restructured[name])
     elif readable and not found:
         work.progress.rest(name, live)
+
+
+def _tell(work: Work, name: TableName, changes: Sequence[str]) -> None:
+    """Report what a look shows of a table in one line, and once, however many looks show the same."""
+    more = f", and {len(changes) - TOLD_CHANGES} more" if len(changes) > TOLD_CHANGES else ""
+    line = ", ".join(changes[:TOLD_CHANGES]) + more
+    if changes and work.drift_told.get(name) != line:
+        work.observer.progress("watch", f"table {name}: {line}")
+    work.drift_told[name] = line
 
 
 def _left(work: Work, entry: TableProgress, live: Table, found: Sequence[Drift], *, paused: bool) -> bool:
@@ -144,14 +153,14 @@ class CatalogWatch:
 
     @property
     def waits(self) -> bool:
-        """Whether nothing is to be applied or published, because messages on what the last look showed are on their
-        way into the log."""
-        return self._stream.complete_to < self._awaited and not self._stream.arrived
+        """Whether nothing is to be applied or published before another look, because messages on what the last one
+        showed may be on their way into the log."""
+        return self._awaited > ZERO
 
     @property
     def waited(self) -> bool:
         """Whether they have come, or never do: the catalog is to be looked at again."""
-        return self._awaited > ZERO and not self.waits
+        return self.waits and (self._stream.complete_to >= self._awaited or self._stream.arrived)
 
     @property
     def due(self) -> bool:

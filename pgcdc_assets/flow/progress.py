@@ -297,6 +297,14 @@ class TablesProgress:
             self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
             self._tables[name] = replace(entry, table=table)
 
+    def commented(self, name: TableName, comments: tuple[tuple[int, str], ...], version: int) -> None:
+        """Note that a followed table's mirror has these comments, in this version, and make them durable."""
+        entry = self[name]
+        table = replace(entry.table, comments=comments)
+        self._target.settle({name: version})
+        self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
+        self._tables[name] = replace(entry, table=table, version=version)
+
     def put_aside(self, name: TableName, lsn: Lsn, reason: str) -> None:
         entry = self[name]
         self.states.set(entry.table, TableState.SET_ASIDE, lsn, reason)

@@ -88,8 +88,9 @@ class Standings:
         """The table as the mirror's rows have it: a run may have died right after changing the structure."""
         if held.followed is None or not _newer(held.followed, noted):
             return noted
-        self._states.set(held.followed, row.state, row.lsn, row.reason)
-        return held.followed
+        followed = replace(held.followed, comments=noted.comments)
+        self._states.set(followed, row.state, row.lsn, row.reason)
+        return followed
 
     def _of_former(self, waiting: TableProgress, rows: Mapping[TableName, StateRow]) -> TableProgress:
         """A table without a copy of its own, with the mirror that it has under a former name, if it was followed."""

@@ -11,6 +11,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.closing import RunRanges
+from pgcdc_assets.flow.commenting import carry_comments, lacks_comments
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import PointDue, Standing, TakeLateTurn, TakeTurn, View, next_step
 from pgcdc_assets.flow.drift import CatalogWatch
@@ -56,7 +57,7 @@ class Turns:
         """Look at the catalog; a table that is listed only from there on again is owed a point."""
         before = self._catalog.named
         self._catalog.look()
-        if self._catalog.named != before:
+        if self._catalog.named != before or lacks_comments(self._work):
             self.point.owe()
 
     def begin_copies(self) -> None:
@@ -76,9 +77,8 @@ class Turns:
         if view.exact is not None:
             self._stream.mark(view.exact)
         step = next_step(view)
-        moved |= isinstance(step, TakeLateTurn)
         if isinstance(step, TakeLateTurn):
-            self._catch_up(step)
+            moved |= self._catch_up(step)
             again = self._view(paused=paused, gathers=gathers)
             step = next_step(replace(again, exact=view.exact, held=view.held, caught_up=True))
         if isinstance(step, TakeTurn):
@@ -109,12 +109,19 @@ class Turns:
             exact=None if exact is None or progress.points.has(exact) else exact,
         )
 
-    def _catch_up(self, step: TakeLateTurn) -> None:
-        """Bring late tables, which were copied while the others went on, nearer to the others."""
-        turn = take_turn(self._work, step.upto, self._entries(step.tables))
+    def _catch_up(self, step: TakeLateTurn) -> bool:
+        """Bring late tables, which were copied while the others went on, nearer to the others; returns whether one came
+        further."""
+        before = self._entries(step.tables)
+        turn = take_turn(self._work, step.upto, before)
         self._ranges.count_late(turn)
-        self.point.refused_at = None
+        moved = any(
+            now.replay_lsn > was.replay_lsn for now, was in zip(self._entries(step.tables), before, strict=True)
+        )
+        if moved:
+            self.point.refused_at = None
         self._go_on_restructured()
+        return moved
 
     def _take(self, step: TakeTurn) -> bool:
         """Take a turn and publish; returns whether it brought anything, or the point that was asked for."""
@@ -129,7 +136,7 @@ class Turns:
             progress.reread_versions()
         if turn.tables or messages.count or step.exact or self.point.due:
             self.point.published(step.upto, whole=self.publish(step.upto))
-            if self._catalog.waits:
+            if self._catalog.waits or lacks_comments(self._work):
                 self.point.owe()
             if not self.point.due:
                 self._succeed()
@@ -172,6 +179,7 @@ class Turns:
             self.begin_copies()
             if self._catalog.waits:
                 return False
+        carry_comments(self._work)
         whole = self._work.progress.publish(upto, self._work.log.position(), messages_at(self._work, upto))
         self.tell_changed()
         return whole

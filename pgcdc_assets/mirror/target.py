@@ -201,6 +201,14 @@ class Target(Protocol):
         without that what changed.
         """
 
+    def comment(self, table: Table) -> int:
+        """Give the mirror the comments of the table and of its columns; returns its version then, which is the same as
+        before if it has them. Neither its rows nor its position change.
+
+        A new copy has them from its commit on, and they stay through :meth:`reshape` and :meth:`rename`. One that the
+        source has no more goes; one that another writer made, where the source has none, stays.
+        """
+
     def rename(self, former: TableName, name: TableName, version: int, position: Lsn) -> int:
         """Let the mirror of a table that was renamed go on under its new name; returns its version there.
 

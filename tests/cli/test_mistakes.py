@@ -117,11 +117,15 @@ def _odd_name(rig: Rig) -> None:
     rig.set_up()
 
 
-def _another_kind_of_slot(rig: Rig) -> None:
-    """Beside a log, and before the first copy."""
+def _received(rig: Rig) -> None:
+    """There is a log, and no copy."""
     rig.set_up()
     for command in ("pause apply", "sync", "resume apply"):
         rig.shell.pgcdc(*command.split())
+
+
+def _another_kind_of_slot(rig: Rig) -> None:
+    _received(rig)
     rig.shell.set(TWO_PHASE="true")
     # Whoever starts Spark says something else.
     rig.shell.patch.setenv("JAVA_HOME", "/nowhere/java")
@@ -217,6 +221,10 @@ MISTAKES = (
             ("public.aa: is not among the published tables; did you mean public.a?",), ("range",)),
     Mistake("table to copy", lambda r: r.set_up(), "snapshot nowhere", 1,
             ("public.nowhere: is not among the published tables", "`pgcdc status`")),
+    Mistake("table to heal", lambda r: r.set_up(), "heal public.aa", 1,
+            ("public.aa: is not among the published tables; did you mean public.a?",)),
+    Mistake("table to forget", _received, "forget nowhere --yes", 1,
+            ("public.nowhere: has no mirror in this lake", "`pgcdc status`")),
     Mistake("name with a line's end", _odd_name, "status", 0, (r'public."two\nlines\u202e"  waiting',)),
 )  # fmt: skip
 

@@ -1,14 +1,16 @@
-"""Dagster is asked to load the definitions again as tables come and go, and for nothing else."""
+"""Dagster is asked to load the definitions again as tables come, go and look otherwise, and for nothing else."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pgcdc_assets.cli.reloading import Reloading, by_code_server, by_webserver
-from pgcdc_assets.core.catalog import Catalog, Identity, Table
+from pgcdc_assets.core.catalog import Catalog, Column, Identity, PgType, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE
@@ -21,10 +23,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def _saved(*names: str, version: int = 180000) -> None:
+def _saved(*names: str, version: int = 180000, **facts: Any) -> None:
     """Each time at another moment, however coarse the file system's clock is."""
     before = CATALOG_FILE.stat().st_mtime_ns if CATALOG_FILE.exists() else 0
-    tables = tuple(Table(number, TableName("public", name), ()) for number, name in enumerate(names))
+    tables = tuple(Table(number, TableName("public", name), **{"columns": (), **facts})
+                   for number, name in enumerate(names))  # fmt: skip
     save_catalog(Catalog(OWNER, "p", version, tables), CATALOG_FILE)
     os.utime(CATALOG_FILE, ns=(before + 1_000_000, before + 1_000_000))
 
@@ -52,6 +55,27 @@ def test_as_tables_come_and_go() -> None:
     CATALOG_FILE.write_text("{")
     reloading.load()
     assert asked == [False, True, True]
+
+
+def test_as_columns_and_comments_change() -> None:
+    asked: list[int] = []
+
+    def reload() -> bool:
+        asked.append(1)
+        return True
+
+    column = Column(1, "id", PgType(23, "int4"))
+    _saved("a", columns=(column,))
+    reloading = Reloading(reload)
+    _saved("a", columns=(column,), rows=5, pages=1, relfilenode=7)
+    reloading.load()
+    assert asked == [], "estimates and files are drawn nowhere"
+    _saved("a", columns=(replace(column, not_null=True),))
+    reloading.load()
+    _saved("a", columns=(replace(column, not_null=True),), comments=((1, "the number"),))
+    reloading.load()
+    reloading.load()
+    assert len(asked) == 2
 
 
 def test_a_look_does_not_wait() -> None:

@@ -31,6 +31,17 @@ def _table(oid: int, name: str, *columns: str) -> Table:
     return Table(oid, TableName("public", name), made, key=(1,), publication_rows="1:1")
 
 
+class Told(Silent):
+    """What is reported as progress."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+        self.lines.append(f"{stage}: {message}")
+
+
 A, B = _table(1, "a"), _table(2, "b", "v")
 
 
@@ -135,3 +146,20 @@ def test_a_table_that_no_mirror_can_hold_is_not_copied(work: Work) -> None:
     assert "differ in case alone" in (entry.reason or "")
     _watched(work, [A, replace(B, publication_rows="1:2")])
     assert [table.name for table in work.progress.waiting()] == [B.name], "its columns fit now"
+
+
+def test_many_changes_are_one_line_and_told_once(work: Work) -> None:
+    """As while mirrors are not to change: each look shows the same."""
+    observer = Told()
+    work.observer = observer
+    more = tuple(Column(number, f"c{number}", INT, missing="1") for number in range(3, 38))
+    changed = replace(B, columns=(*B.columns, *more))
+    for _ in range(3):
+        _watched(work, [A, changed], paused=True)
+    (line,) = observer.lines
+    assert line.startswith('watch: table public.b: column "c3" came with a value in older rows, column "c4" ')
+    assert line.endswith('column "c7" came with a value in older rows, and 30 more')
+    _watched(work, [A, B], paused=True)
+    assert len(observer.lines) == 1
+    _watched(work, [A, changed], paused=True)
+    assert observer.lines == [line, line], "it came back"

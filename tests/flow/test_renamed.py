@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
+from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
@@ -70,6 +71,24 @@ def test_below_the_look_the_new_name_is_not_listed(rig: Rig) -> None:
     rig.sync()
     assert _listed(rig, W)
     rig.assert_equal("public.w", "public.u")
+
+
+def test_status_tells_that_it_waits_while_a_run_only_receives(rig: Rig) -> None:
+    rig.commit("ALTER TABLE t RENAME TO w")
+    rig.sync(receive_only=True)
+    (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"mirror {T}"]
+    assert "waits to go on as public.w" in told.what
+    rig.sync()
+    (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"mirror {T}"]
+    assert "is not kept any more: goes on as public.w" in told.what
+    rig.commit("ALTER TABLE w RENAME TO t")
+    rig.sync(receive_only=True)
+    (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"mirror {W}"]
+    assert "waits to go on as public.t" in told.what
+    # A copy that is asked for takes its place.
+    rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
+    (told,) = [one for one in status(rig.settings, rig.settings.source).problems if one.thing == f"mirror {W}"]
+    assert "waits" not in told.what
 
 
 def test_there_and_back_and_to_another_schema(rig: Rig) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from deltalake import DeltaTable
 from psycopg import sql
 from pyspark.sql import SparkSession
 
@@ -19,6 +20,7 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
+from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database, _drop
 from tests.flow.test_sync import Rig
 
@@ -60,6 +62,8 @@ def test_a_text_that_is_no_utf8(
         after = rig.flush()
         conn.execute("INSERT INTO t VALUES (31, 'x')")
         conn.execute("INSERT INTO u VALUES (1, 'goes on')")
+        conn.execute(r"COMMENT ON TABLE u IS E'caf\351'")
+        conn.execute("COMMENT ON COLUMN u.v IS 'café'")
         report = rig.sync()
         ((name, reason),) = report.set_aside
         assert name == T
@@ -67,6 +71,9 @@ def test_a_text_that_is_no_utf8(
         row = TableStates(settings.layout).all()[T]
         assert before <= row.lsn < after, "the transaction of the bad text, and none before it"
         rig.assert_equal("public.u")
+        mirror = DeltaTable(path_of(settings.layout.mirror(TableName("public", "u"))))
+        assert mirror.metadata().description == "caf\ufffd", "a comment is nobody's trouble"
+        assert mirror.schema().fields[1].metadata["comment"] == "café"
 
         report = rig.engine().sync(Bounds(), copy_anew=[T])
         assert "UTF-8" in dict(report.set_aside)[T]

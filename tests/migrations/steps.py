@@ -205,6 +205,12 @@ def _rules() -> Iterator[Migration]:
         ("Flyway", "identity full", "ALTER TABLE t REPLICA IDENTITY FULL"),
     ):
         yield Migration(tool, what, (sql,))
+    yield Migration("Django", "null and not null", (
+        'UPDATE "t" SET "qty" = 0 WHERE "qty" IS NULL; ALTER TABLE "t" ALTER COLUMN "qty" SET NOT NULL',
+        'ALTER TABLE "t" ALTER COLUMN "qty" DROP NOT NULL', 'UPDATE "t" SET "qty" = NULL WHERE "id" < 4'))  # fmt: skip
+    yield Migration("Rails", "comments that go", (
+        """COMMENT ON TABLE "t" IS 'all of it'; COMMENT ON COLUMN "t"."qty" IS 'how many'""",
+        'ALTER TABLE "t" RENAME COLUMN "qty" TO "number"', 'COMMENT ON TABLE "t" IS NULL'))  # fmt: skip
     yield Migration("Flyway", "value of an enum renamed", ("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'",),
                     Result.COPIED)  # fmt: skip
 

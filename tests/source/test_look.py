@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pgcdc_assets.source.catalog.look import CatalogLook
@@ -72,3 +74,15 @@ def test_its_files_and_its_columns_are_of_one_moment(database: Database) -> None
             user.execute("ALTER TABLE t ALTER n TYPE int USING n + 1")
             assert read_tables(conn, ["p"]) == before
         assert read_tables(conn, ["p"]) != before
+
+
+def test_another_comment_is_another_look(database: Database) -> None:
+    """It leaves the fingerprint as it is, so that no point waits for it; a copy that came with it is newer."""
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+        seen = CatalogLook.now(conn, ["p"], [])
+        conn.execute("COMMENT ON TABLE t IS 'all'; COMMENT ON COLUMN t.id IS 'the number'")
+        (table,) = CatalogLook.now(conn, ["p"], []).tables
+        assert seen.stands(conn)
+        assert seen.shows(replace(table, comments=()))
+        assert not seen.shows(table)

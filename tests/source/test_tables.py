@@ -63,6 +63,46 @@ def test_attnums_skip_dropped_columns_and_missing_values_are_told(database: Data
     assert [column.missing for column in table.columns] == [None, None, "5", '{x,"y,z"}', None]
 
 
+@pytest.mark.since(15, "column lists")
+def test_comments_of_tables_and_columns(database: Database) -> None:
+    """Of a partitioned table its own; of columns that are published, under names of any kind, as they were written."""
+    long = "x" * 100_000
+    found = tables_of(
+        database,
+        """CREATE TABLE t (id int PRIMARY KEY, "Größe 'x'" text, gone int, hidden int, plain int);"""
+        "COMMENT ON TABLE t IS E'it''s \\n two lines, \\\\ \"quoted\" ü'; COMMENT ON COLUMN t.gone IS 'gone';"
+        """COMMENT ON COLUMN t."Größe 'x'" IS 'höhe'; COMMENT ON COLUMN t.hidden IS 'hidden';"""
+        f"COMMENT ON COLUMN t.id IS '{long}'; ALTER TABLE t DROP gone;"
+        "COMMENT ON INDEX t_pkey IS 'not the table''s'; COMMENT ON CONSTRAINT t_pkey ON t IS 'nor this';"
+        "CREATE TABLE r (id int, v int) PARTITION BY LIST (id); CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1);"
+        "CREATE TABLE via (id int, v int) PARTITION BY LIST (id); CREATE TABLE via1 PARTITION OF via FOR VALUES IN (1);"
+        "COMMENT ON TABLE r IS 'root'; COMMENT ON TABLE r1 IS 'leaf'; COMMENT ON COLUMN r.v IS 'of the root';"
+        "COMMENT ON TABLE via IS 'via'; COMMENT ON COLUMN via1.v IS 'of a leaf';"
+        "CREATE TABLE bare (id int PRIMARY KEY); COMMENT ON COLUMN bare.id IS 'x'; COMMENT ON COLUMN bare.id IS NULL;"
+        """CREATE PUBLICATION p FOR TABLE t (id, "Größe 'x'", plain), r, bare;"""
+        "CREATE PUBLICATION q FOR TABLE via WITH (publish_via_partition_root)",
+        "p,q",
+    )
+    assert found["t"].comments == ((0, 'it\'s \n two lines, \\ "quoted" ü'), (1, long), (2, "höhe"))
+    assert found["t"].comment == 'it\'s \n two lines, \\ "quoted" ü'
+    assert found["t"].column_comments == {"id": long, "Größe 'x'": "höhe", "plain": None}
+    assert found["r"].comments == ((0, "root"), (2, "of the root"))
+    assert found["via"].comments == ((0, "via"),)
+    assert found["bare"].comments == ()
+
+
+def test_facts_of_the_log_have_no_comments(database: Database) -> None:
+    found = tables_of(
+        database, "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t; COMMENT ON TABLE t IS 'x'"
+    )
+    with connect(database.conninfo) as conn:
+        facts = relation_facts(conn, {found["t"].oid: [23]}, ["p"])[found["t"].oid]
+    assert facts.table is not None
+    assert facts.table.comments == ()
+    assert "comments" not in facts.table.to_json()
+    assert found["t"].without_volatile() == facts.table.without_volatile()
+
+
 def test_the_key_is_what_the_stream_names_rows_by(database: Database) -> None:
     found = tables_of(
         database,

@@ -12,6 +12,7 @@ units       how the work divides                task        what one Spark task 
 match       changes against the mirror's rows   keyindex    which rows have one of some keys
 reshape     another structure by its own rows   projection  what one Spark task does for that
 leaving     rows of partitions that went        rename      the same rows under another name
+commented   comments of its table and columns
 rowgroups   a mirror's files as a merge reads them         liverows   all rows, where delta-rs reads none
 repair      a range derived again               settlement  which versions are durable
 othercommits  what other writers did            compaction  small and worn files written anew

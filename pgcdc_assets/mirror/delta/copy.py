@@ -30,6 +30,7 @@ from pgcdc_assets.delta.tombstones import keeping
 from pgcdc_assets.errors import CopyOutdated, LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.table import moved_away
+from pgcdc_assets.mirror.delta.commented import Commented
 from pgcdc_assets.mirror.delta.copytask import CopyPart, CopyTarget, CopyTask, WrittenPart, copy_failure, copy_parts
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
@@ -207,12 +208,13 @@ class _Copier:
         delta = mirror.delta
         assert delta is not None
         position = {mirror.snapshot_app_id: target.commit_lsn}
-        if target.columns is None:
+        told = Commented.of(delta, target.table, target.columns)
+        if target.columns is None and told.stands(delta):
             return commit_files(delta, files, "overwrite", position)
         if (held := mirror.snapshot_lsn) is not None and held >= target.commit_lsn:
             raise LakeError(f"holds the copy of {held} already", thing=f"mirror {mirror.name}",
                             lsn=Lsn(target.commit_lsn))  # fmt: skip
-        return replace_table(delta, target.columns, files, position)
+        return replace_table(delta, told.columns, files, position, told.properties, description=told.description)
 
 
 def _pieces(

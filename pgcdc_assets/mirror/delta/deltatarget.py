@@ -22,6 +22,7 @@ from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.mirror.delta.apply import apply_tables
+from pgcdc_assets.mirror.delta.commented import comment_mirror
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.mirror.delta.mirror import Mirror
@@ -104,6 +105,9 @@ class DeltaTarget:
     def reshape(self, before: Table, after: Table, *, keep_dropped: bool, by_metadata: bool) -> int:
         return reshape_mirror(self._spark, self._layout, self._identity, before, after,
                               keep=keep_dropped, by_metadata=by_metadata)  # fmt: skip
+
+    def comment(self, table: Table) -> int:
+        return comment_mirror(self._mirror(table.name), table)
 
     def rename(self, former: TableName, name: TableName, version: int, position: Lsn) -> int:
         held = self._mirror(former).at(version)

@@ -82,7 +82,9 @@ def _reshaped(
     if (reason := unfit(delta)) is not None:
         raise LakeError(reason, thing=f"mirror {after.name}")
     columns = _sourced(delta, taken_by(mirror, before), after, keep)
-    structure = {STRUCTURE: json.dumps({"copy": mirror.snapshot_lsn, "table": after.to_json()})}
+    # The comments stand in the columns themselves.
+    followed = replace(after, comments=()).to_json()
+    structure = {STRUCTURE: json.dumps({"copy": mirror.snapshot_lsn, "table": followed})}
     passed(FaultPoint.RESHAPE_COMMITTING)
     stay = {leaf.oid for leaf in after.leaves}
     if gone := [leaf for leaf in before.leaves if leaf.oid not in stay]:
@@ -187,7 +189,8 @@ def _with_rows(
     schema = _schema(columns)
     highest = int(delta.configuration.get(HIGHEST, 0))
     mapped = mirror.mapped or needs_column_mapping(schema.names)
-    wanted = Columns.of(schema, mapped=mapped, highest=highest)
+    sources = {one.name: one.held for one in columns if one.held is not None}
+    wanted = Columns.of(schema, mapped=mapped, highest=highest).commented_as(stated(delta.metadata), sources)
     held = _held(delta)
     source = MergeTarget(mirror.path, physical(held, delta.schema), tuple(held.names))
     work = Projection(source, tuple(columns), physical(schema, wanted.schema), _raw_names(held, columns),

@@ -3,6 +3,7 @@
 tables      tables, columns, keys, leaves    mirrorkey   the choice of a mirror's key: pure
 pgtypes     types down to their base         typeparts   what values of a type are made of
 published   what publications publish        bare        the same without waiting for a lock
+comments    what COMMENT ON has set
 patterns    what the setting `tables` means  look        the published tables and a fingerprint
 drift       what no LSN shows: what changed between two looks
 noted       what our event triggers said of changes of structure

@@ -70,7 +70,7 @@ class CatalogLook:
         """Whether it saw this table exactly as given, which may be older or newer: marks that changed never come
         back."""
         seen = next((other for other in self.tables if other.name == table.name), None)
-        return not table_changes(table, seen)
+        return seen is not None and not table_changes(table, seen) and seen.comments == table.comments
 
     def stands(self, conn: psycopg.Connection[Any]) -> bool:
         """Whether nothing that it saw has changed since, not even changed and changed back."""

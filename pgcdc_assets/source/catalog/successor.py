@@ -41,7 +41,9 @@ def successor(before: Table, now: Table, since: Lsn, *, cast: bool = False) -> T
     follows = replace(lineage, number=lineage.number + 1, since=latest, former=former)
     if now.partitioned:
         follows = replace(follows, restructured=lineage.restructured + 1, columns_since=latest)
-    return replace(now, columns=_with_missing(before, now), leaves=_as_known(before, now), lineage=follows)
+    # Its mirror keeps the comments that it has.
+    return replace(now, columns=_with_missing(before, now), leaves=_as_known(before, now), lineage=follows,
+                   comments=before.comments)  # fmt: skip
 
 
 def with_leaves(before: Table, now: Table, since: Lsn) -> Table:

@@ -16,6 +16,7 @@ from pgcdc_assets.core.catalog import Catalog, Column, Identity, Leaf, ReplicaId
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.source.catalog.bare import UNREAD, refuse_unread
+from pgcdc_assets.source.catalog.comments import Comments, read_comments
 from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity, followable, mirror_key
 from pgcdc_assets.source.catalog.patterns import TablePatterns
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
@@ -190,7 +191,10 @@ def read_tables(
         partitions = [oid for oid, relation in relations.items() if relation.root and not relation.partitioned]
         attached = dict(conn.execute(_ATTACHED, [partitions]).fetchall()) if partitions else {}
         parts = TypeParts.read(conn, {oid for relation in relations.values() for oid in relation.types})
-    assembly = _Assembly(conn.info.server_version, published, relations, leaves, rows, places, attached, parts)
+        comments = read_comments(conn, [oid for oid in relations if oid in published or oid in roots])
+    assembly = _Assembly(
+        conn.info.server_version, published, relations, leaves, rows, places, attached, parts, comments
+    )
     wanted = TablePatterns.parse(patterns)
     known = {table.oid: table for table in before}
     tables = (table for table in assembly.tables() if wanted.match(table.name))
@@ -269,6 +273,7 @@ class _Assembly:
     places: Mapping[int, str] = field(default_factory=dict)
     attached: Mapping[int, str] = field(default_factory=dict)
     parts: TypeParts = field(default_factory=TypeParts)
+    comments: Mapping[int, Comments] = field(default_factory=dict)
 
     def tables(self) -> list[Table]:
         made: dict[TableName, Table] = {}
@@ -358,7 +363,13 @@ class _Assembly:
             enum_rows=self.parts.label_rows(relation.types),
             composites=self.parts.composites(relation.types),
             attnums_given=relation.attnums_given,
+            comments=self._comments(relation, columns),
         )
+
+    def _comments(self, relation: CatalogRelation, columns: Sequence[Column]) -> Comments:
+        """Those of the table and of the columns that are published."""
+        published = {0, *(column.attnum for column in columns)}
+        return tuple(one for one in self.comments.get(relation.oid, ()) if one[0] in published)
 
     def _leaf(self, leaf: CatalogRelation, root: CatalogRelation, sender: int) -> Leaf:
         return Leaf(

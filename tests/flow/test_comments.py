@@ -1,0 +1,369 @@
+"""Comments of tables and columns on their mirrors, and how they change there. No copy is made, and no point lacks the
+table, because of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import dagster as dg
+import pytest
+from deltalake import DeltaTable
+from deltalake.schema import Field, PrimitiveType
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.defs.pipeline import pipeline
+from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.structurenotes import structure_notes
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.setup.setup import setup
+from pgcdc_assets.store.local import path_of
+from tests.fix_postgres import Database
+from tests.flow.test_sync import Rig, T, U, rig_of
+
+pytestmark = pytest.mark.spark
+
+SECONDS = 60.0
+LONG = "x" * 100_000
+ODD = 'it\'s "so" `ü` \\ \n\n two\tlines %s {} ;\u2028 🐘'
+
+
+@pytest.fixture
+def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.1, range_seconds=1)
+    with rig_of(database, spark, settings) as rig:
+        rig.setup()
+        yield rig
+
+
+def _say(rig: Rig, on: str, comment: str | None) -> None:
+    text = "NULL" if comment is None else rig.conn.execute("SELECT quote_literal(%s)", [comment]).fetchall()[0][0]
+    rig.conn.execute(f"COMMENT ON {on} IS {text}".encode())
+
+
+def _mirror(rig: Rig, name: TableName = T) -> DeltaTable:
+    return DeltaTable(path_of(rig.settings.layout.mirror(name)))
+
+
+def _told(rig: Rig, name: TableName = T) -> dict[str, str]:
+    """What a reader of Delta sees; the table's under an empty name."""
+    table = _mirror(rig, name)
+    columns = {
+        field.name: str(field.metadata["comment"]) for field in table.schema().fields if field.metadata.get("comment")
+    }
+    description = table.metadata().description
+    return columns | ({"": description} if description else {})
+
+
+def _by_spark(rig: Rig, name: TableName = T) -> dict[str, str]:
+    path = path_of(rig.settings.layout.mirror(name))
+    rows = rig.session().sql(f"DESCRIBE TABLE EXTENDED delta.`{path}`").collect()
+    found = {row["col_name"]: row["comment"] for row in rows if row["comment"]}
+    about = next((row["data_type"] for row in rows if row["col_name"] == "Comment"), None)
+    columns = {field.name for field in _mirror(rig, name).schema().fields}
+    return {key: value for key, value in found.items() if key in columns} | ({"": about} if about else {})
+
+
+def _version(rig: Rig, name: TableName = T) -> int:
+    return _mirror(rig, name).version()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _no_gap(rig: Rig) -> None:
+    """Each point since the first copy lists all tables, and nothing was copied again."""
+    assert all({T, U} <= point.tables.keys() for point in ConsistentPoints(rig.settings.layout).all())
+    assert len(rig.observer.copies) == 2
+    assert not rig.observer.structures
+
+
+def test_a_copy_has_them_and_they_change_while_a_run_follows(rig: Rig) -> None:
+    _say(rig, "TABLE t", ODD)
+    _say(rig, "COLUMN t.id", "the number")
+    _say(rig, "COLUMN t.big", LONG)
+    rig.sync()
+    first = {"": ODD, "id": "the number", "big": LONG}
+    assert _told(rig) == first
+    assert _by_spark(rig) == first
+    assert (_version(rig), _version(rig, U)) == (1, 1), "the commit of the copy brings them"
+    assert _told(rig, U) == {}
+    bounds = Bounds(follow=True)
+    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
+    run.start()
+    try:
+        _say(rig, "TABLE t", None)
+        _say(rig, "COLUMN t.id", None)
+        _say(rig, "COLUMN t.v", "came")
+        _say(rig, "COLUMN t.big", "short\nnow")
+        _say(rig, "TABLE u", "the others")
+        _until(lambda: _told(rig) == {"v": "came", "big": "short\nnow"} and _told(rig, U) == {"": "the others"})
+        rig.commit("UPDATE t SET v = 'x' WHERE id = 1", "INSERT INTO u VALUES (1000, 1, 1)")
+        newest = ConsistentPoints(rig.settings.layout)
+        _until(lambda: (point := newest.newest()) is not None and point.tables[T] == _version(rig) > 2)
+    finally:
+        bounds.stop.set()
+        run.join(SECONDS)
+    assert not run.is_alive()
+    assert _by_spark(rig) == {"v": "came", "big": "short\nnow"}
+    rig.assert_equal()
+    _no_gap(rig)
+    before = _version(rig)
+    for _ in range(2):
+        rig.sync()
+    assert _version(rig) == before, "what is there is not written again"
+
+
+def test_a_point_lists_the_version_with_them(rig: Rig) -> None:
+    rig.sync()
+    _say(rig, "COLUMN t.v", "said")
+    rig.sync()
+    point = ConsistentPoints(rig.settings.layout).newest()
+    assert point is not None
+    assert point.tables[T] == _version(rig) == 2
+    assert _told(rig) == {"v": "said"}
+    row = TableStates(rig.settings.layout).get(T)
+    assert row is not None
+    assert row.table is not None
+    assert row.table.comments == ((2, "said"),)
+    _no_gap(rig)
+
+
+@pytest.mark.parametrize("way", ["rewrite", "metadata"])
+def test_they_stay_through_other_structures(rig: Rig, way: str) -> None:
+    rig = replace(rig, settings=rig.settings.model_copy(update={"schema_changes": way}))
+    _say(rig, "TABLE t", "all")
+    _say(rig, "COLUMN t.v", "said")
+    _say(rig, "COLUMN t.big", "large")
+    rig.sync()
+    rig.session().sql(f"ALTER TABLE delta.`{path_of(rig.settings.layout.mirror(T))}` ALTER COLUMN id COMMENT 'theirs'")
+    # The columns are written anew for the default; the comment of the new one comes with it.
+    rig.commit("ALTER TABLE t ADD w int DEFAULT 5", "COMMENT ON COLUMN t.w IS 'new'")
+    rig.sync()
+    kept = {"": "all", "v": "said", "big": "large", "id": "theirs"}
+    assert _told(rig) == {**kept, "w": "new"}
+    rig.commit('ALTER TABLE t RENAME v TO "Größe"', "ALTER TABLE t DROP big")
+    rig.sync()
+    del kept["big"]
+    del kept["v"]
+    assert _told(rig) == _by_spark(rig) == {**kept, "w": "new", "Größe": "said"}
+    rig.commit("ALTER TABLE t DROP w", "ALTER TABLE t ADD w text")
+    rig.sync()
+    assert _told(rig) == {**kept, "Größe": "said"}
+    rig.commit("ALTER TABLE t ADD n int", "COMMENT ON COLUMN t.n IS 'appears'", "UPDATE t SET n = 1 WHERE id = 1")
+    rig.sync()
+    assert _told(rig) == {**kept, "Größe": "said", "n": "appears"}
+    _say(rig, 'COLUMN t."Größe"', None)
+    rig.sync()
+    assert _told(rig) == {**kept, "n": "appears"}
+    rig.assert_equal()
+    assert len(rig.observer.copies) == 2
+
+
+def test_a_new_copy_has_those_of_now_and_what_others_say(rig: Rig) -> None:
+    _say(rig, "TABLE t", "all")
+    _say(rig, "COLUMN t.v", "said")
+    rig.sync()
+    mirror = _mirror(rig)
+    mirror.alter.set_column_metadata("id", {"comment": "theirs"})
+    mirror.alter.add_columns([Field("note", PrimitiveType("string"))])
+    _mirror(rig).alter.set_column_metadata("note", {"comment": "theirs, too"})
+    rig.sync()
+    assert _told(rig) == {"": "all", "v": "said", "id": "theirs", "note": "theirs, too"}
+    _say(rig, "TABLE t", None)
+    _say(rig, "COLUMN t.v", None)
+    _say(rig, "COLUMN t.big", "large")
+    rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
+    assert _told(rig) == {"id": "theirs", "big": "large"}
+    # The same columns as before: the copy's commit brings comments all the same.
+    version = _version(rig)
+    _say(rig, "COLUMN t.big", None)
+    rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
+    assert _told(rig) == {"id": "theirs"}
+    assert _version(rig) <= version + 2
+    rig.assert_equal()
+
+
+def test_a_renamed_table_keeps_them(rig: Rig) -> None:
+    _say(rig, "TABLE t", "all")
+    _say(rig, "COLUMN t.v", "said")
+    rig.sync()
+    rig.commit("ALTER TABLE t RENAME TO t2")
+    rig.sync()
+    other = TableName("public", "t2")
+    assert _told(rig, other) == _by_spark(rig, other) == {"": "all", "v": "said"}
+    _say(rig, "TABLE t2", None)
+    rig.sync()
+    assert _told(rig, other) == {"v": "said"}
+    assert len(rig.observer.copies) == 2
+
+
+def test_what_another_writer_says_is_overwritten_by_the_source_alone(rig: Rig) -> None:
+    _say(rig, "COLUMN t.v", "said")
+    rig.sync()
+    mirror = _mirror(rig)
+    mirror.alter.set_table_description("theirs")
+    _mirror(rig).alter.set_column_metadata("big", {"comment": "theirs"})
+    rig.sync()
+    assert _told(rig) == {"": "theirs", "big": "theirs", "v": "said"}
+    _say(rig, "COLUMN t.big", "ours")
+    rig.sync()
+    _say(rig, "COLUMN t.big", None)
+    _say(rig, "COLUMN t.v", None)
+    rig.sync()
+    assert _told(rig) == {"": "theirs"}
+
+
+def test_while_applying_is_paused_no_mirror_changes(rig: Rig) -> None:
+    rig.sync()
+    _say(rig, "COLUMN t.v", "said")
+    rig.sync(receive_only=True)
+    assert _told(rig) == {}
+    rig.sync()
+    assert _told(rig) == {"v": "said"}
+    _no_gap(rig)
+
+
+def test_a_mirror_that_cannot_take_them_holds_nothing_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has got a feature that our commits do not know; changes of its rows would set it aside."""
+    rig.sync()
+    path = path_of(rig.settings.layout.mirror(T))
+    rig.session().sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.feature.rowTracking' = 'supported')")
+    _say(rig, "COLUMN t.v", "said")
+    _say(rig, "COLUMN u.v", "said, too")
+    told: list[str] = []
+    monkeypatch.setattr(rig.observer, "progress", lambda stage, message, **_: told.append(message))
+    report = rig.sync(max_seconds=SECONDS / 2)
+    assert report.set_aside == []
+    (line,) = [line for line in told if "comments" in line]
+    assert line.startswith("the mirror of public.t lacks the comments of its table: ")
+    assert _told(rig) == {}
+    assert _told(rig, U) == {"v": "said, too"}
+    row = TableStates(rig.settings.layout).get(T)
+    assert row is not None
+    assert row.state is TableState.CATCHING_UP
+    point = ConsistentPoints(rig.settings.layout).newest()
+    assert point is not None
+    assert {T, U} <= point.tables.keys()
+
+
+def test_the_root_of_partitions(rig: Rig) -> None:
+    rig.conn.execute("CREATE TABLE r (id int, v text, PRIMARY KEY (id)) PARTITION BY LIST (id)")
+    rig.conn.execute("CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")
+    rig.conn.execute("INSERT INTO r VALUES (1, 'a')")
+    rig.setup()
+    rig.sync()
+    root = TableName("public", "r")
+    _say(rig, "TABLE r", "root")
+    _say(rig, "TABLE r1", "leaf")
+    _say(rig, "COLUMN r.v", "of the root")
+    _say(rig, "COLUMN r1.v", "of the leaf")
+    rig.sync()
+    assert _told(rig, root) == {"": "root", "v": "of the root"}
+    rig.conn.execute("CREATE TABLE r2 PARTITION OF r FOR VALUES IN (2)")
+    rig.sync()
+    rig.conn.execute("INSERT INTO r VALUES (2, 'b')")
+    rig.conn.execute("DROP TABLE r1")
+    rig.sync()
+    assert _told(rig, root) == {"": "root", "v": "of the root"}
+    rig.assert_equal("public.r")
+    assert len(rig.observer.copies) == 3
+
+
+def test_event_triggers_say_nothing_of_comments(rig: Rig) -> None:
+    assert rig.settings.source is not None
+    setup(rig.settings, rig.settings.source, ddl=True)
+    rig.sync()
+    _say(rig, "COLUMN t.v", "said")
+    rig.commit("UPDATE t SET v = 'x' WHERE id = 1", "COMMENT ON TABLE t IS 'all'", "UPDATE t SET v = 'y' WHERE id = 2")
+    rig.commit("ALTER TABLE t ADD w int DEFAULT 5", "COMMENT ON COLUMN t.w IS 'new'", "UPDATE t SET w = 6 WHERE id = 3")
+    rig.sync()
+    assert _told(rig) == {"": "all", "v": "said", "w": "new"}
+    rig.assert_equal()
+    log = ChangeLog(rig.settings.layout).open()
+    assert [note.tag for note in structure_notes(log, log.batches(log.start))] == ["ALTER TABLE"]
+    assert len(rig.observer.copies) == 2
+
+
+def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:
+    """The table as it is saved, and its mirror as Dagster shows it."""
+    catalog = load_catalog(CATALOG_FILE)
+    assert catalog is not None
+    table = catalog.table(T)
+    assert table is not None
+    specs = pipeline(rig.settings, catalog).resolve_all_asset_specs()
+    return table, next(spec for spec in specs if spec.key == dg.AssetKey(["public", "t"]))
+
+
+def test_the_definitions_show_them(rig: Rig) -> None:
+    rig.sync()
+    _say(rig, "TABLE t", "all\nof it")
+    _say(rig, "COLUMN t.v", "said")
+    _say(rig, "COLUMN t.big", LONG)
+    rig.sync()
+    table, node = _drawn(rig)
+    assert table.comments == ((0, "all\nof it"), (2, "said"), (3, LONG))
+    assert (node.description or "").startswith("all\nof it\n\npublic.t, equal to")
+    schema = node.metadata["dagster/column_schema"]
+    assert isinstance(schema, dg.TableSchemaMetadataValue)
+    told = {column.name: column.description for column in schema.schema.columns}
+    assert told == {"id": None, "v": "said", "big": f"{'x' * 1000}..."}
+
+
+def test_not_null_reaches_the_definitions_and_nothing_else(rig: Rig) -> None:
+    rig.sync()
+
+    def nullable() -> list[bool]:
+        schema = _drawn(rig)[1].metadata["dagster/column_schema"]
+        assert isinstance(schema, dg.TableSchemaMetadataValue)
+        return [column.constraints.nullable for column in schema.schema.columns]
+
+    assert nullable() == [False, True, True]
+    for change, expected in (("SET", [False, False, True]), ("DROP", [False, True, True])):
+        rig.commit(f"ALTER TABLE t ALTER v {change} NOT NULL")
+        rig.sync()
+        assert nullable() == expected
+        point = ConsistentPoints(rig.settings.layout).newest()
+        assert point is not None
+        assert {T, U} <= point.tables.keys()
+        assert all(field.nullable for field in _mirror(rig).schema().fields), "see MirrorSchema"
+    rig.commit("UPDATE t SET v = NULL WHERE id < 9")
+    rig.sync()
+    rig.assert_equal()
+    assert len(rig.observer.copies) == 2
+    assert not rig.observer.structures
+
+
+def test_states_and_catalogs_of_earlier_versions(rig: Rig) -> None:
+    """They say nothing of comments: the first run carries all there are."""
+    _say(rig, "COLUMN t.v", "said")
+    rig.sync()
+    catalog = load_catalog(CATALOG_FILE)
+    assert catalog is not None
+    states = TableStates(rig.settings.layout)
+    row = states.get(T)
+    assert row is not None
+    assert row.table is not None
+    states.set(replace(row.table, comments=()), row.state, row.lsn)
+    version = _version(rig)
+    rig.sync()
+    assert (_told(rig), _version(rig)) == ({"v": "said"}, version)
+    now = states.get(T)
+    assert now is not None
+    assert now.table is not None
+    assert now.table.comments == ((2, "said"),)

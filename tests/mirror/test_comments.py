@@ -1,0 +1,108 @@
+"""Comments in a mirror's metadata: what is ours comes and goes with the source's, the rest stays. Without Spark."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.catalog import Column, Table
+from pgcdc_assets.delta.definition import commit_columns
+from pgcdc_assets.delta.log import DeltaVersion
+from pgcdc_assets.delta.mapping import OURS, Columns, stated
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.mirror.delta.commented import comment_mirror
+from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
+from tests.mirror.test_metadata import PLAIN, relabelled
+from tests.mirror.test_reshape import ID, TEXT, A, N, T, made, table
+
+SAID: tuple[tuple[int, str], ...] = ((0, "all"), (2, "said"))
+
+
+def _now(mirror: Mirror) -> DeltaVersion:
+    delta = mirror.again().delta
+    assert delta is not None
+    return delta
+
+
+def _told(mirror: Mirror) -> dict[str, str]:
+    metadata = _now(mirror).metadata
+    columns = {
+        field["name"]: field["metadata"].get("comment") for field in json.loads(metadata["schemaString"])["fields"]
+    }
+    return {name: text for name, text in {"": metadata.get("description"), **columns}.items() if text is not None}
+
+
+def test_they_come_once_and_go(tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    before = _now(mirror)
+    version = comment_mirror(mirror, replace(T, comments=SAID))
+    assert version == before.number + 1
+    assert _told(mirror) == {"": "all", "a": "said"}
+    now = _now(mirror)
+    assert (now.positions, now.files, now.protocol) == (before.positions, before.files, before.protocol)
+    assert comment_mirror(mirror, replace(T, comments=SAID)) == version, "nothing is left to do"
+    comment_mirror(mirror, T)
+    assert _told(mirror) == {}
+    assert stated(_now(mirror).metadata).fields == stated(before.metadata).fields, "no mark is left behind"
+    assert comment_mirror(mirror, T) == version + 1
+
+
+def test_another_writer_s_stay_where_the_source_has_none(tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    theirs = [{**field, "metadata": {"comment": "theirs"}} for field in stated(_now(mirror).metadata).fields]
+    version = commit_columns(_now(mirror), Columns(theirs, {}), description="theirs")
+    assert comment_mirror(mirror, T) == version
+    comment_mirror(mirror, replace(T, comments=((2, "said"),)))
+    assert _told(mirror) == {**dict.fromkeys(_told(mirror), "theirs"), "a": "said"}
+    comment_mirror(mirror, T)
+    assert "a" not in _told(mirror)
+    assert set(_told(mirror).values()) == {"theirs"}
+
+
+def test_comments_of_columns_that_the_mirror_lacks_wait(tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    more = table(ID, A, N, Column(4, "later", TEXT))
+    comment_mirror(mirror, replace(more, comments=((2, "said"), (4, "of what comes"))))
+    assert _told(mirror) == {"a": "said"}
+
+
+def test_a_renamed_column_keeps_its_own(tmp_path: Path) -> None:
+    """Of columns that swap names each keeps its own; the structure that is noted says nothing of comments."""
+    other = Column(3, "n", TEXT)
+    before = replace(table(ID, A, other), comments=((2, "of a"), (3, "of n")))
+    mirror = made(tmp_path, before, [["1"], ["a"], ["x"]])
+    comment_mirror(mirror, before)
+    after = relabelled(mirror, table(ID, replace(A, name="n"), replace(other, name="a")), before)
+    assert _told(mirror) == {"a": "of n", "n": "of a"}
+    assert after.comments == before.comments, "they are by attnum"
+    assert comment_mirror(mirror, after) == _now(mirror).number
+    assert "comments" not in json.loads(_now(mirror).configuration[STRUCTURE])["table"]
+    comment_mirror(mirror, replace(after, comments=((3, "of n"),)))
+    assert _told(mirror) == {"a": "of n"}
+
+
+def test_an_id_and_a_place_in_the_files_stay(tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    after = relabelled(mirror, table(ID, replace(A, name="b"), N))
+    before = {field["name"]: field["metadata"] for field in stated(_now(mirror).metadata).fields}
+    comment_mirror(mirror, replace(after, comments=SAID))
+    metadata = {field["name"]: field["metadata"] for field in stated(_now(mirror).metadata).fields}
+    assert metadata["b"] == {**before["b"], "comment": "said", OURS: "true"}
+    assert {name: metadata[name] for name in ("id", "n")} == {name: before[name] for name in ("id", "n")}
+
+
+def test_without_a_copy_there_is_nothing_to_comment(tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    lost = Mirror(mirror._layout, mirror.identity, replace(T, name=replace(T.name, name="other")).name)
+    with pytest.raises(LakeError, match="has no copy"):
+        comment_mirror(lost, T)
+
+
+def test_tables_of_earlier_versions_have_none() -> None:
+    told = T.to_json()
+    assert "comments" not in told
+    assert Table.from_json(told).comments == ()
+    assert Table.from_json(json.loads(json.dumps(replace(T, comments=SAID).to_json()))).comments == SAID
