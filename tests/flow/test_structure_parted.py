@@ -145,6 +145,40 @@ def test_while_a_run_follows(rig: Rig) -> None:
     _assert_followed(rig, None)
 
 
+def test_rows_that_come_before_anybody_looks(rig: Rig) -> None:
+    """Of a column that has the name of another one, made anew or swapped: they are applied before the look, or wait."""
+    bounds = Bounds(follow=True)
+    rig.settings = rig.settings.model_copy(update={"range_seconds": 5})
+    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
+    run.start()
+    try:
+        rig.commit("UPDATE t SET v = 'begun' WHERE id = 1")
+        run.join(3)
+        for name in ("p_made_anew", "w_made_anew"):
+            _on(rig, name, _CHANGES["made anew"])
+            _on(
+                rig,
+                name,
+                "UPDATE {} SET n = 70 + id WHERE id % 4 = 0",
+                "INSERT INTO {} (id, day, n) VALUES (700, 1, 7)",
+            )
+        for name in ("p_swap", "w_swap"):
+            _on(rig, name, "ALTER TABLE {} ALTER x TYPE text", _CHANGES["swap"])
+            _on(
+                rig,
+                name,
+                "UPDATE {} SET s = 'in s' WHERE id % 4 = 0",
+                "INSERT INTO {} (id, day, x) VALUES (700, 1, 'in x')",
+            )
+        run.join(8)
+    finally:
+        bounds.stop.set()
+        run.join(120)
+    assert not run.is_alive()
+    rig.sync()
+    rig.assert_equal(*_ALL)
+
+
 def test_partitions_that_come_and_go_between_changes_of_columns(rig: Rig) -> None:
     """The feed goes on where leaves change alone. A leaf that is made after a column went has attnums of its own; one
     that was a table before may have another order."""
