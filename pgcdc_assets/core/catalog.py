@@ -260,10 +260,10 @@ class Table:
             del data["lineage"]
         if not self.via_root:
             del data["via_root"]
-        if not self.attnums_given:
-            del data["attnums_given"]
         if not self.comments:
             del data["comments"]
+        if not self.attnums_given:
+            del data["attnums_given"]
         return data
 
     @classmethod

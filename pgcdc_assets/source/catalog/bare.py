@@ -29,20 +29,22 @@ _SCHEMA_MEMBERS: Final = """
   WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
 """
 # A table that is published with its schema, or with all tables, has neither a column list nor a filter.
-_OWN_ROW: Final = """
+OWN_ROW: Final = """
 LEFT JOIN pg_catalog.pg_publication_rel own ON own.prpubid = p.oid AND own.prrelid = c.oid AND NOT p.puballtables
   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s
                   WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)
 """
 # Before 18 a generated column is never in the stream (the view of 15 lists it all the same).
-_COLUMNS: Final = """
+COLUMNS: Final = """
   ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
           AND (own.prattrs IS NULL OR a.attnum = ANY(own.prattrs::int2[]))
           AND (a.attgenerated = '' OR %(version)s >= 180000
                AND a.attgenerated = 's' AND (own.prattrs IS NOT NULL OR to_jsonb(p) ->> 'pubgencols' = 's'))
-        ORDER BY a.attnum), own.prqual IS NOT NULL
+        ORDER BY a.attnum)
 """
+"""Names of the columns that publication ``p`` publishes of relation ``c``, beside :data:`OWN_ROW`; ``version`` is the
+server's. All of it is seen by the query's own snapshot."""
 _QUERY: Final = """
 WITH RECURSIVE pub AS (SELECT * FROM pg_catalog.pg_publication WHERE pubname = ANY(%(names)s)),
 member AS ({members}),
@@ -85,8 +87,8 @@ def read_beside_locks(
     lists = conn.info.server_version >= LISTS_SINCE
     query = _QUERY.format(
         members=_MEMBERS + (_SCHEMA_MEMBERS if lists else ""),
-        columns=_COLUMNS if lists else "NULL::text[], false",
-        own=_OWN_ROW if lists else "",
+        columns=f"{COLUMNS}, own.prqual IS NOT NULL" if lists else "NULL::text[], false",
+        own=OWN_ROW if lists else "",
     )
     wanted = {
         "names": list(publications),

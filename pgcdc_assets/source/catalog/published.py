@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg.errors import InternalError_, LockNotAvailable
 
-from pgcdc_assets.source.catalog.bare import LISTS_SINCE, UNREAD, read_beside_locks, refuse_unread
+from pgcdc_assets.source.catalog.bare import COLUMNS, LISTS_SINCE, OWN_ROW, UNREAD, read_beside_locks, refuse_unread
 
 _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
 GENERATED_SINCE = 180000
@@ -28,10 +28,13 @@ FROM pg_catalog.pg_publication_tables t
 JOIN pg_catalog.pg_publication p ON p.pubname = t.pubname
 JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
 JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+{own}
 WHERE t.pubname = ANY(%(names)s){only} ORDER BY c.oid, p.pubname
 """
 _ONLY = " AND c.oid = ANY(%(oids)s)"
-_LISTS = "t.attnames::text[], t.rowfilter"
+# The view's own list of columns is of the newest catalog and of the query's snapshot at once: a column that was dropped
+# between the two, as another one was added, would seem to be published no more.
+_LISTS = f"{COLUMNS}, t.rowfilter"
 _NO_LISTS = "NULL::text[], NULL::text"
 
 
@@ -60,9 +63,10 @@ def read_published(
     ``oids`` restricts them to these, which is much cheaper among hundreds. With ``unread`` the row filter of a table
     that is locked is UNREAD; without, that raises CopyBlocked.
     """
-    lists = _LISTS if conn.info.server_version >= LISTS_SINCE else _NO_LISTS
-    query = _QUERY.format(lists=lists, only="" if oids is None else _ONLY)
-    wanted = {"names": list(publications), "oids": sorted(set(oids or ()))}
+    version = conn.info.server_version
+    lists, own = (_LISTS, OWN_ROW) if version >= LISTS_SINCE else (_NO_LISTS, "")
+    query = _QUERY.format(lists=lists, own=own, only="" if oids is None else _ONLY)
+    wanted = {"names": list(publications), "oids": sorted(set(oids or ())), "version": version}
     try:
         # A rollback, so that the caller's own transaction keeps its time limit.
         with conn.transaction(force_rollback=True):

@@ -42,8 +42,13 @@ def successor(before: Table, now: Table, since: Lsn, *, cast: bool = False) -> T
     if now.partitioned:
         follows = replace(follows, restructured=lineage.restructured + 1, columns_since=latest)
     # Its mirror keeps the comments that it has.
-    return replace(now, columns=_with_missing(before, now), leaves=_as_known(before, now), lineage=follows,
-                   comments=before.comments)  # fmt: skip
+    return replace(
+        now,
+        columns=_with_missing(before, now),
+        leaves=_as_known(before, now),
+        lineage=follows,
+        comments=before.comments,
+    )
 
 
 def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
