@@ -1,9 +1,10 @@
 """Decides whether rows under a new Relation message can still go into a mirror that was copied under an earlier one.
 
 Columns are compared by attnum (PostgreSQL never gives one out twice), so that a column which was dropped and created
-again under its old name is detected. Leaves may have attnums of their own; their columns are compared by name, as
-PostgreSQL itself ties them to their root. A column that appears without touching old rows is added; any other
-difference ends what can be followed, until a look at the catalog has given the mirror its new structure.
+again under its old name is detected. Leaves may have attnums of their own; their columns are compared by what these are
+at the root (:attr:`Leaf.numbering`), or, where that is not known, by name, as PostgreSQL itself ties them to it. A
+column that appears without touching old rows is added; any other difference ends what can be followed, until a look at
+the catalog has given the mirror its new structure.
 
 Below that look (:attr:`Lineage.since`) rows may come under any structure that the table had since its copy. They are
 read as rows of the newest one: a column that was added since has the value that PostgreSQL gives to older rows. Rows of
@@ -214,19 +215,18 @@ def _other_columns(table: Table, shape: Shape, past: bool) -> str | None:
 def _known(table: Table, shape: Shape, column: ShapeColumn) -> Column | None:
     """The mirror's column for a column of the shape; None if the mirror has none.
 
-    A column that the catalog no longer had when it was read is found by name and type.
+    A column that the catalog no longer had when it was read is found by name and type. One of a leaf is found by what
+    its attnum is at the root: under its name there may be another one by now. Where that is not known, it is found by
+    name, and the mirror does not follow other columns by its own rows.
     """
-    leaf = _leaf(table, shape)
-    for known in table.columns:
-        if leaf:
-            if known.name == column.name:
-                return known
-        elif column.attnum is None:
-            if known.name == column.name and _same_type(known.type, column.type):
-                return known
-        elif known.attnum == column.attnum:
-            return known
-    return None
+    leaf = _numbered(table, shape)
+    if leaf is None and _leaf(table, shape):
+        return next((known for known in table.columns if known.name == column.name), None)
+    if column.attnum is None:
+        alike = (known for known in table.columns if known.name == column.name)
+        return next((known for known in alike if _same_type(known.type, column.type)), None)
+    attnum = column.attnum if leaf is None else leaf.at_root(column.attnum)
+    return next((known for known in table.columns if known.attnum == attnum), None)
 
 
 def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: RelationFacts | None) -> Table | Refusal:

