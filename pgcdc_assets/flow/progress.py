@@ -236,11 +236,21 @@ class TablesProgress:
         self._tables[name] = replace(entry, rekeyed=since if entry.rekeyed is None else entry.rekeyed)
         return self._tables[name].rekeyed or since
 
+    def widening(self, name: TableName, since: Lsn, columns: str) -> Lsn:
+        """Note that the table has columns that came without a value, at ``since`` at the latest, with the marks
+        ``columns`` (:attr:`Table.column_rows`); returns where it was first seen so. A row from below may bring them. No
+        point lists the table until its mirror has them."""
+        entry = self[name]
+        if entry.widening is None or entry.widening[1] != columns:
+            self._tables[name] = entry = replace(entry, widening=(since, columns))
+        return since if entry.widening is None else entry.widening[0]
+
     @property
-    def under_another_key(self) -> bool:
-        """Whether a table has taken all that may have come under its mirror's key, and has another key by now."""
-        return any(entry.rekeyed is not None and entry.replay_lsn >= entry.rekeyed and not entry.reshaping
-                   for entry in self.followed())  # fmt: skip
+    def waits_for_look(self) -> bool:
+        """Whether a table has taken all that may have come under its mirror's key, or columns, and has others by
+        now."""
+        return any(not entry.reshaping and entry.replay_lsn >= seen
+                   for entry in self.followed() for seen in _seen_others(entry))  # fmt: skip
 
     def reshaping(self, name: TableName) -> None:
         """Note that the structure of a table's mirror is being changed."""
@@ -249,7 +259,7 @@ class TablesProgress:
     def reshaped(self, table: Table, version: int) -> bool:
         """Note that a mirror has another structure; returns whether its table is still followed. It is made durable
         before its state: the structure tells how the rows that follow are to be read."""
-        entry = replace(self[table.name], reshaping=False, rekeyed=None)
+        entry = replace(self[table.name], reshaping=False, rekeyed=None, widening=None)
         self._tables[table.name] = entry
         if not entry.state.readable:
             return False
@@ -285,7 +295,7 @@ class TablesProgress:
         """Note that a followed table still is as its mirror has it, but for its files: from now on, others again are
         new files, whatever made these."""
         entry = self[name]
-        self._tables[name] = entry = replace(entry, rekeyed=None)
+        self._tables[name] = entry = replace(entry, rekeyed=None, widening=None)
         stores = {leaf.oid: leaf for leaf in now.leaves}
         leaves = tuple(
             replace(leaf, relfilenode=stores[leaf.oid].relfilenode, toast=stores[leaf.oid].toast)
@@ -416,7 +426,13 @@ class TablesProgress:
 def _changes_after(entry: TableProgress, lsn: Lsn) -> bool:
     """Whether the mirror's structure is, or is to be, one that the table may have got only above ``lsn``."""
     lineage = entry.table.lineage
-    if entry.reshaping or entry.rekeyed is not None:
+    if entry.reshaping or _seen_others(entry):
         # Its columns may be others, too.
         return True
     return lineage is not None and lsn < lineage.since
+
+
+def _seen_others(entry: TableProgress) -> list[Lsn]:
+    """Where a look has shown another key, or more columns, than the mirror has so far."""
+    widening = () if entry.widening is None else entry.widening[:1]
+    return [lsn for lsn in (entry.rekeyed, *widening) if lsn is not None]

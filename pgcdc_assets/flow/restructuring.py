@@ -44,13 +44,18 @@ def restructure(
 
 
 def widen(work: Work, entry: TableProgress, now: Table, since: Lsn, what: str) -> None:
-    """Give a mirror the columns that came without a value in older rows, whether or not a row comes under them.
+    """Give a mirror the columns that came without a value in older rows, once no row from below has brought them.
 
-    Where that would cost more than a commit, or a copy, they come with the first row.
+    Rows tell such columns by themselves, as long as the mirror is not known to have another structure. Where these
+    would cost more than a commit, or a copy, they come with the first row.
     """
-    may = work.settings.schema_changes != "set_aside" and not entry.table.multiset
-    if may and not isinstance(successor(entry.table, now, since), str):
-        restructure(work, entry, now, since, what)
+    if work.settings.schema_changes == "set_aside" or entry.table.multiset:
+        return
+    if isinstance(successor(entry.table, now, since), str):
+        return
+    seen = work.progress.widening(now.name, since, now.column_rows)
+    if entry.replay_lsn >= seen:
+        restructure(work, entry, now, seen, what)
 
 
 def follow_partitions(

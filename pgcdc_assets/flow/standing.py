@@ -31,6 +31,9 @@ class TableProgress:
     ended."""
     rekeyed: Lsn | None = None
     """Set once the catalog has shown another key: changes up to here may have been made under the key of the mirror."""
+    widening: tuple[Lsn, str] | None = None
+    """Set once the catalog has shown columns that came without a value, and no row has brought them so far: from where
+    on they were certainly there, and the marks of all columns then (:attr:`Table.column_rows`)."""
     former: TableName | None = None
     """The name under which the mirror stands that is to go on as this table's, in place of a copy: in ``version``, at
     ``replay_lsn``."""

@@ -146,7 +146,7 @@ class Turns:
     def _go_on_restructured(self) -> None:
         """Look up the structures and partitions of which rows have come; the next turn goes on with them."""
         progress = self._work.progress
-        met = self._work.restructured or self._work.astray or progress.under_another_key
+        met = self._work.restructured or self._work.astray or progress.waits_for_look
         if met and not self._catalog.waits:
             self.look()
             self.begin_copies()

@@ -351,8 +351,28 @@ def test_a_table_with_another_key_is_not_listed_before_it_goes_on_under_it(progr
     assert progress.rekeyed(B.name, Lsn(30)) == 25, "from the first look on that showed it"
     assert not progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a", "c"}
-    assert not progress.under_another_key
+    assert not progress.waits_for_look
     progress.moved(B.name, Lsn(25))
-    assert progress.under_another_key
+    assert progress.waits_for_look
     assert progress.reshaped(replace(B, lineage=Lineage(1, 1, 20)), 2)
-    assert not progress.under_another_key
+    assert not progress.waits_for_look
+
+
+def test_a_table_with_more_columns_is_not_listed_before_its_mirror_has_them(progress: TablesProgress) -> None:
+    """A row may bring them until the mirror stands where they were first seen."""
+    progress.copying([A, B, C], Lsn(10))
+    for table in (A, B, C):
+        progress.copied(table, Lsn(10), 2)
+        progress.moved(table.name, Lsn(20))
+    assert progress.widening(B.name, Lsn(25), "1:7 2:7") == 25
+    assert progress.widening(B.name, Lsn(30), "1:7 2:7") == 25, "from the first look on that showed it"
+    assert not progress.publish(Lsn(20), RECORDED)
+    assert _listed(progress) == {"a", "c"}
+    assert not progress.waits_for_look
+    progress.moved(B.name, Lsn(25))
+    assert progress.waits_for_look
+    assert progress.widening(B.name, Lsn(35), "1:7 2:7 3:9") == 35, "others again"
+    assert not progress.waits_for_look
+    progress.rest(B.name, B)
+    progress.moved(B.name, Lsn(40))
+    assert not progress.waits_for_look

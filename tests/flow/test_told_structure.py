@@ -74,6 +74,21 @@ def test_each_of_several_changes_at_its_own_end(rig: Rig) -> None:
     assert shown[points[-1].replay_lsn] == forms[-1]
 
 
+def test_a_column_without_a_value_comes_at_its_own_end(rig: Rig) -> None:
+    before = _at(rig)
+    rig.conn.execute("ALTER TABLE t ADD z int")
+    after = _at(rig)
+    rig.commit("UPDATE u SET v = 1 WHERE a = 1")
+    rig.sync()
+    rig.assert_equal()
+    ((lsn, copied),) = _followed(rig)
+    assert before < lsn <= after
+    assert not copied
+    points = [point.replay_lsn for point in ConsistentPoints(rig.settings.layout).all() if T in point.tables]
+    assert all(("z" in _columns(rig, point)) == (point >= lsn) for point in points)
+    assert points[-1] >= lsn
+
+
 def test_a_change_without_a_row_is_followed_as_it_comes(rig: Rig) -> None:
     """No look at the catalog is waited for, and no point leaves the table out."""
     slow = Rig(rig.settings.model_copy(update={"range_seconds": 600}), rig.conn, rig.session, rig.observer)
