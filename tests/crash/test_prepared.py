@@ -83,6 +83,8 @@ def test_killed(twins: Twins, faults: Faults, tally: Tally, point: FaultPoint, w
                           f"PREPARE TRANSACTION '{gid}'")  # fmt: skip
     if when == "keeping":
         killed_at(point, twins, faults, tally)
+    # In a quiet source the server may let half a minute pass before it says where it stands.
+    twins.streamed.complete_to(twins.flushed())
     assert wait_until(lambda: source.confirmed(twins.streamed.log) >= prepared, SECONDS)
     if when != "keeping":
         faults.arm(point)
