@@ -91,7 +91,7 @@ def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, p
     elif readable and name in work.restructured:
         restructure(work, entry, live, look.now(), work.restructured[name])
     elif readable and found:
-        widen(work, entry, live, look.now(), found[0].what)
+        widen(work, entry, live, look.now, found[0].what)
     elif readable:
         work.progress.rest(name, live)
 

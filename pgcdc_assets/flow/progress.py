@@ -6,7 +6,7 @@ copy and turn, so that quiet tables cost nothing per turn.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Catalog, Table, relations_of
@@ -236,14 +236,16 @@ class TablesProgress:
         self._tables[name] = replace(entry, rekeyed=since if entry.rekeyed is None else entry.rekeyed)
         return self._tables[name].rekeyed or since
 
-    def widening(self, name: TableName, since: Lsn, columns: str) -> Lsn:
-        """Note that the table has columns that came without a value, at ``since`` at the latest, with the marks
-        ``columns`` (:attr:`Table.column_rows`); returns where it was first seen so. A row from below may bring them. No
-        point lists the table until its mirror has them."""
+    def widening(self, name: TableName, columns: str, position: Callable[[], Lsn]) -> Lsn:
+        """Note that the table has columns that came without a value, with the marks ``columns``
+        (:attr:`Table.column_rows`); returns where it was first seen so, which is ``position`` if that is now. A row
+        from below may bring them. No point lists the table until its mirror has them."""
         entry = self[name]
-        if entry.widening is None or entry.widening[1] != columns:
-            self._tables[name] = entry = replace(entry, widening=(since, columns))
-        return since if entry.widening is None else entry.widening[0]
+        seen = entry.widening
+        if seen is None or seen[1] != columns:
+            seen = position(), columns
+            self._tables[name] = replace(entry, widening=seen)
+        return seen[0]
 
     @property
     def waits_for_look(self) -> bool:

@@ -43,17 +43,17 @@ def restructure(
                             by_metadata=settings.schema_changes == "metadata")  # fmt: skip
 
 
-def widen(work: Work, entry: TableProgress, now: Table, since: Lsn, what: str) -> None:
+def widen(work: Work, entry: TableProgress, now: Table, position: Callable[[], Lsn], what: str) -> None:
     """Give a mirror the columns that came without a value in older rows, once no row from below has brought them.
 
     Rows tell such columns by themselves, as long as the mirror is not known to have another structure. Where these
-    would cost more than a commit, or a copy, they come with the first row.
+    would cost more than a commit, or a copy, they come with the first row. ``position``: of the source, now.
     """
     if work.settings.schema_changes == "set_aside" or entry.table.multiset:
         return
-    if isinstance(successor(entry.table, now, since), str):
+    if isinstance(successor(entry.table, now, entry.replay_lsn), str):
         return
-    seen = work.progress.widening(now.name, since, now.column_rows)
+    seen = work.progress.widening(now.name, now.column_rows, position)
     if entry.replay_lsn >= seen:
         restructure(work, entry, now, seen, what)
 

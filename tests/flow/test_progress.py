@@ -364,14 +364,14 @@ def test_a_table_with_more_columns_is_not_listed_before_its_mirror_has_them(prog
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
         progress.moved(table.name, Lsn(20))
-    assert progress.widening(B.name, Lsn(25), "1:7 2:7") == 25
-    assert progress.widening(B.name, Lsn(30), "1:7 2:7") == 25, "from the first look on that showed it"
+    assert progress.widening(B.name, "1:7 2:7", lambda: Lsn(25)) == 25
+    assert progress.widening(B.name, "1:7 2:7", lambda: Lsn(30)) == 25, "from the first look on that showed it"
     assert not progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a", "c"}
     assert not progress.waits_for_look
     progress.moved(B.name, Lsn(25))
     assert progress.waits_for_look
-    assert progress.widening(B.name, Lsn(35), "1:7 2:7 3:9") == 35, "others again"
+    assert progress.widening(B.name, "1:7 2:7 3:9", lambda: Lsn(35)) == 35, "others again"
     assert not progress.waits_for_look
     progress.rest(B.name, B)
     progress.moved(B.name, Lsn(40))

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets import Lake
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from tests.fix_postgres import Database
@@ -177,3 +178,22 @@ def test_with_event_triggers_each_structure_is_followed(rig: Rig) -> None:
         _on(rig, name, *_WRITES, "ALTER TABLE w DROP e, DROP l, DROP y", *_WRITES)
     rig.sync()
     _assert_followed(rig, 6)
+
+
+def test_a_column_without_a_value_is_no_reason_for_points(rig: Rig) -> None:
+    """It comes with its first row: for it alone the files are not written anew. Meanwhile nothing is owed."""
+    rig.commit("ALTER TABLE w_drop ADD unset int")
+    rig.sync()
+    before = len(ConsistentPoints(rig.settings.layout).all())
+    bounds = Bounds(follow=True)
+    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
+    run.start()
+    # Several looks.
+    run.join(3 * rig.settings.range_seconds)
+    bounds.stop.set()
+    run.join(120)
+    assert not run.is_alive()
+    assert len(ConsistentPoints(rig.settings.layout).all()) - before <= 1
+    rig.commit("UPDATE w_drop SET unset = 3 WHERE unset IS NULL")
+    rig.sync()
+    rig.assert_equal(*_ALL)
