@@ -188,8 +188,10 @@ def test_a_column_without_a_value_is_no_reason_for_points(rig: Rig) -> None:
     bounds = Bounds(follow=True)
     run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
     run.start()
-    # Several looks.
-    run.join(3 * rig.settings.range_seconds)
+    # Several looks, each of which finds the source at another position.
+    for _ in range(8):
+        rig.conn.execute("CREATE TEMP TABLE other (a int); DROP TABLE other")
+        run.join(rig.settings.range_seconds / 2)
     bounds.stop.set()
     run.join(120)
     assert not run.is_alive()
