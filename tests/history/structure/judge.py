@@ -12,6 +12,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.lake import Lake, LakeAt
 from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from tests.history.structure.chronicle import Chronicle, Contents, Tables
 from tests.oracle import RAW, written
@@ -100,13 +101,15 @@ class Judge:
         columns, rows = self._mirrored(at, name)
         if extra := set(columns) - set(source.columns):
             return f"columns {sorted(extra)} are not the source's"
+        if (lacking := set(source.columns) - source.generated - set(columns)) and not self._may_lack(name):
+            return f"columns {sorted(lacking)} of the source are lacking"
         places = {column: place for place, column in enumerate(columns)}
         mine = [column for column in source.columns if column in places or column not in source.generated]
         wanted = [source.columns.index(column) for column in mine]
         expected = Counter[tuple[str | None, ...]]()
         for row, copies in source.rows.items():
             expected[tuple(row[place] for place in wanted)] += copies
-        # A column that the mirror does not have yet is one without a value.
+        # A column that the mirror may lack is one without a value.
         taken = [places.get(column) for column in mine]
         found = Counter[tuple[str | None, ...]]()
         for row, copies in rows.items():
@@ -116,6 +119,12 @@ class Judge:
         if more := found - expected:
             return f"{more.total()} rows too many, like {next(iter(more))} of {mine}"
         return None
+
+    def _may_lack(self, name: TableName) -> bool:
+        """Whether a column without a value comes with its first row."""
+        row = TableStates(self.settings.layout).get(name)
+        table = None if row is None else row.table
+        return table is None or table.multiset or any(leaf.numbering is None for leaf in table.leaves)
 
     def _mirrored(self, at: LakeAt, name: TableName) -> tuple[tuple[str, ...], Counter[tuple[str | None, ...]]]:
         key = (str(name), at.versions[name])
