@@ -16,6 +16,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.settings import Settings
 from tests.fix_postgres import Database
+from tests.flow.test_serving import following
 from tests.flow.test_sync import Rig, rig_of
 
 pytestmark = pytest.mark.spark
@@ -128,19 +129,12 @@ def test_rows_before_within_and_behind(rig: Rig, *, via_root: bool) -> None:
 
 
 def test_while_a_run_follows(rig: Rig) -> None:
-    bounds = Bounds(follow=True)
-    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
-    run.start()
-    try:
+    with following(rig) as run:
         for name, change in _BY_NAME.items():
             _on(rig, name, *_WRITES[:3])
             _on(rig, name, _WRITES[1], _CHANGES[change], *_WRITES[2:])
             run.join(0.4)
             _on(rig, name, *_WRITES)
-    finally:
-        bounds.stop.set()
-        run.join(120)
-    assert not run.is_alive()
     rig.sync()
     _assert_followed(rig, None)
 

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 from typing import Literal
 
 import pytest
@@ -14,11 +13,11 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from tests.fix_postgres import Database
+from tests.flow.test_serving import following
 from tests.flow.test_sync import Rig, rig_of
 
 pytestmark = pytest.mark.spark
@@ -120,19 +119,12 @@ def test_rows_before_within_and_behind(rig: Rig) -> None:
 
 
 def test_while_a_run_follows(rig: Rig) -> None:
-    bounds = Bounds(follow=True)
-    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
-    run.start()
-    try:
+    with following(rig) as run:
         for change, name in _NAMES.items():
             _each(rig, *_WRITES[:2])
             _on(rig, name, _WRITES[1], _CHANGES[change], _WRITES[2])
             run.join(0.4)
             _on(rig, name, *_WRITES)
-    finally:
-        bounds.stop.set()
-        run.join(120)
-    assert not run.is_alive()
     rig.sync()
     _assert_followed(rig, None)
 
@@ -185,16 +177,11 @@ def test_a_column_without_a_value_is_no_reason_for_points(rig: Rig) -> None:
     rig.commit("ALTER TABLE w_drop ADD unset int")
     rig.sync()
     before = len(ConsistentPoints(rig.settings.layout).all())
-    bounds = Bounds(follow=True)
-    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
-    run.start()
-    # Several looks, each of which finds the source at another position.
-    for _ in range(8):
-        rig.conn.execute("CREATE TEMP TABLE other (a int); DROP TABLE other")
-        run.join(rig.settings.range_seconds / 2)
-    bounds.stop.set()
-    run.join(120)
-    assert not run.is_alive()
+    with following(rig) as run:
+        # Several looks, each of which finds the source at another position.
+        for _ in range(8):
+            rig.conn.execute("CREATE TEMP TABLE other (a int); DROP TABLE other")
+            run.join(rig.settings.range_seconds / 2)
     assert len(ConsistentPoints(rig.settings.layout).all()) - before <= 1
     rig.commit("UPDATE w_drop SET unset = 3 WHERE unset IS NULL")
     rig.sync()

@@ -17,6 +17,7 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import event_triggers, setup
 from tests.fix_postgres import Database
+from tests.flow.test_serving import following as run_beside
 from tests.flow.test_structure import SECONDS, _until
 from tests.flow.test_sync import Rig, T, U, rig_of
 
@@ -240,13 +241,8 @@ def test_what_messages_tell_and_rows_do_not_is_copied(
     rig.commit("UPDATE t SET v = 'behind' WHERE id = 3", "ALTER TABLE t ADD w int DEFAULT 5")
     rig.commit("UPDATE t SET v = 'last' WHERE id = 4")
     if following:
-        bounds = Bounds(follow=True)
-        run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
-        run.start()
-        _until(lambda: len(rig.observer.copies) > 2)
-        bounds.stop.set()
-        run.join(SECONDS)
-        assert not run.is_alive()
+        with run_beside(rig):
+            _until(lambda: len(rig.observer.copies) > 2)
     rig.sync()
     rig.sync()
     rig.assert_equal()
