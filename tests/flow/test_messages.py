@@ -55,8 +55,11 @@ def order(rig: Rig, number: int) -> None:
 
 
 def emit(rig: Rig, prefix: str, content: str) -> Lsn:
+    """Between transactions, where no commit flushes it: the WAL writer does, and a sync ends at what is durable."""
     found = rig.conn.execute("SELECT pg_logical_emit_message(false, %s, %s)::text", [prefix, content]).fetchall()
-    return Lsn.parse(found[0][0])
+    lsn = Lsn.parse(found[0][0])
+    wait_for(lambda: rig.flush() >= lsn, what="the WAL writer")
+    return lsn
 
 
 def contents(rows: pa.Table) -> list[str]:

@@ -159,6 +159,7 @@ def test_messages_of_ours_are_in_no_feed(rig: Rig) -> None:
     rig.conn.execute("SELECT pg_logical_emit_message(true, 'app', 'told')")
     rig.conn.execute("SELECT pg_logical_emit_message(true, %s, 'forged')", [f"pgcdc.ddl.{rig.settings.slot}"])
     rig.conn.execute("SELECT pg_logical_emit_message(false, %s, 'forged')", [f"pgcdc.ddl.{rig.settings.slot}"])
+    rig.commit("INSERT INTO u VALUES (900000, 0, 0)", "DELETE FROM u WHERE a = 900000")  # which flushes the message
     asked.sync()
     asked.assert_equal()
     assert [content.as_py() for content in Lake(rig.lake).at().messages()["content"]] == [b"told"]
