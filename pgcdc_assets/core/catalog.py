@@ -73,6 +73,9 @@ class Leaf:
     One of itself for a partition that was made as one, more where the root had lost columns before. It holds for all
     columns that come and go as long as it stays attached, because they change with the root's alone. None if its
     columns are in another order; also in what earlier versions saved."""
+    listed: str = ""
+    """Those of its table's :attr:`Table.publication_rows` that list it by itself; also empty in what earlier versions
+    saved."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -149,6 +152,8 @@ class Table:
     leaves: tuple[Leaf, ...] = ()
     via_root: bool = False
     """For a partitioned root: its rows are published as its own, and the stream does not tell their leaves."""
+    unpublished: tuple[Leaf, ...] = ()
+    """For a partitioned root whose leaves a publication of ours lists one by one: those that it lacks."""
     root: TableName | None = None
     """For a leaf: the root whose mirror it is written to."""
     root_oid: int | None = None
@@ -258,12 +263,9 @@ class Table:
         # The fingerprints of relations in older logs were made without these.
         if self.lineage is None:
             del data["lineage"]
-        if not self.via_root:
-            del data["via_root"]
-        if not self.comments:
-            del data["comments"]
-        if not self.attnums_given:
-            del data["attnums_given"]
+        for name in ("via_root", "unpublished", "comments", "attnums_given"):
+            if not data[name]:
+                del data[name]
         return data
 
     @classmethod
@@ -278,6 +280,7 @@ class Table:
                 "enum_labels": tuple((oid, label) for oid, label in data.get("enum_labels", ())),
                 "composites": tuple(Composite(**composite) for composite in data.get("composites", ())),
                 "leaves": tuple(Leaf.from_json(leaf) for leaf in data["leaves"]),
+                "unpublished": tuple(Leaf.from_json(leaf) for leaf in data.get("unpublished", ())),
                 "root": TableName(**data["root"]) if data["root"] else None,
                 "lineage": Lineage.from_json(data["lineage"]) if data.get("lineage") else None,
                 "comments": tuple((attnum, comment) for attnum, comment in data.get("comments", ())),
@@ -287,8 +290,8 @@ class Table:
     def without_volatile(self) -> Self:
         """The facts that decide how rows are decoded and applied: no storage numbers, no estimates."""
         return replace(
-            self, relfilenode=0, toast=0, traceless=False, leaves=(), via_root=False, pages=0, rows=0,
-            publication_rows="", schema_rows="", column_rows="", enum_labels=(), enum_rows="", composites=(),
+            self, relfilenode=0, toast=0, traceless=False, leaves=(), via_root=False, unpublished=(), pages=0,
+            rows=0, publication_rows="", schema_rows="", column_rows="", enum_labels=(), enum_rows="", composites=(),
             attnums_given=0, lineage=None, comments=(),
         )  # fmt: skip
 

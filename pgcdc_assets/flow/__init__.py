@@ -21,6 +21,7 @@ maintenance deletes what nobody needs           thinning    deletes old points w
 restructuring  follows tables whose structure has changed
 structures  the same where event triggers told of it: at its own LSN
 commenting  carries comments of tables and columns
+newtables   publishes the tables and partitions that came
 renaming    lets mirrors go on under the new names of their tables
 reshaping   changes of mirrors for both, in a thread of their own
 forgetting  deletes mirrors of tables that are gone

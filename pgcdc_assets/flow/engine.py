@@ -25,6 +25,7 @@ from pgcdc_assets.flow.forgetting import ForgetReport, forget
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
 from pgcdc_assets.flow.messages import begin_messages
+from pgcdc_assets.flow.newtables import publish_new
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.flow.progress import TablesProgress
@@ -39,6 +40,7 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog.tables import read_catalog
@@ -89,8 +91,9 @@ class Engine:
     def _sync(self, bounds: Bounds, copy_anew: Sequence[TableName], heal: Sequence[TableName]) -> SyncReport:
         with self._operation(OperationKind.SYNC, serves=bounds.follow) as operation, connect(self._conninfo) as conn:
             operation.given_up = bounds.stop.is_set
-            catalog = self._live_catalog(conn)
+            saved = self._saved_catalog(conn)
             self._recover()
+            catalog = self._live_catalog(conn, saved)
             log = self._log(conn, catalog.identity)
             work = self._work(catalog, log)
             work.operation = operation
@@ -211,7 +214,7 @@ class Engine:
             if aside:
                 self._observer.progress("recover", put_aside(folder, aside))
 
-    def _live_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:
+    def _saved_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:
         saved = load_catalog(CATALOG_FILE)
         if saved is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
@@ -222,6 +225,11 @@ class Engine:
                 f"database {saved.identity.database} of system {saved.identity.system_identifier}", thing="source",
                 do="set `source` to that one, or set up the other in a folder of its own",
             )  # fmt: skip
+        return saved
+
+    def _live_catalog(self, conn: psycopg.Connection[Any], saved: Catalog) -> Catalog:
+        """Tables as the source has them now, with what is new published."""
+        publish_new(conn, self._settings, saved, TableStates(self._settings.layout), self._observer)
         live = read_catalog(conn, saved.identity, saved.publications, self._settings.tables, saved.tables)
         refuse_emptied(saved, live.tables)
         if live != saved:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from pgcdc_assets.core.catalog import Catalog, Table, relations_of
+from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
@@ -184,11 +184,6 @@ class TablesProgress:
             raise NotRepairable(what, thing=f"mirror {name}", lsn=held.replay_lsn, do=copied_anew)
         return replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=held.version,
                        reason=None)  # fmt: skip
-
-    @property
-    def relations(self) -> set[int]:
-        """The OIDs of all tables that ever had a state, and of their leaves."""
-        return relations_of(row.table for row in self.states.all().values() if row.table is not None)
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
         """Have the table copied again, in this run or another: its mirror is wrong from ``lsn`` on at the latest."""

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.names import TableName
+from pgcdc_assets.flow.newtables import publish_new
+from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import Event, EventName
-from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.source.catalog.tables import without_rows
 from pgcdc_assets.source.positions import boundary, flush_lsn
 from pgcdc_assets.source.setup.eventtriggers import EventTriggers
-from pgcdc_assets.source.setup.publications import publish_new
 
 
 class LogStream:
@@ -96,10 +95,9 @@ class LogStream:
         """The catalog's tables as the source has them now."""
         return CatalogLook.now(self._conn, catalog.publications, patterns, catalog.tables)
 
-    def publish_new(self, settings: Settings, known: Container[int]) -> list[TableName]:
-        """Publish the tables that came since, and that the setting ``tables`` means; returns their names. ``known``:
-        relations that were published before, by OID."""
-        return publish_new(self._conn, settings.publication, settings.slot, settings.tables, known)
+    def publish_new(self, work: Work) -> None:
+        """Publish the tables and partitions that came since."""
+        publish_new(self._conn, work.settings, work.catalog, work.progress.states, work.observer)
 
     def without_rows(self, relation: int) -> bool:
         """Whether a relation certainly has no row now."""

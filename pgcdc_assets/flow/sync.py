@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from pgcdc_assets.core.catalog import relations_of
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.table import begin_anew_if_unreadable
 from pgcdc_assets.flow import hold, renaming, restructuring, sentinel
@@ -100,12 +99,8 @@ class Sync:
         return moved
 
     def _watch(self) -> None:
-        """Publish what is new, look at the catalog, save it, and begin the copies that it, or an earlier run, asks
-        for."""
+        """Look at the catalog, save it, and begin the copies that it, or an earlier run, asks for."""
         self._copies.rested()
-        known = self._work.progress.relations | relations_of(self._work.catalog.tables)
-        for name in self._stream.publish_new(self._work.settings, known):
-            self._work.observer.progress("watch", f"table {name}: came, and is published from now on")
         self._turns.look()
         self._copies.begin()
 

@@ -54,7 +54,9 @@ class Turns:
         return level and not self.point.at(complete)
 
     def look(self) -> None:
-        """Look at the catalog; a table that is listed only from there on again is owed a point."""
+        """Publish what is new, and look at the catalog; a table that is listed only from there on again is owed a
+        point."""
+        self._stream.publish_new(self._work)
         before = self._catalog.named
         self._catalog.look()
         if self._catalog.named != before or lacks_comments(self._work):

@@ -63,6 +63,10 @@ class TableStates:
     def get(self, name: TableName) -> StateRow | None:
         return self.all().get(name)
 
+    def tables(self) -> list[Table]:
+        """All tables that ever had a state, as the last one has them."""
+        return [row.table for row in self.all().values() if row.table is not None]
+
     def set(self, table: Table, state: TableState, lsn: Lsn, reason: str | None = None) -> None:
         self.set_all([table], state, lsn, reason)
 

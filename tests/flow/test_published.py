@@ -60,7 +60,7 @@ def test_a_run_that_follows_takes_it_up(rig: Rig) -> None:
 
 def test_a_table_that_is_locked_is_left_for_later(rig: Rig, database: Database) -> None:
     rig.commit("CREATE TABLE new (id int PRIMARY KEY)")
-    args = (rig.settings.publication, rig.settings.slot, rig.settings.tables, ())
+    args = (rig.settings.publication, rig.settings.slot, rig.settings.tables, tuple)
     with database.connect() as other, database.connect() as conn:
         with other.transaction():
             other.execute("LOCK TABLE new IN SHARE UPDATE EXCLUSIVE MODE")
@@ -74,9 +74,9 @@ def test_nothing_is_added_without_the_right_or_to_another_s_publication(rig: Rig
                "CREATE PUBLICATION theirs FOR TABLE t")  # fmt: skip
     with database.connect() as conn:
         conn.execute(f"SET ROLE r_{database.name}".encode())
-        assert publish_new(conn, rig.settings.publication, rig.settings.slot, rig.settings.tables, ()) == []
+        assert publish_new(conn, rig.settings.publication, rig.settings.slot, rig.settings.tables, tuple) == []
         conn.execute("RESET ROLE")
-        assert publish_new(conn, "theirs", rig.settings.slot, rig.settings.tables, ()) == []
+        assert publish_new(conn, "theirs", rig.settings.slot, rig.settings.tables, tuple) == []
 
 
 def test_what_somebody_took_out_stays_out(rig: Rig) -> None:

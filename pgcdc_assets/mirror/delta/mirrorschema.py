@@ -36,7 +36,12 @@ def refusal(table: Table) -> str | None:
         if other != name:
             return f"columns {other} and {name} differ in case alone, which Delta Lake cannot hold"
     unlogged = [leaf.name for leaf in table.leaves if leaf.unlogged]
-    return f"partition {unlogged[0]} is UNLOGGED, and what is written to it is in no stream" if unlogged else None
+    if unlogged:
+        return f"partition {unlogged[0]} is UNLOGGED, and what is written to it is in no stream"
+    if table.unpublished:
+        what = f"partition {table.unpublished[0].name} is in no publication, and what is written to it in no stream"
+        return f"{what}: `pgcdc setup` adds it, or says what it lacks"
+    return None
 
 
 def way_back(name: TableName, *, refused: bool) -> str:

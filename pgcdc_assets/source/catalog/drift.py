@@ -66,7 +66,7 @@ def table_changes(before: Table, now: Table | None) -> list[Drift]:
 
 
 def _publication(before: Table, now: Table) -> Iterator[Drift]:
-    if before.publication_rows and now.publication_rows and before.publication_rows != now.publication_rows:
+    if before.publication_rows and now.publication_rows and _kept_rows(before, now) != _kept_rows(now, before):
         what = "its publication was changed or made anew, or lost and regained it: changes may be missing"
         yield Drift(before.name, DriftKind.REPUBLISHED, Remedy.COPY, what)
     elif before.row_filter != now.row_filter:
@@ -74,6 +74,13 @@ def _publication(before: Table, now: Table) -> Iterator[Drift]:
     elif _altered_marks(before.schema_rows, now.schema_rows):
         what = "was in another schema meanwhile, which its publication does not publish: changes may be missing"
         yield Drift(before.name, DriftKind.REPUBLISHED, Remedy.COPY, what)
+
+
+def _kept_rows(table: Table, other: Table) -> set[str]:
+    """The rows that publish it, without those that list the leaves that the other one has not."""
+    kept = {leaf.oid for leaf in other.leaves}
+    own = {mark for leaf in table.leaves if leaf.oid not in kept for mark in leaf.listed.split()}
+    return set(table.publication_rows.split()) - own
 
 
 def _partitions(before: Table, now: Table) -> Iterator[Drift]:

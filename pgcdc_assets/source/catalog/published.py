@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from psycopg.errors import InternalError_, LockNotAvailable
@@ -123,6 +123,12 @@ FROM pg_catalog.pg_publication_namespace s JOIN pg_catalog.pg_publication p ON p
 JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid
 WHERE p.pubname = ANY(%(names)s)
 """
+MARK: Final = "Made by pgcdc_assets for slot "
+"""How the comment begins of a publication that setup made."""
+_OURS = """
+SELECT pubname::text FROM pg_catalog.pg_publication
+WHERE pubname = ANY(%(names)s) AND starts_with(pg_catalog.obj_description(oid, 'pg_publication'), %(mark)s)
+"""
 _PLACES = """
 SELECT objid, xmin::text FROM pg_catalog.pg_depend
 WHERE classid = 'pg_catalog.pg_class'::regclass AND objid = ANY(%s) AND objsubid = 0
@@ -145,21 +151,29 @@ class PublicationRows:
     publications: Mapping[str, str]
     relations: Mapping[tuple[str, int], str]
     schemas: Mapping[tuple[str, str], str]
+    ours: frozenset[str]
+    """The publications that setup made."""
 
     @classmethod
     def read(cls, conn: psycopg.Connection[Any], names: Sequence[str]) -> PublicationRows:
         query = _PUBLICATION_ROWS + (_SCHEMA_ROWS if conn.info.server_version >= LISTS_SINCE else "")
         rows = list(conn.execute(query.encode(), {"names": list(names)}))
+        ours = frozenset(name for (name,) in conn.execute(_OURS, {"names": list(names), "mark": MARK}))
         return cls(
             {name: mark for name, oid, schema, mark in rows if oid is None and schema is None},
             {(name, oid): mark for name, oid, _, mark in rows if oid is not None},
             {(name, schema): mark for name, _, schema, mark in rows if schema is not None},
+            ours,
         )
 
     @cached_property
     def listed(self) -> frozenset[int]:
         """The relations that a publication lists by themselves."""
         return frozenset(oid for _, oid in self.relations)
+
+    def listing(self, publications: Iterable[str], oid: int) -> str:
+        """The rows that list a relation by itself."""
+        return " ".join(sorted(self.relations[name, oid] for name in publications if (name, oid) in self.relations))
 
     def text(self, publications: Iterable[str], oids: Iterable[int], schemas: Iterable[str]) -> str:
         """The rows that concern a table: its publications', its own or its relatives', its schemas'."""

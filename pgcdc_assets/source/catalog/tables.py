@@ -300,9 +300,19 @@ class _Assembly:
     def root(self, relation: CatalogRelation, senders: Sequence[CatalogRelation]) -> Table:
         """A partitioned table whose leaves are published as themselves."""
         identities = [sender.identity for sender in senders]
-        others = (self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations)
-        unlogged = [leaf for leaf in others if leaf.unlogged and leaf.oid not in self.published]
-        return self._table(relation, senders[0].oid, identities, [*senders, *unlogged])
+        every = (self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations)
+        others = [leaf for leaf in every if leaf.kind == "r" and leaf.oid not in self.published]
+        unlogged = [leaf for leaf in others if leaf.unlogged]
+        lacking = [leaf for leaf in others if not leaf.unlogged] if self._ours(senders) else []
+        table = self._table(relation, senders[0].oid, identities, [*senders, *unlogged])
+        return replace(table, unpublished=self._leaves(lacking, relation, senders[0].oid))
+
+    def _ours(self, senders: Sequence[CatalogRelation]) -> bool:
+        """Whether a publication that setup made lists one of these. Somebody else's may mean those alone that it
+        lists."""
+        if self.rows is None:
+            return False
+        return any(not self.rows.ours.isdisjoint(self.published[sender.oid].publications) for sender in senders)
 
     def leaf(self, relation: CatalogRelation) -> Table:
         """A leaf by itself, with its root's key by name."""
@@ -349,7 +359,7 @@ class _Assembly:
             relfilenode=relation.relfilenode,
             partitioned=relation.partitioned,
             via_root=relation.partitioned and sender == relation.oid,
-            leaves=tuple(self._leaf(leaf, relation, sender) for leaf in sorted(storage, key=lambda r: r.name)),
+            leaves=self._leaves(storage, relation, sender),
             row_filter=entry.row_filter if entry else None,
             updates_seen=seen,
             pages=relation.pages + sum(leaf.pages for leaf in storage),
@@ -371,11 +381,19 @@ class _Assembly:
         published = {0, *(column.attnum for column in columns)}
         return tuple(one for one in self.comments.get(relation.oid, ()) if one[0] in published)
 
+    def _leaves(self, storage: Iterable[CatalogRelation], root: CatalogRelation, sender: int) -> tuple[Leaf, ...]:
+        return tuple(self._leaf(leaf, root, sender) for leaf in sorted(storage, key=lambda r: r.name))
+
     def _leaf(self, leaf: CatalogRelation, root: CatalogRelation, sender: int) -> Leaf:
         return Leaf(
             leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged,
-            sender == root.oid or self._traceless(leaf), leaf.numbering_in(root),
+            sender == root.oid or self._traceless(leaf), leaf.numbering_in(root), self._listed(leaf),
         )  # fmt: skip
+
+    def _listed(self, leaf: CatalogRelation) -> str:
+        if self.rows is None or leaf.oid not in self.published:
+            return ""
+        return self.rows.listing(self.published[leaf.oid].publications, leaf.oid)
 
     def _traceless(self, relation: CatalogRelation) -> bool:
         listed = self.rows is not None and relation.oid in self.rows.listed

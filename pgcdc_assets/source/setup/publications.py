@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +15,13 @@ from psycopg import sql
 
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked
-from pgcdc_assets.source.catalog.published import GENERATED_SINCE
+from pgcdc_assets.source.catalog.published import GENERATED_SINCE, MARK
 from pgcdc_assets.source.setup.rights import Changes
 from pgcdc_assets.source.setup.selection import wanted_tables
 from pgcdc_assets.source.slot.blockers import alterers
 from pgcdc_assets.source.slot.creation import OnWait
 
-_MARK = re.compile(r"Made by pgcdc_assets for slot (\w+)(, with the slot)?")
+_MARK = re.compile(MARK + r"(\w+)(, with the slot)?")
 _LOCK_SECONDS = 2
 """lock_timeout for one table. Adding it waits for DDL, VACUUM or an index build on it (SHARE UPDATE EXCLUSIVE), not for
 writers. We hold no other lock meanwhile, so whoever waits behind us waits for those alone. An autovacuum gives way to a
@@ -57,7 +57,7 @@ class OwnPublication:
         if server_version >= GENERATED_SINCE:
             options.append(sql.SQL("publish_generated_columns = stored"))
         name = sql.Identifier(self.name)
-        mark = f"Made by pgcdc_assets for slot {self.slot}" + (", with the slot" if self.with_slot else "")
+        mark = f"{MARK}{self.slot}" + (", with the slot" if self.with_slot else "")
         return [
             sql.SQL("CREATE PUBLICATION {} WITH ({})").format(name, sql.SQL(", ").join(options)),
             sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, mark),
@@ -120,23 +120,25 @@ def write_ours(
 
 
 def publish_new(
-    conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], known: Container[int]
+    conn: psycopg.Connection[Any], name: str, slot: str, patterns: Sequence[str], known: Callable[[], Container[int]]
 ) -> list[TableName]:  # fmt: skip
-    """List in our publications the tables that are meant and that neither lists yet; returns their names.
+    """List in our publications the tables that are meant and that neither lists yet; returns their names. A partitioned
+    table that is listed by its leaves gets the new ones of these, if their updates can be published.
 
-    ``known``: relations that were listed before, by OID; whoever took one of them out has had a reason. Nothing is done
-    to a publication that somebody else made, nor where the role may not, nor on a standby. A table that is locked is
-    left for the next call.
+    ``known``: relations that were listed before, by OID; whoever took one of them out has had a reason. It is asked if
+    any is not listed. Nothing is done to a publication that somebody else made, nor where the role may not, nor on a
+    standby. A table that is locked is left for the next call.
     """
     publication = read_publication(conn, name)
     if publication is None or not made_by_us(publication, slot):
         return []
-    pair = _Pair(name, inserts_name(name), patterns)
+    pair = _Pair(name, inserts_name(name), patterns, keeps=True)
+    unlisted = [relation for relation in pair.misplaced(conn) if not relation.listed]
+    before = known() if unlisted else ()
     done: list[TableName] = []
-    for relation in pair.misplaced(conn):
+    for relation in unlisted:
         with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction):
-            new = not relation.listed and relation.oid not in known
-            if new and _settle(conn, pair, relation, _BRIEF_SECONDS):
+            if relation.oid not in before and _settle(conn, pair, relation, _BRIEF_SECONDS):
                 done.append(relation.name)
     return done
 
@@ -184,6 +186,8 @@ class _Pair:
     name: str
     inserts: str
     patterns: Sequence[str]
+    keeps: bool = False
+    """What is listed stays where it is."""
 
     @property
     def operations(self) -> dict[str, str]:
@@ -191,16 +195,16 @@ class _Pair:
 
     def misplaced(self, conn: psycopg.Connection[Any], only: int | None = None) -> list[_Listing]:
         """The relations that are not listed as they should be; with ``only``, those of one table."""
-        plan = wanted_tables(conn, self.patterns, only)
-        wanted = {
-            relation.oid: (item.oid, relation.name, frozenset({self.name if item.follows_updates else self.inserts}))
-            for item in plan for relation in item.relations
-        }  # fmt: skip
         listed: dict[int, frozenset[str]] = defaultdict(frozenset)
         names: dict[int, TableName] = {}
         for oid, schema, name, publication in conn.execute(_LISTED, [[self.name, self.inserts]]):
             listed[oid] |= {publication}
             names[oid] = TableName(schema, name)
+        plan = wanted_tables(conn, self.patterns, only, listed.keys() if self.keeps else ())
+        wanted = {
+            relation.oid: (item.oid, relation.name, frozenset({self.name if item.follows_updates else self.inserts}))
+            for item in plan for relation in item.relations
+        }  # fmt: skip
         every = [_Listing(oid, table, name, listed[oid], places) for oid, (table, name, places) in wanted.items()]
         every += [_Listing(oid, oid, names[oid], places, frozenset()) for oid, places in listed.items()
                   if places and oid not in wanted and only in (None, oid)]  # fmt: skip

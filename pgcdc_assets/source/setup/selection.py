@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,21 +51,30 @@ def meant_tables(
     return {name: oid for oid, name, owned in names if (chosen.names(name) if owned else chosen.match(name))}
 
 
-def wanted_tables(conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None) -> list[Planned]:
+def wanted_tables(
+    conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None, kept: Container[int] = ()
+) -> list[Planned]:  # fmt: skip
     """All tables that the patterns mean, by name, each with what a publication of ours should list for it.
 
-    ``only``: the table of this oid.
+    ``only``: the table of this oid. ``kept``: relations that are listed and stay so; a partitioned table of which
+    leaves are among them stays listed by its leaves.
     """
     oids = list(meant_tables(conn, patterns, only).values())
     relations = read_relations(conn, oids)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])
     storage = read_relations(conn, [leaf for group in leaves.values() for leaf in group])
     version = conn.info.server_version
-    made = [
-        _wanted(relation, [storage[leaf] for leaf in leaves.get(oid, ()) if leaf in storage], version)
-        for oid, relation in relations.items()
-    ]
+    groups = {oid: [storage[leaf] for leaf in leaves.get(oid, ()) if leaf in storage] for oid in relations}
+    made = [_kept(relation, groups[oid], kept) or _wanted(relation, groups[oid], version)
+            for oid, relation in relations.items()]  # fmt: skip
     return sorted(made, key=lambda wanted: wanted.table)
+
+
+def _kept(relation: CatalogRelation, leaves: Sequence[CatalogRelation], kept: Container[int]) -> Planned | None:
+    if relation.oid in kept or all(leaf.oid not in kept for leaf in leaves):
+        return None
+    listed = [leaf for leaf in leaves if leaf.kind == "r" and (leaf.oid in kept or leaf.identity.publishable)]
+    return Planned(relation.oid, relation.name, tuple(listed))
 
 
 def _wanted(relation: CatalogRelation, leaves: Sequence[CatalogRelation], version: int) -> Planned:

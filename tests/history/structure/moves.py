@@ -374,13 +374,9 @@ def detach_concurrently(site: Site) -> Move | None:
 
 @_move
 def new_partition(site: Site) -> Move | None:
-    """Made, or cut off with its rows by the way back.
-
-    Not of a root without a key whose partitions are published one by one: until the new one is, its rows are in no
-    stream, and no look shows it (docs/guarantees.md, "Not promised").
-    """
+    """Made, or cut off with its rows by the way back."""
     root, place = site.pick(site.roots), FIRST_NEW + site.chance.randrange(3)
-    if root is None or (site.scope == "tables" and not root.key):
+    if root is None:
         return None
     name = f'{site.schemas.app}."p{place}"'
     bounds = f"FROM ({place}0) TO ({place + 1}0)"

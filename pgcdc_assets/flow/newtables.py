@@ -1,0 +1,26 @@
+"""Has publications of ours list the tables and partitions that came since they were made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from pgcdc_assets.core.catalog import Catalog, relations_of
+from pgcdc_assets.flow.observer import Observer
+from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.setup import publications
+
+
+def publish_new(
+    conn: psycopg.Connection[Any], settings: Settings, catalog: Catalog, states: TableStates, observer: Observer
+) -> None:  # fmt: skip
+    """Publish what the setting ``tables`` means and no publication lists so far, and tell of it. What was listed before
+    is known by ``catalog`` and ``states``, and stays as it is."""
+
+    def known() -> set[int]:
+        return relations_of([*catalog.tables, *states.tables()])
+
+    for name in publications.publish_new(conn, settings.publication, settings.slot, settings.tables, known):
+        observer.progress("watch", f"table {name}: came, and is published from now on")

@@ -1,0 +1,140 @@
+"""A partitioned table whose partitions a publication of ours lists one by one: no point lacks the rows of a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import Lake
+from pgcdc_assets.checks.status import status
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.settings import Settings
+from tests.end_to_end.command import wait_for
+from tests.fix_postgres import Database
+from tests.flow.test_serving import following, newest
+from tests.flow.test_sync import Rig, T, rig_of
+
+pytestmark = pytest.mark.spark
+
+K = TableName("public", "k")
+_MAKE = (
+    "CREATE TABLE k (day int, v text) PARTITION BY LIST (day)",
+    "CREATE TABLE k_1 PARTITION OF k FOR VALUES IN (1)",
+    "ALTER TABLE k REPLICA IDENTITY FULL",
+    "ALTER TABLE k_1 REPLICA IDENTITY FULL",
+    "INSERT INTO k VALUES (1, 'a'), (1, 'a')",
+)
+_NEW = "CREATE TABLE k_2 PARTITION OF k FOR VALUES IN (2)"
+_FULL = "ALTER TABLE k_2 REPLICA IDENTITY FULL"
+_ROW = "INSERT INTO k VALUES (2, 'b')"
+_REASON = (
+    "partition public.k_2 is in no publication, and what is written to it in no stream: `pgcdc setup` adds it, or says "
+    "what it lacks"
+)
+
+
+@pytest.fixture
+def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """Looks are seldom: only a change of the catalog brings one before a point."""
+    monkeypatch.chdir(tmp_path)
+    name = f"s_{database.name}"[:60]
+    settings = Settings(source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, range_seconds=600)
+    with rig_of(database, spark, settings) as rig:
+        rig.commit(*_MAKE)
+        rig.setup()
+        rig.sync()
+        yield rig
+
+
+def _days(rig: Rig) -> list[tuple[int, int]]:
+    """By point that lists the table: how many rows of the second day it has, and how many the source had by then."""
+    lake, found = Lake(rig.lake), []
+    for point in ConsistentPoints(rig.settings.layout).all():
+        at = lake.at(point.replay_lsn)
+        if K in at.tables:
+            found.append((at.arrow("k")["day"].to_pylist().count(2), at.arrow("t").num_rows - 50))
+    return found
+
+
+def test_no_point_lacks_its_rows(rig: Rig) -> None:
+    """One row of ``t`` is written with each of the partition."""
+    with following(rig):
+        wait_for(rig.streaming, what="the stream")
+        rig.commit(_NEW, _FULL, _ROW, "INSERT INTO t VALUES (1001)")
+        wait_for(lambda: 1001 in Lake(rig.lake).at().arrow("t")["id"].to_pylist(), what="a point")
+        rig.commit(_ROW, "INSERT INTO t VALUES (1002)")
+        wait_for(lambda: K in newest(rig).tables and _days(rig)[-1][0] == 2, what="a point of both")
+    rig.commit("DELETE FROM k WHERE day = 2", "DELETE FROM t WHERE id > 1000")
+    rig.sync()
+    assert all(mirrored == held for mirrored, held in _days(rig))
+    rig.assert_equal("public.k", "public.t")
+
+
+def test_one_that_comes_empty_has_nothing_copied(rig: Rig) -> None:
+    """Also where the table has a key by now, by which setup would list it as a whole."""
+    rig.commit("ALTER TABLE k ADD id int GENERATED ALWAYS AS IDENTITY", "ALTER TABLE k ADD PRIMARY KEY (day, id)")
+    rig.sync()
+    copies = len(rig.observer.copies)
+    rig.commit(_NEW)
+    rig.sync()
+    rig.commit("INSERT INTO k VALUES (2, 'b')", "UPDATE k SET v = 'c' WHERE day = 2")
+    rig.sync()
+    rig.assert_equal("public.k")
+    assert len(rig.observer.copies) == copies
+
+
+def test_one_without_an_identity_is_told(rig: Rig) -> None:
+    """An UPDATE of a published one would fail."""
+    rig.commit(_NEW, _ROW, "UPDATE t SET v = 'a' WHERE id = 1")
+    report = rig.sync()
+    assert report.set_aside == [(K, _REASON)]
+    assert set(newest(rig).tables) == {T, TableName("public", "u")}
+    rig.commit("UPDATE k SET v = 'c' WHERE day = 2")
+    told = [problem for problem in status(rig.settings, rig.settings.source).problems if "public.k" in problem.thing]
+    assert [problem.what for problem in told if _REASON in problem.what]
+    rig.commit(_FULL)
+    assert rig.sync().set_aside == []
+    rig.assert_equal("public.k")
+
+
+def test_a_run_that_follows_takes_it_up_as_soon_as_it_can(rig: Rig) -> None:
+    with following(rig):
+        wait_for(rig.streaming, what="the stream")
+        rig.commit(_NEW, _ROW, "INSERT INTO t VALUES (1001)")
+        wait_for(lambda: K not in newest(rig).tables, what="a point without it")
+        rig.commit(_FULL, "INSERT INTO t VALUES (1002)")
+        wait_for(lambda: K in newest(rig).tables, what="a point with it")
+    rig.sync()
+    rig.assert_equal("public.k", "public.t")
+
+
+def test_one_that_somebody_took_out_is_told(rig: Rig) -> None:
+    rig.commit(_NEW, _FULL)
+    rig.sync()
+    rig.commit(f"ALTER PUBLICATION {rig.settings.publication} DROP TABLE k_2", _ROW)
+    assert [name for name, _ in rig.sync().set_aside] == [K]
+    rig.setup()
+    assert rig.sync().set_aside == []
+    rig.assert_equal("public.k")
+
+
+def test_one_that_was_taken_out_for_a_while_has_its_table_copied(rig: Rig) -> None:
+    listing = f"ALTER PUBLICATION {rig.settings.publication} {{}} TABLE k_1"
+    rig.commit(listing.format("DROP"))
+    rig.commit("INSERT INTO k VALUES (1, 'unseen')")
+    rig.commit(listing.format("ADD"))
+    rig.sync()
+    rig.assert_equal("public.k")
+
+
+def test_somebody_else_s_publication_means_what_it_lists(rig: Rig, database: Database) -> None:
+    with rig.conn.transaction():
+        rig.conn.execute(sql.SQL("COMMENT ON PUBLICATION {} IS NULL").format(sql.Identifier(rig.settings.publication)))
+    rig.commit(_NEW, _ROW)
+    assert rig.sync().set_aside == []
+    assert _days(rig)[-1] == (0, 0)
