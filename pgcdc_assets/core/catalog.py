@@ -76,6 +76,8 @@ class Leaf:
     listed: str = ""
     """Those of its table's :attr:`Table.publication_rows` that list it by itself; also empty in what earlier versions
     saved."""
+    replica_identity: ReplicaIdentity | None = None
+    """None in what earlier versions saved."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

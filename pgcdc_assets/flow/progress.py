@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.catalog import Catalog, Leaf, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
@@ -294,10 +294,7 @@ class TablesProgress:
         entry = self[name]
         self._tables[name] = entry = replace(entry, rekeyed=None, widening=None)
         stores = {leaf.oid: leaf for leaf in now.leaves}
-        leaves = tuple(
-            replace(leaf, relfilenode=stores[leaf.oid].relfilenode, toast=stores[leaf.oid].toast)
-            for leaf in entry.table.leaves
-        )
+        leaves = tuple(_as_seen(leaf, stores[leaf.oid]) for leaf in entry.table.leaves)
         table = replace(entry.table, relfilenode=now.relfilenode, toast=now.toast, leaves=leaves,
                         column_rows=now.column_rows)  # fmt: skip
         if table != entry.table:
@@ -418,6 +415,10 @@ class TablesProgress:
                 self.put_aside(entry.table.name, entry.replay_lsn, failure)
                 continue
             self._tables[entry.table.name] = replace(entry, version=version)
+
+
+def _as_seen(leaf: Leaf, now: Leaf) -> Leaf:
+    return replace(leaf, relfilenode=now.relfilenode, toast=now.toast, replica_identity=now.replica_identity)
 
 
 def _changes_after(entry: TableProgress, lsn: Lsn) -> bool:

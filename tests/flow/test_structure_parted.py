@@ -210,6 +210,45 @@ def test_partitions_that_come_and_go_between_changes_of_columns(rig: Rig) -> Non
     _assert_followed(rig, None, "p_add")
 
 
+_OTHER_KEY = ("ALTER TABLE {} DROP CONSTRAINT {}_pkey", "ALTER TABLE {} ADD PRIMARY KEY (s, day)")
+_UNDER_IT = (
+    "UPDATE {} SET id = 7 WHERE id % 3 = 0", "INSERT INTO {} VALUES (7, 1, 'one'), (7, 2, 'two'), (7, 2, 'three')",
+    "UPDATE {} SET s = s || '?' WHERE id % 4 = 1", "UPDATE {} SET day = day % 3 + 1 WHERE s LIKE '%?'",
+    "DELETE FROM {} WHERE s = 'two'",
+)  # fmt: skip
+"""What the former key would take for fewer rows."""
+
+
+@pytest.mark.parametrize("via_root", [False, True], ids=["leaves", "via root"])
+def test_another_key(rig: Rig, *, via_root: bool) -> None:
+    """With rows before and behind, in one run or two, and back; a partition's old images were whole at the copy."""
+    rig.commit("ALTER TABLE p_add_1 REPLICA IDENTITY FULL")
+    rig.engine().sync(Bounds(), copy_anew=[TableName("public", "p_add")])
+    rig.observer.copies.clear()
+    rig.commit("ALTER TABLE p_add_1 REPLICA IDENTITY DEFAULT")
+    for name in ("p_add", "p_drop"):
+        _on(rig, name, *_WRITES, "UPDATE {} SET s = s || id")
+    rig.sync()
+    rig.observer.structures.clear()
+    _on(rig, "p_add", *_WRITES[3:], *_OTHER_KEY)
+    rig.sync()
+    _on(rig, "p_drop", *_WRITES[3:])
+    _on(rig, "p_drop", *_OTHER_KEY)
+    for name in ("p_add", "p_drop"):
+        _on(rig, name, *_UNDER_IT)
+    rig.sync()
+    # Via the root, the fourth partition's old images are whole, and tell no key.
+    copied = ("p_add", "p_drop") if via_root else ()
+    _assert_followed(rig, None, *copied)
+    for name in ("p_add", "p_drop"):
+        _on(rig, name, "DELETE FROM {} WHERE id = 7", _OTHER_KEY[0], "ALTER TABLE {} ADD PRIMARY KEY (id, day)")
+    rig.sync()
+    for name in ("p_add", "p_drop"):
+        _on(rig, name, *_WRITES)
+    rig.sync()
+    _assert_followed(rig, None, *copied, *copied)
+
+
 _COPIED = {
     "p_add": ("ALTER TABLE p_add ADD c int DEFAULT 1", "CREATE TABLE p_add_4 PARTITION OF p_add FOR VALUES IN (4)",
               "INSERT INTO p_add VALUES (900, 4, 's', 1, 'x', 2)"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.core.catalog import Column, Leaf, Lineage, PgType, Table
+from pgcdc_assets.core.catalog import Column, Leaf, Lineage, PgType, ReplicaIdentity, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.alignment import aligned
@@ -174,9 +174,10 @@ SAME = ((1, 0),)
 
 def leaf(
     oid: int, *, numbering: tuple[tuple[int, int], ...] | None = SAME, relfilenode: int = 5, attached: str = "1000:7",
-    name: str = "",
+    name: str = "", identity: ReplicaIdentity | None = "d",
 ) -> Leaf:  # fmt: skip
-    return Leaf(oid, TableName("public", name or f"t_{oid}"), relfilenode, 0, attached, numbering=numbering)
+    title = TableName("public", name or f"t_{oid}")
+    return Leaf(oid, title, relfilenode, 0, attached, numbering=numbering, replica_identity=identity)
 
 
 P, MORE = parted(T, leaf(1), leaf(2)), table(ID, A, Column(3, "c", INT, True, missing="5"))
@@ -188,6 +189,10 @@ def test_partitions_follow() -> None:
     assert found.leaves == P.leaves, "the mirror has rows under the name that a leaf had"
     assert found.structure == "1@32"
     assert Table.from_json(found.to_json()) == found
+
+
+def test_another_key_of_partitions_follows() -> None:
+    assert goes_on(replace(P, key=(2,)), P).key == (2,)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +210,9 @@ def test_partitions_follow() -> None:
         ),
         (parted(T, leaf(1), leaf(2, numbering=None)), parted(MORE, leaf(1), leaf(2)), "its partition public.t_2"),
         (P, parted(MORE, leaf(1), leaf(2, numbering=((1, 0), (2, 1)))), "its partition public.t_2"),
-        (P, replace(P, key=(2,)), "its key changed"),
+        (parted(T, leaf(1), leaf(2, identity="f")), replace(P, key=(2,)), "its key changed"),
+        (P, replace(parted(T, leaf(1), leaf(2, identity="i")), key=(2,)), "its key changed"),
+        (parted(T, leaf(1, identity=None), leaf(2)), replace(P, key=(2,)), "its key changed"),
         (P, replace(P, via_root=True), "it is partitioned or published in another way now"),
     ],
 )

@@ -138,9 +138,8 @@ def _keyed(before: Table, now: Table) -> bool:
     messages themselves tell under which of the two their rows came (:attr:`Shape.told_key`)."""
     if before.key == now.key:
         return True
-    if now.partitioned:
-        return False
-    told = (before.replica_identity, now.replica_identity) == ("d", "d")
+    leaves = (leaf.replica_identity for table in (before, now) for leaf in table.leaves)
+    told = {before.replica_identity, now.replica_identity, *leaves} == {"d"}
     return told and bool(before.key and now.key) and _held(before) >= set(now.key)
 
 

@@ -388,6 +388,7 @@ class _Assembly:
         return Leaf(
             leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged,
             sender == root.oid or self._traceless(leaf), leaf.numbering_in(root), self._listed(leaf),
+            leaf.replica_identity,
         )  # fmt: skip
 
     def _listed(self, leaf: CatalogRelation) -> str:

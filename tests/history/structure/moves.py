@@ -298,7 +298,7 @@ def add_key(site: Site) -> Move | None:
 
 @_move
 def move_key(site: Site) -> Move | None:
-    table = site.pick([table for table in site.plain if table.key])
+    table = site.pick([table for table in site.whole if table.key])
     column = site.column(table, "integer") if table else None
     if table is None or column is None:
         return None
