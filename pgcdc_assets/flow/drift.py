@@ -52,6 +52,7 @@ def watch(work: Work, look: Look, *, paused: bool = False) -> None:
     """
     refuse_emptied(work.catalog, look.live)
     shown = {table.name: table for table in look.live}
+    work.progress.renamed_among(look.live)
     for name in work.progress.gone(shown):
         work.observer.progress("watch", f"table {name}: is not published any more, or was dropped")
     for name in work.progress.found(look.live):

@@ -40,6 +40,8 @@ class TablesProgress:
         self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
         renamed = {entry.table.name for entry in self.renamed_tables()}
         self.naming = Naming(self._left_behind() | renamed | self._renamed_unlisted(rows.values()))
+        self._renamed = set[TableName]()
+        """Tables whose mirrors went on under their new names in this run."""
         self._note_changed()
 
     def __contains__(self, name: TableName) -> bool:
@@ -285,6 +287,7 @@ class TablesProgress:
             # A crash right before leaves both: then the one that stands higher goes on.
             self.states.set(replace(entry.table, name=former), TableState.MOVED, held.replay_lsn, f"goes on as {name}")
         passed(FaultPoint.RENAME_RECORDED)
+        self._renamed.add(name)
         self._tables[name] = TableProgress(entry.table, TableState.CATCHING_UP, held.replay_lsn, version, entry.reason)
         return True
 
@@ -332,6 +335,15 @@ class TablesProgress:
             del self._tables[name]
         return lost
 
+    def renamed_among(self, published: Iterable[Table]) -> None:
+        """Forget the entries under whose names other followed tables stand by now: tables that swapped names, or took
+        one that became free. :meth:`found` takes them in with the mirrors that they have."""
+        oids = {entry.table.oid for entry in self.followed()}
+        for table in published:
+            entry = self._tables.get(table.name)
+            if entry is not None and entry.table.oid != table.oid and table.oid in oids and not entry.reshaping:
+                del self._tables[table.name]
+
     def found(self, published: Iterable[Table]) -> list[TableName]:
         """Take in the tables that were not known; returns their names. A table that was away stands where it was
         left."""
@@ -374,12 +386,13 @@ class TablesProgress:
         return len(versions) == len(self.followed())
 
     def _as_listed(self, newest: Point | None, lsn: Lsn) -> Point | None:
-        """The newest point, if it is of this LSN, with the tables alone that have another structure since, or are not
-        followed any more: there they are as they were before."""
+        """The newest point, if it is of this LSN, with the tables alone that have another structure since, are not
+        followed any more, or whose names others have by now: there they are as they were before."""
         if newest is None or newest.replay_lsn != lsn:
             return None
         left = newest.tables.keys() - self._tables.keys()
         changed = {entry.table.name for entry in self.followed() if _changes_after(entry, lsn)}
+        changed |= {name for name, entry in self._tables.items() if entry.former is not None} | self._renamed
         names = left | (changed & newest.tables.keys())
         return replace(
             newest,

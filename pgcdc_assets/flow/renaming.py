@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.feed.table import FeedTable, begin_anew_if_unreadable
 from pgcdc_assets.flow.reports import Restructured
 from pgcdc_assets.flow.reshaping import Reshaped
 from pgcdc_assets.flow.standing import TableProgress
@@ -32,6 +33,9 @@ def land(work: Work, renamed: Reshaped, since: Lsn) -> bool:
     assert former is not None
     if name not in work.progress:
         return False
+    # What was derived there, and is not applied, is of the table that had the name until now.
+    begin_anew_if_unreadable(work.layout, work.identity, renamed.after)
+    FeedTable(work.layout, work.identity, renamed.after).end_at(work.progress[name].replay_lsn)
     if renamed.failure is not None:
         what = f"table {name} is copied: the mirror of {former} cannot go on: {renamed.failure}"
         work.observer.progress("watch", what)

@@ -61,7 +61,7 @@ class Reshapes:
         self._under_way.append(_UnderWay(after, what, None, done))
 
     def begin_rename(self, entry: TableProgress, former: TableName, what: str) -> None:
-        rename = partial(self._target.rename, former, entry.table.name, entry.version, entry.replay_lsn)
+        rename = partial(self._target.rename, former, entry.table, entry.version, entry.replay_lsn)
         self._under_way.append(_UnderWay(entry.table, what, former, self._pool.submit(rename)))
 
     def landed(self) -> Iterator[Reshaped]:

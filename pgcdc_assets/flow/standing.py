@@ -76,6 +76,9 @@ class Standings:
         held = self._target.standing(table.name)
         if row is None or row.table is None or held is None or row.table.oid != table.oid:
             return TableProgress(table, TableState.WAITING)
+        if held.followed is not None and held.followed.oid != table.oid:
+            # Another table's mirror goes on here, in a run that did not live to note it.
+            return TableProgress(table, TableState.WAITING)
         if row.state is TableState.MOVED or (row.state is TableState.COPYING and held.snapshot_lsn < row.lsn):
             return TableProgress(table, TableState.WAITING)
         shape = self._as_followed(row, row.table, held)

@@ -67,7 +67,8 @@ class Generation:
     """Effective: the larger of what the mirror itself records, and the newest point that lists this generation."""
     version: int
     followed: Table | None = None
-    """The table as the mirror's rows have it since the last :meth:`Target.reshape`; None before any."""
+    """The table as the mirror's rows have it since the last :meth:`Target.reshape` or :meth:`Target.rename`; None
+    before any."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class Target(Protocol):
         source has no more goes; one that another writer made, where the source has none, stays.
         """
 
-    def rename(self, former: TableName, name: TableName, version: int, position: Lsn) -> int:
+    def rename(self, former: TableName, table: Table, version: int, position: Lsn) -> int:
         """Let the mirror of a table that was renamed go on under its new name; returns its version there.
 
         The rows are not read: they and the columns that ``version`` has at the former name become, in one atomic step,

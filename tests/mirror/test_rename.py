@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from pyroaring import BitMap64
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import FileChange, commit_change
+from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.store import storage
@@ -19,6 +21,7 @@ from tests.flow.mirrors import delta_target
 from tests.mirror.test_reshape import NAME, OWNER, ROWS, T, made, rows
 
 NEW = TableName("else", "new")
+AS_NEW = replace(T, name=NEW)
 FEW: list[list[str | None]] = [["9"], ["nine"], ["9.00"]]
 
 
@@ -38,7 +41,7 @@ def _target(mirror: Mirror) -> DeltaTarget:
 
 def test_rows_deletions_and_position(mirror: Mirror) -> None:
     target = _target(mirror)
-    version = target.rename(NAME, NEW, mirror.version, Lsn(30))
+    version = target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     held = target.standing(NEW)
     assert held is not None
     assert (held.snapshot_lsn, held.replay_lsn, held.version) == (Lsn(30), Lsn(30), version)
@@ -53,15 +56,28 @@ def test_the_version_that_was_looked_at(mirror: Mirror) -> None:
     """The old name may have got another table's rows since."""
     seen, expected = mirror.version, rows(mirror)
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 40})
-    _target(mirror).rename(NAME, NEW, seen, Lsn(30))
+    _target(mirror).rename(NAME, AS_NEW, seen, Lsn(30))
     assert rows(Mirror(mirror._layout, OWNER, NEW)) == expected
+
+
+def test_another_table_s_copy_of_the_same_position(mirror: Mirror) -> None:
+    """Whoever found the place later would take the one's position for the other's."""
+    target = _target(mirror)
+    target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
+    other = replace(AS_NEW, oid=T.oid + 1)
+    with pytest.raises(LakeError, match="holds a copy at 0/1E already"):
+        target.rename(NAME, other, mirror.version, Lsn(30))
+    version = target.rename(NAME, other, mirror.version, Lsn(31))
+    held = target.standing(NEW)
+    assert held is not None
+    assert (held.snapshot_lsn, held.version, held.followed) == (Lsn(31), version, other)
 
 
 def test_there_and_back(mirror: Mirror) -> None:
     """The old place holds some of the files already, and versions of before stay readable."""
     target, expected, seen = _target(mirror), rows(mirror), mirror.version
-    target.rename(NAME, NEW, seen, Lsn(30))
-    back = target.rename(NEW, NAME, target.version(NEW), Lsn(50))
+    target.rename(NAME, AS_NEW, seen, Lsn(30))
+    back = target.rename(NEW, T, target.version(NEW), Lsn(50))
     assert rows(mirror.again()) == expected == rows(mirror, seen)
     actions = storage.read(mirror.path / "_delta_log" / f"{back:020d}.json").decode()
     assert '"add"' not in actions, "what both have is neither removed nor added"
@@ -71,13 +87,13 @@ def test_there_and_back(mirror: Mirror) -> None:
 def test_a_run_that_died_before_the_commit(mirror: Mirror) -> None:
     """It left the folder, an empty table, and half a copy of a file."""
     target, expected = _target(mirror), rows(mirror)
-    target.rename(NAME, NEW, mirror.version, Lsn(30))
+    target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     there = Mirror(mirror._layout, OWNER, NEW).path
     (path_of(there) / "_delta_log" / f"{1:020d}.json").unlink()
     (file,) = live_files(mirror.path)
     (path_of(there) / file.path).unlink()
     (path_of(there) / file.path).write_bytes(b"PAR1")
-    target.rename(NAME, NEW, mirror.version, Lsn(30))
+    target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     assert rows(Mirror(mirror._layout, OWNER, NEW)) == expected
 
 
@@ -86,7 +102,7 @@ def test_what_stood_there_is_replaced(mirror: Mirror, tmp_path: Path) -> None:
     other = made(tmp_path / "other", T, FEW)
     storage.move_folder(other.path, mirror._layout.mirror(NEW))
     target, expected = _target(mirror), rows(mirror)
-    target.rename(NAME, NEW, mirror.version, Lsn(30))
+    target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     assert rows(Mirror(mirror._layout, OWNER, NEW)) == expected
 
 

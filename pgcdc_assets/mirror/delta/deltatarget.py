@@ -109,11 +109,11 @@ class DeltaTarget:
     def comment(self, table: Table) -> int:
         return comment_mirror(self._mirror(table.name), table)
 
-    def rename(self, former: TableName, name: TableName, version: int, position: Lsn) -> int:
+    def rename(self, former: TableName, table: Table, version: int, position: Lsn) -> int:
         held = self._mirror(former).at(version)
         if held is None:
             raise LakeError(f"has no version {version} any more", thing=f"mirror {former}")
-        return rename_mirror(held, self._mirror(name), self._layout.root, position)
+        return rename_mirror(held, self._mirror(table.name), table, self._layout.root, position)
 
     # Publish ------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Final
@@ -32,7 +33,8 @@ IDENTITY: Final = "pgcdc.identity"
 """Table property: whose changes the mirror takes."""
 SOURCE_TABLE: Final = "pgcdc.table"
 STRUCTURE: Final = "pgcdc.structure"
-"""Table property: the table as its rows follow it since a change of its structure, with the copy that this is of."""
+"""Table property: the table as its rows follow it since a change of its structure, or of its name, with the copy that
+this is of."""
 
 PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
@@ -43,6 +45,11 @@ PROPERTIES: Final = {
     "delta.autoOptimize.autoCompact": "false",
     "delta.autoOptimize.optimizeWrite": "false",
 }
+
+
+def structured(table: Table, copy: Lsn | None) -> dict[str, str]:
+    """:data:`STRUCTURE` of a mirror that has these rows. Its comments stand in the columns themselves."""
+    return {STRUCTURE: json.dumps({"copy": copy, "table": replace(table, comments=()).to_json()})}
 
 
 def create_mirror(path: Location, schema: MirrorSchema, properties: Mapping[str, str], root: Location) -> None:
@@ -175,7 +182,7 @@ class Mirror:
 
     @property
     def followed(self) -> Table | None:
-        """The table as the mirror's rows have it; None for one that has the structure of its copy."""
+        """The table as the mirror's rows have it; None for one that has the structure and the name of its copy."""
         told = None if self.delta is None else self.delta.configuration.get(STRUCTURE)
         if told is None:
             return None

@@ -11,6 +11,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
@@ -18,20 +19,24 @@ from pgcdc_assets.delta.definition import continue_table
 from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, STRUCTURE, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, create_mirror, structured
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.store import storage
 
 
-def rename_mirror(former: Mirror, place: Mirror, root: Location, position: Lsn) -> int:
-    """Let the mirror ``former``, as it was read, go on at ``place``, as a copy at ``position``; returns the version
-    there.
+def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, position: Lsn) -> int:
+    """Let the mirror ``former``, as it was read, go on at ``place``, as a copy of ``table`` at ``position``; returns
+    the version there.
 
-    ``position``: where the former mirror stands, which its own commits may state too low. ``root``: the lake's.
+    ``position``: where the former mirror stands, which its own commits may state too low. ``root``: the lake's. Raises
+    LakeError if ``place`` holds another table's copy at the same position: nothing would tell the two apart.
     """
     held = former.delta
     if held is None:
         raise LakeError("is no table that could go on under another name", thing=f"mirror {former.name}")
+    begun = place.followed is not None and place.followed.oid == table.oid
+    if place.snapshot_lsn == position and not begun:
+        raise LakeError(f"holds a copy at {position} already", thing=f"mirror {place.name}", lsn=position)
     if not place.exists:
         owned = {IDENTITY: place.identity.app_id(), SOURCE_TABLE: str(place.name)}
         create_mirror(place.path, MirrorSchema(pa.schema(held.schema.to_arrow())), owned, root)
@@ -39,20 +44,17 @@ def rename_mirror(former: Mirror, place: Mirror, root: Location, position: Lsn) 
     names = {name for file in held.files for name in (file.path, file.vector) if name is not None}
     storage.together(place.path, [partial(_link, held.folder / name, place.path / name) for name in sorted(names)])
     passed(FaultPoint.RENAMED_FILES_LINKED)
-    version = again_after_lost_races(partial(_continued, place, held, position))
+    version = again_after_lost_races(partial(_continued, place, held, table, position))
     passed(FaultPoint.RENAME_COMMITTED)
     return version
 
 
-def _continued(place: Mirror, held: DeltaVersion, position: Lsn) -> int:
+def _continued(place: Mirror, held: DeltaVersion, table: Table, position: Lsn) -> int:
+    """The commit says which table the rows are of: the place may have been another one's until now."""
     mirror = place.again()
     assert mirror.delta is not None
-    return continue_table(mirror.delta, held, {mirror.snapshot_app_id: position}, _properties(held, mirror))
-
-
-def _properties(held: DeltaVersion, place: Mirror) -> dict[str, str]:
-    kept = {name: value for name, value in held.configuration.items() if name != STRUCTURE}
-    return {**kept, IDENTITY: place.identity.app_id(), SOURCE_TABLE: str(place.name)}
+    owned = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(mirror.name), **structured(table, position)}
+    return continue_table(mirror.delta, held, {mirror.snapshot_app_id: position}, {**held.configuration, **owned})
 
 
 def _link(source: Location, to: Location) -> None:

@@ -9,7 +9,6 @@ multiset are written anew in any case, because the hash by which they are found 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,7 @@ from pgcdc_assets.delta.mapping import HIGHEST, Columns, physical, stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.mirror.delta.leaving import without_leaves
-from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
+from pgcdc_assets.mirror.delta.mirror import Mirror, structured
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, own_fields
 from pgcdc_assets.mirror.delta.projection import Projection, Sourced, has_texts, project
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
@@ -82,9 +81,7 @@ def _reshaped(
     if (reason := unfit(delta)) is not None:
         raise LakeError(reason, thing=f"mirror {after.name}")
     columns = _sourced(delta, taken_by(mirror, before), after, keep)
-    # The comments stand in the columns themselves.
-    followed = replace(after, comments=()).to_json()
-    structure = {STRUCTURE: json.dumps({"copy": mirror.snapshot_lsn, "table": followed})}
+    structure = structured(after, mirror.snapshot_lsn)
     passed(FaultPoint.RESHAPE_COMMITTING)
     stay = {leaf.oid for leaf in after.leaves}
     if gone := [leaf for leaf in before.leaves if leaf.oid not in stay]:
