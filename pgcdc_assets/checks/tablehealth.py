@@ -94,8 +94,8 @@ def _untaken(facts: Facts) -> Iterator[Problem]:
         if lost.table is None:
             yield warning(
                 f"table {rows.name}", f"{what}: it belonged to no table that was followed",
-                "run `pgcdc setup`, then `pgcdc sync`, if it is to be mirrored, else take it out of the publication; "
-                "this is told as long as the change log holds them",
+                "if it is gone, nothing; if it is to be mirrored, run `pgcdc setup`, then `pgcdc sync`, else take it "
+                "out of the publication. This is told as long as the change log holds them",
             )  # fmt: skip
         elif not lost.held and states.get(lost.table) is not None and states[lost.table].readable:
             yield error(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
@@ -73,7 +73,7 @@ def watch(work: Work, look: Look, *, paused: bool = False) -> None:
 def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, paused: bool) -> None:
     name, readable = entry.table.name, entry.state.readable
     found = [change for change in table_changes(entry.table, live) if readable or change.action in _COPIED]
-    _tell(work, name, [change.what for change in found if change.action in (*_COPIED, Remedy.SET_ASIDE)])
+    _tell(work, name, _line(change for change in found if change.action in (*_COPIED, Remedy.SET_ASIDE)))
     copy, parts = _first(found, Remedy.COPY), _first(found, Remedy.PARTITIONS)
     if live is not None and (reason := work.target.refusal(live)) is not None:
         work.progress.refuse(live, reason)
@@ -83,8 +83,8 @@ def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, p
         work.progress.must_copy(name, work.log.position(), lost.what)
     elif live is None or _left(work, entry, live, found, paused=paused):
         return
-    elif aside := _first(found, Remedy.SET_ASIDE):
-        restructure(work, entry, live, look.now(), aside.what)
+    elif aside := [change for change in found if change.action is Remedy.SET_ASIDE]:
+        restructure(work, entry, live, look.now(), _line(aside))
     elif parts:
         follow_partitions(work, entry, live, look.now(), look.without_rows, parts.what)
     elif readable and name in work.astray:
@@ -97,11 +97,16 @@ def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, p
         work.progress.rest(name, live)
 
 
-def _tell(work: Work, name: TableName, changes: Sequence[str]) -> None:
-    """Report what a look shows of a table in one line, and once, however many looks show the same."""
-    more = f", and {len(changes) - TOLD_CHANGES} more" if len(changes) > TOLD_CHANGES else ""
-    line = ", ".join(changes[:TOLD_CHANGES]) + more
-    if changes and work.drift_told.get(name) != line:
+def _line(changes: Iterable[Drift]) -> str:
+    """The changes of one table in one line."""
+    told = [change.what for change in changes]
+    more = f", and {len(told) - TOLD_CHANGES} more" if len(told) > TOLD_CHANGES else ""
+    return ", ".join(told[:TOLD_CHANGES]) + more
+
+
+def _tell(work: Work, name: TableName, line: str) -> None:
+    """Report what a look shows of a table, and once, however many looks show the same."""
+    if line and work.drift_told.get(name) != line:
         work.observer.progress("watch", f"table {name}: {line}")
     work.drift_told[name] = line
 

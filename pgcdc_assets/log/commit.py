@@ -78,7 +78,7 @@ def newest_of(table: DeltaLog) -> DeltaVersion:
     except LakeError as error:
         raise LogCorrupt(error.what, thing=error.thing or str(table.folder)) from None
     if version is None:
-        raise SetupNeeded("does not exist", thing=f"change log {table.folder}")
+        raise SetupNeeded("does not exist", thing=f"change log {table.folder}", do="run `pgcdc sync`: it makes it")
     if version.configuration.get(FORMAT) not in (_FORMAT, *_FORMER_FORMATS):
         raise LogCorrupt("has a format that this version does not read", thing=str(table.folder))
     return version
