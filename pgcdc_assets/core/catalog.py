@@ -232,6 +232,12 @@ class Table:
         return max(self.attnums_given, *self.live, *(column.attnum for column in self.columns), 0)
 
     @property
+    def descent(self) -> Lineage:
+        """Its lineage; that of a copy without any change since where there is none. The copy did not know columns that
+        rows have brought."""
+        return self.lineage or Lineage(0, self.attnums_given or self.highest_attnum, 0)
+
+    @property
     def left_behind(self) -> frozenset[str]:
         """Names of columns that are gone since the copy: the mirror may have kept these columns."""
         now = {column.attnum for column in self.columns}

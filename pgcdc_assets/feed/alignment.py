@@ -26,7 +26,7 @@ Alignment = tuple[int | None, ...]
 def aligned(table: Table, shape: Shape) -> Alignment | None:
     """The one way to read a message of the table itself, or of a leaf under the table's attnums; None if there is none,
     or more than one."""
-    lineage = table.lineage or Lineage(0, table.highest_attnum, 0)
+    lineage = table.descent
     candidates = _candidates(table, lineage, shape)
     ways = _ways(shape.columns, candidates)
     return ways[0] if len(ways) == 1 else None
@@ -62,7 +62,7 @@ def _candidates(table: Table, lineage: Lineage, shape: Shape) -> list[_Candidate
         found.setdefault(column.attnum, _Candidate(attnum)).types.append(column.type)
     for attnum in shape.attnums - found.keys():
         if attnum > lineage.copied:
-            found[attnum] = _Candidate(attnum)
+            found[attnum] = _Candidate(None if _gone(table, attnum) else attnum)
     highest = max((*found, *table.live, *shape.live), default=0)
     unseen = set(range(lineage.copied + 1, highest)) - found.keys() - set(table.live) - shape.live
     for attnum, one in found.items():
@@ -72,6 +72,11 @@ def _candidates(table: Table, lineage: Lineage, shape: Shape) -> list[_Candidate
     # Columns that were added last, and dropped before anybody looked, have left no trace.
     last = [_Candidate(None) for _ in shape.columns]
     return [*(found[attnum] for attnum in sorted(found)), *last]
+
+
+def _gone(table: Table, attnum: int) -> bool:
+    """Whether a column came and went before the look that showed the table."""
+    return bool(table.live) and attnum <= table.highest_attnum and attnum not in table.live
 
 
 def _ways(columns: Sequence[ShapeColumn], candidates: Sequence[_Candidate]) -> list[Alignment]:

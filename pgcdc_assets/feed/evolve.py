@@ -256,9 +256,13 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
 
 def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) -> bool:
     """Whether a column that was added since the copy, but before this one, is gone: it may have had this one's name."""
-    live = {int(mark.split(":")[0]) for mark in relation.column_rows.split()}
-    known = [c.attnum for c in shape.columns if c.attnum is not None and _known(table, shape, c) is not None]
-    last = max(known, default=0) if _leaf(table, shape) else table.highest_attnum
+    live, last = set(relation.live), table.highest_attnum
+    if (leaf := _numbered(table, shape)) is not None:
+        # The first that a column added since may have, less one: the last may have gone before the leaf was made.
+        last = leaf.of_root(table.highest_attnum + 1) - 1
+    elif _leaf(table, shape):
+        known = [c.attnum for c in shape.columns if c.attnum is not None and _known(table, shape, c) is not None]
+        last = max(known, default=0)
     return bool(live) and any(number not in live for number in range(last + 1, attnum))
 
 

@@ -341,7 +341,9 @@ class TablesProgress:
         oids = {entry.table.oid for entry in self.followed()}
         for table in published:
             entry = self._tables.get(table.name)
-            if entry is not None and entry.table.oid != table.oid and table.oid in oids and not entry.reshaping:
+            if entry is None or entry.reshaping or entry.state is TableState.COPYING:
+                continue
+            if entry.table.oid != table.oid and table.oid in oids:
                 del self._tables[table.name]
 
     def found(self, published: Iterable[Table]) -> list[TableName]:

@@ -215,7 +215,8 @@ class Target(Protocol):
 
         The rows are not read: they and the columns that ``version`` has at the former name become, in one atomic step,
         a generation of the new name that was copied at ``position``, in place of whatever was there. The former name
-        keeps what it has, and may hold another table's rows by now.
+        keeps what it has, and may hold another table's rows by now. Raises LakeError if the new name has another
+        table's copy at that position, which has gone on since: nothing would tell the two apart.
         """
 
     # Publish ------------------------------------------------------------------------------------

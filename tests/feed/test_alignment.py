@@ -85,6 +85,13 @@ def test_a_column_that_came_and_went_unseen_is_nobodys() -> None:
     assert aligned(table(ID, A, copied=2), message(TOLD_ID, of("a", attnum=2), of("x"), live=(1, 2))) == (1, 2, None)
 
 
+def test_one_that_the_catalog_still_had_is_nobodys_either() -> None:
+    told = message(TOLD_ID, of("a", attnum=2), of("x", attnum=3), live=(1, 2, 3))
+    known = replace(table(ID, A, copied=2), attnums_given=3)
+    assert aligned(known, told) == (1, 2, None)
+    assert evolved(known, told, after=Lsn(1)) is known
+
+
 def test_a_column_that_came_and_went_may_have_had_the_name_of_a_later_one() -> None:
     known = table(ID, A, Column(4, "c", INT), copied=2)
     assert aligned(known, message(TOLD_ID, of("a", attnum=2), of("c", attnum=4), live=(1, 2, 4))) is None

@@ -132,6 +132,24 @@ def test_a_leaf_is_compared_by_name() -> None:
     assert added(root, after) == (Column(5, "c", TEXT),), "an attnum that no other column has"
 
 
+def test_a_column_that_appears_at_leaves_that_know_of_one_before_or_not() -> None:
+    """The root has lost its fifth column: one leaf had it, the other was made later."""
+    old, new = TableName("public", "t_1"), TableName("public", "t_2")
+    leaves = (Leaf(7, old, 70, numbering=((1, 0),)), Leaf(8, new, 70, numbering=((1, 0), (5, 1))))
+    root = replace(TABLE, partitioned=True, leaves=leaves, attnums_given=5)
+    for leaf, attnum in ((leaves[0], 6), (leaves[1], 5)):
+        column, marks = Column(attnum, "c", TEXT), f"1:7 2:7 4:7 {attnum}:9"
+        told = RelationFacts(replace(TABLE, columns=(column,), relfilenode=70, root=NAME, column_rows=marks))
+        found = evolved(root, shape(ID, B, N, replace(NEW, attnum=attnum), oid=leaf.oid, leaf=leaf.name), told)
+        assert isinstance(found, Table), reason(found)
+        assert added(root, found) == (Column(6, "c", TEXT),)
+        later = replace(NEW, attnum=attnum + 1)
+        told = RelationFacts(replace(TABLE, columns=(replace(column, attnum=attnum + 1),), relfilenode=70, root=NAME,
+                                     column_rows=f"1:7 2:7 4:7 {attnum + 1}:9"))  # fmt: skip
+        found = evolved(root, shape(ID, B, N, later, oid=leaf.oid, leaf=leaf.name), told)
+        assert "beside one that was dropped" in reason(found), "one came and went since the copy"
+
+
 def test_a_leaf_that_was_rewritten_may_hold_values_in_a_new_column() -> None:
     """The root, whose relation the stream names, has no rows of its own."""
     root = replace(TABLE, partitioned=True, relfilenode=0, leaves=(Leaf(7, TableName("public", "t_1"), 70),))

@@ -94,6 +94,20 @@ def test_two_that_swap_names(rig: Rig) -> None:
     _hold(rig)
 
 
+def test_two_that_were_copied_together_and_not_changed_since(rig: Rig) -> None:
+    rig.commit("CREATE TABLE d (id int PRIMARY KEY, v text)", "CREATE TABLE e (id int PRIMARY KEY, v text)",
+               "INSERT INTO d VALUES (1, 'one')", "INSERT INTO e VALUES (1, 'two'), (2, 'two')")  # fmt: skip
+    rig.sync()
+    assert len(rig.observer.copies) == 2
+    rig.observer.copies.clear()
+    rig.commit(*(statement.replace("TABLE a", "TABLE d").replace("TABLE b", "TABLE e").replace("TO a", "TO d")
+                 .replace("TO b", "TO e") for statement in _SWAP))  # fmt: skip
+    rig.sync()
+    rig.commit("UPDATE d SET id = 7 WHERE id = 1", "INSERT INTO e VALUES (8, 'one')")
+    rig.sync()
+    _hold(rig, "a", "b", "c", "d", "e")
+
+
 def test_three_in_a_circle_while_a_run_follows(rig: Rig) -> None:
     with following(rig):
         wait_for(rig.streaming, what="the stream")

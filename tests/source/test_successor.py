@@ -183,6 +183,14 @@ def leaf(
 P, MORE = parted(T, leaf(1), leaf(2)), table(ID, A, Column(3, "c", INT, True, missing="5"))
 
 
+def test_columns_that_rows_brought_are_none_that_the_copy_knew() -> None:
+    """Rows of other partitions may have been written before."""
+    before = replace(P, columns=(*P.columns, Column(3, "c", INT)), attnums_given=2)
+    found = goes_on(parted(MORE, leaf(1), leaf(2)), before)
+    assert found.lineage is not None
+    assert found.lineage.copied == 2
+
+
 def test_partitions_follow() -> None:
     found = goes_on(parted(MORE, leaf(1), leaf(2, name="renamed")), P)
     assert found.lineage == Lineage(1, 2, 50, restructured=1, columns_since=50)

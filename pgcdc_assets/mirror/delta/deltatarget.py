@@ -113,7 +113,12 @@ class DeltaTarget:
         held = self._mirror(former).at(version)
         if held is None:
             raise LakeError(f"has no version {version} any more", thing=f"mirror {former}")
-        return rename_mirror(held, self._mirror(table.name), table, self._layout.root, position)
+        place = self._mirror(table.name)
+        begun = place.followed is not None and place.followed.oid == table.oid
+        if place.snapshot_lsn == position and not begun and place.effective_replay_lsn(self._points) != position:
+            # Whoever found the place later would take where the other table's copy stands for where this one does.
+            raise LakeError(f"holds a copy of {position} that has gone on", thing=f"mirror {place.name}", lsn=position)
+        return rename_mirror(held, place, table, self._layout.root, position)
 
     # Publish ------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ def refusal(table: Table) -> str | None:
         return f"partition {unlogged[0]} is UNLOGGED, and what is written to it is in no stream"
     if table.unpublished:
         what = f"partition {table.unpublished[0].name} is in no publication, and what is written to it in no stream"
-        return f"{what}: `pgcdc setup` adds it, or says what it lacks"
+        return f"{what}: give it a REPLICA IDENTITY if it has none, or run `pgcdc setup`"
     return None
 
 

@@ -28,15 +28,11 @@ def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, p
     """Let the mirror ``former``, as it was read, go on at ``place``, as a copy of ``table`` at ``position``; returns
     the version there.
 
-    ``position``: where the former mirror stands, which its own commits may state too low. ``root``: the lake's. Raises
-    LakeError if ``place`` holds another table's copy at the same position: nothing would tell the two apart.
+    ``position``: where the former mirror stands, which its own commits may state too low. ``root``: the lake's.
     """
     held = former.delta
     if held is None:
         raise LakeError("is no table that could go on under another name", thing=f"mirror {former.name}")
-    begun = place.followed is not None and place.followed.oid == table.oid
-    if place.snapshot_lsn == position and not begun:
-        raise LakeError(f"holds a copy at {position} already", thing=f"mirror {place.name}", lsn=position)
     if not place.exists:
         owned = {IDENTITY: place.identity.app_id(), SOURCE_TABLE: str(place.name)}
         create_mirror(place.path, MirrorSchema(pa.schema(held.schema.to_arrow())), owned, root)

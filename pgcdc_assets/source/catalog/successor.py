@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pgcdc_assets.core.catalog import Column, Leaf, Lineage, PgType, Table
+from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.protocol.text.widening import casts_exactly, keeps_text
 
@@ -33,7 +33,7 @@ def successor(before: Table, now: Table, since: Lsn, *, cast: bool = False) -> T
     reason = _beyond_following(before, now, cast=cast)
     if reason is not None:
         return reason
-    lineage = before.lineage or Lineage(0, before.highest_attnum, 0)
+    lineage = before.descent
     left = {column.attnum: column for column in now.columns}
     changed = tuple(column for column in before.columns if not _as_before(column, left.get(column.attnum)))
     former = tuple(dict.fromkeys((*lineage.former, *changed)))
@@ -56,7 +56,7 @@ def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
 
     ``before``, ``now``, ``since``: as of :func:`successor`. Leaves that stay are as the mirror knows them.
     """
-    lineage = before.lineage or Lineage(0, before.highest_attnum, 0)
+    lineage = before.descent
     left = tuple({leaf.oid for leaf in before.leaves} - {leaf.oid for leaf in now.leaves})
     follows = replace(
         lineage, number=lineage.number + 1, since=max(int(since), lineage.since), left=(*lineage.left, *left)

@@ -281,9 +281,13 @@ def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
     each, thing, whose = "it", f"table {one}", "its"
     if len(tables) > 1:
         each, thing, whose = "each", f"tables {named([str(table) for table in tables])}", "their"
+    # Partitions do not inherit it.
+    whole = "a REPLICA IDENTITY FULL to each of its partitions" if reason.startswith("partition ") else (
+        f"ALTER TABLE {one} REPLICA IDENTITY FULL"
+    )  # fmt: skip
     return Finding(
         "warning", thing, f"{reason}: {whose} updates and deletes are not seen",
-        f"give {each} a primary key, or ALTER TABLE {one} REPLICA IDENTITY FULL; then run `pgcdc setup`",
+        f"give {each} a primary key, or {whole}; then run `pgcdc setup`",
     )  # fmt: skip
 
 
