@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
@@ -52,11 +52,7 @@ def watch(work: Work, look: Look, *, paused: bool = False) -> None:
     """
     refuse_emptied(work.catalog, look.live)
     shown = {table.name: table for table in look.live}
-    work.progress.renamed_among(look.live)
-    for name in work.progress.gone(shown):
-        work.observer.progress("watch", f"table {name}: is not published any more, or was dropped")
-    for name in work.progress.found(look.live):
-        work.observer.progress("watch", f"table {name}: is published now")
+    _take_names(work, shown)
     for entry in [*work.progress.followed(), *work.progress.set_aside()]:
         _compare(work, entry, shown.get(entry.table.name), look, paused)
     for entry in work.progress.renamed_tables():
@@ -68,6 +64,20 @@ def watch(work: Work, look: Look, *, paused: bool = False) -> None:
         for name in work.restructured.keys() - work.structures.unexplained:
             del work.restructured[name]
         work.astray.clear()
+
+
+def _take_names(work: Work, shown: Mapping[TableName, Table]) -> None:
+    """Let the tables go that are not shown, and take in those that came. One that was renamed is told of as that."""
+    progress = work.progress
+    before = {entry.table.name: entry.table.oid for entry in progress}
+    known, now = set(before.values()), {table.oid for table in shown.values()}
+    progress.renamed_among(shown.values())
+    for name in progress.gone(shown):
+        if before[name] not in now:
+            work.observer.progress("watch", f"table {name}: is not published any more, or was dropped")
+    for name in progress.found(shown.values()):
+        if shown[name].oid not in known:
+            work.observer.progress("watch", f"table {name}: is published now")
 
 
 def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, paused: bool) -> None:

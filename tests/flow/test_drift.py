@@ -163,3 +163,16 @@ def test_many_changes_are_one_line_and_told_once(work: Work) -> None:
     assert len(observer.lines) == 1
     _watched(work, [A, changed], paused=True)
     assert observer.lines == [line, line], "it came back"
+
+
+def test_a_renamed_table_is_told_of_as_that(work: Work) -> None:
+    """The others came, and went."""
+    observer = Told()
+    work.observer = observer
+    _watched(work, [replace(A, name=TableName("public", "c")), _table(9, "new")])
+    assert observer.lines == [
+        "watch: table public.b: is not published any more, or was dropped",
+        "watch: table public.new: is published now",
+        "watch: table public.c: was called public.a, and its mirror goes on under the new name",
+    ]
+    work.reshapes.give_up()
