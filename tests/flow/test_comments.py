@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -20,6 +21,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs.pipeline import pipeline
 from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.structurenotes import structure_notes
 from pgcdc_assets.points.points import ConsistentPoints
@@ -367,3 +369,28 @@ def test_states_and_catalogs_of_earlier_versions(rig: Rig) -> None:
     assert now is not None
     assert now.table is not None
     assert now.table.comments == ((2, "said"),)
+
+
+def test_a_run_that_dies_behind_their_commit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stand in the mirror, and its state does not know."""
+
+    def dies(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    rig.sync()
+    _say(rig, "COLUMN t.v", "first")
+    with monkeypatch.context() as broken:
+        broken.setattr(TablesProgress, "commented", dies)
+        with pytest.raises(KeyboardInterrupt):
+            rig.sync()
+    assert _told(rig) == {"v": "first"}
+    version = _version(rig)
+    rig.sync()
+    assert _version(rig) == version, "no commit more"
+    newest = ConsistentPoints(rig.settings.layout).newest()
+    assert newest is not None
+    assert newest.tables[T] == version
+    state = TableStates(rig.settings.layout).all()[T].table
+    assert state is not None
+    assert state.comments == ((2, "first"),)
+    _no_gap(rig)
