@@ -36,6 +36,9 @@ def restructure(
         copy_by_itself(work, entry, now, since, f"{what} ({after})" if after not in what else what)
     elif entry.table.lineage is not None and alike(entry.table, now):
         copy_by_itself(work, entry, now, since, what)
+    elif met and entry.table.multiset and after.key:
+        # Rows that it did not tell apart may have come in that row's transaction.
+        copy_by_itself(work, entry, now, since, what)
     elif after.key == entry.table.key or met or entry.replay_lsn >= work.progress.rekeyed(now.name, since):
         work.progress.reshaping(after.name)
         settings = work.settings

@@ -129,7 +129,7 @@ def test_while_a_run_follows(rig: Rig) -> None:
     _assert_followed(rig, None)
 
 
-def test_a_key_that_comes_has_the_table_copied(rig: Rig) -> None:
+def test_a_key_that_comes_with_a_column_or_its_rows_has_the_table_copied(rig: Rig) -> None:
     _on(rig, "w_add", "ALTER TABLE w ADD k int DEFAULT 7", *_WRITES)
     _on(rig, "w_add", "ALTER TABLE w ADD i serial PRIMARY KEY", "ALTER TABLE w REPLICA IDENTITY DEFAULT")
     _on(rig, "w_add", "UPDATE w SET a = 0 WHERE i < 4", "DELETE FROM w WHERE i = 5")
@@ -137,6 +137,61 @@ def test_a_key_that_comes_has_the_table_copied(rig: Rig) -> None:
         rig.sync()
     rig.assert_equal(*_ALL)
     assert [copy.table.name for copy in rig.observer.copies[len(_ALL) + 1 :]] == ["w_add"]
+
+
+_APART = (
+    "DELETE FROM w WHERE x IS NULL", "DELETE FROM w v USING w o WHERE v.x = o.x AND v.ctid > o.ctid",
+)  # fmt: skip
+_UNDER_KEY = (
+    "UPDATE w SET x = x || '!' WHERE a = 2", "DELETE FROM w WHERE x IN ('new', 'newer', 'newest') OR a = 3",
+    "INSERT INTO w (a, s, x) VALUES (1, 's1', 'new'), (1, 's1', 'newer')",
+    "UPDATE w SET a = 9, x = 'newest' WHERE x = 'new'", "UPDATE w SET s = 'all'",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["rewrite", "metadata"])
+def test_a_key_that_comes_is_followed(rig: Rig) -> None:
+    """As long as old images are whole until a look has shown it."""
+    for name in ("w_add", "w_drop"):
+        _on(rig, name, *_WRITES, *_APART)
+        _on(rig, name, "ALTER TABLE w ADD PRIMARY KEY (x)")
+    _on(rig, "w_drop", *_UNDER_KEY)
+    rig.sync()
+    _assert_followed(rig, 2)
+    for name in ("w_add", "w_drop"):
+        _on(rig, name, *_UNDER_KEY)
+    rig.sync()
+    for name in ("w_add", "w_drop"):
+        _on(rig, name, "ALTER TABLE w REPLICA IDENTITY DEFAULT", *_UNDER_KEY[:1], "DELETE FROM w WHERE x = 'newer'")
+        _on(rig, name, "ALTER TABLE w ADD k int DEFAULT 7", "UPDATE w SET x = 'm', k = 8 WHERE x = 'newest'")
+    rig.sync()
+    _assert_followed(rig, 4)
+    held = Lake(rig.lake).at().arrow("public.w_add").column_names
+    assert not [name for name in held if name in ("_pgcdc_row", "_pgcdc_hash")]
+
+
+def test_rows_that_a_key_does_not_tell_apart_in_the_transaction_that_makes_it(rig: Rig) -> None:
+    _on(rig, "w_add", "INSERT INTO w (a, x) VALUES (7, 'same'), (7, 'same')", *_APART[:1])
+    _on(rig, "w_add", *_APART, "ALTER TABLE w ADD PRIMARY KEY (x)", "ALTER TABLE w REPLICA IDENTITY DEFAULT",
+        *_UNDER_KEY)  # fmt: skip
+    for _ in range(2):
+        rig.sync()
+    rig.assert_equal(*_ALL)
+    assert [copy.table.name for copy in rig.observer.copies[len(_ALL) + 1 :]] == ["w_add"]
+
+
+def test_a_key_that_comes_and_goes_while_a_run_follows(rig: Rig) -> None:
+    with following(rig) as run:
+        for number in range(3):
+            _on(rig, "w_add", *_WRITES, *_APART, "ALTER TABLE w ADD PRIMARY KEY (x)")
+            _on(rig, "w_add", *_UNDER_KEY[1:])
+            run.join(number * 0.7)
+            _on(rig, "w_add", "ALTER TABLE w DROP CONSTRAINT w_add_pkey", "ALTER TABLE w ALTER x DROP NOT NULL")
+            _on(rig, "w_add", *_WRITES)
+            run.join(number * 0.7)
+    for _ in range(2):
+        rig.sync()
+    rig.assert_equal(*_ALL)
 
 
 def test_columns_that_are_kept_tell_no_rows_apart(rig: Rig) -> None:

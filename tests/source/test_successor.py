@@ -160,8 +160,17 @@ def test_rows_without_a_key_follow(now: Table) -> None:
     assert found.lineage is not None
 
 
-@pytest.mark.parametrize("now", [T, replace(UNKEYED, replica_identity="d"), replace(UNKEYED, updates_seen=False)])
-def test_rows_that_get_a_key_or_are_seen_in_part_are_copied(now: Table) -> None:
+@pytest.mark.parametrize("identity", ["f", "d"])
+def test_rows_that_get_a_key_follow(identity: ReplicaIdentity) -> None:
+    found = goes_on(replace(T, replica_identity=identity), UNKEYED)
+    assert (found.key, found.multiset) == (T.key, False)
+
+
+@pytest.mark.parametrize(
+    "now", [replace(UNKEYED, replica_identity="d"), replace(UNKEYED, updates_seen=False),
+            replace(table(ID, A, Column(3, "c", INT, True, missing="5")), key=(3,))],
+)  # fmt: skip
+def test_rows_that_lose_their_identity_or_get_a_key_with_a_column_are_copied(now: Table) -> None:
     assert successor(UNKEYED, now, Lsn(50)) == "its key changed"
 
 

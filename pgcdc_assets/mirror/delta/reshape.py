@@ -29,7 +29,7 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.mirror.delta.leaving import without_leaves
 from pgcdc_assets.mirror.delta.mirror import Mirror, structured
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, own_fields
+from pgcdc_assets.mirror.delta.mirrorschema import OWN_COLUMNS, MirrorSchema, needs_column_mapping, own_fields
 from pgcdc_assets.mirror.delta.projection import Projection, Sourced, has_texts, project
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.protocol.text.types import may_not_fit
@@ -132,7 +132,7 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table, keep: 
     dropped = {name for attnum, name in names.items() if attnum not in attnums}
     elsewhere = {one.held for one in found} | (set() if keep else dropped)
     used = {one.name.lower() for one in found}
-    rest = [name for name in held if name not in elsewhere and name.lower() not in used]
+    rest = [name for name in held if name not in elsewhere | OWN_COLUMNS and name.lower() not in used]
     return (*found, *(Sourced(name, held[name], name) for name in rest))
 
 

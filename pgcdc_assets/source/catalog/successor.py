@@ -7,6 +7,7 @@ Pure. A mirror's rows can follow where the source's catalog proves what each of 
 - a relfilenode that is still the same proves that PostgreSQL rewrote nothing;
 - partitions have their root's columns at any time, and get others together with it (:attr:`Leaf.numbering`);
 - another key tells the same rows apart, from the first change on that was made under it;
+- one that came tells all rows apart, from where the catalog showed it: until then whole rows are counted;
 - where PostgreSQL is known to have cast the values, and the cast changes none, the mirror's own can be cast.
 
 Rows without a key follow as those with one do: what a multiset counts are the rows under the columns that they have.
@@ -101,7 +102,7 @@ def _as_before(column: Column, now: Column | None) -> bool:
 def _beyond_following(before: Table, now: Table, *, cast: bool) -> str | None:
     if before.root or now.root or (before.partitioned, before.via_root) != (now.partitioned, now.via_root):
         return "it is partitioned or published in another way now"
-    if (before.updates_seen, before.multiset) != (now.updates_seen, now.multiset) or not _keyed(before, now):
+    if before.updates_seen != now.updates_seen or not _keyed(before, now):
         return "its key changed"
     if now.partitioned and (reason := _of_partitions(before, now)) is not None:
         return reason
@@ -137,7 +138,10 @@ def _keyed(before: Table, now: Table) -> bool:
     """Whether the mirror has the columns of the key that the table has now, if it is another one than before, and the
     messages themselves tell under which of the two their rows came (:attr:`Shape.told_key`)."""
     if before.key == now.key:
-        return True
+        return before.multiset == now.multiset
+    if before.multiset:
+        # PostgreSQL has seen that it tells all rows apart.
+        return _columns(before) == _columns(now) and _held(before) >= set(now.key)
     leaves = (leaf.replica_identity for table in (before, now) for leaf in table.leaves)
     told = {before.replica_identity, now.replica_identity, *leaves} == {"d"}
     return told and bool(before.key and now.key) and _held(before) >= set(now.key)

@@ -289,7 +289,7 @@ def drop_key(site: Site) -> Move | None:
 
 @_move
 def add_key(site: Site) -> Move | None:
-    table = site.pick([table for table in site.plain if not table.key])
+    table = site.pick([table for table in site.whole if not table.key])
     if table is None:
         return None
     return Move((f"DELETE FROM {table.sql} a USING {table.sql} b WHERE a.id = b.id AND a.ctid > b.ctid",
