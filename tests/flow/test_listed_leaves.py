@@ -13,11 +13,10 @@ from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.settings import Settings
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.flow.test_serving import following, newest
-from tests.flow.test_sync import Rig, T, rig_of
+from tests.flow.test_sync import Rig, T, named_settings, rig_of
 
 pytestmark = pytest.mark.spark
 
@@ -42,9 +41,7 @@ _REASON = (
 def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     """Looks are seldom: only a change of the catalog brings one before a point."""
     monkeypatch.chdir(tmp_path)
-    name = f"s_{database.name}"[:60]
-    settings = Settings(source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, range_seconds=600)
-    with rig_of(database, spark, settings) as rig:
+    with rig_of(database, spark, named_settings(database, range_seconds=600)) as rig:
         rig.commit(*_MAKE)
         rig.setup()
         rig.sync()
@@ -111,6 +108,29 @@ def test_a_run_that_follows_takes_it_up_as_soon_as_it_can(rig: Rig) -> None:
         wait_for(lambda: K in newest(rig).tables, what="a point with it")
     rig.sync()
     rig.assert_equal("public.k", "public.t")
+
+
+def test_one_that_is_locked_is_told_until_it_is_not(rig: Rig, database: Database) -> None:
+    """As by an index that is built on it: nobody is waited for."""
+    rig.commit(_NEW, _FULL, _ROW)
+    with database.connect() as other:
+        with other.transaction():
+            other.execute("LOCK TABLE k_2 IN SHARE UPDATE EXCLUSIVE MODE")
+            assert rig.sync().set_aside == [(K, _REASON)]
+        assert rig.sync().set_aside == []
+    rig.assert_equal("public.k")
+
+
+def test_one_that_our_role_may_not_publish_is_told(rig: Rig, database: Database) -> None:
+    """Nothing of ours is altered by a role that owns neither."""
+    role, source = f"r_{database.name}"[:60], rig.settings.source
+    rig.commit(f"CREATE ROLE {role} LOGIN SUPERUSER", _NEW, _FULL, _ROW)
+    rig.commit(f"ALTER ROLE {role} NOSUPERUSER REPLICATION", f"GRANT pg_read_all_data TO {role}")
+    rig.settings = rig.settings.model_copy(update={"source": f"{source} user={role}"})
+    assert rig.sync().set_aside == [(K, _REASON)]
+    rig.settings = rig.settings.model_copy(update={"source": source})
+    assert rig.sync().set_aside == []
+    rig.assert_equal("public.k")
 
 
 def test_one_that_somebody_took_out_is_told(rig: Rig) -> None:

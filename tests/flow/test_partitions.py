@@ -23,7 +23,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
-from tests.flow.test_sync import Rig, rig_of
+from tests.flow.test_sync import Rig, named_settings, rig_of
 
 pytestmark = pytest.mark.spark
 
@@ -42,8 +42,7 @@ _MAKE = (
 def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     monkeypatch.chdir(tmp_path)
     name = f"s_{database.name}"[:60]
-    settings = Settings(source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, range_seconds=1)
-    with rig_of(database, spark, settings) as rig:
+    with rig_of(database, spark, named_settings(database, range_seconds=1)) as rig:
         # That of setup would list the leaves of a table without a key one by one.
         rig.commit(*_MAKE, f"CREATE PUBLICATION {name} FOR TABLE p, k, t")
         rig.setup()

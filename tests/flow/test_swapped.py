@@ -20,11 +20,10 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import rename
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.settings import Settings
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.flow.test_serving import following, newest
-from tests.flow.test_sync import Rig
+from tests.flow.test_sync import Rig, named_settings
 
 pytestmark = pytest.mark.spark
 
@@ -36,8 +35,7 @@ _SWAP = ("ALTER TABLE a RENAME TO x", "ALTER TABLE b RENAME TO a", "ALTER TABLE 
 def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     """Three tables alike. ``v`` says in each row which of them it is of: *one*, that was first called a, or another."""
     monkeypatch.chdir(tmp_path)
-    name = f"s_{database.name}"[:60]
-    settings = Settings(source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, range_seconds=1)
+    settings = named_settings(database, range_seconds=1)
     with database.connect() as conn:
         for table, tag in (("a", "one"), ("b", "two"), ("c", "three")):
             conn.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text, n int)".encode())

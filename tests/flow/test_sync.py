@@ -105,6 +105,12 @@ def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: py
         yield rig
 
 
+def named_settings(database: Database, **more: Any) -> Settings:
+    """With slot and publication named after the database, and short batches."""
+    name = f"s_{database.name}"[:60]
+    return Settings(source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, **more)
+
+
 @contextmanager
 def rig_of(database: Database, spark: SparkSession, settings: Settings) -> Iterator[Rig]:
     """With tables ``t`` and ``u`` of 50 rows each."""
