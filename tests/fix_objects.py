@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +21,7 @@ import pytest
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.spark.maven import Artifact, cached, java_command, retrieve
 from tests.end_to_end.command import wait_for
+from tests.ports import held_port
 
 S3PROXY: Final = "4.1.0"
 BUCKET: Final = "lakes"
@@ -61,19 +61,13 @@ def s3_server(folder: Path, port: int) -> Iterator[None]:
         wait_for(lambda: _answers(process, port, folder / "s3proxy.log"), what="S3Proxy")
         yield
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
-_PORT: Final = free_port()
-# Spark's workers have the environment of the JVM's start.
+_PORT: Final = held_port()
+# Spark's workers have the environment of the JVM's start: long before a test asks for the server.
 os.environ.update(environment(_PORT))
 
 

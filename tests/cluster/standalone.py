@@ -16,7 +16,7 @@ import psutil
 import pyspark
 
 from tests.end_to_end.command import wait_for
-from tests.fix_objects import free_port
+from tests.ports import held_port
 
 WORKERS, CORES = 2, 3
 """Workers, and cores of each: more than Spark takes for granted before an executor stands."""
@@ -89,7 +89,7 @@ def standalone(folder: Path, more: Mapping[str, str]) -> Iterator[Cluster]:
     hidden = ("PG", "DAGSTER", "SPARK")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     environment = {**clean, "SPARK_HOME": str(_HOME), "SPARK_LOCAL_DIRS": str(folder / "scratch"), **more}
-    cluster = Cluster(folder, free_port(), free_port(), environment)
+    cluster = Cluster(folder, held_port(), held_port(), environment)
     try:
         cluster.start()
         yield cluster

@@ -17,7 +17,7 @@ from tests.cluster.leaks import in_files, shown_by
 from tests.cluster.standalone import Cluster, kill_executor
 from tests.cluster.test_whole_path import SECONDS, ends_well, standing_at
 from tests.end_to_end.command import Project, wait_for
-from tests.fix_objects import free_port
+from tests.ports import held_port
 
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(1200)]
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -27,7 +27,7 @@ class Server:
     """Its own settings are all that it has: a client cannot bring any but those of SQL."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.port, self.ui, self.events = free_port(), free_port(), folder / "events"
+        self.port, self.ui, self.events = held_port(), held_port(), folder / "events"
         self.log = folder / "server.log"
         self.events.mkdir(parents=True)
         settings = {

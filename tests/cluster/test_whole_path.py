@@ -17,7 +17,7 @@ from tests.cluster.leaks import in_command_lines, in_environments, in_files, sho
 from tests.cluster.standalone import CORES, executor_of, kill_executor
 from tests.end_to_end.command import wait_for
 from tests.fix_objects import SECRET as STORE_SECRET
-from tests.fix_objects import free_port
+from tests.ports import held_port
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 SECONDS = 300
@@ -60,7 +60,7 @@ def assert_unseen(secret: str, rig: Rig, ui: int, *, of_workers: bool = False) -
 def the_whole_path(rig: Rig, secrets: dict[str, bool]) -> None:
     """Executors are killed in a copy, in a derivation and in an apply; each run goes on to its end."""
     rig.project.run("setup")
-    ui = free_port()
+    ui = held_port()
     project = rig.with_spark(**{"spark.ui.port": str(ui)})
 
     rig.faults.arm(FaultPoint.PIECE_COPIED)

@@ -16,12 +16,12 @@ import psycopg
 import pytest
 from dagster._core.instance import InstanceRef
 
-from pgcdc_assets.cli.up import free_port
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.flow import lock
 from tests.end_to_end.command import Project, wait_for
 from tests.fix_postgres import Database
 from tests.oracle import assert_equal, mirror_rows
+from tests.ports import held_port
 
 pytestmark = [pytest.mark.long, pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -93,7 +93,7 @@ def notes(project: Project) -> set[str]:
 
 
 def test_the_sensor_alone_carries_changes_and_the_ui_repairs(project: Project, database: Database) -> None:
-    port = free_port("127.0.0.1")
+    port = held_port()
     with database.connect() as conn:
         conn.execute("CREATE TABLE public.orders (id int PRIMARY KEY, note text)")
         conn.execute("INSERT INTO public.orders SELECT g, 'n' || g FROM generate_series(1, 100) g")

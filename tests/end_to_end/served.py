@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import urllib.request
 import uuid
@@ -20,6 +19,7 @@ import psycopg
 
 from tests.end_to_end.command import Project, wait_for
 from tests.fix_postgres import Database
+from tests.ports import held_port
 
 SHOP = """
 CREATE TABLE public.customers (id int PRIMARY KEY, name text NOT NULL, credit numeric(12,2));
@@ -147,7 +147,7 @@ def serve(database: Database, folder: Path) -> Iterator[Served]:
     with database.connect() as conn:
         conn.execute(SHOP)
     project = Project(folder, settings_of(database))
-    port = free_port()
+    port = held_port()
     with project.running("up", "--port", str(port)) as process:
         served = Served(project, database, process, port)
         try:
@@ -166,9 +166,3 @@ def end_all(served: Served) -> None:
     for process in served.marked():
         with suppress(psutil.Error):
             process.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
