@@ -199,8 +199,8 @@ class CatalogWatch:
         live = self._seen.tables
         watch(work, Look(live, self._mark, self._stream.without_rows), paused=self.paused)
         self._note_altered(live)
-        if work.progress.naming.asks:
-            work.progress.naming.seen(self._mark())
+        if work.progress.listing.naming.asks:
+            work.progress.listing.naming.seen(self._mark())
         if live != work.catalog.tables:
             work.catalog = replace(work.catalog, tables=live)
             save_catalog(work.catalog, CATALOG_FILE)
@@ -248,7 +248,7 @@ class CatalogWatch:
         if any(not table.partitioned for table in altered):
             altered += [table for table in followed.values() if table.partitioned]
         for table in altered:
-            progress.naming.found(table.name)
+            progress.listing.naming.found(table.name)
 
 
 def _first(changes: Sequence[Drift], action: Remedy) -> Drift | None:

@@ -18,11 +18,11 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, NotRepairable, UnknownTable, UsageError
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.routing import Router
-from pgcdc_assets.flow.naming import Naming
+from pgcdc_assets.flow.listing import Listing
 from pgcdc_assets.flow.standing import Standings, TableProgress
 from pgcdc_assets.mirror.target import Target
-from pgcdc_assets.points.points import ConsistentPoints, Point
-from pgcdc_assets.points.states import StateRow, TableStates
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.points.states import TableStates
 
 
 class TablesProgress:
@@ -38,10 +38,7 @@ class TablesProgress:
         self.recovered = target.recover(rows)
         """Names of the files, by place, that a power cut left torn in the mirrors, and that were put aside."""
         self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
-        renamed = {entry.table.name for entry in self.renamed_tables()}
-        self.naming = Naming(self._left_behind() | renamed | self._renamed_unlisted(rows.values()))
-        self._renamed = set[TableName]()
-        """Tables whose mirrors went on under their new names in this run."""
+        self.listing = Listing(self.points, self._tables, target, rows.values())
         self._note_changed()
 
     def __contains__(self, name: TableName) -> bool:
@@ -76,13 +73,6 @@ class TablesProgress:
     def set_aside(self) -> list[TableProgress]:
         return [entry for entry in self._tables.values() if entry.state is TableState.SET_ASIDE]
 
-    def late(self) -> list[TableProgress]:
-        """Followed tables that are below the newest point although others are not: they were copied while the others
-        went on."""
-        followed, newest = self.followed(), self.points.newest()
-        late = [entry for entry in followed if newest is not None and entry.replay_lsn < newest.replay_lsn]
-        return late if len(late) < len(followed) else []
-
     @property
     def replay_lsn(self) -> Lsn:
         """The lowest position of the followed tables; ZERO if there are none."""
@@ -94,63 +84,9 @@ class TablesProgress:
         newest = self.points.newest()
         return max([newest.replay_lsn if newest else ZERO, *(entry.replay_lsn for entry in self._tables.values())])
 
-    @property
-    def published(self) -> Lsn:
-        """The LSN of the newest consistent point, if it lists a table that is still followed; ZERO otherwise."""
-        newest = self.points.newest()
-        if newest is None or not any(entry.table.name in newest.tables for entry in self.followed()):
-            return ZERO
-        return newest.replay_lsn
-
-    @property
-    def unlisted(self) -> bool:
-        """Whether the newest point lacks a followed table: a run ended after the table's copy, before a point of it."""
-        return not {entry.table.name for entry in self.followed()} <= self._newest_names
-
-    @property
-    def shown_from(self) -> Lsn:
-        """The LSN from which on all followed tables have the structures of their mirrors, if no point has come so far;
-        ZERO otherwise."""
-        newest = self.points.newest()
-        since = [entry.table.lineage.since for entry in self.followed() if entry.table.lineage is not None]
-        highest = Lsn(max(since, default=0))
-        return ZERO if newest is not None and newest.replay_lsn >= highest else highest
-
-    @property
-    def renewed(self) -> bool:
-        """Whether a followed mirror has another version than the newest point lists."""
-        newest = self.points.newest()
-        listed = {} if newest is None else newest.tables
-        return any(listed.get(entry.table.name, entry.version) != entry.version for entry in self.followed())
-
     def log_cut(self, start: Lsn) -> None:
         """Note where the log begins now: a mirror below, found again, can no longer be followed."""
         self._standings.log_start = start
-
-    @property
-    def _newest_names(self) -> set[TableName]:
-        newest = self.points.newest()
-        return set() if newest is None else set(newest.tables)
-
-    def _left_behind(self) -> set[TableName]:
-        """Followed tables that older points list and the newest does not: they were away under another name. A table
-        that no point has listed since its copy was not away: its run ended early."""
-        newest = self.points.newest()
-        return {name for name in (entry.table.name for entry in self.followed())
-                if newest is not None and name not in newest.tables and self._was_listed(name)}  # fmt: skip
-
-    def _renamed_unlisted(self, rows: Iterable[StateRow]) -> set[TableName]:
-        """Followed tables that had a state under another name, and that the newest point does not list: the run that
-        noted their new name may have died before it published a point, and no stored state says since when it holds."""
-        names = {(row.table.oid, row.name) for row in rows if row.table is not None}
-        listed = self._newest_names
-        return {entry.table.name for entry in self.followed() if entry.table.name not in listed
-                and any(oid == entry.table.oid and name != entry.table.name for oid, name in names)}  # fmt: skip
-
-    def _was_listed(self, name: TableName) -> bool:
-        """Whether a point has listed the table since its copy."""
-        listing, held = self.points.listing(name), self._target.standing(name)
-        return listing is not None and held is not None and listing.replay_lsn >= held.snapshot_lsn
 
     def request_copy(self, tables: Sequence[TableName]) -> None:
         """Have the next copy include these tables again."""
@@ -169,7 +105,7 @@ class TablesProgress:
         for name, entry in healed.items():
             self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
             self._tables[name] = entry
-            self.naming.found(name)
+            self.listing.naming.found(name)
 
     def _healed(self, entry: TableProgress) -> TableProgress:
         name = entry.table.name
@@ -212,7 +148,7 @@ class TablesProgress:
         self._target.settle({table.name: version})
         self.states.set(table, TableState.CATCHING_UP, consistent_point)
         self._tables[table.name] = TableProgress(table, TableState.CATCHING_UP, consistent_point, version)
-        self.naming.copied(table.name)
+        self.listing.naming.copied(table.name)
 
     def moved(self, name: TableName, replay_lsn: Lsn, version: int | None = None, table: Table | None = None) -> None:
         """Set a table's position after a turn; it never goes down."""
@@ -249,7 +185,7 @@ class TablesProgress:
         """Whether a table has taken all that may have come under its mirror's key, or columns, and has others by
         now."""
         return any(not entry.reshaping and entry.replay_lsn >= seen
-                   for entry in self.followed() for seen in _seen_others(entry))  # fmt: skip
+                   for entry in self.followed() for seen in entry.seen_others)  # fmt: skip
 
     def reshaping(self, name: TableName) -> None:
         """Note that the structure of a table's mirror is being changed."""
@@ -287,7 +223,7 @@ class TablesProgress:
             # A crash right before leaves both: then the one that stands higher goes on.
             self.states.set(replace(entry.table, name=former), TableState.MOVED, held.replay_lsn, f"goes on as {name}")
         passed(FaultPoint.RENAME_RECORDED)
-        self._renamed.add(name)
+        self.listing.renamed.add(name)
         self._tables[name] = TableProgress(entry.table, TableState.CATCHING_UP, held.replay_lsn, version, entry.reason)
         return True
 
@@ -353,7 +289,7 @@ class TablesProgress:
         rows = self.states.all() if new else {}
         for table in new:
             self._tables[table.name] = self._standings.load(table, rows)
-            self.naming.found(table.name)
+            self.listing.naming.found(table.name)
         return [table.name for table in new]
 
     def publish(self, lsn: Lsn, transform_lsn: Lsn, messages: Lsn | None = None) -> bool:
@@ -374,38 +310,17 @@ class TablesProgress:
                 f"would stand at {lsn}, above the change log, which is recorded to {transform_lsn}",
                 thing="consistent point", do="nothing was published: run `pgcdc sync`, and report this",
             )  # fmt: skip
-        versions = {entry.table.name: entry.version for entry in self.followed()
-                    if entry.replay_lsn == lsn and self._shows(entry, lsn)}  # fmt: skip
+        versions = self.listing.versions_at(lsn)
         newest = self.points.newest()
         if not versions or (newest is not None and lsn < newest.replay_lsn):
             return False
         self._target.settle(versions)
         # Changes by other writers are noted before a point rests on these versions.
         self._note_changed()
-        self._target.publish(lsn, versions, self.changed, messages, self._as_listed(newest, lsn))
+        self._target.publish(lsn, versions, self.changed, messages, self.listing.kept_at(lsn))
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
         return len(versions) == len(self.followed())
-
-    def _as_listed(self, newest: Point | None, lsn: Lsn) -> Point | None:
-        """The newest point, if it is of this LSN, with the tables alone that have another structure since, are not
-        followed any more, or whose names others have by now: there they are as they were before."""
-        if newest is None or newest.replay_lsn != lsn:
-            return None
-        left = newest.tables.keys() - self._tables.keys()
-        changed = {entry.table.name for entry in self.followed() if _changes_after(entry, lsn)}
-        changed |= {name for name, entry in self._tables.items() if entry.former is not None} | self._renamed
-        names = left | (changed & newest.tables.keys())
-        return replace(
-            newest,
-            tables={name: newest.tables[name] for name in names},
-            positions={name: newest.positions[name] for name in names & newest.positions.keys()},
-            changed={name: newest.changed[name] for name in names & newest.changed.keys()},
-        ) if names else None  # fmt: skip
-
-    def _shows(self, entry: TableProgress, lsn: Lsn) -> bool:
-        """Whether the source certainly had the table under its name, and in its structure, at ``lsn``."""
-        return self.naming.holds(entry.table.name, lsn) and not _changes_after(entry, lsn)
 
     @property
     def changed(self) -> dict[TableName, str]:
@@ -434,18 +349,3 @@ class TablesProgress:
 
 def _as_seen(leaf: Leaf, now: Leaf) -> Leaf:
     return replace(leaf, relfilenode=now.relfilenode, toast=now.toast, replica_identity=now.replica_identity)
-
-
-def _changes_after(entry: TableProgress, lsn: Lsn) -> bool:
-    """Whether the mirror's structure is, or is to be, one that the table may have got only above ``lsn``."""
-    lineage = entry.table.lineage
-    if entry.reshaping or _seen_others(entry):
-        # Its columns may be others, too.
-        return True
-    return lineage is not None and lsn < lineage.since
-
-
-def _seen_others(entry: TableProgress) -> list[Lsn]:
-    """Where a look has shown another key, or more columns, than the mirror has so far."""
-    widening = () if entry.widening is None else entry.widening[:1]
-    return [lsn for lsn in (entry.rekeyed, *widening) if lsn is not None]

@@ -38,6 +38,20 @@ class TableProgress:
     """The name under which the mirror stands that is to go on as this table's, in place of a copy: in ``version``, at
     ``replay_lsn``."""
 
+    @property
+    def seen_others(self) -> list[Lsn]:
+        """Where a look has shown another key, or more columns, than the mirror has so far."""
+        widening = () if self.widening is None else self.widening[:1]
+        return [lsn for lsn in (self.rekeyed, *widening) if lsn is not None]
+
+    def changes_after(self, lsn: Lsn) -> bool:
+        """Whether the mirror's structure is, or is to be, one that the table may have got only above ``lsn``."""
+        lineage = self.table.lineage
+        if self.reshaping or self.seen_others:
+            # Its columns may be others, too.
+            return True
+        return lineage is not None and lsn < lineage.since
+
 
 class Standings:
     """A mirror can no longer be followed if it was copied before the log began, or stands below the position at which

@@ -125,7 +125,7 @@ def test_columns_that_are_followed_take_the_table_out_of_later_points_alone(run:
     assert newest.tables[T] == version
     entry = run.work.progress[T]
     assert (entry.state.readable, entry.reshaping) == (True, True)
-    assert not run.work.progress._shows(entry, Lsn(6))
+    assert entry.changes_after(Lsn(6))
 
 
 def test_a_copy_is_listed_only_after_a_look_that_shows_it_so(run: Run) -> None:
@@ -176,8 +176,8 @@ def test_a_table_that_was_a_partition_between_two_looks_is_not_listed_at_a_point
     assert len(points.all()) == seen, "quiet may have been a partition, and of any partitioned table"
     for name in (QUIET, T):
         assert run.work.progress[name].state.readable, "their rows are followed all the same"
-        assert run.work.progress.naming.holds(name, catalog.named)
-        assert not run.work.progress.naming.holds(name, Lsn(catalog.named - 1))
+        assert run.work.progress.listing.naming.holds(name, catalog.named)
+        assert not run.work.progress.listing.naming.holds(name, Lsn(catalog.named - 1))
     assert catalog.named > run.work.log.position()
 
 
@@ -190,8 +190,8 @@ def test_a_copy_whose_table_was_a_partition_after_its_snapshot(run: Run) -> None
     run.sync._turns.publish(at)
     run.land(at_the_snapshot)
     run.sync._turns.publish(at)
-    assert not run.work.progress.naming.holds(QUIET, at)
-    assert run.work.progress.naming.holds(QUIET, run.sync._catalog.named)
+    assert not run.work.progress.listing.naming.holds(QUIET, at)
+    assert run.work.progress.listing.naming.holds(QUIET, run.sync._catalog.named)
 
 
 def test_a_table_that_is_copied_is_not_thinned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_a_table_is_not_listed_below_the_look_that_showed_its_structure(progress
     assert _listed(progress) == {"a", "c"}
     assert progress.reshaped(replace(B, lineage=Lineage(1, 1, 25)), 2)
     assert not progress.publish(Lsn(22), RECORDED)
-    assert (_listed(progress), progress.shown_from) == ({"a", "c"}, 25)
+    assert (_listed(progress), progress.listing.shown_from) == ({"a", "c"}, 25)
     for table in (A, B, C):
         progress.moved(table.name, Lsn(25))
     assert progress.publish(Lsn(25), RECORDED)
@@ -203,11 +203,11 @@ def test_a_table_that_was_away_is_listed_from_where_its_name_was_seen_again(tmp_
     second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     assert first.found([A, B]) == [B.name]
     for progress, end in ((first, 25), (second, 29)):
-        assert progress.naming.asks
+        assert progress.listing.naming.asks
         for table in (A, B):
             progress.moved(table.name, Lsn(end - 2))
         assert not progress.publish(Lsn(end - 2), RECORDED), "before anybody looked at the catalog"
-        progress.naming.seen(Lsn(end))
+        progress.listing.naming.seen(Lsn(end))
         assert not progress.publish(Lsn(end - 2), RECORDED)
         assert _listed(progress) == {"a"}
         for table in (A, B):
@@ -227,13 +227,13 @@ def test_a_renamed_table_is_listed_from_where_its_name_was_seen(tmp_path: Path) 
     first.states.set(B, TableState.MOVED, Lsn(20), "goes on as public.z")
     catalog = Catalog(OWNER, "p", 180000, (A, renamed))
     second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
-    assert second.naming.asks
+    assert second.listing.naming.asks
     for lsn, listed in ((22, {"a"}), (24, {"a", "z"})):
         for table in (A, renamed):
             second.moved(table.name, Lsn(lsn))
         second.publish(Lsn(lsn), RECORDED)
         assert _listed(second) == listed
-        second.naming.seen(Lsn(23))
+        second.listing.naming.seen(Lsn(23))
 
 
 def test_a_copy_of_a_run_that_ended_before_a_point_is_listed_where_it_stands(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_copy_of_a_run_that_ended_before_a_point_is_listed_where_it_stands(tmp
     first.copied(B, Lsn(10), 2)
     for b_stands_at, listed in ((21, {"a"}), (20, {"a", "b"})):
         second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
-        assert not second.naming.asks, "no point has listed b yet"
+        assert not second.listing.naming.asks, "no point has listed b yet"
         second.moved(A.name, Lsn(20))
         second.moved(B.name, Lsn(b_stands_at))
         second.publish(Lsn(20), RECORDED)
@@ -263,8 +263,8 @@ def test_a_table_that_is_back_and_stands_at_the_newest_point_is_not_listed_there
     assert first.publish(Lsn(20), RECORDED)
     second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     assert second[B.name].replay_lsn == 20
-    assert second.naming.asks
-    second.naming.seen(Lsn(22))
+    assert second.listing.naming.asks
+    second.listing.naming.seen(Lsn(22))
     second.publish(Lsn(20), RECORDED)
     assert _listed(second) == {"a"}
 

@@ -11,7 +11,8 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.source.catalog.bare import LISTS_SINCE, read_beside_locks
 from pgcdc_assets.source.catalog.published import read_published
-from pgcdc_assets.source.catalog.tables import read_catalog, read_leaves
+from pgcdc_assets.source.catalog.relations import read_leaves
+from pgcdc_assets.source.catalog.tables import read_catalog
 from tests.fix_postgres import Database
 
 TABLES = """

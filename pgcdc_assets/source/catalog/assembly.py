@@ -1,0 +1,181 @@
+"""Relations of the catalog, and what is published of them, put together as the tables that are mirrored."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from pgcdc_assets.core.catalog import Column, Leaf, Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.source.catalog.comments import Comments
+from pgcdc_assets.source.catalog.mirrorkey import RowIdentity, followable, mirror_key
+from pgcdc_assets.source.catalog.published import GENERATED_SINCE, PublicationRows, Published
+from pgcdc_assets.source.catalog.relations import CatalogRelation
+from pgcdc_assets.source.catalog.typeparts import TypeParts
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Puts relations, and what is published of them, together as tables."""
+
+    server_version: int
+    published: Mapping[int, Published]
+    relations: Mapping[int, CatalogRelation]
+    leaves: Mapping[int, tuple[int, ...]]
+    rows: PublicationRows | None = None
+    places: Mapping[int, str] = field(default_factory=dict)
+    attached: Mapping[int, str] = field(default_factory=dict)
+    parts: TypeParts = field(default_factory=TypeParts)
+    comments: Mapping[int, Comments] = field(default_factory=dict)
+
+    def tables(self) -> list[Table]:
+        made: dict[TableName, Table] = {}
+        grouped: dict[int, list[CatalogRelation]] = defaultdict(list)
+        for oid in self.published:
+            relation = self.relations.get(oid)
+            if relation is None:
+                continue
+            if relation.root and not relation.partitioned:
+                grouped[relation.root].append(relation)
+            else:
+                made[relation.name] = self.plain(relation)
+        for root, senders in grouped.items():
+            if root in self.relations and self.relations[root].name not in made:
+                made[self.relations[root].name] = self.root(self.relations[root], senders)
+        return [made[name] for name in sorted(made)]
+
+    def plain(self, relation: CatalogRelation) -> Table:
+        """A table that is published as itself; a partitioned one then stands for its leaves' rows."""
+        rows = [self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations]
+        senders = [relation.identity, *(leaf.identity for leaf in rows)]
+        return self._table(relation, relation.oid, senders, rows)
+
+    def root(self, relation: CatalogRelation, senders: Sequence[CatalogRelation]) -> Table:
+        """A partitioned table whose leaves are published as themselves."""
+        identities = [sender.identity for sender in senders]
+        every = (self.relations[oid] for oid in self.leaves.get(relation.oid, ()) if oid in self.relations)
+        others = [leaf for leaf in every if leaf.kind == "r" and leaf.oid not in self.published]
+        unlogged = [leaf for leaf in others if leaf.unlogged]
+        lacking = [leaf for leaf in others if not leaf.unlogged] if self._ours(senders) else []
+        table = self._table(relation, senders[0].oid, identities, [*senders, *unlogged])
+        return replace(table, unpublished=self._leaves(lacking, relation, senders[0].oid))
+
+    def _ours(self, senders: Sequence[CatalogRelation]) -> bool:
+        """Whether a publication that setup made lists one of these. Somebody else's may mean those alone that it
+        lists."""
+        if self.rows is None:
+            return False
+        return any(not self.rows.ours.isdisjoint(self.published[sender.oid].publications) for sender in senders)
+
+    def leaf(self, relation: CatalogRelation) -> Table:
+        """A leaf by itself, with its root's key by name."""
+        root = self.relations.get(relation.root or 0)
+        own = self._table(relation, relation.oid, [relation.identity], ())
+        if root is None:
+            return own
+        whole = self._roots.get(root.oid) or self.root(root, [relation])
+        key = relation.attnums(column.name for column in whole.key_columns)
+        seen = own.updates_seen and whole.updates_seen
+        return replace(own, root=root.name, root_oid=root.oid, key=key, updates_seen=seen)
+
+    @cached_property
+    def _roots(self) -> dict[int, Table]:
+        """The roots of published leaves. Each is put together once, because it may have thousands of leaves."""
+        senders: dict[int, list[CatalogRelation]] = defaultdict(list)
+        for relation in self.relations.values():
+            if relation.root and not relation.partitioned and relation.oid in self.published:
+                senders[relation.root].append(relation)
+        known = self.relations
+        return {oid: self.root(known[oid], leaves) for oid, leaves in senders.items() if oid in known}
+
+    def _table(
+        self,
+        relation: CatalogRelation,
+        sender: int,
+        identities: Sequence[RowIdentity],
+        storage: Sequence[CatalogRelation],
+    ) -> Table:
+        entry = self.published.get(sender)
+        columns = _with_defaults_of(storage, self._columns(relation, entry))
+        names = [column.name for column in columns]
+        sent = entry is None or (entry.updates and entry.deletes)
+        seen = sent and followable(relation.identity, identities, names)
+        key = mirror_key(relation.identity, identities, names) if seen else ()
+        whole_rows = all(identity.replica_identity == "f" for identity in identities)
+        return Table(
+            oid=relation.oid,
+            name=relation.name,
+            columns=columns,
+            key=relation.attnums(key),
+            replica_identity="f" if whole_rows else relation.replica_identity,
+            identity_key=relation.attnums(relation.identity.carried),
+            relfilenode=relation.relfilenode,
+            partitioned=relation.partitioned,
+            via_root=relation.partitioned and sender == relation.oid,
+            leaves=self._leaves(storage, relation, sender),
+            row_filter=entry.row_filter if entry else None,
+            updates_seen=seen,
+            pages=relation.pages + sum(leaf.pages for leaf in storage),
+            rows=relation.rows if not storage else sum(leaf.rows for leaf in storage),
+            toast=relation.toast,
+            traceless=self._traceless(relation),
+            publication_rows=self._rows(relation, storage)[0],
+            schema_rows=self._rows(relation, storage)[1],
+            column_rows=relation.column_rows,
+            enum_labels=self.parts.labels(relation.types),
+            enum_rows=self.parts.label_rows(relation.types),
+            composites=self.parts.composites(relation.types),
+            attnums_given=relation.attnums_given,
+            comments=self._comments(relation, columns),
+        )
+
+    def _comments(self, relation: CatalogRelation, columns: Sequence[Column]) -> Comments:
+        """Those of the table and of the columns that are published."""
+        published = {0, *(column.attnum for column in columns)}
+        return tuple(one for one in self.comments.get(relation.oid, ()) if one[0] in published)
+
+    def _leaves(self, storage: Iterable[CatalogRelation], root: CatalogRelation, sender: int) -> tuple[Leaf, ...]:
+        return tuple(self._leaf(leaf, root, sender) for leaf in sorted(storage, key=lambda r: r.name))
+
+    def _leaf(self, leaf: CatalogRelation, root: CatalogRelation, sender: int) -> Leaf:
+        return Leaf(
+            leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged,
+            sender == root.oid or self._traceless(leaf), leaf.numbering_in(root), self._listed(leaf),
+            leaf.replica_identity,
+        )  # fmt: skip
+
+    def _listed(self, leaf: CatalogRelation) -> str:
+        if self.rows is None or leaf.oid not in self.published:
+            return ""
+        return self.rows.listing(self.published[leaf.oid].publications, leaf.oid)
+
+    def _traceless(self, relation: CatalogRelation) -> bool:
+        listed = self.rows is not None and relation.oid in self.rows.listed
+        return not relation.partitioned and not relation.toast and not listed
+
+    def _rows(self, relation: CatalogRelation, storage: Sequence[CatalogRelation]) -> tuple[str, str]:
+        """The marks ``publication_rows`` and ``schema_rows``."""
+        if self.rows is None:
+            return "", ""
+        members = {relation.oid: relation, **{leaf.oid: leaf for leaf in storage}}
+        names = {name for oid in members if oid in self.published for name in self.published[oid].publications}
+        schemas = sorted({member.name.schema for member in members.values()})
+        marks = [f"{oid}:{self.places[oid]}" for oid in sorted(members) if oid in self.places]
+        by_schema = any((name, schema) in self.rows.schemas for name in names for schema in schemas)
+        return self.rows.text(names, sorted(members), schemas), " ".join(marks) if by_schema else ""
+
+    def _columns(self, relation: CatalogRelation, entry: Published | None) -> tuple[Column, ...]:
+        listed = entry.columns if entry else None
+        columns = [column for column in relation.columns if listed is None or column.name in listed]
+        if self.server_version < GENERATED_SINCE:
+            columns = [column for column in columns if not column.generated]
+        return tuple(columns)
+
+
+def _with_defaults_of(leaves: Sequence[CatalogRelation], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns with the leaves' defaults: ADD COLUMN ... DEFAULT notes the value of older rows at the leaves, which
+    hold them, and not at their root."""
+    noted = {column.name: column.missing for leaf in leaves for column in leaf.columns if column.missing is not None}
+    return tuple(replace(column, missing=noted.get(column.name, column.missing)) for column in columns)

@@ -1,0 +1,146 @@
+"""Rows of pg_class with their columns and keys, and the leaves of partitioned tables, as plain facts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from pgcdc_assets.core.catalog import Column, ReplicaIdentity
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity
+from pgcdc_assets.source.catalog.pgtypes import PgTypes
+
+# Not by pg_relation_filenode(), which answers as of now under any snapshot: the new files of an ALTER TABLE would stand
+# beside the columns of before, as those of a TRUNCATE do.
+_RELATIONS = """
+SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
+       c.relfilenode, c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
+       CASE WHEN c.relispartition THEN nullif(pg_catalog.pg_partition_root(c.oid)::oid, c.oid) END,
+       c.relpersistence = 'u', c.relnatts
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY(%s)
+"""
+_COLUMNS = """
+SELECT attrelid, attnum, attname::text, atttypid, atttypmod, attnotnull, attgenerated::text,
+       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END, attnum::text || ':' || xmin::text
+FROM pg_catalog.pg_attribute
+WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
+"""
+_INDEXES = """
+SELECT i.indrelid, i.indisprimary, i.indisreplident,
+       i.indisvalid AND i.indisready AND i.indislive AND i.indisunique AND i.indimmediate
+           AND i.indpred IS NULL AND i.indexprs IS NULL,
+       ARRAY(SELECT a.attname::text
+             FROM unnest(string_to_array(i.indkey::text, ' ')::int2[]) WITH ORDINALITY AS k (attnum, place)
+             JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+             WHERE k.place <= i.indnkeyatts ORDER BY k.place)
+FROM pg_catalog.pg_index i
+WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident)
+"""
+# Without pg_partition_tree, which would wait for whoever has a leaf locked. A DETACH CONCURRENTLY that was interrupted
+# before its second half leaves a partition that no query of its table sees any more.
+_LEAVES = """
+WITH RECURSIVE tree (root, oid) AS (
+  SELECT r.oid, r.oid FROM unnest(%s::oid[]) AS r (oid)
+  UNION ALL SELECT tree.root, i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i
+    ON i.inhparent = tree.oid AND NOT i.inhdetachpending
+    JOIN pg_catalog.pg_class parent ON parent.oid = i.inhparent AND parent.relkind = 'p'
+)
+SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid WHERE c.relkind <> 'p'
+"""
+
+
+@dataclass(frozen=True)
+class CatalogRelation:
+    """A row of pg_class with its columns and identity, whatever publications say of it."""
+
+    oid: int
+    name: TableName
+    kind: Literal["r", "p"]
+    replica_identity: ReplicaIdentity
+    relfilenode: int
+    toast: int
+    pages: int
+    rows: int
+    root: int | None
+    unlogged: bool
+    columns: tuple[Column, ...]
+    identity: RowIdentity
+    column_rows: str
+    attnums_given: int
+    """As of :attr:`Table.attnums_given`."""
+
+    @property
+    def partitioned(self) -> bool:
+        return self.kind == "p"
+
+    @property
+    def types(self) -> set[int]:
+        return {column.type.oid for column in self.columns}
+
+    def numbering_in(self, root: CatalogRelation) -> tuple[tuple[int, int], ...] | None:
+        """As of :attr:`Leaf.numbering`."""
+        if [column.name for column in self.columns] != [column.name for column in root.columns]:
+            return None
+        alike = [(own.attnum, theirs.attnum) for own, theirs in zip(self.columns, root.columns, strict=True)]
+        alike.append((self.attnums_given + 1, root.attnums_given + 1))
+        above = [theirs - own for own, theirs in alike]
+        begins = [at for at in range(len(above)) if at == 0 or above[at] != above[at - 1]]
+        return tuple((alike[at][0], above[at]) for at in begins)
+
+    def attnums(self, names: Iterable[str]) -> tuple[int, ...]:
+        by_name = {column.name: column.attnum for column in self.columns}
+        return tuple(by_name[name] for name in names if name in by_name)
+
+
+def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, CatalogRelation]:
+    """The relations that still exist under these oids. Four queries, however many relations."""
+    wanted = sorted(set(oids))
+    heads = list(conn.execute(_RELATIONS, [wanted]))
+    attributes = list(conn.execute(_COLUMNS, [wanted]))
+    types = PgTypes.read(conn, {row[3] for row in attributes})
+    columns: dict[int, list[Column]] = defaultdict(list)
+    marks: dict[int, list[str]] = defaultdict(list)
+    for oid, attnum, name, type_oid, typmod, not_null, generated, missing, mark in attributes:
+        marks[oid].append(mark)
+        columns[oid].append(Column(attnum, name, types.get(type_oid, typmod), not_null, generated, missing))
+    indexes: dict[int, list[Index]] = defaultdict(list)
+    for oid, primary, identity, usable, names in conn.execute(_INDEXES, [wanted]):
+        indexes[oid].append(Index(tuple(names), primary, identity, usable))
+    return {
+        oid: CatalogRelation(
+            oid, TableName(schema, name), kind, replident, filenode or 0, toast, pages, rows, root, unlogged,
+            tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]), " ".join(marks[oid]),
+            given,
+        )
+        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root, unlogged, given in heads
+    }  # fmt: skip
+
+
+def read_leaves(conn: psycopg.Connection[Any], roots: Iterable[int]) -> dict[int, tuple[int, ...]]:
+    """Oids of all leaves of each partitioned table, published or not."""
+    found: dict[int, list[int]] = defaultdict(list)
+    wanted = sorted(set(roots))
+    for root, leaf in conn.execute(_LEAVES, [wanted]) if wanted else ():
+        found[root].append(leaf)
+    return {root: tuple(sorted(leaves)) for root, leaves in found.items()}
+
+
+def without_rows(conn: psycopg.Connection[Any], relation: int) -> bool:
+    """Whether a relation has no page: then no transaction has a row in it. False for one that is locked or gone.
+
+    No lock is held beside this one, and nobody is waited for longer than briefly.
+    """
+    if conn.info.transaction_status != TransactionStatus.IDLE:
+        raise ValueError("a lock would be held until the end of the transaction that is open")
+    with suppress(psycopg.errors.LockNotAvailable), conn.transaction():
+        conn.execute("SET LOCAL lock_timeout = '100ms'")
+        row = conn.execute("SELECT pg_catalog.pg_relation_size(%s::oid)", [relation]).fetchone()
+        return row is not None and row[0] == 0
+    return False
