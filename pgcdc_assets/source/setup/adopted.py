@@ -14,6 +14,7 @@ from pgcdc_assets.source.catalog.relations import CatalogRelation, read_leaves, 
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.setup.findings import Finding
 
+_WHOLE_OLD_IMAGES_SINCE = 150000
 _TOASTABLE = """
 SELECT DISTINCT attrelid FROM pg_catalog.pg_attribute
 WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped AND attstorage IN ('x', 'e', 'm')
@@ -34,7 +35,9 @@ def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePa
             found += _relation_findings(relations[oid], entry, toastable=oid in toastable)
     found += _partition_findings(conn, relations)
     tables = read_tables(conn, [name])
-    found += [finding for table in tables if patterns.match(table.name) for finding in _table_findings(table, name)]
+    for table in tables:
+        if patterns.match(table.name):
+            found += _table_findings(table, name, conn.info.server_version)
     return found
 
 
@@ -76,8 +79,13 @@ def _partition_findings(conn: psycopg.Connection[Any], relations: Mapping[int, C
                       "and DROP of a single partition are not in the stream")  # fmt: skip
 
 
-def _table_findings(table: Table, publication: str) -> Iterator[Finding]:
+def _table_findings(table: Table, publication: str, server_version: int) -> Iterator[Finding]:
     if not table.updates_seen:
         yield Finding("warning", f"table {table.name}", "its updates and deletes cannot be mirrored: no usable key "
                       f"among the columns of publication {publication}",
                       "publish its primary key's columns, or give it REPLICA IDENTITY FULL")  # fmt: skip
+    if server_version < _WHOLE_OLD_IMAGES_SINCE and table.via_root and table.updates_seen and not table.key:
+        yield Finding("warning", f"table {table.name}", "has no key and is published via its root: before PostgreSQL "
+                      "15 the old image of a row has NULL in a column that came with a default later than the row, and "
+                      "the table is then set aside", "publish with publish_via_partition_root = false, or give it a "
+                      "primary key")  # fmt: skip
