@@ -10,8 +10,8 @@ from pgcdc_assets.checks.facts import Backend, PublicationFacts, SourceFacts
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.catalog.pgclass import read_leaves, read_relations
 from pgcdc_assets.source.catalog.published import Published, read_published
-from pgcdc_assets.source.catalog.relations import read_leaves, read_relations
 from pgcdc_assets.source.connect.connection import SourceConnection
 from pgcdc_assets.source.positions import flush_lsn
 from pgcdc_assets.source.setup.publications import made_by_us, read_publication

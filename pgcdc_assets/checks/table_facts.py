@@ -27,6 +27,8 @@ from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates
 from pgcdc_assets.points.untaken import UntakenLedger
 
+_ELSEWHERE = (TableState.MOVING, TableState.MOVED)
+
 
 def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedelta(0)) -> Iterator[TableFacts]:
     """Every table of the catalog, in its order. ``retention``: of the change log."""
@@ -40,8 +42,9 @@ def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedel
             yield TableFacts(
                 table.name, TableState.SET_ASIDE, reason=reason, updates_seen=table.updates_seen, refused=True
             )
-        elif row is None or row.table is None or row.table.oid != table.oid or row.state is TableState.MOVED:
-            # The table was never copied under this name, or was dropped and made anew since.
+        elif row is None or row.table is None or row.table.oid != table.oid or row.state in _ELSEWHERE:
+            # The table was never copied under this name, or was dropped and made anew since, or its mirror is under
+            # another yet.
             yield TableFacts(table.name, TableState.WAITING, updates_seen=table.updates_seen)
         elif newest and table.name in newest.tables and _readable(row, newest):
             reason = row.reason or _changed(layout, catalog, table, newest)
@@ -91,7 +94,7 @@ def _goes_on_as(row: StateRow, tables: Sequence[Table], rows: Mapping[TableName,
     oid = row.table.oid if row.table is not None and row.state.readable else None
     name = next((table.name for table in tables if table.oid == oid), None)
     there = rows.get(name) if name is not None else None
-    if there is None or there.state is TableState.MOVED:
+    if there is None or there.state in _ELSEWHERE:
         return name
     # It may have a mirror of its own, or wait for a copy.
     own = there.state is TableState.COPYING or (there.table is not None and there.table.oid == oid)

@@ -14,7 +14,7 @@ early       has transactions in progress derived
 closing     closes the ranges of a run          copies      its snapshot copies, round after round
 copying     one round of them, in its thread
 progress    where all tables stand              standing    what the lake says of one
-listing     what of them a point lists          naming      from which position on a table has its name
+listedtables  what of them a point lists        naming      from which position on a table has its name
 accounting  counts rows that no mirror takes
 drift       compares tables with the catalog    backfill    derives, applies and repairs ranges by hand
 maintenance deletes what nobody needs           thinning    deletes old points while a run goes on

@@ -58,8 +58,8 @@ def watch(work: Work, look: Look, *, paused: bool = False) -> None:
     for entry in work.progress.renamed_tables():
         if copy := _first(table_changes(entry.table, shown.get(entry.table.name)), Remedy.COPY):
             work.progress.must_copy(copy.table, work.log.position(), copy.what)
-        elif not (paused or entry.reshaping):
-            rename(work, entry)
+    if not paused:
+        rename(work, [entry for entry in work.progress.renamed_tables() if not entry.reshaping])
     if not paused:
         for name in work.restructured.keys() - work.structures.unexplained:
             del work.restructured[name]
@@ -199,8 +199,8 @@ class CatalogWatch:
         live = self._seen.tables
         watch(work, Look(live, self._mark, self._stream.without_rows), paused=self.paused)
         self._note_altered(live)
-        if work.progress.listing.naming.asks:
-            work.progress.listing.naming.seen(self._mark())
+        if work.progress.listed.naming.asks:
+            work.progress.listed.naming.seen(self._mark())
         if live != work.catalog.tables:
             work.catalog = replace(work.catalog, tables=live)
             save_catalog(work.catalog, CATALOG_FILE)
@@ -248,7 +248,7 @@ class CatalogWatch:
         if any(not table.partitioned for table in altered):
             altered += [table for table in followed.values() if table.partitioned]
         for table in altered:
-            progress.listing.naming.found(table.name)
+            progress.listed.naming.found(table.name)
 
 
 def _first(changes: Sequence[Drift], action: Remedy) -> Drift | None:

@@ -106,7 +106,7 @@ class Engine:
                 batch_seconds=self._settings.batch_seconds,
                 replication_connections=self._settings.replication_connections,
                 highest=work.progress.highest,
-                published=work.progress.listing.published,
+                published=work.progress.listed.published,
                 messages=self._settings.messages,
                 origin=self._settings.origin,
                 streaming=self._settings.streaming == "auto",

@@ -18,11 +18,11 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, NotRepairable, UnknownTable, UsageError
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.routing import Router
-from pgcdc_assets.flow.listing import Listing
+from pgcdc_assets.flow.listedtables import ListedTables
 from pgcdc_assets.flow.standing import Standings, TableProgress
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.points.states import Move, TableStates
 
 
 class TablesProgress:
@@ -38,7 +38,7 @@ class TablesProgress:
         self.recovered = target.recover(rows)
         """Names of the files, by place, that a power cut left torn in the mirrors, and that were put aside."""
         self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
-        self.listing = Listing(self.points, self._tables, target, rows.values())
+        self.listed = ListedTables(self.points, self._tables, target, self._standings.unlisted)
         self._note_changed()
 
     def __contains__(self, name: TableName) -> bool:
@@ -105,7 +105,7 @@ class TablesProgress:
         for name, entry in healed.items():
             self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
             self._tables[name] = entry
-            self.listing.naming.found(name)
+            self.listed.naming.found(name)
 
     def _healed(self, entry: TableProgress) -> TableProgress:
         name = entry.table.name
@@ -148,7 +148,7 @@ class TablesProgress:
         self._target.settle({table.name: version})
         self.states.set(table, TableState.CATCHING_UP, consistent_point)
         self._tables[table.name] = TableProgress(table, TableState.CATCHING_UP, consistent_point, version)
-        self.listing.naming.copied(table.name)
+        self.listed.naming.copied(table.name)
 
     def moved(self, name: TableName, replay_lsn: Lsn, version: int | None = None, table: Table | None = None) -> None:
         """Set a table's position after a turn; it never goes down."""
@@ -187,6 +187,14 @@ class TablesProgress:
         return any(not entry.reshaping and entry.replay_lsn >= seen
                    for entry in self.followed() for seen in entry.seen_others)  # fmt: skip
 
+    def moving(self, entries: Iterable[TableProgress]) -> None:
+        """Note that the mirrors of these tables begin to go on under their new names, before any does: of two that swap
+        places, the first takes the other's."""
+        moves = [(entry, Move(entry.former, entry.version)) for entry in entries if entry.former is not None]
+        self.states.set_moving((entry.table, entry.replay_lsn, move) for entry, move in moves)
+        for entry, _ in moves:
+            self.reshaping(entry.table.name)
+
     def reshaping(self, name: TableName) -> None:
         """Note that the structure of a table's mirror is being changed."""
         self._tables[name] = replace(self[name], reshaping=True)
@@ -223,7 +231,7 @@ class TablesProgress:
             # A crash right before leaves both: then the one that stands higher goes on.
             self.states.set(replace(entry.table, name=former), TableState.MOVED, held.replay_lsn, f"goes on as {name}")
         passed(FaultPoint.RENAME_RECORDED)
-        self.listing.renamed.add(name)
+        self.listed.renamed.add(name)
         self._tables[name] = TableProgress(entry.table, TableState.CATCHING_UP, held.replay_lsn, version, entry.reason)
         return True
 
@@ -289,7 +297,7 @@ class TablesProgress:
         rows = self.states.all() if new else {}
         for table in new:
             self._tables[table.name] = self._standings.load(table, rows)
-            self.listing.naming.found(table.name)
+            self.listed.naming.found(table.name)
         return [table.name for table in new]
 
     def publish(self, lsn: Lsn, transform_lsn: Lsn, messages: Lsn | None = None) -> bool:
@@ -310,14 +318,14 @@ class TablesProgress:
                 f"would stand at {lsn}, above the change log, which is recorded to {transform_lsn}",
                 thing="consistent point", do="nothing was published: run `pgcdc sync`, and report this",
             )  # fmt: skip
-        versions = self.listing.versions_at(lsn)
+        versions = self.listed.versions_at(lsn)
         newest = self.points.newest()
         if not versions or (newest is not None and lsn < newest.replay_lsn):
             return False
         self._target.settle(versions)
         # Changes by other writers are noted before a point rests on these versions.
         self._note_changed()
-        self._target.publish(lsn, versions, self.changed, messages, self.listing.kept_at(lsn))
+        self._target.publish(lsn, versions, self.changed, messages, self.listed.kept_at(lsn))
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
         return len(versions) == len(self.followed())

@@ -6,6 +6,7 @@ name, and what came since follows from the log. From the look that showed the na
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pgcdc_assets.core.lsn import Lsn
@@ -16,14 +17,15 @@ from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.work import Work
 
 
-def rename(work: Work, entry: TableProgress) -> None:
-    """Begin to let the mirror go on that stands under the table's former name."""
-    former = entry.former
-    assert former is not None
-    what = f"was called {former}"
-    work.observer.progress("watch", f"table {entry.table.name}: {what}, and its mirror goes on under the new name")
-    work.progress.reshaping(entry.table.name)
-    work.reshapes.begin_rename(entry, former, what)
+def rename(work: Work, entries: Sequence[TableProgress]) -> None:
+    """Begin to let the mirrors go on that stand under their tables' former names. A run that dies on the way leaves
+    what the next one needs for it."""
+    work.progress.moving(entries)
+    for entry in entries:
+        assert entry.former is not None
+        what = f"was called {entry.former}"
+        work.observer.progress("watch", f"table {entry.table.name}: {what}, and its mirror goes on under the new name")
+        work.reshapes.begin_rename(entry, entry.former, what)
 
 
 def land(work: Work, renamed: Reshaped, since: Lsn) -> bool:

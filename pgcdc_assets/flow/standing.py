@@ -11,7 +11,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.mirror.target import Generation, Target
-from pgcdc_assets.points.states import StateRow, TableStates
+from pgcdc_assets.points.states import Move, StateRow, TableStates
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,9 @@ class Standings:
         self._states = states
         self._log_began = log_began
         self.log_start = log_start
+        self.unlisted = set[TableName]()
+        """Tables whose mirrors went on from other names, or in other structures, in a run that ended before a point
+        listed them: nothing stored says since when the source has them so."""
 
     @property
     def log_begins(self) -> Lsn:
@@ -76,7 +79,8 @@ class Standings:
         row = rows.get(table.name)
         try:
             found = self._found(table, row)
-            return self._of_former(found, rows) if found.state is TableState.WAITING else found
+            astray = found.state is TableState.WAITING and found.former is None
+            return self._of_former(found, rows) if astray else found
         except Exception as error:
             if (failure := of_one_table(error)) is None:
                 raise
@@ -87,11 +91,13 @@ class Standings:
     def _found(self, table: Table, row: StateRow | None) -> TableProgress:
         if (reason := self._target.refusal(table)) is not None:
             return TableProgress(table, TableState.SET_ASIDE, reason=reason, refused=True)
+        if row is not None and row.move is not None and _oid(row) == table.oid:
+            return self._moving(table, row, row.move)
         held = self._target.standing(table.name)
         if row is None or row.table is None or held is None or row.table.oid != table.oid:
             return TableProgress(table, TableState.WAITING)
         if held.followed is not None and held.followed.oid != table.oid:
-            # Another table's mirror goes on here, in a run that did not live to note it.
+            # Whatever the stored state says: these are another table's rows.
             return TableProgress(table, TableState.WAITING)
         if row.state is TableState.MOVED or (row.state is TableState.COPYING and held.snapshot_lsn < row.lsn):
             return TableProgress(table, TableState.WAITING)
@@ -102,7 +108,17 @@ class Standings:
             # The table was copied under an earlier log, which this one need not continue, or was away while the log
             # was cut.
             return TableProgress(table, TableState.WAITING)
+        if held.unlisted:
+            self.unlisted.add(table.name)
         return TableProgress(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason)
+
+    def _moving(self, table: Table, row: StateRow, move: Move) -> TableProgress:
+        """A table whose mirror was to go on here, in a run that did not live to note that it does. Whatever became of
+        the places meanwhile, that version of the former one is the table's."""
+        if row.table is None or row.lsn < self.log_begins:
+            return TableProgress(table, TableState.WAITING)
+        noted = replace(row.table, name=table.name)
+        return TableProgress(noted, TableState.WAITING, row.lsn, move.version, former=move.former)
 
     def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
         """The table as the mirror's rows have it: a run may have died right after changing the structure."""
@@ -115,16 +131,17 @@ class Standings:
     def _of_former(self, waiting: TableProgress, rows: Mapping[TableName, StateRow]) -> TableProgress:
         """A table without a copy of its own, with the mirror that it has under a former name, if it was followed."""
         name, oid = waiting.table.name, waiting.table.oid
-        if name in rows and rows[name].state is TableState.COPYING:
+        if name in rows and rows[name].state is TableState.COPYING and _oid(rows[name]) == oid:
             # Its copy was asked for, or begun.
             return waiting
-        former = [row for row in rows.values() if row.name != name and row.state.readable and _oid(row) == oid]
-        found = [self._found(replace(waiting.table, name=row.name), row) for row in former]
-        followed = [entry for entry in found if entry.state.readable]
-        if not followed:
+        there = [row for row in rows.values() if row.name != name and _oid(row) == oid]
+        found = [self._found(replace(waiting.table, name=row.name), row) for row in there]
+        going_on = [entry for entry in found if entry.state.readable or entry.former is not None]
+        if not going_on:
             return waiting
-        held = max(followed, key=lambda entry: entry.replay_lsn)
-        return replace(held, table=replace(held.table, name=name), state=TableState.WAITING, former=held.table.name)
+        held = max(going_on, key=lambda entry: entry.replay_lsn)
+        former = held.former or held.table.name
+        return replace(held, table=replace(held.table, name=name), state=TableState.WAITING, former=former)
 
 
 def _oid(row: StateRow) -> int | None:

@@ -16,7 +16,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import Event, EventName
 from pgcdc_assets.source.catalog.look import CatalogLook
-from pgcdc_assets.source.catalog.relations import without_rows
+from pgcdc_assets.source.catalog.pgclass import without_rows
 from pgcdc_assets.source.positions import boundary, flush_lsn
 from pgcdc_assets.source.setup.eventtriggers import EventTriggers
 

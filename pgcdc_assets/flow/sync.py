@@ -48,7 +48,7 @@ class Sync:
             self._stream.start()
             # Points of an earlier version, and copies whose run died early, may stand above the log.
             self._stream.mark(self._work.progress.highest)
-            self._stream.mark(self._work.progress.listing.shown_from)
+            self._stream.mark(self._work.progress.listed.shown_from)
             self._heed_operator()
             self._watch()
             self._turns.tell_changed()
@@ -168,7 +168,7 @@ class Sync:
             # Sent before the goal, which may be the same LSN: the receiver ends once it has reached its goal.
             self._stream.mark(request.lsn)
         if not self.following:
-            shown = max(self._catalog.named, self._work.progress.listing.shown_from)
+            shown = max(self._catalog.named, self._work.progress.listed.shown_from)
             goal = self._bounds.until or max(self._stream.source_position(), shown)
             self._stream.until(max(goal, copied))
 
@@ -256,7 +256,7 @@ class Sync:
         progress.reread_versions()
         progress.log_cut(start)
         self._ranges.log_cut(start)
-        if progress.listing.renewed:
+        if progress.listed.renewed:
             self._turns.point.owe()
 
     def _succeed(self) -> None:

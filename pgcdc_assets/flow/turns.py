@@ -42,7 +42,7 @@ class Turns:
         self._succeed = succeed
         # If an earlier run copied a table, or followed its structure, and ended before a point listed it, this run owes
         # the point in any case.
-        self.point = PointDue(work.progress.listing.unlisted or work.progress.listing.shown_from > ZERO)
+        self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)
         self._held_until = 0.0
         """By the monotonic clock: turns wait for mirrors that get another structure."""
 
@@ -92,7 +92,7 @@ class Turns:
         complete, progress = self._stream.complete_to, self._work.progress
         request = hold.current(self._work.layout)
         exact = request.lsn if request is not None else None
-        late = {entry.table.name for entry in progress.listing.late()}
+        late = {entry.table.name for entry in progress.listed.late()}
         return View(
             complete=complete,
             standings=[

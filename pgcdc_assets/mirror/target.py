@@ -69,6 +69,9 @@ class Generation:
     followed: Table | None = None
     """The table as the mirror's rows have it since the last :meth:`Target.reshape` or :meth:`Target.rename`; None
     before any."""
+    unlisted: bool = False
+    """Whether no point has listed the mirror since :attr:`followed` began: under its name one may list another
+    table's rows."""
 
 
 @dataclass(frozen=True)

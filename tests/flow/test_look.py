@@ -176,8 +176,8 @@ def test_a_table_that_was_a_partition_between_two_looks_is_not_listed_at_a_point
     assert len(points.all()) == seen, "quiet may have been a partition, and of any partitioned table"
     for name in (QUIET, T):
         assert run.work.progress[name].state.readable, "their rows are followed all the same"
-        assert run.work.progress.listing.naming.holds(name, catalog.named)
-        assert not run.work.progress.listing.naming.holds(name, Lsn(catalog.named - 1))
+        assert run.work.progress.listed.naming.holds(name, catalog.named)
+        assert not run.work.progress.listed.naming.holds(name, Lsn(catalog.named - 1))
     assert catalog.named > run.work.log.position()
 
 
@@ -190,8 +190,8 @@ def test_a_copy_whose_table_was_a_partition_after_its_snapshot(run: Run) -> None
     run.sync._turns.publish(at)
     run.land(at_the_snapshot)
     run.sync._turns.publish(at)
-    assert not run.work.progress.listing.naming.holds(QUIET, at)
-    assert run.work.progress.listing.naming.holds(QUIET, run.sync._catalog.named)
+    assert not run.work.progress.listed.naming.holds(QUIET, at)
+    assert run.work.progress.listed.naming.holds(QUIET, run.sync._catalog.named)
 
 
 def test_a_table_that_is_copied_is_not_thinned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

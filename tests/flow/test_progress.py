@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,14 +54,21 @@ def copied_at_10_applied_to_20(layout: Layout, table: Table) -> None:
     commit(layout.mirror(table.name), [], "append", {OWNER.app_id(f"{Lsn(10):X}"): 20})
 
 
-def both_published(layout: Layout, catalog: Catalog, lsn: Lsn) -> TablesProgress:
+def copied_at_10(layout: Layout, table: Table) -> None:
+    """In version 1 of its mirror."""
+    copied_mirror(layout, OWNER, table.name, 10)
+
+
+def both_published(
+    layout: Layout, catalog: Catalog, lsn: Lsn, mirror: Callable[[Layout, Table], None] = copied_at_10_applied_to_20
+) -> TablesProgress:
     """A run that copied A and B at 10, and published both at ``lsn``."""
     for table in (A, B):
-        copied_at_10_applied_to_20(layout, table)
+        mirror(layout, table)
     progress = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     progress.copying([A, B], Lsn(10))
     for table in (A, B):
-        progress.copied(table, Lsn(10), 2)
+        progress.copied(table, Lsn(10), delta_target(layout, OWNER).version(table.name))
         progress.moved(table.name, lsn)
     assert progress.publish(lsn, RECORDED)
     return progress
@@ -119,7 +127,7 @@ def test_a_table_is_not_listed_below_the_look_that_showed_its_structure(progress
     assert _listed(progress) == {"a", "c"}
     assert progress.reshaped(replace(B, lineage=Lineage(1, 1, 25)), 2)
     assert not progress.publish(Lsn(22), RECORDED)
-    assert (_listed(progress), progress.listing.shown_from) == ({"a", "c"}, 25)
+    assert (_listed(progress), progress.listed.shown_from) == ({"a", "c"}, 25)
     for table in (A, B, C):
         progress.moved(table.name, Lsn(25))
     assert progress.publish(Lsn(25), RECORDED)
@@ -203,11 +211,11 @@ def test_a_table_that_was_away_is_listed_from_where_its_name_was_seen_again(tmp_
     second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     assert first.found([A, B]) == [B.name]
     for progress, end in ((first, 25), (second, 29)):
-        assert progress.listing.naming.asks
+        assert progress.listed.naming.asks
         for table in (A, B):
             progress.moved(table.name, Lsn(end - 2))
         assert not progress.publish(Lsn(end - 2), RECORDED), "before anybody looked at the catalog"
-        progress.listing.naming.seen(Lsn(end))
+        progress.listed.naming.seen(Lsn(end))
         assert not progress.publish(Lsn(end - 2), RECORDED)
         assert _listed(progress) == {"a"}
         for table in (A, B):
@@ -222,18 +230,55 @@ def test_a_renamed_table_is_listed_from_where_its_name_was_seen(tmp_path: Path) 
     layout = Layout.of(tmp_path)
     first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
     renamed = replace(B, name=TableName("public", "z"))
-    copied_at_10_applied_to_20(layout, renamed)
+    delta_target(layout, OWNER).rename(B.name, renamed, first[B.name].version, Lsn(20))
     first.states.set(renamed, TableState.CATCHING_UP, Lsn(20))
     first.states.set(B, TableState.MOVED, Lsn(20), "goes on as public.z")
     catalog = Catalog(OWNER, "p", 180000, (A, renamed))
     second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
-    assert second.listing.naming.asks
+    assert second.listed.naming.asks
     for lsn, listed in ((22, {"a"}), (24, {"a", "z"})):
         for table in (A, renamed):
             second.moved(table.name, Lsn(lsn))
         second.publish(Lsn(lsn), RECORDED)
         assert _listed(second) == listed
-        second.listing.naming.seen(Lsn(23))
+        second.listed.naming.seen(Lsn(23))
+
+
+@pytest.mark.parametrize(("mirror", "at"), [(copied_at_10_applied_to_20, Lsn(20)), (copied_at_10, Lsn(10))])
+def test_tables_that_swapped_names_are_listed_from_where_they_were_seen(
+    tmp_path: Path, mirror: Callable[[Layout, Table], None], at: Lsn
+) -> None:
+    """Also where the run that noted it was killed before a point: the newest lists both names, each of the other. Of
+    one snapshot, nothing but the table tells them apart."""
+    layout = Layout.of(tmp_path)
+    first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), at, mirror)
+    swapped = replace(B, name=A.name), replace(A, name=B.name)
+    versions = {entry.table.oid: entry.version for entry in first}
+    for table, former in zip(swapped, (B, A), strict=True):
+        delta_target(layout, OWNER).rename(former.name, table, versions[table.oid], at)
+        first.states.set(table, TableState.CATCHING_UP, at)
+    before = first.points.newest()
+    second = TablesProgress(layout, Catalog(OWNER, "p", 180000, swapped), delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    assert [entry.replay_lsn for entry in second] == [at, at]
+    second.publish(at, RECORDED)
+    second.listed.naming.seen(Lsn(23))
+    second.publish(at, RECORDED)
+    assert second.points.newest() == before
+    for table in swapped:
+        second.moved(table.name, Lsn(23))
+    assert second.publish(Lsn(23), RECORDED)
+    third = TablesProgress(layout, Catalog(OWNER, "p", 180000, swapped), delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    assert not third.listed.naming.asks
+
+
+def test_a_mirror_tells_whose_rows_it_has(tmp_path: Path) -> None:
+    """Where the stored state says otherwise, the table is copied."""
+    layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    first = both_published(layout, catalog, Lsn(20))
+    delta_target(layout, OWNER).rename(B.name, replace(B, name=A.name), first[B.name].version, Lsn(20))
+    second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    assert second.waiting() == [A]
+    assert [entry.table for entry in second.followed()] == [B]
 
 
 def test_a_copy_of_a_run_that_ended_before_a_point_is_listed_where_it_stands(tmp_path: Path) -> None:
@@ -247,7 +292,7 @@ def test_a_copy_of_a_run_that_ended_before_a_point_is_listed_where_it_stands(tmp
     first.copied(B, Lsn(10), 2)
     for b_stands_at, listed in ((21, {"a"}), (20, {"a", "b"})):
         second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
-        assert not second.listing.naming.asks, "no point has listed b yet"
+        assert not second.listed.naming.asks, "no point has listed b yet"
         second.moved(A.name, Lsn(20))
         second.moved(B.name, Lsn(b_stands_at))
         second.publish(Lsn(20), RECORDED)
@@ -263,8 +308,8 @@ def test_a_table_that_is_back_and_stands_at_the_newest_point_is_not_listed_there
     assert first.publish(Lsn(20), RECORDED)
     second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     assert second[B.name].replay_lsn == 20
-    assert second.listing.naming.asks
-    second.listing.naming.seen(Lsn(22))
+    assert second.listed.naming.asks
+    second.listed.naming.seen(Lsn(22))
     second.publish(Lsn(20), RECORDED)
     assert _listed(second) == {"a"}
 

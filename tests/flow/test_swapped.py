@@ -12,10 +12,12 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
 from pgcdc_assets.core.faultpoints import FaultPoint
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.flow import progress
 from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reshaping import Reshapes
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import rename
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
@@ -28,6 +30,7 @@ from tests.flow.test_sync import Rig, named_settings
 pytestmark = pytest.mark.spark
 
 A, B = TableName("public", "a"), TableName("public", "b")
+TAGS = {"a": "one", "b": "two", "c": "three"}
 _SWAP = ("ALTER TABLE a RENAME TO x", "ALTER TABLE b RENAME TO a", "ALTER TABLE x RENAME TO b")
 
 
@@ -37,7 +40,7 @@ def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     settings = named_settings(database, range_seconds=1)
     with database.connect() as conn:
-        for table, tag in (("a", "one"), ("b", "two"), ("c", "three")):
+        for table, tag in TAGS.items():
             conn.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text, n int)".encode())
             conn.execute(f"INSERT INTO {table} SELECT g, '{tag}', 0 FROM generate_series(1, 20) g".encode())
         rig = Rig(settings, conn, lambda: spark, Silent())
@@ -59,13 +62,16 @@ def _change(rig: Rig, one: str, two: str, number: int) -> None:
     )  # fmt: skip
 
 
-def _hold(rig: Rig, *tables: str, copied: int = 0) -> None:
-    """Every point lists rows of one table under each name, and the last the source's."""
+def _hold(rig: Rig, *tables: str, copied: int = 0, swapped: Lsn = ZERO) -> None:
+    """Every point lists rows of one table under each name, and the last the source's. ``swapped``: below, each table
+    has its first name."""
     lake = Lake(rig.lake)
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
         for name in at.tables:
-            assert len(set(at.arrow(name)["v"].to_pylist())) == 1, (name, point)
+            of = set(at.arrow(name)["v"].to_pylist())
+            assert len(of) == 1, (name, point)
+            assert point.replay_lsn >= swapped or of == {TAGS.get(name.name)}, (name, point)
     rig.assert_equal(*(f"public.{name}" for name in tables or ("a", "b", "c")))
     assert len(rig.observer.copies) == copied, [copy.table for copy in rig.observer.copies]
 
@@ -166,12 +172,108 @@ def test_a_feed_that_reaches_farther_than_the_mirror(rig: Rig) -> None:
     _hold(rig)
 
 
+@pytest.mark.parametrize("rows", [True, False], ids=["with rows", "without"])
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize(
     "point", [FaultPoint.RENAMED_FILES_LINKED, FaultPoint.RENAME_COMMITTED, FaultPoint.RENAME_RECORDED]
 )
-def test_a_run_that_dies(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: FaultPoint, nth: int) -> None:
-    """At each step of either: what it leaves goes on, or is copied, and is never taken for the other's."""
+def test_a_run_that_dies(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: FaultPoint, nth: int, rows: bool) -> None:
+    """At each step of either: what it leaves goes on, and is never taken for the other's."""
+    if rows:
+        _change(rig, "a", "b", 1)
+    swapped = rig.commit(*_SWAP)
+    if rows:
+        _change(rig, "b", "a", 2)
+    _dies_at(rig, monkeypatch, point, nth)
+    if rows:
+        _change(rig, "b", "a", 3)
+    rig.sync()
+    _hold(rig, swapped=swapped)
+
+
+def test_a_run_that_dies_with_both_on_their_way(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each place has the other's rows by then, and nothing stored says that they go on there."""
+
+    def dies(reshapes: Reshapes) -> Any:
+        wait_for(lambda: all(one.done.done() for one in reshapes._under_way), what="both")
+        assert len(reshapes._under_way) in (0, 2)
+        if reshapes.any:
+            raise KeyboardInterrupt
+        return iter(())
+
+    _change(rig, "a", "b", 1)
+    swapped = rig.commit(*_SWAP)
+    with monkeypatch.context() as broken:
+        broken.setattr(Reshapes, "landed", dies)
+        with pytest.raises(KeyboardInterrupt):
+            rig.sync()
+    _change(rig, "b", "a", 2)
+    rig.sync()
+    _hold(rig, swapped=swapped)
+
+
+def test_back_again_before_the_next_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run noted of the names, and did not finish, is not so any more."""
+    _change(rig, "a", "b", 1)
+    rig.commit(*_SWAP)
+    _dies_at(rig, monkeypatch, FaultPoint.RENAME_COMMITTED, 1)
+    rig.commit(*_SWAP)
+    _change(rig, "a", "b", 2)
+    rig.sync()
+    _change(rig, "a", "b", 3)
+    rig.sync()
+    _hold(rig)
+
+
+def test_a_name_under_which_a_copy_was_begun(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy was another table's, whose run died."""
+
+    def dies(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    rig.commit("CREATE TABLE d (id int PRIMARY KEY, v text, n int)", "INSERT INTO d VALUES (1, 'four', 1)")
+    with monkeypatch.context() as broken:
+        broken.setattr(DeltaTarget, "copy", dies)
+        with pytest.raises(KeyboardInterrupt):
+            rig.sync()
+    swapped = rig.commit(*_with_d())
+    rig.sync()
+    _hold(rig, "a", "b", "c", "d", copied=1, swapped=swapped)
+    assert rig.observer.copies[0].table == A
+
+
+def test_two_of_one_snapshot_and_a_run_that_dies(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their mirrors stand at one position, so that nothing but the table tells whose rows a point lists."""
+    rig.commit(*(f"DROP TABLE {name}" for name in TAGS))
+    for name, tag in TAGS.items():
+        rig.commit(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)", f"INSERT INTO {name} VALUES (1, '{tag}')")
+    rig.sync()
+    assert len(rig.observer.copies) == 3
+    rig.observer.copies.clear()
+    swapped = rig.commit(*_SWAP)
+    _dies_at(rig, monkeypatch, FaultPoint.RENAME_RECORDED, 2)
+    rig.sync()
+    _hold(rig, swapped=swapped)
+
+
+@pytest.mark.parametrize(
+    "point", [FaultPoint.RENAMED_FILES_LINKED, FaultPoint.RENAME_COMMITTED, FaultPoint.RENAME_RECORDED]
+)
+def test_with_one_that_waits_for_a_copy(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: FaultPoint) -> None:
+    """It is copied to the place of the other, which may not have gone on yet as the run dies."""
+    rig.commit("CREATE TABLE d (id int PRIMARY KEY, v text, n int)", "INSERT INTO d VALUES (1, 'four', 1)")
+    swapped = rig.commit(*_with_d())
+    _dies_at(rig, monkeypatch, point, 1)
+    rig.sync()
+    _hold(rig, "a", "b", "c", "d", copied=len(rig.observer.copies), swapped=swapped)
+    assert {copy.table for copy in rig.observer.copies} <= {A}, "the run that died may have copied it"
+
+
+def _with_d() -> list[str]:
+    return [statement.replace("TABLE b", "TABLE d").replace("TO b", "TO d") for statement in _SWAP]
+
+
+def _dies_at(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: FaultPoint, nth: int) -> None:
     met: list[FaultPoint] = []
 
     def passes(passed: FaultPoint) -> None:
@@ -179,15 +281,8 @@ def test_a_run_that_dies(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: Fault
         if met.count(point) == nth:
             raise KeyboardInterrupt
 
-    _change(rig, "a", "b", 1)
-    rig.commit(*_SWAP)
-    _change(rig, "b", "a", 2)
     with monkeypatch.context() as broken:
         broken.setattr(rename, "passed", passes)
         broken.setattr(progress, "passed", passes)
         with pytest.raises(KeyboardInterrupt):
             rig.sync()
-    _change(rig, "b", "a", 3)
-    rig.sync()
-    _hold(rig, copied=len(rig.observer.copies))
-    assert len(rig.observer.copies) <= 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -381,7 +382,8 @@ def test_each_version_takes_what_it_is_asked_for(database: Database) -> None:
 
 
 def _start(database: Database, options: PluginOptions) -> None:
+    """With a slot of its own: one of a session that was just left may be there for a moment yet."""
     with ReplicationConnection.open(database.conninfo) as walsender:
-        slot = walsender.create_slot(f"t_{database.name}", temporary=True)
+        slot = walsender.create_slot(f"t_{database.name}_{secrets.token_hex(4)}", temporary=True)
         walsender.start(slot.name, slot.consistent_point, [PUBLICATION], options)
         walsender.end_stream()

@@ -73,7 +73,7 @@ class DeltaTarget:
         if snapshot_lsn is None:
             return None
         replay_lsn = mirror.effective_replay_lsn(self._points) or snapshot_lsn
-        return Generation(snapshot_lsn, replay_lsn, mirror.version, mirror.followed)
+        return Generation(snapshot_lsn, replay_lsn, mirror.version, mirror.followed, mirror.unlisted(self._points))
 
     def version(self, name: TableName) -> int:
         return self._mirror(name).version

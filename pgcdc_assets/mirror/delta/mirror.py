@@ -189,6 +189,17 @@ class Mirror:
         found = json.loads(told)
         return Table.from_json(found["table"]) if found["copy"] == self.snapshot_lsn else None
 
+    def unlisted(self, points: ConsistentPoints) -> bool:
+        """As of :attr:`Generation.unlisted`. The position of a copy does not tell: two tables may have been copied, or
+        left, at the same."""
+        if self.followed is None:
+            return False
+        listing = points.listing(self.name)
+        listed = None if listing is None else self.at(listing.version)
+        if listed is None or listed.snapshot_lsn != self.snapshot_lsn:
+            return True
+        return listed.followed is None or listed.followed.oid != self.followed.oid
+
     def _position(self, app_id: str) -> Lsn | None:
         found = None if self.delta is None else self.delta.positions.get(app_id)
         return None if found is None else Lsn(found)

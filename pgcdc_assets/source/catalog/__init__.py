@@ -1,7 +1,7 @@
 """The source's catalog as plain facts, and the changes in it that the stream does not carry.
 
 tables      the mirrored tables, read        assembly    how they are put together of relations: pure
-relations   rows of pg_class, their columns  mirrorkey   the choice of a mirror's key: pure
+pgclass     relations with their columns     mirrorkey   the choice of a mirror's key: pure
 pgtypes     types down to their base         typeparts   what values of a type are made of
 published   what publications publish        bare        the same without waiting for a lock
 comments    what COMMENT ON has set

@@ -11,8 +11,8 @@ from pgcdc_assets.core.catalog import Column, Leaf, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog.comments import Comments
 from pgcdc_assets.source.catalog.mirrorkey import RowIdentity, followable, mirror_key
+from pgcdc_assets.source.catalog.pgclass import CatalogRelation
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE, PublicationRows, Published
-from pgcdc_assets.source.catalog.relations import CatalogRelation
 from pgcdc_assets.source.catalog.typeparts import TypeParts
 
 

@@ -16,9 +16,9 @@ from pgcdc_assets.source.catalog.assembly import Assembly
 from pgcdc_assets.source.catalog.bare import UNREAD, refuse_unread
 from pgcdc_assets.source.catalog.comments import read_comments
 from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.source.catalog.pgclass import read_leaves, read_relations
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
 from pgcdc_assets.source.catalog.published import PublicationRows, read_places, read_published
-from pgcdc_assets.source.catalog.relations import read_leaves, read_relations
 from pgcdc_assets.source.catalog.typeparts import TypeParts
 
 # Upwards from each leaf, because a branch with partitions of its own may be detached and attached too.

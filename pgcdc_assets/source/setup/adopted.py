@@ -9,8 +9,8 @@ import psycopg
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, read_relations
 from pgcdc_assets.source.catalog.published import Published, read_published
-from pgcdc_assets.source.catalog.relations import CatalogRelation, read_leaves, read_relations
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.setup.findings import Finding
 

@@ -11,8 +11,8 @@ import psycopg
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog.mirrorkey import followable, mirror_key
 from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, read_relations
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE
-from pgcdc_assets.source.catalog.relations import CatalogRelation, read_leaves, read_relations
 
 # Partitions come with their roots; an extension's own tables come only if a pattern asks for them.
 _USER_TABLES = """

@@ -21,8 +21,8 @@ from pgcdc_assets.core.names import TableName, nearest
 from pgcdc_assets.errors import EmptyPublication, SetupRefused, SlotActive
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.patterns import TablePatterns
+from pgcdc_assets.source.catalog.pgclass import read_leaves, read_relations
 from pgcdc_assets.source.catalog.published import read_published
-from pgcdc_assets.source.catalog.relations import read_leaves, read_relations
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from pgcdc_assets.source.catalog.relations import CatalogRelation, read_relations
+from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_relations
 from pgcdc_assets.source.catalog.typeparts import TypeParts
 from pgcdc_assets.source.setup.findings import Finding, named
 

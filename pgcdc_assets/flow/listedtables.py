@@ -6,7 +6,7 @@ its mirror.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
@@ -15,10 +15,9 @@ from pgcdc_assets.flow.naming import Naming
 from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.points.points import ConsistentPoints, Point
-from pgcdc_assets.points.states import StateRow
 
 
-class Listing:
+class ListedTables:
     """``entries``: all known tables, by name, as they stand at any time."""
 
     def __init__(
@@ -26,13 +25,13 @@ class Listing:
         points: ConsistentPoints,
         entries: Mapping[TableName, TableProgress],
         target: Target,
-        rows: Iterable[StateRow],
+        unseen: Container[TableName],
     ) -> None:
-        """``rows``: the stored states, as they were at the start."""
+        """``unseen``: tables of which nothing stored says since when the source has them under their names."""
         self._points = points
         self._entries = entries
-        former = {entry.table.name for entry in entries.values() if entry.former is not None}
-        self.naming = Naming(self._left_behind(target) | former | self._renamed_unlisted(rows))
+        renamed = {name for name, entry in entries.items() if entry.former is not None or name in unseen}
+        self.naming = Naming(self._left_behind(target) | renamed)
         self.renamed = set[TableName]()
         """Tables whose mirrors went on under their new names in this run."""
 
@@ -112,14 +111,6 @@ class Listing:
         if self._points.newest() is None:
             return set()
         return {name for name in self._followed().keys() - self._newest_names if self._was_listed(name, target)}
-
-    def _renamed_unlisted(self, rows: Iterable[StateRow]) -> set[TableName]:
-        """Followed tables that had a state under another name, and that the newest point does not list: the run that
-        noted their new name may have died before it published a point, and no stored state says since when it holds."""
-        names = {(row.table.oid, row.name) for row in rows if row.table is not None}
-        listed = self._newest_names
-        return {name for name, entry in self._followed().items() if name not in listed
-                and any(oid == entry.table.oid and name != other for oid, other in names)}  # fmt: skip
 
     def _was_listed(self, name: TableName, target: Target) -> bool:
         """Whether a point has listed the table since its copy."""
