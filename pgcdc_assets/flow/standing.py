@@ -134,14 +134,25 @@ class Standings:
         if name in rows and rows[name].state is TableState.COPYING and _oid(rows[name]) == oid:
             # Its copy was asked for, or begun.
             return waiting
-        there = [row for row in rows.values() if row.name != name and _oid(row) == oid]
+        own = [row for row in rows.values() if _oid(row) == oid]
+        there = [row for row in own if row.name != name]
         found = [self._found(replace(waiting.table, name=row.name), row) for row in there]
         going_on = [entry for entry in found if entry.state.readable or entry.former is not None]
         if not going_on:
-            return waiting
+            return self._aside(waiting, max(own, key=lambda row: row.at)) if there else waiting
         held = max(going_on, key=lambda entry: entry.replay_lsn)
         former = held.former or held.table.name
         return replace(held, table=replace(held.table, name=name), state=TableState.WAITING, former=former)
+
+    def _aside(self, waiting: TableProgress, last: StateRow) -> TableProgress:
+        """A table that was set aside under its last name stays so: another name is no word that it be copied."""
+        if last.state is not TableState.SET_ASIDE or last.table is None:
+            return waiting
+        noted = replace(last.table, name=waiting.table.name)
+        if last.name != noted.name:
+            self._states.set(last.table, TableState.MOVED, last.lsn, f"goes on as {noted.name}")
+            self._states.set(noted, TableState.SET_ASIDE, last.lsn, last.reason)
+        return TableProgress(noted, TableState.SET_ASIDE, reason=last.reason)
 
 
 def _oid(row: StateRow) -> int | None:

@@ -271,6 +271,30 @@ def test_tables_that_swapped_names_are_listed_from_where_they_were_seen(
     assert not third.listed.naming.asks
 
 
+def test_a_table_that_was_set_aside_stays_so_under_another_name(tmp_path: Path) -> None:
+    """Also where another has its name, and until somebody has it copied; then nothing is left of it."""
+    layout = Layout.of(tmp_path)
+    first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
+    first.put_aside(B.name, Lsn(20), "waits for a word")
+    elsewhere, instead = replace(B, name=TableName("public", "z")), replace(C, name=B.name)
+    renamed = Catalog(OWNER, "p", 180000, (A, elsewhere, instead))
+    for _ in range(2):
+        second = TablesProgress(layout, renamed, delta_target(layout, OWNER), Lsn(1), Lsn(1))
+        assert [(entry.table, entry.reason) for entry in second.set_aside()] == [(elsewhere, "waits for a word")]
+        assert second.waiting() == [instead]
+    copied_mirror(layout, OWNER, elsewhere.name, 30)
+    second.request_copy([elsewhere.name])
+    second.copying([elsewhere], Lsn(30))
+    second.copied(elsewhere, Lsn(30), 1)
+    for back in (elsewhere, B):
+        third = TablesProgress(
+            layout, Catalog(OWNER, "p", 180000, (A, back)), delta_target(layout, OWNER), Lsn(1), Lsn(1)
+        )
+        assert third.set_aside() == []
+        assert third.waiting() == []
+    assert [entry.former for entry in third.renamed_tables()] == [elsewhere.name]
+
+
 def test_a_mirror_tells_whose_rows_it_has(tmp_path: Path) -> None:
     """Where the stored state says otherwise, the table is copied."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))

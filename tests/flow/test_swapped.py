@@ -172,10 +172,13 @@ def test_a_feed_that_reaches_farther_than_the_mirror(rig: Rig) -> None:
     _hold(rig)
 
 
-@pytest.mark.parametrize("rows", [True, False], ids=["with rows", "without"])
-@pytest.mark.parametrize("nth", [1, 2])
+_STEPS = [(point, nth) for point in (FaultPoint.RENAMED_FILES_LINKED, FaultPoint.RENAME_COMMITTED,
+                                     FaultPoint.RENAME_RECORDED) for nth in (1, 2)]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "point", [FaultPoint.RENAMED_FILES_LINKED, FaultPoint.RENAME_COMMITTED, FaultPoint.RENAME_RECORDED]
+    ("point", "nth", "rows"),
+    [*((point, nth, True) for point, nth in _STEPS), *((point, 2, False) for point, nth in _STEPS if nth == 2)],
 )
 def test_a_run_that_dies(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: FaultPoint, nth: int, rows: bool) -> None:
     """At each step of either: what it leaves goes on, and is never taken for the other's."""
