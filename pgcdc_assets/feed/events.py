@@ -195,9 +195,14 @@ def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollow
             return
         if text.null_count:
             row = int(change.rows[np.argmax(np.asarray(pc.is_null(text)))])
-            yield Unfollowable(row, f"the stream gives no value of key column {column.name!r}")
+            yield Unfollowable(row, without_key(column))
             return
     yield change
+
+
+def without_key(column: Column) -> str:
+    """The reason of a row without a value of this key column: the key is none any more, or was none for a while."""
+    return f"the stream gives no value of key column {column.name!r}"
 
 
 def unchanged_lists(change: RowChanges, attnums: Sequence[int]) -> pa.ListArray:

@@ -21,6 +21,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import settle
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.early import EarlyFeeds
+from pgcdc_assets.feed.events import without_key
 from pgcdc_assets.feed.file import trimmed
 from pgcdc_assets.feed.plan import FeedPlan, Followed, hull, planned
 from pgcdc_assets.feed.routing import Router
@@ -108,7 +109,8 @@ def _committed(
         set_aside = None  # after the span; found again when that is asked for
     end = span.end if set_aside is None else set_aside[0]
     taken = LsnRange(min(plan.after, end), end)
-    restructured = set_aside is not None and set_aside[1] in plan.refused.values()
+    told = {*plan.refused.values(), *(without_key(column) for column in plan.table.key_columns)}
+    restructured = set_aside is not None and set_aside[1] in told
     return FeedPart(plan.table, taken, tuple(feed.files(taken)), set_aside, restructured)
 
 

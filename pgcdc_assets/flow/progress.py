@@ -162,12 +162,15 @@ class TablesProgress:
             version=entry.version if version is None else version,
         )
 
-    def rekeyed(self, name: TableName, since: Lsn) -> Lsn:
+    def rekeyed(self, now: Table, since: Lsn) -> Lsn:
         """Note that the table has another key, at ``since`` at the latest; returns up to where changes may have been
-        made under the one of before, which is where it was first seen. No point lists it until it goes on under it."""
-        entry = self[name]
-        self._tables[name] = replace(entry, rekeyed=since if entry.rekeyed is None else entry.rekeyed)
-        return self._tables[name].rekeyed or since
+        made under the one of before, which is where this one was first seen. No point lists the table until it goes on
+        under it."""
+        entry = self[now.name]
+        if entry.rekeyed is None or entry.rekeyed[1] != now.key_constraint:
+            entry = self._tables[now.name] = replace(entry, rekeyed=(since, now.key_constraint))
+        assert entry.rekeyed is not None
+        return entry.rekeyed[0]
 
     def widening(self, name: TableName, columns: str, position: Callable[[], Lsn]) -> Lsn:
         """Note that the table has columns that came without a value, with the marks ``columns``
@@ -243,7 +246,7 @@ class TablesProgress:
         stores = {leaf.oid: leaf for leaf in now.leaves}
         leaves = tuple(_as_seen(leaf, stores[leaf.oid]) for leaf in entry.table.leaves)
         table = replace(entry.table, relfilenode=now.relfilenode, toast=now.toast, leaves=leaves,
-                        column_rows=now.column_rows)  # fmt: skip
+                        column_rows=now.column_rows, key_constraint=now.key_constraint)  # fmt: skip
         if table != entry.table:
             self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
             self._tables[name] = replace(entry, table=table)

@@ -39,7 +39,7 @@ def restructure(
     elif met and entry.table.multiset and after.key:
         # Rows that it did not tell apart may have come in that row's transaction.
         copy_by_itself(work, entry, now, since, what)
-    elif after.key == entry.table.key or met or entry.replay_lsn >= work.progress.rekeyed(now.name, since):
+    elif after.key == entry.table.key or met or entry.replay_lsn >= work.progress.rekeyed(now, since):
         work.progress.reshaping(after.name)
         settings = work.settings
         work.reshapes.begin(entry.table, after, what, keep_dropped=settings.dropped_columns == "keep",

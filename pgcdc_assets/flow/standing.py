@@ -29,8 +29,9 @@ class TableProgress:
     reshaping: bool = False
     """Its mirror's structure, or place, is being changed: nothing is applied to it, and no copy begins, before that has
     ended."""
-    rekeyed: Lsn | None = None
-    """Set once the catalog has shown another key: changes up to here may have been made under the key of the mirror."""
+    rekeyed: tuple[Lsn, int] | None = None
+    """Set once the catalog has shown another key: up to where changes may have been made under the key of the mirror,
+    and the new one's constraint (:attr:`Table.key_constraint`)."""
     widening: tuple[Lsn, str] | None = None
     """Set once the catalog has shown columns that came without a value, and no row has brought them so far: from where
     on they were certainly there, and the marks of all columns then (:attr:`Table.column_rows`)."""
@@ -41,8 +42,7 @@ class TableProgress:
     @property
     def seen_others(self) -> list[Lsn]:
         """Where a look has shown another key, or more columns, than the mirror has so far."""
-        widening = () if self.widening is None else self.widening[:1]
-        return [lsn for lsn in (self.rekeyed, *widening) if lsn is not None]
+        return [seen[0] for seen in (self.rekeyed, self.widening) if seen is not None]
 
     def changes_after(self, lsn: Lsn) -> bool:
         """Whether the mirror's structure is, or is to be, one that the table may have got only above ``lsn``."""

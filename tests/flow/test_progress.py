@@ -416,8 +416,10 @@ def test_a_table_with_another_key_is_not_listed_before_it_goes_on_under_it(progr
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
         progress.moved(table.name, Lsn(20))
-    assert progress.rekeyed(B.name, Lsn(25)) == 25
-    assert progress.rekeyed(B.name, Lsn(30)) == 25, "from the first look on that showed it"
+    assert progress.rekeyed(replace(B, key_constraint=7), Lsn(22)) == 22
+    keyed = replace(B, key_constraint=8)
+    assert progress.rekeyed(keyed, Lsn(25)) == 25, "that one went, and this is another"
+    assert progress.rekeyed(keyed, Lsn(30)) == 25, "from the first look on that showed it"
     assert not progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a", "c"}
     assert not progress.waits_for_look

@@ -16,6 +16,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
+from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.flow.test_serving import following
 from tests.flow.test_sync import Rig, rig_of
@@ -192,6 +193,54 @@ def test_a_key_that_comes_and_goes_while_a_run_follows(rig: Rig) -> None:
     for _ in range(2):
         rig.sync()
     rig.assert_equal(*_ALL)
+
+
+_DROP_KEY = ("ALTER TABLE w DROP CONSTRAINT w_add_pkey", "ALTER TABLE w ALTER x DROP NOT NULL")
+
+
+@pytest.mark.parametrize("looks", [0, 1, 2])
+def test_a_key_that_is_made_anew_after_rows_that_it_does_not_tell_apart(rig: Rig, looks: int) -> None:
+    """None of them is there any more when it comes back, and no look has shown it gone. ``looks``: that showed the
+    first one; the second has the mirror go on under it."""
+    _on(rig, "w_add", *_WRITES, *_APART, "ALTER TABLE w ADD PRIMARY KEY (x)")
+    for _ in range(looks):
+        rig.sync()
+        _on(rig, "w_add", "UPDATE w SET s = 'all' WHERE a < 3")
+    _on(rig, "w_add", *_DROP_KEY)
+    _on(
+        rig,
+        "w_add",
+        "INSERT INTO w SELECT * FROM w",
+        "UPDATE w SET a = 12 WHERE ctid IN (SELECT max(ctid) FROM w GROUP BY x)",
+    )
+    _on(rig, "w_add", "DELETE FROM w WHERE a <> 12", "ALTER TABLE w ADD PRIMARY KEY (x)")
+    for _ in range(3):
+        rig.sync()
+        _on(rig, "w_add", "UPDATE w SET s = s || '.' WHERE a = 12")
+    rig.sync()
+    rig.assert_equal(*_ALL)
+    assert [copy.table.name for copy in rig.observer.copies[len(_ALL) + 1 :]] in ([], ["w_add"])
+
+
+@pytest.mark.parametrize("made", ["again", "not again"])
+def test_a_key_that_goes_beside_a_run_and_rows_without_it(rig: Rig, made: str) -> None:
+    """Such a row is met before a look has shown that the key went: the table is copied, and waits for nobody."""
+    _on(rig, "w_add", *_WRITES, *_APART, "ALTER TABLE w ADD PRIMARY KEY (x)")
+    for _ in range(2):
+        rig.sync()
+        _on(rig, "w_add", "UPDATE w SET s = 'all' WHERE a < 3")
+    rig.sync()
+    with following(rig) as run:
+        wait_for(rig.streaming, what="the stream")
+        _on(rig, "w_add", *_DROP_KEY)
+        _on(rig, "w_add", "INSERT INTO w (a) VALUES (77)")
+        if made == "again":
+            _on(rig, "w_add", *_APART[:1], "ALTER TABLE w ADD PRIMARY KEY (x)")
+        run.join(2)
+    for _ in range(2):
+        rig.sync()
+    rig.assert_equal(*_ALL)
+    assert [copy.table.name for copy in rig.observer.copies[len(_ALL) + 1 :]] == ["w_add"]
 
 
 def test_columns_that_are_kept_tell_no_rows_apart(rig: Rig) -> None:

@@ -29,6 +29,8 @@ class Assembly:
     attached: Mapping[int, str] = field(default_factory=dict)
     parts: TypeParts = field(default_factory=TypeParts)
     comments: Mapping[int, Comments] = field(default_factory=dict)
+    keys: Mapping[int, int] = field(default_factory=dict)
+    """The constraints of primary keys."""
 
     def tables(self) -> list[Table]:
         made: dict[TableName, Table] = {}
@@ -117,6 +119,7 @@ class Assembly:
             leaves=self._leaves(storage, relation, sender),
             row_filter=entry.row_filter if entry else None,
             updates_seen=seen,
+            key_constraint=self.keys.get(relation.oid, 0),
             pages=relation.pages + sum(leaf.pages for leaf in storage),
             rows=relation.rows if not storage else sum(leaf.rows for leaf in storage),
             toast=relation.toast,

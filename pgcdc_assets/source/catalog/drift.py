@@ -219,3 +219,12 @@ def _key(before: Table, now: Table) -> Iterator[Drift]:
         yield Drift(before.name, DriftKind.KEY, Remedy.COPY if now.updates_seen else Remedy.SET_ASIDE, what)
     elif (before.key, before.multiset) != (now.key, now.multiset):
         yield Drift(before.name, DriftKind.KEY, Remedy.SET_ASIDE, "its key changed")
+    elif key_made_anew(before, now):
+        yield Drift(before.name, DriftKind.KEY, Remedy.SET_ASIDE, "its key was dropped and made anew")
+
+
+def key_made_anew(before: Table, now: Table) -> bool:
+    """Whether nothing may have told rows apart for a while. Only with FULL identity: without a key, PostgreSQL refuses
+    updates and deletes of all others."""
+    was, is_ = before.key_constraint, now.key_constraint
+    return before.replica_identity == "f" and bool(before.key and was and is_) and was != is_

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.protocol.text.widening import casts_exactly, keeps_text
+from pgcdc_assets.source.catalog.drift import key_made_anew
 
 
 def successor(before: Table, now: Table, since: Lsn, *, cast: bool = False) -> Table | str:
@@ -104,6 +105,8 @@ def _beyond_following(before: Table, now: Table, *, cast: bool) -> str | None:
         return "it is partitioned or published in another way now"
     if before.updates_seen != now.updates_seen or not _keyed(before, now):
         return "its key changed"
+    if key_made_anew(before, now):
+        return "its key was dropped and made anew"
     if now.partitioned and (reason := _of_partitions(before, now)) is not None:
         return reason
     cast = cast and _held(before) == _held(now)

@@ -32,6 +32,8 @@ WITH RECURSIVE chain (leaf, parent, level, mark) AS (
 SELECT leaf, string_agg(mark, ' ' ORDER BY level) FROM chain GROUP BY leaf
 """
 
+_KEYS = "SELECT conrelid, oid FROM pg_catalog.pg_constraint WHERE conrelid = ANY(%s) AND contype = 'p'"
+
 
 def read_tables(
     conn: psycopg.Connection[Any], publications: Sequence[str], patterns: Sequence[str] = (),
@@ -55,8 +57,11 @@ def read_tables(
         partitions = [oid for oid, relation in relations.items() if relation.root and not relation.partitioned]
         attached = dict(conn.execute(_ATTACHED, [partitions]).fetchall()) if partitions else {}
         parts = TypeParts.read(conn, {oid for relation in relations.values() for oid in relation.types})
-        comments = read_comments(conn, [oid for oid in relations if oid in published or oid in roots])
-    assembly = Assembly(conn.info.server_version, published, relations, leaves, rows, places, attached, parts, comments)
+        shown = [oid for oid in relations if oid in published or oid in roots]
+        comments, keys = read_comments(conn, shown), dict(conn.execute(_KEYS, [shown]).fetchall())
+    assembly = Assembly(
+        conn.info.server_version, published, relations, leaves, rows, places, attached, parts, comments, keys
+    )
     wanted = TablePatterns.parse(patterns)
     known = {table.oid: table for table in before}
     tables = (table for table in assembly.tables() if wanted.match(table.name))
