@@ -246,7 +246,8 @@ class TablesProgress:
         stores = {leaf.oid: leaf for leaf in now.leaves}
         leaves = tuple(_as_seen(leaf, stores[leaf.oid]) for leaf in entry.table.leaves)
         table = replace(entry.table, relfilenode=now.relfilenode, toast=now.toast, leaves=leaves,
-                        column_rows=now.column_rows, key_constraint=now.key_constraint)  # fmt: skip
+                        column_rows=now.column_rows, key_constraint=now.key_constraint,
+                        identity_rows=now.identity_rows)  # fmt: skip
         if table != entry.table:
             self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
             self._tables[name] = replace(entry, table=table)

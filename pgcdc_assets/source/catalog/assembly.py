@@ -120,6 +120,7 @@ class Assembly:
             row_filter=entry.row_filter if entry else None,
             updates_seen=seen,
             key_constraint=self.keys.get(relation.oid, 0),
+            identity_rows=self._identity_rows([relation, *storage]),
             pages=relation.pages + sum(leaf.pages for leaf in storage),
             rows=relation.rows if not storage else sum(leaf.rows for leaf in storage),
             toast=relation.toast,
@@ -133,6 +134,11 @@ class Assembly:
             attnums_given=relation.attnums_given,
             comments=self._comments(relation, columns),
         )
+
+    def _identity_rows(self, relations: Iterable[CatalogRelation]) -> str:
+        if self.rows is None:
+            return ""
+        return " ".join(f"{oid}:{xmin}" for oid, xmin in sorted({(one.oid, one.xmin) for one in relations}))
 
     def _comments(self, relation: CatalogRelation, columns: Sequence[Column]) -> Comments:
         """Those of the table and of the columns that are published."""

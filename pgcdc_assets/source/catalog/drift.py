@@ -224,7 +224,10 @@ def _key(before: Table, now: Table) -> Iterator[Drift]:
 
 
 def key_made_anew(before: Table, now: Table) -> bool:
-    """Whether nothing may have told rows apart for a while. Only with FULL identity: without a key, PostgreSQL refuses
-    updates and deletes of all others."""
+    """Whether nothing may have told rows apart for a while. Only if the identity was FULL then, as it is now, was
+    before, or may have been between: with any other, PostgreSQL refuses updates and deletes without a key."""
     was, is_ = before.key_constraint, now.key_constraint
-    return before.replica_identity == "f" and bool(before.key and was and is_) and was != is_
+    if not (before.key and was and is_) or was == is_:
+        return False
+    identities = {store.replica_identity for table in (before, now) for store in _stores(table).values()}
+    return "f" in identities or _altered_marks(before.identity_rows, now.identity_rows)
