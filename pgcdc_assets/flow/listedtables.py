@@ -32,8 +32,6 @@ class ListedTables:
         self._entries = entries
         renamed = {name for name, entry in entries.items() if entry.former is not None or name in unseen}
         self.naming = Naming(self._left_behind(target) | renamed)
-        self.renamed = set[TableName]()
-        """Tables whose mirrors went on under their new names in this run."""
 
     @property
     def published(self) -> Lsn:
@@ -77,14 +75,14 @@ class ListedTables:
                 if entry.replay_lsn == lsn and self._shows(entry, lsn)}  # fmt: skip
 
     def kept_at(self, lsn: Lsn) -> Point | None:
-        """The newest point, if it is of this LSN, with the tables alone that have another structure since, are not
-        followed any more, or whose names others have by now: there they are as they were before."""
+        """The newest point, if it is of this LSN, with the tables alone that have another structure or name since, are
+        not followed any more, or whose names others have by now: there they are as they were before."""
         newest = self._points.newest()
         if newest is None or newest.replay_lsn != lsn:
             return None
         left = newest.tables.keys() - self._entries.keys()
-        changed = {name for name, entry in self._followed().items() if entry.changes_after(lsn)}
-        changed |= {name for name, entry in self._entries.items() if entry.former is not None} | self.renamed
+        changed = {name for name, entry in self._followed().items() if not self._shows(entry, lsn)}
+        changed |= {name for name, entry in self._entries.items() if entry.former is not None}
         names = left | (changed & newest.tables.keys())
         return replace(
             newest,

@@ -234,7 +234,6 @@ class TablesProgress:
             # A crash right before leaves both: then the one that stands higher goes on.
             self.states.set(replace(entry.table, name=former), TableState.MOVED, held.replay_lsn, f"goes on as {name}")
         passed(FaultPoint.RENAME_RECORDED)
-        self.listed.renamed.add(name)
         self._tables[name] = TableProgress(entry.table, TableState.CATCHING_UP, held.replay_lsn, version, entry.reason)
         return True
 

@@ -257,18 +257,38 @@ def test_tables_that_swapped_names_are_listed_from_where_they_were_seen(
     for table, former in zip(swapped, (B, A), strict=True):
         delta_target(layout, OWNER).rename(former.name, table, versions[table.oid], at)
         first.states.set(table, TableState.CATCHING_UP, at)
-    before = first.points.newest()
-    second = TablesProgress(layout, Catalog(OWNER, "p", 180000, swapped), delta_target(layout, OWNER), Lsn(1), Lsn(1))
-    assert [entry.replay_lsn for entry in second] == [at, at]
-    second.publish(at, RECORDED)
-    second.listed.naming.seen(Lsn(23))
-    second.publish(at, RECORDED)
-    assert second.points.newest() == before
-    for table in swapped:
+    before, catalog = first.points.newest(), Catalog(OWNER, "p", 180000, (*swapped, C))
+    assert before is not None
+    second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    assert [entry.replay_lsn for entry in second.followed()] == [at, at]
+    copied_mirror(layout, OWNER, C.name, at)
+    second.copied(C, at, 1)
+    for _ in range(2):
+        second.publish(at, RECORDED)
+        newest = second.points.newest()
+        assert newest is not None
+        assert newest.tables == {**before.tables, C.name: 1}, "there they are as they were"
+        second.listed.naming.seen(Lsn(23))
+    for table in (*swapped, C):
         second.moved(table.name, Lsn(23))
     assert second.publish(Lsn(23), RECORDED)
-    third = TablesProgress(layout, Catalog(OWNER, "p", 180000, swapped), delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    third = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     assert not third.listed.naming.asks
+
+
+def test_a_point_of_before_keeps_tables_whose_mirrors_are_to_go_on(tmp_path: Path) -> None:
+    layout = Layout.of(tmp_path)
+    before = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20)).points.newest()
+    assert before is not None
+    catalog = Catalog(OWNER, "p", 180000, (replace(B, name=A.name), replace(A, name=B.name), C))
+    second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    assert [entry.former for entry in second.renamed_tables()] == [B.name, A.name]
+    copied_mirror(layout, OWNER, C.name, 20)
+    second.copied(C, Lsn(20), 1)
+    second.publish(Lsn(20), RECORDED)
+    newest = second.points.newest()
+    assert newest is not None
+    assert newest.tables == {**before.tables, C.name: 1}
 
 
 def test_a_table_that_was_set_aside_stays_so_under_another_name(tmp_path: Path) -> None:
