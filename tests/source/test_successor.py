@@ -78,6 +78,28 @@ def test_values_that_postgresql_cast(was: PgType, now: PgType, *, followed: bool
     assert isinstance(successor(before, more, Lsn(50), cast=True), str), "what came had a value of each row's own"
 
 
+OTHER = Column(2, "a", INT)
+MARKED = replace(table(ID, OTHER), key_constraint=7, identity_rows="1000:5")
+
+
+@pytest.mark.parametrize(
+    ("now", "anew"),
+    [
+        (replace(MARKED, key_constraint=8), False),
+        (replace(MARKED, key_constraint=8, identity_rows="1000:6"), True),
+        (replace(MARKED, key_constraint=8, replica_identity="f"), True),
+        (replace(MARKED, key_constraint=8, identity_rows="1000:6", key=(2,)), False),
+        (replace(MARKED, key_constraint=0, identity_rows="1000:6"), False),
+        (replace(MARKED, key_constraint=8, identity_rows="1000:6", columns=(replace(ID, type=BIGINT), OTHER)), False),
+    ],
+    ids=["at once", "written", "full", "another", "not told", "of another type"],
+)
+def test_a_key_that_was_made_anew_while_the_identity_may_have_been_full_has_the_table_copied(
+    now: Table, anew: bool
+) -> None:
+    assert (successor(MARKED, now, Lsn(50)) == "its key was dropped and made anew") is anew
+
+
 def test_columns_are_followed_before_a_key() -> None:
     """Rows may have come under the new columns and the old key."""
     columns = table(ID, A, Column(3, "c", BIGINT))

@@ -225,9 +225,11 @@ def _key(before: Table, now: Table) -> Iterator[Drift]:
 
 def key_made_anew(before: Table, now: Table) -> bool:
     """Whether nothing may have told rows apart for a while. Only if the identity was FULL then, as it is now, was
-    before, or may have been between: with any other, PostgreSQL refuses updates and deletes without a key."""
+    before, or may have been between: with any other, PostgreSQL refuses updates and deletes without a key. Another type
+    of a key's column makes the constraint anew at once, and writes both rows of the catalog."""
     was, is_ = before.key_constraint, now.key_constraint
-    if not (before.key and was and is_) or was == is_:
+    if before.key != now.key or not (before.key and was and is_) or was == is_:
         return False
     identities = {store.replica_identity for table in (before, now) for store in _stores(table).values()}
-    return "f" in identities or _altered_marks(before.identity_rows, now.identity_rows)
+    retyped = any(_changed(was.type, is_.type) for was, is_ in zip(before.key_columns, now.key_columns, strict=False))
+    return "f" in identities or (not retyped and _altered_marks(before.identity_rows, now.identity_rows))

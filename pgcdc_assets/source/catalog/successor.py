@@ -29,6 +29,8 @@ def successor(before: Table, now: Table, since: Lsn, *, cast: bool = False) -> T
     ``before``: as the mirror has it. ``now``: as the catalog shows it, which the source did at ``since`` at the latest.
     ``cast``: if its rows were rewritten, it was by PostgreSQL's own casts to other types alone.
     """
+    if key_made_anew(before, now):
+        return "its key was dropped and made anew"
     if before.key != now.key and _columns(before) != _columns(now) and before.key and _held(now) >= set(before.key):
         # One after the other: rows may have come under the new columns and the old key.
         now = replace(now, key=before.key)
@@ -105,8 +107,6 @@ def _beyond_following(before: Table, now: Table, *, cast: bool) -> str | None:
         return "it is partitioned or published in another way now"
     if before.updates_seen != now.updates_seen or not _keyed(before, now):
         return "its key changed"
-    if key_made_anew(before, now):
-        return "its key was dropped and made anew"
     if now.partitioned and (reason := _of_partitions(before, now)) is not None:
         return reason
     cast = cast and _held(before) == _held(now)
