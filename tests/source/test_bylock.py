@@ -198,7 +198,8 @@ def test_the_point_is_where_a_record_ends(database: Database) -> None:
     """At the ends of pages and of files the insert position stands behind a header, where no flush stands."""
     with database.connect() as conn:
         publish(conn)
-        for _ in range(50):
+        # Some milliseconds each: an autovacuum that writes beside it takes longer than fifty of them.
+        for _ in range(3000):
             before = Lsn.parse(str(scalar(conn, RECORD_END)))
             bare = Lsn.parse(str(scalar(conn, "SELECT pg_logical_emit_message(false, '', '')"))) - before
             # One that fills the page to its end, if nobody writes meanwhile and it does not end too near.
