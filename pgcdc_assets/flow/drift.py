@@ -60,7 +60,6 @@ def watch(work: Work, look: Look, *, paused: bool = False) -> None:
             work.progress.must_copy(copy.table, work.log.position(), copy.what)
     if not paused:
         rename(work, [entry for entry in work.progress.renamed_tables() if not entry.reshaping])
-    if not paused:
         for name in work.restructured.keys() - work.structures.unexplained:
             del work.restructured[name]
         work.astray.clear()

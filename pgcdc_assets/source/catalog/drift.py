@@ -231,5 +231,6 @@ def key_made_anew(before: Table, now: Table) -> bool:
     if before.key != now.key or not (before.key and was and is_) or was == is_:
         return False
     identities = {store.replica_identity for table in (before, now) for store in _stores(table).values()}
-    retyped = any(_changed(was.type, is_.type) for was, is_ in zip(before.key_columns, now.key_columns, strict=False))
+    columns = zip(before.key_columns, now.key_columns, strict=False)
+    retyped = any(_changed(column.type, other.type) for column, other in columns)
     return "f" in identities or (not retyped and _altered_marks(before.identity_rows, now.identity_rows))
