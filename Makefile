@@ -55,10 +55,6 @@ test: install ## The default tests
 test-all: readers ## All tests, the long ones too
 	@$(BIN)/python -m pytest -o addopts="-ra --strict-markers --durations=30" --run-long
 
-.PHONY: mutants
-mutants: install ## Takes out one rule after the other; each makes its test fail
-	@$(BIN)/python -m tests.mutants.run
-
 .PHONY: test-crash
 test-crash: N ?= 100
 test-crash: install ## Crashes at every durable step: N=100 cycles of the receiver, N/4 of whole runs, the command at each

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 
-from tests.mutants.patches import ROOT
 from tests.traps import test_rows, test_schema
+
+ROOT = Path(__file__).resolve().parents[2]
 
 _ROWS, _SCHEMA = "tests/traps/test_rows.py::test_all_equal_after", "tests/traps/test_schema.py::test_equal_after"
 _POSITIONS, _PUBLICATIONS = "tests/traps/test_positions.py::test_", "tests/traps/test_publications.py::test_"
