@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyspark
 import pytest
 
 from pgcdc_assets.errors import MachineError
-from pgcdc_assets.spark.jars import delta_jars
+from pgcdc_assets.spark.jars import delta_jars, pinned
 from pgcdc_assets.spark.maven import REPOSITORY_VARIABLE, java_command
 
 
@@ -85,6 +86,34 @@ def test_only_what_pyspark_lacks() -> None:
     assert any(name.startswith("delta-spark_4.2_2.13") for name in found)
     assert any(name.startswith("delta-storage") for name in found)
     assert not any(name.startswith(("hadoop", "scala-library", "parquet", "jackson-core")) for name in found)
+
+
+def _copied_cache(folder: Path) -> Path:
+    """A copy of the cached jars, as the cache of this test."""
+    jars = delta_jars()[0].parent
+    shutil.copytree(jars, folder / "pgcdc_assets" / "jars" / jars.name)
+    return folder / "pgcdc_assets" / "jars" / jars.name
+
+
+@pytest.mark.parametrize("change", ["altered", "missing", "added"])
+def test_a_jar_that_is_not_the_pinned_one_is_refused(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jars = _copied_cache(tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert len(delta_jars()) == len(pinned())
+    storage = next(jars.glob("delta-storage-*.jar"))
+    if change == "altered":
+        storage.write_bytes(storage.read_bytes()[:-1] + b"!")
+    elif change == "missing":
+        storage.unlink()
+    else:
+        storage = jars / "another.jar"
+        storage.write_bytes(b"")
+    with pytest.raises(MachineError, match="does not match its SHA-256") as caught:
+        delta_jars()
+    assert str(storage) in str(caught.value)
+    assert str(jars) in str(caught.value.do)
 
 
 @pytest.mark.long
