@@ -41,7 +41,7 @@ def serve(layout: Layout, stop: threading.Event, host: str, port: int) -> None:
     it ends before."""
     command = ["code-server", "start", "--module-name", "pgcdc_assets.definitions", "--location-name", LOCATION]
     reloading = Reloading(partial(by_code_server, host, port))
-    process = started([*command, "--host", host, "--port", str(port), "--log-level", "warning"], sys.stderr)
+    process = started("dagster", [*command, "--host", host, "--port", str(port), "--log-level", "warning"], sys.stderr)
     try:
         while not stop.wait(0.5):
             if process.poll() is not None:

@@ -86,15 +86,15 @@ def _start(log: Path, url: str) -> subprocess.Popen[bytes]:
     host, port = url.removeprefix("http://").rsplit(":", 1)
     # At `info` the daemon writes a line or two every second, for as long as it runs.
     quiet = ["--log-level", "warning", "--code-server-log-level", "warning"]
-    command = ["dev", "--workspace", str(workspace_file()), "--host", host, "--port", port, *quiet]
+    command = ["--workspace", str(workspace_file()), "--host", host, "--port", port, *quiet]
     with log.open("wb") as file:
-        return started(command, file, **{SENSOR_ON: "on"})
+        return started("pgcdc_assets.cli.dagsterui", command, file, **{SENSOR_ON: "on"})
 
 
-def started(arguments: list[str], output: IO[Any], **variables: str) -> subprocess.Popen[bytes]:
-    """Start ``dagster`` for this project. It ends as by Ctrl-C if we are killed."""
+def started(module: str, arguments: list[str], output: IO[Any], **variables: str) -> subprocess.Popen[bytes]:
+    """Run a module of Dagster's, or one that runs Dagster, for this project. It ends as by Ctrl-C if we are killed."""
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "dagster", *arguments],
+        [sys.executable, "-W", "ignore", "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import urllib.error
+import urllib.parse
+import urllib.request
 from functools import partial
 from itertools import pairwise
 
@@ -71,6 +75,28 @@ def test_ranges_are_contiguous_and_each_table_is_copied_once(up: Served) -> None
     copy = next(iter(up.materialised("snapshot", "public", "customers").values()))
     assert copy["dagster/row_count"] == 200
     assert Lsn.parse(copy["consistent_point"]) > spans[0].start
+
+
+def test_another_page_in_the_users_browser_cannot_drive_it(up: Served) -> None:
+    """The real webserver answers our own queries in every other test of this module."""
+    mutation = "mutation { setSensorEnabled }"
+    by_image = f"{up.url}/graphql?{urllib.parse.urlencode({'query': mutation})}"
+    assert _status(urllib.request.Request(by_image)) == 403
+    page = urllib.request.Request(f"{up.url}/graphql", json.dumps({"query": mutation}).encode())
+    page.add_header("Content-Type", "application/json")
+    page.add_header("Origin", "https://evil.example")
+    assert _status(page) == 403
+    rebound = urllib.request.Request(up.url, headers={"Host": "evil.example"})
+    assert _status(rebound) == 403
+    assert _status(urllib.request.Request(up.url)) == 200
+
+
+def _status(request: urllib.request.Request) -> int:
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 @pytest.mark.takes(40)

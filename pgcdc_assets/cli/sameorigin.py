@@ -1,0 +1,101 @@
+"""Refuses requests to Dagster's UI that another web page makes in its user's browser.
+
+The UI has no login, and Dagster answers whoever reaches its port: any page could start runs by an image whose address
+is a mutation, or read answers under a host name of its own (DNS rebinding). Four rules prevent it:
+
+* The ``Host`` header is a name of this machine.
+* An ``Origin`` header, which browsers send with every POST and WebSocket, names that same host.
+* ``Sec-Fetch-Site`` does not say that another site sends the request, except to open a page of the UI.
+* GraphQL is not answered to a GET.
+
+Programs that are no browser send neither ``Origin`` nor ``Sec-Fetch-Site`` and are not affected.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_OWN: Final = (None, "same-origin", "none")
+"""Values of ``Sec-Fetch-Site`` of the UI's own requests, and of an address that the user typed."""
+
+
+class SameOrigin:
+    """An ASGI application in front of Dagster's. ``host`` is the address that the server listens at."""
+
+    def __init__(self, app: App, host: str) -> None:
+        self._app = app
+        self._host = host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reason = None
+        if scope["type"] in ("http", "websocket"):
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            reason = refusal(scope.get("method", "GET"), scope["path"], headers, self._host)
+        if reason is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": reason})
+        else:
+            text = [(b"content-type", b"text/plain; charset=utf-8")]
+            await send({"type": "http.response.start", "status": 403, "headers": text})
+            await send({"type": "http.response.body", "body": f"Refused: {reason}\n".encode()})
+
+
+def refusal(method: str, path: str, headers: Mapping[str, str], listening: str) -> str | None:
+    """Why the request is refused; None if it is answered. Names of ``headers`` are in lower case."""
+    host = headers.get("host", "")
+    if not _is_ours(_name(host), listening):
+        return f"{host or 'an empty Host header'} is not a name of this server"
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != host:
+        return f"the request comes from a page of {origin}"
+    opens_page = headers.get("sec-fetch-mode") == "navigate" and method == "GET"
+    if headers.get("sec-fetch-site") not in _OWN and not opens_page:
+        return "the request comes from a page of another site"
+    if path.rstrip("/") == "/graphql" and method in ("GET", "HEAD") and not _upgrades(headers):
+        return "GraphQL is answered to POST only"
+    return None
+
+
+def _upgrades(headers: Mapping[str, str]) -> bool:
+    return headers.get("upgrade", "").lower() == "websocket"
+
+
+def _name(host: str) -> str:
+    """The host without its port: ``[::1]:3000`` is ``::1``."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_ours(name: str, listening: str) -> bool:
+    """A server that listens on loopback has loopback's names. Any other server also has this machine's names, and any
+    address: a page that was loaded from an address of another server does not reach this one."""
+    if name in LOOPBACK or name == listening.lower():
+        return True
+    if listening in LOOPBACK:
+        return False
+    return _is_address(name) or name in _names(socket.gethostname(), socket.getfqdn())
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _names(*names: str) -> Iterable[str]:
+    return [name.lower() for name in names]
