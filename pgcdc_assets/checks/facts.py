@@ -11,7 +11,6 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.points.untaken import UntakenRows
-from pgcdc_assets.source.setup.eventtriggers import Noting
 from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.slot.slotstatus import SlotStatus
 
@@ -66,8 +65,6 @@ class SourceFacts:
     """Tables whose updates are not seen although they have a usable replica identity by now."""
     without_identity: frozenset[TableName] = frozenset()
     """Published tables whose updates and deletes fail on the source, for want of a replica identity."""
-    noting: Noting = Noting.ABSENT
-    """Whether event triggers put changes of structure into the stream."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from pgcdc_assets.source.connect.connection import SourceConnection
 from pgcdc_assets.source.positions import flush_lsn
 from pgcdc_assets.source.setup.publications import made_by_us, read_publication
 from pgcdc_assets.source.setup.selection import meant_tables, wanted_tables
-from pgcdc_assets.source.setup.setup import event_triggers
 from pgcdc_assets.source.slot.blockers import transactions
 from pgcdc_assets.source.slot.slotstatus import SlotStatus, identity
 
@@ -96,7 +95,6 @@ def with_settings(conn: SourceConnection, facts: SourceFacts, settings: Settings
         meant=frozenset(meant_tables(conn, settings.tables)),
         ours=ours,
         followable=frozenset(item.table for item in wanted if item.follows_updates),
-        noting=event_triggers(conn, settings).state(conn),
     )
 
 

@@ -12,7 +12,6 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.mirror.delta.mirrorschema import way_back
-from pgcdc_assets.source.setup.eventtriggers import Noting
 
 LAG_BYTES = GIB
 
@@ -197,17 +196,6 @@ def _back(table: TableFacts) -> str:
     )
 
 
-def _noting(facts: Facts) -> Iterator[Problem]:
-    """Event triggers that were made, and do not serve."""
-    found, thing = facts.source.noting if facts.source else Noting.ABSENT, "event triggers"
-    if found is Noting.DISABLED:
-        yield warning(thing, "are disabled, or one is gone: when a structure changed is known by looks at the catalog "
-                       "alone", "run `pgcdc setup --ddl`, or `pgcdc setup --ddl --sql` for a superuser")  # fmt: skip
-    elif found is Noting.OUTDATED:
-        yield warning(thing, "are of another version, or for other publications",
-                       "run `pgcdc setup --ddl`, or `pgcdc setup --ddl --sql` for a superuser")  # fmt: skip
-
-
 def _messages(facts: Facts) -> Iterator[Problem]:
     """The feed of messages stands with the newest point, or is behind what readers of the tables see."""
     found, thing = facts.messages, "feed of messages"
@@ -221,4 +209,4 @@ def _messages(facts: Facts) -> Iterator[Problem]:
                      "the log keeps its messages: run `pgcdc sync`, and see what it says")  # fmt: skip
 
 
-RULES = (_publications, _unpublished, _left, _untaken, _identities, _noting, _tables, _messages)
+RULES = (_publications, _unpublished, _left, _untaken, _identities, _tables, _messages)

@@ -27,18 +27,17 @@ if TYPE_CHECKING:
 @as_json
 @click.option("--sql", "as_sql", is_flag=True, help="Print a script for the owner of the source; change nothing.")
 @click.option("--role", help="With --sql: who is to follow the source, if not the role that connects.")
-@click.option("--ddl", is_flag=True, help="Have event triggers tell of changes of structure at their exact LSN.")
-def setup(as_json: bool, as_sql: bool, role: str | None, ddl: bool) -> int:
+def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
     """Check the source, make publication and slot, save the catalog; twice is fine."""
     from pgcdc_assets.project import started_source
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
     if as_sql:
-        return _print_script(settings, role, ddl=ddl)
+        return _print_script(settings, role)
     if role:
         raise click.UsageError("--role goes with --sql")
-    report = make_ready(settings, started_source(settings), ddl=ddl)
+    report = make_ready(settings, started_source(settings))
     if as_json:
         click.echo(json.dumps(setup_json(report), indent=1))
     else:
@@ -74,16 +73,16 @@ def teardown(yes: bool, lake_too: bool, forget: bool) -> int:
     return 0
 
 
-def _print_script(settings: Settings, role: str | None, *, ddl: bool) -> int:
+def _print_script(settings: Settings, role: str | None) -> int:
     from pgcdc_assets.checks.origin import require_same_source, source_of
     from pgcdc_assets.source.setup.script import owner_script
 
     require_same_source(settings)
-    click.echo(owner_script(settings, source_of(settings), role, ddl=ddl), nl=False)
+    click.echo(owner_script(settings, source_of(settings), role), nl=False)
     return 0
 
 
-def make_ready(settings: Settings, conninfo: str, *, ddl: bool = False) -> SetupReport:
+def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     """Make publication, slot and saved catalog if they are missing."""
     from pgcdc_assets.checks.origin import remember
     from pgcdc_assets.core.master import is_connect
@@ -94,7 +93,7 @@ def make_ready(settings: Settings, conninfo: str, *, ddl: bool = False) -> Setup
     # Check Java first: without it nothing could read the slot, which would hold the source's WAL.
     if not is_connect(settings.master):
         java_command()
-    report = setup(settings, conninfo, on_wait=_tell_waiting, ddl=ddl)
+    report = setup(settings, conninfo, on_wait=_tell_waiting)
     save_catalog(report.catalog, CATALOG_FILE)
     remember(settings, conninfo, report.catalog.identity)
     return replace(report, findings=[*_refused(report.catalog), *report.findings, *_saved_source(settings)])

@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
-STRUCTURE: Final = "pgcdc.ddl."
-"""What the prefixes of messages on changes of structure begin with. Only those of our own event triggers do, and no
-setting asks for them."""
 _VERBATIM = re.compile(r'"((?:[^"]|"")+)"')
 
 
@@ -33,14 +30,9 @@ class PrefixPatterns:
         return cls(wanted, unwanted)
 
     def match(self, prefix: str) -> bool:
-        if prefix.startswith(STRUCTURE) or any(pattern.fullmatch(prefix) for pattern in self.excluded):
+        if any(pattern.fullmatch(prefix) for pattern in self.excluded):
             return False
         return any(pattern.fullmatch(prefix) for pattern in self.included)
-
-
-def structure_prefix(slot: str) -> str:
-    """The prefix of the messages on changes of structure that are for the log of this slot."""
-    return STRUCTURE + slot
 
 
 def _compiled(text: str, given: str) -> re.Pattern[str]:

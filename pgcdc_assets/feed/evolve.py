@@ -38,20 +38,16 @@ class Refusal:
 
 
 def evolved(
-    table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False, after: Lsn | None = None,
-    known: bool = False,
+    table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False, after: Lsn | None = None
 ) -> Table | Refusal:  # fmt: skip
     """The table as it is under the shape: unchanged, or with columns that appeared; or why it cannot be followed.
 
     ``facts`` are those of the shape; they are needed only if a column appeared. ``past`` is for spans that the
     mirror has already applied: a column that a shape lacks may then have been added later, and not been dropped.
-    ``after``: no row under the shape is of a transaction below it. ``known``: a row whose message names the table's
-    columns has these, whatever the catalog said when it was asked about the shape.
+    ``after``: no row under the shape is of a transaction below it.
     """
     if unsettled(table, after):
-        return _by_order(table, shape, known=known)
-    if known and _says_the_same(table, shape):
-        return table
+        return _by_order(table, shape)
     reason = _newer_catalog(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
     if reason:
         return Refusal(reason)
@@ -61,44 +57,27 @@ def evolved(
     return _with_new(table, shape, new, facts)
 
 
-def _says_the_same(table: Table, shape: Shape) -> bool:
-    """Whether the message itself names the table's columns and identity, and no others."""
-    if _leaf(table, shape) or shape.replica_identity != table.replica_identity:
-        return False
-    told = [(column.name, column.type.oid, column.type.typmod) for column in shape.columns]
-    identity = {column.name for column in table.columns if column.attnum in table.identity_key}
-    keyed = shape.replica_identity == "f" or identity == {column.name for column in shape.columns if column.key}
-    return keyed and told == [(column.name, column.type.oid, column.type.typmod) for column in table.columns]
-
-
 def unsettled(table: Table, after: Lsn | None) -> bool:
     """Whether rows from ``after`` on (None: any row) may be written in an earlier structure of the table's columns."""
     since = table.columns_since
     return since is not None and (after is None or after < since)
 
 
-def alignment(table: Table, shape: Shape, after: Lsn | None, *, known: bool = False) -> Alignment | None:
-    """How rows of the shape are read, where names alone do not tell it; None where they do. ``known``: as of
-    :func:`evolved`."""
+def alignment(table: Table, shape: Shape, after: Lsn | None) -> Alignment | None:
+    """How rows of the shape are read, where names alone do not tell it; None where they do."""
     if not unsettled(table, after) or (told := _at_root(table, shape)) is None:
         return None
-    return _read(table, told, known=known)
+    return aligned(table, told)
 
 
-def _read(table: Table, shape: Shape, *, known: bool) -> Alignment | None:
-    if known and _says_the_same(table, shape):
-        return tuple(column.attnum for column in table.columns)
-    return aligned(table, shape)
-
-
-def _by_order(table: Table, found: Shape, *, known: bool = False) -> Table | Refusal:
+def _by_order(table: Table, found: Shape) -> Table | Refusal:
     """As :func:`evolved`, for rows that may be older than the table's structure."""
     shape = _at_root(table, found)
     if shape is None:
         return Refusal("its structure changed, and rows of a partition may be older or newer than that")
     if table.multiset and shape.replica_identity != "f":
         return Refusal(NOT_WHOLE)
-    columns = _read(table, shape, known=known)
+    columns = aligned(table, shape)
     if columns is None:
         return Refusal("its columns changed in a way that its rows do not tell")
     own = {column.attnum: column for column in table.columns}

@@ -30,9 +30,6 @@ class Followed:
     table: Table
     after: Lsn
     """Its ``replay_lsn``: transactions below it are not wanted."""
-    known: bool = False
-    """All changes of its structure up to the end of the span are known: a row whose message names its columns has
-    these."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ def planned(
     failures: Failures = {}
     for entry, reach in zip(tables, reaches, strict=True):
         mine = placed.get(entry.table.name, _Placed())
-        evolution = _Evolution.of(log, entry.table, mine, reach, past=again, known=entry.known)
+        evolution = _Evolution.of(log, entry.table, mine, reach, past=again)
         try:
             plan = _plan(log, span, entry, mine, evolution, again=again)
         except Exception as error:
@@ -163,12 +160,12 @@ class _Evolution:
     @classmethod
     def of(
         cls, log: ChangeLog, table: Table, placed: _Placed, span: LsnRange, *, past: bool,
-        at_least: Table | None = None, known: bool = False,
+        at_least: Table | None = None,
     ) -> _Evolution:  # fmt: skip
         """``placed`` may hold shapes that no row of the span has; those must not add columns."""
         shapes = placed.taken
         after = _after(log, table, shapes, span)
-        read = partial(evolved, table, past=past, known=known)
+        read = partial(evolved, table, past=past)
         found = {s.schema_id: read(s, None, after=after[s.schema_id]) for s in shapes}
         odd = [shape for shape in shapes if isinstance(found[shape.schema_id], Refusal)]
         if odd:
@@ -178,7 +175,7 @@ class _Evolution:
             found |= {s.schema_id: read(s, facts.get(s.schema_id), after=after[s.schema_id]) for s in odd}
         followed = [version for version in found.values() if isinstance(version, Table)]
         newest = together([table, at_least or table, *followed])
-        order = {s.schema_id: alignment(newest, s, after[s.schema_id], known=known) for s in shapes}
+        order = {s.schema_id: alignment(newest, s, after[s.schema_id]) for s in shapes}
         routes = {
             s.schema_id: Route.of(s, newest, placed.leaves[s.schema_id], order[s.schema_id])
             for s in shapes if isinstance(found[s.schema_id], Table)

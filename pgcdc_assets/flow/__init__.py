@@ -19,7 +19,6 @@ accounting  counts rows that no mirror takes
 drift       compares tables with the catalog    backfill    derives, applies and repairs ranges by hand
 maintenance deletes what nobody needs           thinning    deletes old points while a run goes on
 restructuring  follows tables whose structure has changed
-structures  the same where event triggers told of it: at its own LSN
 commenting  carries comments of tables and columns
 newtables   publishes the tables and partitions that came
 renaming    lets mirrors go on under the new names of their tables

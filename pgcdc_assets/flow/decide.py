@@ -72,8 +72,6 @@ class Standing:
     name: TableName
     replay_lsn: Lsn
     late: bool = False
-    until: Lsn | None = None
-    """Where it gets another structure: no turn takes it further before."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,6 @@ def _gathering(view: View) -> bool:
 
 def _boundary(view: View, tables: Sequence[Standing], limit: Lsn, shares: int) -> Lsn:
     """Where a turn of these tables ends: at the end of the batch that fills its share, or at ``limit``."""
-    limit = min([limit, *(table.until for table in tables if table.until is not None)])
     waiting = _waiting(view, tables, limit)
     taken = up_to(waiting, shares * view.share_bytes)
     return limit if len(taken) == len(waiting) else min(limit, taken[-1].end)

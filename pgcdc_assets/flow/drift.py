@@ -24,9 +24,6 @@ _COPIED = (Remedy.COPY, Remedy.PARTITIONS)
 """For these a table that is not followed is copied, whatever else it is set aside for."""
 TOLD_CHANGES = 5
 """Changes of one table that are reported by name."""
-WAITED_BYTES = 256 << 20
-"""WAL that the log may lack if the messages in it are to be waited for: it takes seconds. Where it lacks more, tables
-are followed as if there were none."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,7 @@ def watch(work: Work, look: Look, *, paused: bool = False) -> None:
             work.progress.must_copy(copy.table, work.log.position(), copy.what)
     if not paused:
         rename(work, [entry for entry in work.progress.renamed_tables() if not entry.reshaping])
-        for name in work.restructured.keys() - work.structures.unexplained:
-            del work.restructured[name]
+        work.restructured.clear()
         work.astray.clear()
 
 
@@ -90,7 +86,7 @@ def _compare(work: Work, entry: TableProgress, live: Table | None, look: Look, p
         work.progress.request_copy([name])
     elif lost := copy or (None if readable else parts):
         work.progress.must_copy(name, work.log.position(), lost.what)
-    elif live is None or _left(work, entry, live, found, paused=paused):
+    elif live is None or _left(work, entry, found, paused=paused):
         return
     elif aside := [change for change in found if change.action is Remedy.SET_ASIDE]:
         restructure(work, entry, live, look.now(), _line(aside))
@@ -120,22 +116,10 @@ def _tell(work: Work, name: TableName, line: str) -> None:
     work.drift_told[name] = line
 
 
-def _left(work: Work, entry: TableProgress, live: Table, found: Sequence[Drift], *, paused: bool) -> bool:
+def _left(work: Work, entry: TableProgress, found: Sequence[Drift], *, paused: bool) -> bool:
     """Whether the table is not taken to what this look shows."""
     set_aside = work.settings.schema_changes == "set_aside"
-    if entry.reshaping or (paused and (_first(found, Remedy.PARTITIONS) or not set_aside)):
-        return True
-    return entry.state.readable and not set_aside and _told(work, entry, live, changed=bool(found))
-
-
-def _told(work: Work, entry: TableProgress, live: Table, *, changed: bool) -> bool:
-    """Whether messages in the log tell how the table comes to its structure, or may do so soon."""
-    if work.structures.explain(entry, live):
-        return work.structures.ahead(entry) is not None
-    altered = altered_columns(entry.table.column_rows, live.column_rows)
-    if live.partitioned or not (changed or altered or entry.table.name in work.restructured):
-        return False
-    return work.structures.on_the_way(entry.table.name)
+    return entry.reshaping or (paused and bool(_first(found, Remedy.PARTITIONS) or not set_aside))
 
 
 def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:
@@ -162,22 +146,6 @@ class CatalogWatch:
         self._looked = time.monotonic()
         self.paused = False
         """Mirrors are not to change for now."""
-        self._awaited = ZERO
-        """Where the log has to come to until the next look: then it has the messages on what the last one showed."""
-        self._patient: bool | None = None
-        """Whether the look that is under way may leave something to the next; None before that is asked."""
-        work.structures.may_wait = self._may_wait
-
-    @property
-    def waits(self) -> bool:
-        """Whether nothing is to be applied or published before another look, because messages on what the last one
-        showed may be on their way into the log."""
-        return self._awaited > ZERO
-
-    @property
-    def waited(self) -> bool:
-        """Whether they have come, or never do: the catalog is to be looked at again."""
-        return self.waits and (self._stream.complete_to >= self._awaited or self._stream.arrived)
 
     @property
     def due(self) -> bool:
@@ -192,8 +160,6 @@ class CatalogWatch:
     def look(self) -> None:
         """Look at the catalog, compare all tables with it, and save it."""
         work = self._work
-        work.structures.unexplained.clear()
-        self._patient = None
         self._seen = self._stream.look(work.catalog, work.settings.tables)
         live = self._seen.tables
         watch(work, Look(live, self._mark, self._stream.without_rows), paused=self.paused)
@@ -203,18 +169,7 @@ class CatalogWatch:
         if live != work.catalog.tables:
             work.catalog = replace(work.catalog, tables=live)
             save_catalog(work.catalog, CATALOG_FILE)
-        if not work.structures.unexplained:
-            self._awaited = ZERO
-        elif self._awaited == ZERO:
-            self._awaited = self._mark()
         self._looked = time.monotonic()
-
-    def _may_wait(self) -> bool:
-        if self._patient is None:
-            near = self._stream.source_position() - self._stream.complete_to <= WAITED_BYTES
-            waits = not self._stream.arrived and not self.waited
-            self._patient = waits and near and self._stream.tells_structure(self._work.catalog)
-        return self._patient
 
     def _mark(self) -> Lsn:
         self.named = self._stream.mark_now()
@@ -238,12 +193,9 @@ class CatalogWatch:
         progress = self._work.progress
         followed = {entry.table.name: entry.table for entry in progress.followed()}
         before = {name: table.column_rows for name, table in followed.items()} | self._columns
-        structures = self._work.structures
-        known = structures.explained.keys() | structures.unexplained
-        altered = [table for table in live if table.name in followed and table.name not in known
+        altered = [table for table in live if table.name in followed
                    and altered_columns(before[table.name], table.column_rows)]  # fmt: skip
-        left = {name: before[name] for name in structures.unexplained if name in before}
-        self._columns = {table.name: table.column_rows for table in live} | left
+        self._columns = {table.name: table.column_rows for table in live}
         if any(not table.partitioned for table in altered):
             altered += [table for table in followed.values() if table.partitioned]
         for table in altered:

@@ -17,21 +17,18 @@ PAGE_BYTES = 8192
 """Size of a page on the source, unless it was built otherwise."""
 
 
-def restructure(
-    work: Work, entry: TableProgress, now: Table, since: Lsn, what: str, *, cast: bool = False
-) -> None:  # fmt: skip
+def restructure(work: Work, entry: TableProgress, now: Table, since: Lsn, what: str) -> None:
     """Follow a table to the structure that the catalog shows ``now``, which it had at ``since`` at the latest.
 
     ``what``: the change, in words. It is found by the catalog, or by a row that came under another structure. If the
     mirror has the new structure already and such rows still cannot be read, the table is copied. Under another key it
-    goes on from the first row that came under that, or from where the catalog has shown it. ``cast``: as of
-    :func:`pgcdc_assets.source.catalog.successor.successor`.
+    goes on from the first row that came under that, or from where the catalog has shown it.
     """
     if work.settings.schema_changes == "set_aside":
         work.progress.put_aside(now.name, since, what)
         return
     met = now.name in work.restructured
-    after = successor(entry.table, now, since, cast=cast)
+    after = successor(entry.table, now, since)
     if isinstance(after, str):
         copy_by_itself(work, entry, now, since, f"{what} ({after})" if after not in what else what)
     elif entry.table.lineage is not None and alike(entry.table, now):

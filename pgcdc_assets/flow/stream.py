@@ -18,7 +18,6 @@ from pgcdc_assets.log.receive.messages import Event, EventName
 from pgcdc_assets.source.catalog.look import CatalogLook
 from pgcdc_assets.source.catalog.pgclass import without_rows
 from pgcdc_assets.source.positions import boundary, flush_lsn
-from pgcdc_assets.source.setup.eventtriggers import EventTriggers
 
 
 class LogStream:
@@ -106,10 +105,6 @@ class LogStream:
     def stands(self, look: CatalogLook) -> bool:
         """Whether the source's catalog is still as this look saw it."""
         return look.stands(self._conn)
-
-    def tells_structure(self, catalog: Catalog) -> bool:
-        """Whether event triggers put changes of structure into the stream."""
-        return EventTriggers(catalog.identity.slot, catalog.publications).noted(self._conn)
 
     def stop(self) -> None:
         """End the receiver at a boundary and wait for it."""

@@ -40,8 +40,6 @@ class Sync:
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
         self._sentinel = Sentinel()
-        self._unaimed = False
-        """The receiver has yet to be told how far to go."""
 
     def run(self) -> SyncReport:
         try:
@@ -84,8 +82,6 @@ class Sync:
         moved |= self._take_copies()
         moved |= self._turns.turn(paused=self._paused, gathers=not (self.following or self.copying))
         moved |= self._serving.serve()
-        if self._unaimed and not self._copies.under_way:
-            self._aim()
         due = self._ranges.due
         if due:
             self._ranges.close()
@@ -152,15 +148,11 @@ class Sync:
     # The stream's goal ------------------------------------------------------------------------
 
     def _aim(self) -> None:
-        """Tell the receiver how far to go, once no copy is under way, and no table is on its way to another structure:
-        that may be one with which it has to be copied.
+        """Tell the receiver how far to go, once no copy is under way.
 
         A table copied at C can be read together with the others only from C on, so a run that copied
         goes at least to C.
         """
-        self._unaimed = not self.following and self._bounds.until is None and self._structures_ahead
-        if self._unaimed:
-            return
         copied = self._copies.highest
         self._stream.mark(copied)
         request = hold.current(self._work.layout)
@@ -171,12 +163,6 @@ class Sync:
             shown = max(self._catalog.named, self._work.progress.listed.shown_from)
             goal = self._bounds.until or max(self._stream.source_position(), shown)
             self._stream.until(max(goal, copied))
-
-    @property
-    def _structures_ahead(self) -> bool:
-        followed = self._work.progress.followed()
-        told = any(self._work.structures.ahead(entry) is not None for entry in followed)
-        return not self._paused and (self._catalog.waits or told)
 
     # What an operator says ------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ def _derive_and_apply(
 ) -> tuple[list[TableTurn], set[TableName], dict[str, float]]:
     span = LsnRange(min(entry.replay_lsn for entry in changed), upto)
     started = time.monotonic()
-    followed = [Followed(entry.table, entry.replay_lsn, work.structures.known(entry, upto)) for entry in changed]
+    followed = [Followed(entry.table, entry.replay_lsn) for entry in changed]
     parts = transform(work.session(), work.log, span, followed, router=work.progress.router, early=work.early)
     derived = time.monotonic()
     known = {entry.table.name: entry.table for entry in changed}
@@ -93,7 +93,6 @@ def _derive_and_apply(
     unread = {name: part.set_aside for name, part in parts.items() if part.set_aside is not None and part.restructured}
     work.restructured |= {name: reason for name, (_, reason) in unread.items() if waits}
     for name, (lsn, reason) in unread.items() if waits else ():
-        work.structures.unread(name, upto)
         work.observer.progress("apply", f"{name} waits for a look at the catalog: {reason}", lsn=str(lsn))
     reasons = {name: part.set_aside for name, part in parts.items()
                if part.set_aside is not None and name not in work.restructured}  # fmt: skip

@@ -3,7 +3,6 @@ the way are followed to it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,15 +15,10 @@ from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import PointDue, Standing, TakeLateTurn, TakeTurn, View, next_step
 from pgcdc_assets.flow.drift import CatalogWatch
 from pgcdc_assets.flow.messages import messages_at, take_messages
-from pgcdc_assets.flow.restructuring import restructure
 from pgcdc_assets.flow.standing import TableProgress
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.flow.work import Work
-
-HELD_SECONDS = 2.0
-"""The others wait this long for a table that gets another structure at its exact LSN: most mirrors have it by then, and
-no point leaves the table out. A larger one catches up later."""
 
 
 class Turns:
@@ -43,8 +37,6 @@ class Turns:
         # If an earlier run copied a table, or followed its structure, and ended before a point listed it, this run owes
         # the point in any case.
         self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)
-        self._held_until = 0.0
-        """By the monotonic clock: turns wait for mirrors that get another structure."""
 
     @property
     def level(self) -> bool:
@@ -72,7 +64,6 @@ class Turns:
         """Carry out the next step; returns whether anything moved."""
         moved = False
         if not paused:
-            moved = self._go_on_told()
             # A range that was applied by request may have come upon rows of another structure.
             self._go_on_restructured()
         view = self._view(paused=paused, gathers=gathers)
@@ -96,9 +87,7 @@ class Turns:
         return View(
             complete=complete,
             standings=[
-                Standing(
-                    entry.table.name, entry.replay_lsn, entry.table.name in late, self._work.structures.ahead(entry)
-                )
+                Standing(entry.table.name, entry.replay_lsn, entry.table.name in late)
                 for entry in progress.followed()
                 if not entry.reshaping
             ],
@@ -106,7 +95,7 @@ class Turns:
             point=self.point,
             share_bytes=self._work.settings.range_bytes,
             gathers=gathers and not self._stream.arrived,
-            held=(request is not None and request.lsn is None) or self._waits,
+            held=request is not None and request.lsn is None,
             paused=paused,
             exact=None if exact is None or progress.points.has(exact) else exact,
         )
@@ -138,7 +127,7 @@ class Turns:
             progress.reread_versions()
         if turn.tables or messages.count or step.exact or self.point.due:
             self.point.published(step.upto, whole=self.publish(step.upto))
-            if self._catalog.waits or lacks_comments(self._work):
+            if lacks_comments(self._work):
                 self.point.owe()
             if not self.point.due:
                 self._succeed()
@@ -148,30 +137,13 @@ class Turns:
     def _go_on_restructured(self) -> None:
         """Look up the structures and partitions of which rows have come; the next turn goes on with them."""
         progress = self._work.progress
-        met = self._work.restructured or self._work.astray or progress.waits_for_look
-        if met and not self._catalog.waits:
+        if self._work.restructured or self._work.astray or progress.waits_for_look:
             self.look()
             self.begin_copies()
-
-    def _go_on_told(self) -> bool:
-        """Look at the catalog at once where the log tells of a change of structure; tables that stand at theirs get the
-        new one. Returns whether there are any."""
-        work = self._work
-        looked = work.structures.take(work.progress, self._stream.complete_to) or self._catalog.waited
-        if looked:
-            self.look()
-        told = [(entry, due) for entry in work.progress.followed()
-                if not entry.reshaping and (due := work.structures.due(entry)) is not None]  # fmt: skip
-        for entry, (change, what) in told:
-            restructure(work, entry, change.table, change.end_lsn, what, cast=change.cast)
-            self._held_until = time.monotonic() + HELD_SECONDS
-        if looked or told:
-            self.begin_copies()
-        return bool(told)
 
     def publish(self, upto: Lsn) -> bool:
         """Publish a point of the tables that are right at ``upto``, as far as the catalog shows; returns whether it
-        lists every followed table. No point is made if the catalog shows what the log does not tell of yet.
+        lists every followed table.
 
         The log was complete to ``upto`` before this look at the catalog. So DDL that made a mirror wrong there has been
         committed, and is seen: its table is set aside or waits for a copy before the point is made.
@@ -179,8 +151,6 @@ class Turns:
         if not self._catalog.stands:
             self.look()
             self.begin_copies()
-            if self._catalog.waits:
-                return False
         carry_comments(self._work)
         whole = self._work.progress.publish(upto, self._work.log.position(), messages_at(self._work, upto))
         self.tell_changed()
@@ -192,11 +162,6 @@ class Turns:
             if name not in self._work.changed_told:
                 self._work.changed_told.add(name)
                 self._work.observer.progress("watch", f"the mirror of {name} is not what the source has: {what}")
-
-    @property
-    def _waits(self) -> bool:
-        """Whether no turn begins for a moment, because of structures that are told."""
-        return self._catalog.waits or (self._work.reshapes.any and time.monotonic() < self._held_until)
 
     def _entries(self, names: Sequence[TableName]) -> list[TableProgress]:
         return [self._work.progress[name] for name in names]

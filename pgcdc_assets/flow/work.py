@@ -13,7 +13,6 @@ from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outcomes import Operation
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.reshaping import Reshapes
-from pgcdc_assets.flow.structures import Structures
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.settings import Settings
@@ -47,8 +46,6 @@ class Work:
     """Comments that a mirror could not take, and that this run has reported."""
     reshapes: Reshapes = field(init=False)
     """Mirrors whose structure is being changed."""
-    structures: Structures = field(init=False)
-    """Changes of structure whose LSN is known."""
     messages: MessageFeed | None = None
     """The feed of logical messages, where they are asked for and it can be written."""
     early: EarlyFeeds | None = None
@@ -60,7 +57,6 @@ class Work:
 
     def __post_init__(self) -> None:
         self.reshapes = Reshapes(self.target)
-        self.structures = Structures(self.log)
 
     @property
     def layout(self) -> Layout:

@@ -13,7 +13,6 @@ spool       content of transactions in progress
 latefacts   what only a commit says of a file that was written before it
 batch       the smallest durable piece          commit      compare-and-set, on disk before anybody is told
 reader      position, batches, segments         counting    rows by relation, as the receiver counted them
-structurenotes  messages of our event triggers
 summary     what a batch says of itself         soundness   whether its rows are those
 transactions  which one is open after a run
 relations   which Relation message is in force for which row

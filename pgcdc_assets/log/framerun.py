@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -50,11 +50,8 @@ def _kinds(*kinds: int) -> NDArray[np.bool_]:
 
 IS_ROW = _kinds(*ROWS)
 IS_TABLE_CHANGE = _kinds(*TABLE_CHANGES)
-STRUCTURE: Final = ord("s")
-"""Kind of our own: a logical message of our event triggers, on a change of structure. It comes as any other, and is
-given this kind once it is known to be one."""
-IS_MESSAGE = _kinds(MessageKind.MESSAGE, STRUCTURE)
-IS_CHANGE = _kinds(*CHANGES, STRUCTURE)
+IS_MESSAGE = _kinds(MessageKind.MESSAGE)
+IS_CHANGE = _kinds(*CHANGES)
 """What ``tx_ordinal`` counts."""
 IS_CONTROL = _kinds(*(kind for kind in CONTENT if kind not in ROWS))
 """These messages are few, and are decoded one by one."""
@@ -123,14 +120,6 @@ class FrameRun:
         # Where cached_property keeps its value.
         part.__dict__["brackets"] = self.brackets.part(start, end)
         return part
-
-    def marked(self, index: Sequence[int], kind: int) -> FrameRun:
-        """The run with other kinds for these frames, none of which is a Begin or Commit."""
-        kinds = self.kinds.copy()
-        kinds[list(index)] = kind
-        marked = replace(self, kinds=kinds)
-        marked.__dict__["brackets"] = self.brackets
-        return marked
 
     def without(self, gone: NDArray[np.bool_]) -> FrameRun:
         """The frames that are not ``gone``, with bytes of their own, so that what is dropped leaves the memory."""

@@ -16,7 +16,6 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.points.untaken import UntakenRows
-from pgcdc_assets.source.setup.eventtriggers import Noting
 from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.slot.slotstatus import SlotStatus
 
@@ -85,20 +84,6 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "project",
         "not set up",
         "pgcdc setup",
-    ),
-    "event triggers that were disabled": (
-        _source(noting=Noting.DISABLED),
-        "warning",
-        "event triggers",
-        "looks at the catalog alone",
-        "pgcdc setup --ddl",
-    ),
-    "event triggers of another version": (
-        _source(noting=Noting.OUTDATED),
-        "warning",
-        "event triggers",
-        "of another version",
-        "pgcdc setup --ddl",
     ),
     "slot gone before the first run": (
         {"slot": None, "log": None},

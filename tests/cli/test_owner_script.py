@@ -114,24 +114,3 @@ def test_teardown_leaves_what_an_owner_made(shell: Shell, conn: psycopg.Connecti
     assert f"publication {name} stays: its owner can drop it" in said
     assert sorted(traces(conn)) == [(name,), (f"{name}_inserts",)]
     shell.pgcdc("setup")
-
-
-def test_event_triggers_are_a_superuser_s(shell: Shell, conn: psycopg.Connection, role: str) -> None:
-    conn.execute(shell.pgcdc("setup", "--sql", "--role", role).encode())
-    before = traces(conn)
-    triggers = f"pgcdc_assets_s_{shell.database.name}"
-    shell.set(SOURCE=as_role(shell, role))
-    said = shell.pgcdc("setup", "--ddl", expect=1)
-    assert "may not make event triggers" in said
-    assert "`pgcdc setup --ddl --sql` prints" in said
-    assert traces(conn) == before, "nothing was made"
-    conn.execute(shell.pgcdc("setup", "--ddl", "--sql").encode())
-    assert "tables are published" in shell.pgcdc("setup", "--ddl")
-    assert "nothing is left for an owner to do" in shell.pgcdc("setup", "--ddl", "--sql")
-    conn.execute(f"ALTER EVENT TRIGGER {triggers}_changed DISABLE".encode())
-    assert "are disabled, or one is gone" in shell.pgcdc("status", expect=None)
-    conn.execute(f"ALTER EVENT TRIGGER {triggers}_changed ENABLE ALWAYS".encode())
-    assert f"schema {triggers}, with its event triggers, stays" in shell.pgcdc("teardown", "--yes")
-    shell.set(SOURCE=shell.database.conninfo)
-    shell.pgcdc("setup", "--ddl")
-    assert f"removed event triggers {triggers}_changed" in shell.pgcdc("teardown", "--yes")

@@ -104,16 +104,6 @@ def test_rows_from_before_a_column_have_its_value_of_older_rows() -> None:
     assert [column.missing for column in route.younger] == ["5"]
 
 
-def test_what_is_known_to_be_the_tables_own_is_read_whatever_the_catalog_has() -> None:
-    gone = message(TOLD_ID, of("a", attnum=2), of("c"), live=(1, 2))
-    assert isinstance(evolved(ADDED, gone, after=Lsn(99)), Refusal), "another column may have had the name"
-    assert alignment(ADDED, gone, Lsn(99)) is None
-    assert evolved(ADDED, gone, after=Lsn(99), known=True) is ADDED
-    assert alignment(ADDED, gone, Lsn(99), known=True) == (1, 2, 3)
-    before = message(TOLD_ID, of("a", attnum=2), live=(1, 2))
-    assert alignment(ADDED, before, Lsn(99), known=True) == (1, 2)
-
-
 def test_from_the_look_on_the_structure_is_the_newest() -> None:
     told = message(TOLD_ID, of("a", attnum=3), live=(1, 3))
     assert isinstance(evolved(MADE_ANEW, told, after=Lsn(99)), Refusal)

@@ -22,13 +22,10 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs.pipeline import pipeline
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.progress import TablesProgress
-from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.structurenotes import structure_notes
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
 from tests.flow.test_sync import Rig, T, U, rig_of
@@ -285,21 +282,6 @@ def test_the_root_of_partitions(rig: Rig) -> None:
     assert _told(rig, root) == {"": "root", "v": "of the root"}
     rig.assert_equal("public.r")
     assert len(rig.observer.copies) == 3
-
-
-def test_event_triggers_say_nothing_of_comments(rig: Rig) -> None:
-    assert rig.settings.source is not None
-    setup(rig.settings, rig.settings.source, ddl=True)
-    rig.sync()
-    _say(rig, "COLUMN t.v", "said")
-    rig.commit("UPDATE t SET v = 'x' WHERE id = 1", "COMMENT ON TABLE t IS 'all'", "UPDATE t SET v = 'y' WHERE id = 2")
-    rig.commit("ALTER TABLE t ADD w int DEFAULT 5", "COMMENT ON COLUMN t.w IS 'new'", "UPDATE t SET w = 6 WHERE id = 3")
-    rig.sync()
-    assert _told(rig) == {"": "all", "v": "said", "w": "new"}
-    rig.assert_equal()
-    log = ChangeLog(rig.settings.layout).open()
-    assert [note.tag for note in structure_notes(log, log.batches(log.start))] == ["ALTER TABLE"]
-    assert len(rig.observer.copies) == 2
 
 
 def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:

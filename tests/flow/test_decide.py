@@ -70,19 +70,6 @@ NEXT = {
     "a late copy first, two shares of it": (view(LATE, complete=Lsn(90)), TakeLateTurn([A], Lsn(40))),
     "then the others without it": (view(LATE, complete=Lsn(90), caught_up=True), turn(60, B)),
     "late ones join where verify waits": (view(LATE, exact=Lsn(50)), turn(30, A, B)),
-    "a table gets another structure on the way": (
-        view([Standing(A, Lsn(20), until=Lsn(25)), Standing(B, Lsn(20))]), turn(25, A, B),
-    ),
-    "once it has it, the others are as far": (view([Standing(A, Lsn(25)), Standing(B, Lsn(25))]), turn(45, A, B)),
-    "the others go on while it gets it": (view([Standing(B, Lsn(25))]), turn(45, B)),
-    "a late table gets another one": (
-        view([Standing(A, Lsn(10), late=True, until=Lsn(15)), Standing(B, Lsn(40))], complete=Lsn(90)),
-        TakeLateTurn([A], Lsn(15)),
-    ),
-    "which is nothing to the others": (
-        view([Standing(A, Lsn(10), late=True, until=Lsn(15)), Standing(B, Lsn(40))], complete=Lsn(90), caught_up=True),
-        turn(60, B),
-    ),
     "no table at all": (view([]), Wait()),
 }  # fmt: skip
 

@@ -142,19 +142,6 @@ def test_a_copy_is_listed_only_after_a_look_that_shows_it_so(run: Run) -> None:
     assert run.listed() == {QUIET, T}
 
 
-def test_what_a_message_may_still_tell_waits_for_another_look(run: Run, database: Database) -> None:
-    """Also where the log has come to the source's position by the time that the look asks for that."""
-    setup(run.work.settings, database.conninfo, ddl=True)
-    assert run.listed() == {QUIET, T}
-    stream, points = run.sync._stream, run.work.progress.points
-    stream.arrived, stream.complete_to = False, Lsn(1 << 62)
-    run.user.execute("ALTER TABLE quiet RENAME id TO other")
-    seen = len(points.all())
-    assert not run.sync._turns.publish(run.work.log.position())
-    assert len(points.all()) == seen
-    assert run.sync._catalog.waited
-
-
 def test_a_table_under_another_name_is_not_listed_where_the_log_stands_when_it_is_back(run: Run) -> None:
     assert run.listed() == {QUIET, T}
     run.user.execute("ALTER TABLE quiet RENAME TO other")

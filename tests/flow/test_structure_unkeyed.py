@@ -63,13 +63,8 @@ def way() -> Way:
 
 
 @pytest.fixture
-def ddl() -> bool:
-    return False
-
-
-@pytest.fixture
 def rig(
-    way: Way, ddl: bool, database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: Way, database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Rig]:
     """With a table for each of the changes."""
     monkeypatch.chdir(tmp_path)
@@ -77,7 +72,7 @@ def rig(
                         schema_changes=way)  # fmt: skip
     with rig_of(database, spark, settings) as rig:
         _each(rig, *_MAKE)
-        setup(settings, database.conninfo, ddl=ddl)
+        setup(settings, database.conninfo)
         rig.setup()
         rig.sync()
         yield rig
@@ -258,22 +253,6 @@ def test_columns_that_are_kept_tell_no_rows_apart(rig: Rig) -> None:
     assert Counter(zip(*(held[name].to_pylist() for name in names), strict=True)) == Counter(rows)
     assert len(rig.observer.copies) == len(_ALL) + 1
     assert {one.copied for one in rig.observer.structures} == {False}
-
-
-@pytest.mark.parametrize("ddl", [True])
-def test_with_event_triggers_each_structure_is_followed(rig: Rig) -> None:
-    """Integers that became wider are cast, too: their rows are found as those of before were."""
-    for name in ("w_add", "w_drop"):
-        _on(rig, name, *_WRITES, _CHANGES["rename"], *_WRITES[:3])
-        _on(rig, name, *_WRITES)
-        _on(rig, name, "ALTER TABLE w ALTER a TYPE bigint")
-        _on(rig, name, *_WRITES)
-    rig.sync()
-    _assert_followed(rig, 4)
-    for name in ("w_add", "w_drop"):
-        _on(rig, name, *_WRITES, "ALTER TABLE w DROP e, DROP l, DROP y", *_WRITES)
-    rig.sync()
-    _assert_followed(rig, 6)
 
 
 def test_a_column_without_a_value_is_no_reason_for_points(rig: Rig) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import ZERO
-from pgcdc_assets.core.prefixes import PrefixPatterns, structure_prefix
+from pgcdc_assets.core.prefixes import PrefixPatterns
 from pgcdc_assets.log.batch import PendingBatch
 from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.intake import Intake
@@ -94,31 +94,6 @@ def test_the_rest_of_such_a_transaction_keeps_its_order() -> None:
     pending.receive(taken.run, taken.whole, taken.after, 0.0)
     rows = table_of(pending.closed.rows(relations)).cast(FILLED_SCHEMA)
     assert list(zip(rows["kind"].to_pylist(), rows["tx_ordinal"].to_pylist(), strict=True)) == [("M", 0), ("C", 1)]
-
-
-@pytest.mark.parametrize("messages", [(), ("*",)])
-@pytest.mark.parametrize("origins", [True, False])
-def test_messages_of_event_triggers_are_of_a_kind_of_their_own(messages: tuple[str, ...], origins: bool) -> None:
-    """Whatever the settings ask for, and wherever their transaction came from. Only those of this slot, and none that
-    stands outside of a transaction."""
-    choice = Choice(messages, origins=origins, structure=structure_prefix("ours"))
-
-    def of(prefix: str, *, transactional: bool = True) -> bytes:
-        return message(50, b"x", transactional=transactional).replace(b"p\0", prefix.encode() + b"\0", 1)
-
-    frames = [begin(100, 7), origin("elsewhere"), of("pgcdc.ddl.ours"), of("pgcdc.ddl.others"), commit(100, 148)]
-    frames += [of("pgcdc.ddl.ours", transactional=False)]
-    run = run_of([frame(each, 50) for each in frames], 0)
-    relations, pending = Relations(), PendingBatch()
-    (taken,) = Intake(lambda asked: {}, relations, ZERO, choice=choice).take(run)
-    assert isinstance(taken, Taken)
-    pending.receive(taken.run, taken.whole, taken.after, 0.0)
-    rows = table_of(pending.closed.rows(relations)).cast(FILLED_SCHEMA)
-    assert list(zip(rows["kind"].to_pylist(), rows["commit_lsn"].to_pylist(), strict=True)) == [("s", 100), ("C", 100)]
-    assert rows["payload"][0].as_py() == of("pgcdc.ddl.ours")
-    block, gone = choice.of_block(run, foreign=True)
-    assert chr(block.kinds[2]) == "s"
-    assert [bool(each) for each in gone] == [False, False, False, True, False, True]
 
 
 @pytest.mark.parametrize(

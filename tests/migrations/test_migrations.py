@@ -79,9 +79,9 @@ class _Stage:
         assert self.settings.source is not None
         return Engine(self.settings, self.settings.source, self.observer, lambda: self.spark, "test")
 
-    def setup(self, *, told: bool) -> None:
+    def setup(self) -> None:
         assert self.settings.source is not None
-        save_catalog(setup(self.settings, self.settings.source, ddl=told).catalog, CATALOG_FILE)
+        save_catalog(setup(self.settings, self.settings.source).catalog, CATALOG_FILE)
 
     def play(self, schema: str, migration: Migration) -> None:
         """Rows before and after each statement, and within its transaction."""
@@ -171,11 +171,11 @@ def _stage(
 
 def _played(
     server: EmbeddedServer, spark: SparkSession, folder: Path, chosen: Sequence[Migration], way: Way = "rewrite", *,
-    following: bool, read: int = 0, told: bool = False,
+    following: bool, read: int = 0,
 ) -> Played:  # fmt: skip
     schemas = {f"m{number}": migration for number, migration in enumerate(chosen)}
     with _stage(server, spark, folder, schemas, way) as stage:
-        stage.setup(told=told)
+        stage.setup()
         Run(stage.engine()).join()
         first = len(stage.observer.copies)
         run = Run(stage.engine(), follow=True) if following else None
@@ -239,26 +239,6 @@ def test_some(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: 
     chosen = _chosen(server.version, way)
     played = _played(server, spark, tmp_path, chosen, way, following=following, read=READ)
     _hold(played, late=not following)
-
-
-@pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
-def test_some_with_event_triggers(
-    server: EmbeddedServer, spark: SparkSession, tmp_path: Path, *, following: bool
-) -> None:
-    """What happens while nobody looks is followed as well as what is looked at."""
-    chosen = [one for one in _chosen(server.version, "rewrite") if one.base is not Base.PARTED]
-    played = _played(server, spark, tmp_path, chosen, following=following, told=True)
-    _hold(played, late=False)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("following", [True, False], ids=["following", "late"])
-def test_all_with_event_triggers(
-    server: EmbeddedServer, spark: SparkSession, tmp_path: Path, *, following: bool
-) -> None:
-    played = _played(server, spark, tmp_path, migrations(server.version), following=following, told=True)
-    _hold(played, late=False)
 
 
 @pytest.mark.long

@@ -60,24 +60,6 @@ def test_followed_by_its_own_rows(now: Table) -> None:
     assert found.lineage.former == tuple(column for column in T.columns if column not in now.columns)
 
 
-@pytest.mark.parametrize(
-    ("was", "now", "followed"),
-    [
-        (INT, BIGINT, True), (BIGINT, INT, False), (INT, TEXT, False), (numeric(10, 2), numeric(12, 4), True),
-        (numeric(10, 2), numeric(10, 4), False), (numeric(10, 2), PgType(1700, "numeric"), False),
-        (VARCHAR, CHAR, False), (INT, numeric(20, 0), False), (INT, OID, False),
-    ],
-)  # fmt: skip
-def test_values_that_postgresql_cast(was: PgType, now: PgType, *, followed: bool) -> None:
-    before, after = (table(ID, Column(2, "a", type_)) for type_ in (was, now))
-    after = replace(after, relfilenode=6)
-    found = successor(before, after, Lsn(50), cast=True)
-    assert isinstance(found, Table) is followed
-    assert isinstance(successor(before, after, Lsn(50)), str)
-    more = replace(after, columns=(*after.columns, Column(3, "c", INT)), column_rows="1:7 2:7 3:7")
-    assert isinstance(successor(before, more, Lsn(50), cast=True), str), "what came had a value of each row's own"
-
-
 OTHER = Column(2, "a", INT)
 MARKED = replace(table(ID, OTHER), key_constraint=7, identity_rows="1000:5")
 

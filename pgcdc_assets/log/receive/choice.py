@@ -1,7 +1,5 @@
 """Decides which frames the settings ask for: chosen messages, and transactions by their origin.
 
-Messages of our event triggers are taken whatever the settings say, wherever their transaction came from.
-
 What is not asked for is dropped before anything else looks at it. A transaction that holds nothing but such frames is
 then an empty one: it leaves no row, and its end is a position like any other.
 """
@@ -17,11 +15,10 @@ from numpy.typing import NDArray
 from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.prefixes import PrefixPatterns
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, STRUCTURE, FrameRun
+from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, FrameRun
 from pgcdc_assets.log.transactions import OpenTransaction
 from pgcdc_assets.protocol.layouts import MessageKind
 
-_FLAGS_AT = HEADER + 1
 _PREFIX_AT = HEADER + 1 + 1 + 8
 """Of a logical message: behind its kind, its flags and its LSN; ended by a zero byte."""
 
@@ -33,8 +30,6 @@ class Choice:
     messages: Sequence[str] = ()
     origins: bool = True
     """Whether transactions are taken that the source itself got by replication."""
-    structure: str | None = None
-    """The prefix of messages on changes of structure; None where nothing emits them."""
     _chosen: dict[bytes, bool] = field(default_factory=dict)
     """By prefix. Applications have few; a thousand are remembered."""
 
@@ -43,30 +38,18 @@ class Choice:
 
     def kept(self, run: FrameRun, before: OpenTransaction | None) -> FrameRun:
         """The frames of a run that are asked for; ``before`` is the transaction that is open before it."""
-        run = self._told_apart(run)
         gone = self._unwanted_messages(run)
         if not self.origins:
-            gone |= IS_CHANGE[run.kinds] & (run.kinds != STRUCTURE) & of_origin(run, before)
+            gone |= IS_CHANGE[run.kinds] & of_origin(run, before)
         return run.without(gone) if gone.any() else run
 
     def of_block(self, run: FrameRun, *, foreign: bool) -> tuple[FrameRun, Bools]:
         """The same for frames of a transaction in progress: all of them, and which are not asked for. ``foreign``:
         whether it names an origin."""
-        run = self._told_apart(run)
         gone = self._unwanted_messages(run)
         if foreign and not self.origins:
-            gone |= IS_CHANGE[run.kinds] & (run.kinds != STRUCTURE)
+            gone |= IS_CHANGE[run.kinds]
         return run, gone
-
-    def _told_apart(self, run: FrameRun) -> FrameRun:
-        """The run with the messages on changes of structure as a kind of their own."""
-        if self.structure is None or not len(messages := run.at(MessageKind.MESSAGE)):
-            return run
-        wanted = self.structure.encode()
-        found = [
-            index for index in messages.tolist() if self._prefix(run, index) == wanted and _transactional(run, index)
-        ]
-        return run.marked(found, STRUCTURE) if found else run
 
     def _unwanted_messages(self, run: FrameRun) -> Bools:
         gone = np.zeros(len(run), dtype=bool)
@@ -90,10 +73,6 @@ class Choice:
         if end < 0:
             raise ProtocolError("message M has no end of its prefix", lsn=run.lsn(index))
         return bytes(run.raw[start:end])
-
-
-def _transactional(run: FrameRun, index: int) -> bool:
-    return bool(run.raw[int(run.offsets[index]) + _FLAGS_AT] & 1)
 
 
 def within_transactions(run: FrameRun, before: OpenTransaction | None) -> NDArray[np.bool_]:

@@ -10,7 +10,6 @@ from typing import Final
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.prefixes import structure_prefix
 from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.prepared import PreparedTransactions
@@ -29,7 +28,6 @@ from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.plainsession import open_source
 from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions, Streaming
-from pgcdc_assets.source.setup.eventtriggers import EventTriggers
 from pgcdc_assets.source.slot.slotstatus import require_slot
 from pgcdc_assets.source.stream.catchup import begin
 from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
@@ -84,9 +82,7 @@ class Receiving:
             closing(Announcer(layout)) as announcer,
         ):
             source = check_identity(stream, identity, timeline, position, settings.highest)
-            noted = EventTriggers(identity.slot, settings.publications).noted(conn)
-            structure = structure_prefix(identity.slot) if noted else None
-            choice = Choice(settings.messages, origins=settings.origin == Origins.ANY, structure=structure)
+            choice = Choice(settings.messages, origins=settings.origin == Origins.ANY)
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
             overlap = Overlap.of(log, confirmed, settings.published, origins=choice.origins)
             if overlap is not None:
@@ -94,7 +90,7 @@ class Receiving:
                 self._fallback.until(Lsn(overlap.end + 1))
             whole = self._fallback.whole
             options = PluginOptions.of(
-                conn.info.server_version // 10000, streaming=not whole, messages=noted or bool(settings.messages),
+                conn.info.server_version // 10000, streaming=not whole, messages=bool(settings.messages),
                 origins=Origins(settings.origin), two_phase=settings.two_phase,
             )  # fmt: skip
             asked = Subscription(conn, identity.slot, settings.publications, options, self._keep_waiting)

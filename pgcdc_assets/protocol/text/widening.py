@@ -11,8 +11,6 @@ from pgcdc_assets.protocol.text.types import arrow_type
 
 _TEXTS: Final = frozenset({25, 1043})
 """text and varchar, which are written alike. bpchar is not: it is written with its blanks."""
-_INTEGERS: Final = (21, 23, 20)
-"""int2, int4, int8."""
 
 
 def keeps_text(was: PgType, is_: PgType) -> bool:
@@ -24,18 +22,6 @@ def keeps_text(was: PgType, is_: PgType) -> bool:
     before, after = _stored(was), _stored(is_)
     alike = before.oid == after.oid or {before.oid, after.oid} <= _TEXTS
     return alike and holds(arrow_type(before), arrow_type(after))
-
-
-def casts_exactly(was: PgType, is_: PgType) -> bool:
-    """Whether PostgreSQL's own cast from one type to the other changes no value, and the mirror's column can be cast in
-    the same way: integers that become wider, and decimals that get more digits before or behind the point."""
-    before, after = _stored(was), _stored(is_)
-    if before.oid in _INTEGERS and after.oid in _INTEGERS:
-        return _INTEGERS.index(before.oid) <= _INTEGERS.index(after.oid)
-    left, right = arrow_type(before), arrow_type(after)
-    if before.oid != after.oid or not isinstance(left, pa.Decimal128Type) or not isinstance(right, pa.Decimal128Type):
-        return False
-    return bool(left.scale <= right.scale and left.precision - left.scale <= right.precision - right.scale)
 
 
 def holds(was: pa.DataType, is_: pa.DataType) -> bool:

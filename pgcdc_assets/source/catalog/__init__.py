@@ -7,6 +7,5 @@ published   what publications publish        bare        the same without waitin
 comments    what COMMENT ON has set
 patterns    what the setting `tables` means  look        the published tables and a fingerprint
 drift       what no LSN shows: what changed between two looks
-noted       what our event triggers said of changes of structure
 successor   how a mirror goes on when its table has another structure
 """

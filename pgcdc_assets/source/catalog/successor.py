@@ -7,8 +7,7 @@ Pure. A mirror's rows can follow where the source's catalog proves what each of 
 - a relfilenode that is still the same proves that PostgreSQL rewrote nothing;
 - partitions have their root's columns at any time, and get others together with it (:attr:`Leaf.numbering`);
 - another key tells the same rows apart, from the first change on that was made under it;
-- one that came tells all rows apart, from where the catalog showed it: until then whole rows are counted;
-- where PostgreSQL is known to have cast the values, and the cast changes none, the mirror's own can be cast.
+- one that came tells all rows apart, from where the catalog showed it: until then whole rows are counted.
 
 Rows without a key follow as those with one do: what a multiset counts are the rows under the columns that they have.
 """
@@ -19,22 +18,21 @@ from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.protocol.text.widening import casts_exactly, keeps_text
+from pgcdc_assets.protocol.text.widening import keeps_text
 from pgcdc_assets.source.catalog.drift import key_made_anew
 
 
-def successor(before: Table, now: Table, since: Lsn, *, cast: bool = False) -> Table | str:
+def successor(before: Table, now: Table, since: Lsn) -> Table | str:
     """The table as its mirror goes on, or why it has to be copied, in words.
 
     ``before``: as the mirror has it. ``now``: as the catalog shows it, which the source did at ``since`` at the latest.
-    ``cast``: if its rows were rewritten, it was by PostgreSQL's own casts to other types alone.
     """
     if key_made_anew(before, now):
         return "its key was dropped and made anew"
     if before.key != now.key and _columns(before) != _columns(now) and before.key and _held(now) >= set(before.key):
         # One after the other: rows may have come under the new columns and the old key.
         now = replace(now, key=before.key)
-    reason = _beyond_following(before, now, cast=cast)
+    reason = _beyond_following(before, now)
     if reason is not None:
         return reason
     lineage = before.descent
@@ -102,19 +100,18 @@ def _as_before(column: Column, now: Column | None) -> bool:
     return now is not None and (column.name, column.type) == (now.name, now.type)
 
 
-def _beyond_following(before: Table, now: Table, *, cast: bool) -> str | None:
+def _beyond_following(before: Table, now: Table) -> str | None:
     if before.root or now.root or (before.partitioned, before.via_root) != (now.partitioned, now.via_root):
         return "it is partitioned or published in another way now"
     if before.updates_seen != now.updates_seen or not _keyed(before, now):
         return "its key changed"
     if now.partitioned and (reason := _of_partitions(before, now)) is not None:
         return reason
-    cast = cast and _held(before) == _held(now)
-    if before.relfilenode != now.relfilenode and not cast:
+    if before.relfilenode != now.relfilenode:
         return "its rows were rewritten"
     if not now.live or not before.live:
         return "its structure changed since an earlier version copied it"
-    return _of_columns(before, now, cast=cast)
+    return _of_columns(before, now)
 
 
 def _of_partitions(before: Table, now: Table) -> str | None:
@@ -150,7 +147,7 @@ def _keyed(before: Table, now: Table) -> bool:
     return told and bool(before.key and now.key) and _held(before) >= set(now.key)
 
 
-def _of_columns(before: Table, now: Table, *, cast: bool) -> str | None:
+def _of_columns(before: Table, now: Table) -> str | None:
     known = {column.attnum: column for column in before.columns}
     for column in now.columns:
         was = known.pop(column.attnum, None)
@@ -158,8 +155,7 @@ def _of_columns(before: Table, now: Table, *, cast: bool) -> str | None:
             return f'column "{column.name}", which was there before, is published now'
         if was is None and column.generated:
             return f'column "{column.name}" came, and is generated'
-        kept = was is None or keeps_text(was.type, column.type) or (cast and casts_exactly(was.type, column.type))
-        if was is not None and not kept:
+        if was is not None and not keeps_text(was.type, column.type):
             return f'the type of column "{column.name}" changed'
     unpublished = [column.name for attnum, column in known.items() if attnum in now.live]
     return f'column "{unpublished[0]}" is not published any more' if unpublished else None

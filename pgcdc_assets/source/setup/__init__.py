@@ -9,7 +9,5 @@ setup         publications first, then the slot
 findings      settings, free places, what is not replicated
 rights        what a role may do, and the statements that give it what it lacks
 script        all of that as one script for the owner
-eventtriggers changes of structure put into the stream, where that is asked for
-noting        what the functions behind them say
 traceless     tables whose rows may change without a trace
 """

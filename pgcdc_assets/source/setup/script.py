@@ -10,21 +10,19 @@ import psycopg
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.published import read_published
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
-from pgcdc_assets.source.setup.eventtriggers import Noting
 from pgcdc_assets.source.setup.findings import Finding, server_findings
 from pgcdc_assets.source.setup.publications import made_by_us, read_publication, script
 from pgcdc_assets.source.setup.rights import Changes, quoted_role, rights_findings
 from pgcdc_assets.source.setup.selection import wanted_tables
-from pgcdc_assets.source.setup.setup import event_triggers, stored_tables
+from pgcdc_assets.source.setup.setup import stored_tables
 from pgcdc_assets.source.slot.slotstatus import slot_status
 
 
-def owner_script(settings: Settings, conninfo: str, role: str | None = None, *, ddl: bool = False) -> str:
+def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> str:
     """The statements for what is lacking of role, grants and publications as ``setup`` would have them; changes
     nothing.
 
     ``role``: the role that is to follow the source, which need not exist; None: the one that ``conninfo`` connects as.
-    ``ddl``: with the event triggers.
     """
     read_only = {"default_transaction_read_only": "on"}
     with connect(conninfo, application_name=f"{APPLICATION}/setup", options=read_only) as conn:
@@ -32,8 +30,6 @@ def owner_script(settings: Settings, conninfo: str, role: str | None = None, *, 
         assert row is not None
         user, database = row
         lines = list(_lines(conn, settings, role or user))
-        if ddl and (triggers := event_triggers(conn, settings)).state(conn) is not Noting.CURRENT:
-            lines += [f"{statement.as_string(conn)};" for statement in triggers.statements(conn)]
     if not any(not line.startswith("--") for line in lines):
         lines.append("-- nothing is left for an owner to do")
     head = [

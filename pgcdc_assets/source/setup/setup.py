@@ -8,7 +8,6 @@ Our publications bear a comment that names our slot.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,6 @@ from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.plainsession import open_source
 from pgcdc_assets.source.setup.adopted import foreign_findings
-from pgcdc_assets.source.setup.eventtriggers import EventTriggers, Noting, trigger_findings
 from pgcdc_assets.source.setup.findings import Finding, named, not_replicated, server_findings
 from pgcdc_assets.source.setup.publications import (
     OwnPublication,
@@ -64,12 +62,10 @@ def _refused(errors: Sequence[Finding]) -> SetupRefused:
     return SetupRefused(lines, "`pgcdc setup --sql` prints one script for the owner" if by_script else None)
 
 
-def check_source(
-    conn: psycopg.Connection[Any], settings: Settings, role: str | None = None, *, ddl: bool = False
-) -> list[Finding]:  # fmt: skip
+def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | None = None) -> list[Finding]:
     """All that is wrong, risky or worth knowing, errors first. Changes nothing.
 
-    ``role``: the role whose rights are checked; None: the connection's own. ``ddl``: event triggers are wanted, too.
+    ``role``: the role whose rights are checked; None: the connection's own.
     """
     publication = read_publication(conn, settings.publication)
     own = publication is None or made_by_us(publication, settings.slot)
@@ -100,31 +96,24 @@ def check_source(
         *not_replicated(conn),
     ]
     found += _pattern_findings(conn, settings, needed=own and not wanted)
-    if ddl:
-        found += trigger_findings(conn, event_triggers(conn, settings), role or _user(conn))
     order = ("error", "warning", "info")
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
 
 def setup(
-    settings: Settings, conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
-    ddl: bool = False,
+    settings: Settings, conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None
 ) -> SetupReport:  # fmt: skip
     """Check, make publications and slot if they are lacking, read the catalog. Calling it twice is fine.
-
-    ``ddl``: make the event triggers as well. Those that are there stay as they are without it.
 
     Raises SourceNotReady with every error found; then nothing was made.
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
-        findings = check_source(conn, settings, ddl=ddl)
+        findings = check_source(conn, settings)
         if errors := [finding for finding in findings if finding.severity == "error"]:
             raise _refused(errors)
         try:
             created = _publish(conn, settings, on_wait)
             created += _make_slot(conn, settings, conninfo, lock_seconds, on_wait)
-            if ddl:
-                created += event_triggers(conn, settings).make(conn)
         except psycopg.Error as error:
             raise of_exception(error).typed("source") from None
         names = publication_names(conn, settings)
@@ -144,8 +133,6 @@ def teardown(settings: Settings, conninfo: str) -> list[str]:
     removed: list[str] = []
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         marked = _ours(conn, settings)
-        with suppress(psycopg.errors.InsufficientPrivilege):
-            removed += event_triggers(conn, settings).remove(conn)
         if any(publication.with_slot for publication in marked) and slot_status(conn, settings.slot):
             _drop_slot(conn, settings.slot)
             removed.append(f"slot {settings.slot}")
@@ -161,18 +148,7 @@ def teardown(settings: Settings, conninfo: str) -> list[str]:
 def left_to_owners(settings: Settings, conninfo: str) -> list[str]:
     """What is still there of this slot."""
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
-        triggers = event_triggers(conn, settings)
-        noted = triggers.state(conn) is not Noting.ABSENT
-        left = [f"schema {triggers.schema}, with its event triggers,"] if noted else []
-        return [*left, *(f"publication {publication.name}" for publication in _ours(conn, settings))]
-
-
-def event_triggers(conn: psycopg.Connection[Any], settings: Settings) -> EventTriggers:
-    """Those of the settings' slot, for the tables of its publications."""
-    publication = read_publication(conn, settings.publication)
-    if publication is None or made_by_us(publication, settings.slot):
-        return EventTriggers(settings.slot, (settings.publication, inserts_name(settings.publication)))
-    return EventTriggers(settings.slot, (settings.publication,))
+        return [f"publication {publication.name}" for publication in _ours(conn, settings)]
 
 
 def publication_names(conn: psycopg.Connection[Any], settings: Settings) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ class Cohort:
         return [name for name, row in rows.items() if row.state is TableState.SET_ASIDE and name in published]
 
     def setup(self) -> None:
-        save_catalog(setup(self.settings, self.conninfo, ddl=self.kind.ddl).catalog, CATALOG_FILE)
+        save_catalog(setup(self.settings, self.conninfo).catalog, CATALOG_FILE)
 
     def engine(self) -> Engine:
         settings = self.settings.model_copy(update=self.chance.choice(WAYS))

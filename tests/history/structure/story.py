@@ -56,19 +56,17 @@ class Kind:
     via_root: bool
     following: bool
     """Runs go on beside the steps; else each ends before the next step."""
-    ddl: bool = False
-    """Event triggers tell of the structure."""
 
     def __str__(self) -> str:
         kinds = {"tables": "FOR TABLE, as setup makes it", "all": "FOR ALL TABLES", "schema": "FOR TABLES IN SCHEMA"}
-        return f"{kinds[self.scope]}{' via root' * self.via_root}{', following' * self.following}{', ddl' * self.ddl}"
+        return f"{kinds[self.scope]}{' via root' * self.via_root}{', following' * self.following}"
 
     @classmethod
     def of(cls, seed: int) -> Kind:
         chance = random.Random(f"kind {seed}")
         scope = SCOPES[seed % len(SCOPES)]
         via_root, following = chance.random() < 0.6 and scope != "tables", chance.random() < 0.3
-        return cls(scope, via_root, following, chance.random() < 0.4)
+        return cls(scope, via_root, following)
 
 
 @dataclass(frozen=True)
