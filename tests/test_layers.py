@@ -48,7 +48,6 @@ NOT_OF_THE_LAKE = {
     "log.receive.process": "pipes of the receiver",
     "log.receive.orders": "pipes of the receiver",
     "flow.lock": "the number of this process",
-    "flow.requests": "the number of this process",
     "flow.outcomes": "the number of this process",
     "lake": "paths as users give them",
 }

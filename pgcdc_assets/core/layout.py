@@ -100,14 +100,9 @@ class Layout:
         return self.own / "apply_paused"
 
     @property
-    def request(self) -> Location:
-        """The file in which another command asks the sync that holds the lock."""
-        return self.own / "request"
-
-    @property
-    def answer(self) -> Location:
-        """The file with the last answer of that sync."""
-        return self.own / "answer.json"
+    def waiting(self) -> Location:
+        """The place of the command that waits for the lock; see :mod:`pgcdc_assets.flow.lock`."""
+        return self.own / "waiting"
 
     def mirror(self, table: TableName) -> Location:
         return self.root / table.folder

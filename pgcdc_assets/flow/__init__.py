@@ -1,8 +1,7 @@
 """The stages put together, under one lock: copy, receive, transform, apply, publish.
 
 engine -> sync --> turn (transform, apply, publish)      one writer per lake
-             |---> copies -> copying (beside the turns)
-             +---> serving (what other commands ask)     asking: the command's side
+             +---> copies -> copying (beside the turns)
 
 engine      every operation                     work        the parts that an operation works with
 decide      decides what a run does next: pure
@@ -26,6 +25,6 @@ reshaping   changes of mirrors for both, in a thread of their own
 forgetting  deletes mirrors of tables that are gone
 recovering  repairs what a power cut left       outcomes    how the last operations ended
 sentinel    what an operator tells the runs
-lock, hold, requests, asking, serving, plain                work with other processes
+lock, hold                                                  work with other processes
 observer, reports                                           what a run reports
 """

@@ -69,11 +69,6 @@ class RunRanges:
         merge_files(self._work, report)
         self._thinning.after_range(report.tables)
 
-    def log_cut(self, start: Lsn) -> None:
-        """Note where the log begins now."""
-        self._open.log_cut(start)
-        self._counted = max(self._counted, start)
-
     def _tell_untaken(self, batches: Sequence[BatchSummary]) -> None:
         """Report once for each relation why no mirror takes its rows."""
         span = LsnRange(batches[0].start, batches[-1].end)

@@ -27,8 +27,6 @@ class RoundEnd:
 
     again: set[TableName] = field(default_factory=set)
     """To be tried again at once."""
-    later: Failures = field(default_factory=dict)
-    """Left for a later look of a run that follows."""
 
 
 class Copies:
@@ -51,8 +49,6 @@ class Copies:
         """The first failure that is not one table's: no further round begins, and the run raises it once the other
         tables have caught up."""
         self.made: list[Copied] = []
-        self.held_up: str | None = None
-        """What the round under way has said that it waits for."""
         self.paused = False
         """No round begins for now."""
 
@@ -81,7 +77,6 @@ class Copies:
             self._rounds.update(names)
             self._say(f"copying {len(names)} tables")
             self._asked = names
-            self.held_up = None
             self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel)
 
     def rested(self) -> None:
@@ -89,21 +84,14 @@ class Copies:
         if self._follow and self._round is None:
             self._rounds.clear()
 
-    def forget(self, names: Collection[TableName]) -> None:
-        """Begin the count of copies anew for these tables, because somebody asks for copies of them."""
-        for name in names:
-            del self._rounds[name]
-
     def landed(self) -> Iterator[Copied]:
         """The copies that were committed since the last call. Reports the notes of the copies' thread, too."""
         while not self.channel.notes.empty():
-            self.held_up = self.channel.notes.get()
-            self._say(self.held_up)
+            self._say(self.channel.notes.get())
         while not self.channel.landed.empty():
             copied = self.channel.landed.get()
             if self._follow:
                 del self._rounds[copied.table.name]
-            self.held_up = None
             self.made.append(copied)
             yield copied
 
@@ -111,7 +99,7 @@ class Copies:
         """Close a round that has :attr:`ended`. A table that cannot be copied does not keep the others from catching
         up."""
         assert self._round is not None
-        ended, self._round, self.held_up = self._round, None, None
+        ended, self._round = self._round, None
         try:
             failures = ended.result()
         except PgcdcError as error:
@@ -158,7 +146,6 @@ class Copies:
                 end.again.add(name)
             elif self._follow:
                 self._say(f"left for later: {failure.thing} {failure.what}")
-                end.later[name] = failure
             elif name in self._work.progress:
                 self._fail(failure)
         return end

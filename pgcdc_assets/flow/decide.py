@@ -183,8 +183,8 @@ class Situation:
     copying: bool
     """Copies are under way. A copy that is given up begins from nothing, so the run waits for it however long it
     takes."""
-    answering: bool
-    """Another command waits for copies of this run, which no point lists yet."""
+    awaited: bool
+    """Another command, or another run, waits for the lake."""
     arrived: bool
     """The receiver has reached its goal."""
     level: bool
@@ -195,9 +195,9 @@ def finished(bounds: Bounds, now: Situation) -> bool:
     """Whether the run ends here."""
     if bounds.stop.is_set():
         return True
-    if now.copying or (now.answering and now.following):
+    if now.copying:
         return False
-    if bounds.give_way.is_set():
+    if now.awaited:
         return True
     if bounds.max_seconds is not None and now.running_seconds >= bounds.max_seconds:
         return True

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 from pyspark.sql import SparkSession
@@ -16,14 +16,14 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.log import OPEN_LOGS
-from pgcdc_assets.errors import IdentityMismatch, LogAhead, SetupNeeded
+from pgcdc_assets.errors import IdentityMismatch, LakeError, LockHeld, LogAhead, SetupNeeded
 from pgcdc_assets.failures import machine_told
-from pgcdc_assets.flow import asking, sentinel
+from pgcdc_assets.flow import backfill, sentinel
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.drift import refuse_emptied
 from pgcdc_assets.flow.forgetting import ForgetReport, forget
-from pgcdc_assets.flow.lock import lake_lock
-from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
+from pgcdc_assets.flow.lock import free_again, lake_in_turn, lake_lock
+from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
 from pgcdc_assets.flow.messages import begin_messages
 from pgcdc_assets.flow.newtables import publish_new
 from pgcdc_assets.flow.observer import Observer
@@ -31,9 +31,7 @@ from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.recovering import put_aside, recover_log_and_feeds
 from pgcdc_assets.flow.reports import RangeReport, SyncReport
-from pgcdc_assets.flow.requests import Job, Request
 from pgcdc_assets.flow.sentinel import apply_paused
-from pgcdc_assets.flow.serving import OUTCOMES, maintained, ranged
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.flow.work import Work
@@ -50,8 +48,6 @@ from pgcdc_assets.source.connect.plainsession import open_source
 from pgcdc_assets.source.slot import slotstatus
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.spark.session import jvm_death_told
-
-R = TypeVar("R")
 
 
 class Engine:
@@ -76,20 +72,24 @@ class Engine:
     ) -> SyncReport:  # fmt: skip
         """Copy what is not yet copied, receive, and apply, until ``bounds`` say so.
 
-        If a sync that follows is running already, it is asked to make the new copies, or to follow again what was set
-        aside (``heal``).
+        ``copy_anew`` and ``heal``: tables to copy again, or to follow again although they were set aside. A sync that
+        follows gives way for them. A run that follows gives way too, and goes on afterwards unless it has a time limit.
         """
         if copy_anew or heal:
             self._refuse_while_paused()
-        do = partial(self._sync, bounds, copy_anew, heal)
-        if not (copy_anew or heal) or bounds.follow or bounds.until is not None:
-            return do()
-        job = Job.SNAPSHOT if copy_anew else Job.HEAL
-        request = Request(job, self._command, tuple(copy_anew or heal))
-        return self._done(request, SyncReport, do, bounds.stop)
+        report = self._sync(bounds, copy_anew, heal)
+        while report.gave_way and bounds.max_seconds is None and free_again(self._settings.layout, bounds.stop):
+            # Another command may be quicker; then it is waited for as well.
+            with suppress(LockHeld):
+                report = self._sync(bounds).after(report)
+        return report
 
-    def _sync(self, bounds: Bounds, copy_anew: Sequence[TableName], heal: Sequence[TableName]) -> SyncReport:
-        with self._operation(OperationKind.SYNC, serves=bounds.follow) as operation, connect(self._conninfo) as conn:
+    def _sync(
+        self, bounds: Bounds, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = ()
+    ) -> SyncReport:  # fmt: skip
+        waits = bool(copy_anew or heal) and not bounds.follow
+        lake = self._in_turn(bounds.stop) if waits else self._at_once(gives_way=bounds.follow)
+        with self._operation(OperationKind.SYNC, lake) as operation, connect(self._conninfo) as conn:
             operation.given_up = bounds.stop.is_set
             saved = self._saved_catalog(conn)
             self._recover()
@@ -125,84 +125,76 @@ class Engine:
 
     def check_range(self, span: LsnRange) -> RangeReport:
         """``change_log`` by hand: check that the log holds the whole range."""
-        return self._ranged(Job.CHECK, (), span)
+        with self._by_hand(OperationKind.BACKFILL) as work:
+            return backfill.check(work, span)
 
     def transform_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
         """``changes/...`` by hand: derive the feeds of a range again."""
-        return self._ranged(Job.DERIVE, tables, span)
+        with self._by_hand(OperationKind.BACKFILL) as work:
+            return backfill.derive(work, tables, span)
 
     def messages_range(self, span: LsnRange) -> RangeReport:
         """``messages`` by hand: derive those of a range again."""
-        return self._ranged(Job.MESSAGES, (), span)
+        with self._by_hand(OperationKind.BACKFILL) as work:
+            return backfill.messages(work, span)
 
     def apply_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
         """Mirrors by hand: apply what lies above their ``replay_lsn``, repair what lies below."""
         self._refuse_while_paused()
-        return self._ranged(Job.APPLY, tables, span)
+        with self._by_hand(OperationKind.BACKFILL) as work:
+            return backfill.apply(work, tables, span)
 
     def repair(self, table: TableName, span: LsnRange) -> RangeReport:
         """Derive anew the keys that a range touched, and merge them."""
         self._refuse_while_paused()
-        return self._ranged(Job.REPAIR, [table], span)
+        with self._by_hand(OperationKind.REPAIR) as work:
+            return backfill.repair(work, table, span)
 
     def maintain(self, allowance: Allowance) -> MaintenanceReport:
         """Delete what nobody needs, and merge small files. The source is not asked."""
-        request = Request(Job.MAINTAIN, self._command, max_seconds=allowance.max_seconds)
-
-        def do() -> MaintenanceReport:
-            with self._by_hand(OUTCOMES[request.job]) as work:
-                return maintained(work, work.operation, allowance)
-
-        return self._done(request, MaintenanceReport, do, allowance.stop)
+        with self._by_hand(OperationKind.MAINTENANCE, allowance.stop) as work:
+            report = Maintenance(work, allowance).run()
+            # What it could not do is recorded with the operation's end.
+            work.operation.failures += [LakeError(error) for _, error in report.failed]
+            work.operation.given_up = allowance.stop.is_set
+            return report
 
     def forget(self, tables: Sequence[TableName]) -> ForgetReport:
         """Delete the mirrors of tables that are not followed any more. The source is not asked."""
-        request = Request(Job.FORGET, self._command, tuple(tables))
-
-        def do() -> ForgetReport:
-            with self._by_hand(OUTCOMES[request.job]) as work:
-                return forget(work, tables)
-
-        return self._done(request, ForgetReport, do)
+        with self._by_hand(OperationKind.FORGETTING) as work:
+            return forget(work, tables)
 
     def _refuse_while_paused(self) -> None:
         if sentinel.read(self._settings.layout).paused:
             raise apply_paused(self._settings.layout)
 
-    def _ranged(self, job: Job, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-        request = Request(job, self._command, tuple(tables), span)
+    def _at_once(self, *, gives_way: bool) -> AbstractContextManager[None]:
+        """The lake's lock, for what is refused beside another writer."""
+        return lake_lock(self._settings.layout, self._command, gives_way=gives_way)
 
-        def do() -> RangeReport:
-            with self._by_hand(OUTCOMES[job]) as work:
-                return ranged(work, request)
-
-        return self._done(request, RangeReport, do)
-
-    def _done(
-        self, request: Request, report: type[R], do: Callable[[], R], stop: threading.Event | None = None
-    ) -> R:  # fmt: skip
-        """Do the work here, or have the sync that holds the lock do it."""
-        return asking.done(self._settings.layout, request, report, do, partial(self._observer.progress, "ask"), stop)
+    def _in_turn(self, stop: threading.Event) -> AbstractContextManager[None]:
+        """The lake's lock, for what is done beside a sync that follows."""
+        return lake_in_turn(self._settings.layout, self._command, partial(self._observer.progress, "lock"), stop)
 
     @contextmanager
-    def _operation(self, kind: OperationKind, *, serves: bool = False) -> Iterator[Operation]:
+    def _operation(self, kind: OperationKind, lake: AbstractContextManager[None]) -> Iterator[Operation]:
         """Run a block as the lake's one writer, and record its end for ``status``. A refusal because of another writer
         is not a failure."""
         layout, command = self._settings.layout, self._command
         say = partial(self._observer.progress, "outcome")
         with (
-            machine_told(layout.root), lake_lock(layout, command, serves=serves),
+            machine_told(layout.root), lake,
             recorded(layout, kind, command, say) as operation, machine_told(layout.root), jvm_death_told(),
             OPEN_LOGS.kept(),
         ):  # fmt: skip
             yield operation
 
     @contextmanager
-    def _by_hand(self, kind: OperationKind) -> Iterator[Work]:
+    def _by_hand(self, kind: OperationKind, stop: threading.Event | None = None) -> Iterator[Work]:
         catalog = load_catalog(CATALOG_FILE)
         if catalog is None:
             raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
-        with self._operation(kind) as operation:
+        with self._operation(kind, self._in_turn(stop or threading.Event())) as operation:
             self._recover()
             work = self._work(catalog, ChangeLog(self._settings.layout).open())
             work.operation = operation

@@ -1,15 +1,29 @@
-"""One writer per lake.
+"""One writer per lake, and how a command gets its turn beside a sync that follows.
 
 A lock in the lake is the truth about who writes, not Dagster's run status. On a file system the kernel frees it when
 the process ends, in whatever way; in an object store it ends with the signs of life (:mod:`pgcdc_assets.store.lease`).
 Every command, run, backfill and maintenance that writes takes it.
+
+A sync that follows would hold the lock for days. So it gives way:
+
+1. A command that finds the lock held by such a sync takes the place of the one that waits (``layout.waiting``).
+2. The sync sees that between two turns (:func:`waiting`). It finishes copies under way, and ends its run at a
+   boundary, as any run ends. This frees the lock.
+3. The command takes the lock, gives up the place, and does its work itself, as it would without the sync.
+4. The sync waits until nobody waits for the lake or holds it (:func:`free_again`), and then begins its next run. A run
+   with a time limit ends instead: whoever set the limit, such as the sensor, starts the next one.
+
+Nothing passes between the two but who waits. A command that dies, or is stopped, loses its place with its process, and
+the sync goes on; a sync that dies frees the lock, and the command goes on.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from pgcdc_assets.core.layout import Layout
@@ -26,8 +40,8 @@ class LockHolder:
 
     pid: int
     command: str
-    serves: bool = False
-    """Whether it does what other commands ask for (:mod:`pgcdc_assets.flow.requests`)."""
+    gives_way: bool = False
+    """Whether it ends its run when a command waits for the lake."""
     process: ProcessName | None = field(default=None, compare=False)
     """None where an earlier version holds it."""
 
@@ -41,21 +55,66 @@ class LockHolder:
 
 
 @contextmanager
-def lake_lock(layout: Layout, command: str, *, serves: bool = False) -> Iterator[None]:
+def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Iterator[None]:
     """Hold the lake's lock during the block. If another process holds it, LockHeld names its pid and command.
 
-    ``serves``: the holder does what other commands ask of it meanwhile.
+    ``gives_way``: the holder looks at :func:`waiting` between its turns.
     """
     refusal = lambda: f"{holder(layout) or 'another process'} is writing to this lake"  # noqa: E731
     with sole(layout, layout.lock, refusal, guarding=layout.root) as held:
         own = ProcessName.own()
-        held.say(json.dumps({"pid": own.pid, "command": command, "serves": serves, "process": str(own)}))
+        held.say(json.dumps({"pid": own.pid, "command": command, "gives_way": gives_way, "process": str(own)}))
         if held.inherited_as is not None:
             # Here, for Dagster's definitions ask only who holds the lake, and load nothing that writes tables.
             from pgcdc_assets.log.fencing import shut_out
 
             shut_out(layout, held.inherited_as)
         yield
+
+
+@contextmanager
+def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
+    """Hold the lake's lock during the block; a sync that follows gives way first.
+
+    LockHeld if another process holds it, if another command waits for it already, or if ``stop`` is set meanwhile.
+    """
+    with ExitStack() as lake:
+        try:
+            lake.enter_context(lake_lock(layout, command))
+        except LockHeld:
+            found = holder(layout)
+            if found is not None and not found.gives_way:
+                raise
+            with sole(layout, layout.waiting, lambda: f"{waiting(layout)} waits for this lake already") as place:
+                place.say(str(LockHolder(os.getpid(), command)))
+                say(f"waits for {found or 'the lake'}, which gives way after its turn and after copies under way")
+                while not stop.wait(storage.pace(layout.root)):
+                    with suppress(LockHeld):
+                        lake.enter_context(lake_lock(layout, command))
+                        break
+                else:
+                    raise
+        yield
+
+
+def waiting(layout: Layout) -> str | None:
+    """The command that waits for the lake, in words; None if none does."""
+    return lease.text_of_holder(layout.waiting)
+
+
+def free_again(layout: Layout, stop: threading.Event) -> bool:
+    """Wait until nobody holds the lake or waits for it, after this process gave way; False if ``stop`` is set first.
+
+    LockHeld if another sync follows the source by now.
+    """
+    while not stop.is_set():
+        found = holder(layout)
+        if found is None and waiting(layout) is None:
+            return True
+        if found is not None and found.gives_way:
+            raise LockHeld(f"{found} is writing to this lake", thing=str(layout.root))
+        stop.wait(storage.pace(layout.root))
+    return False
 
 
 @contextmanager
@@ -90,9 +149,9 @@ def holder(layout: Layout) -> LockHolder | None:
         return None
     try:
         content = json.loads(text)
-        # A lock of an earlier version lacks these fields: its sync serves nobody.
+        # A lock of an earlier version lacks these fields: its sync gives way to nobody.
         process = ProcessName.parse(content["process"]) if "process" in content else None
-        return LockHolder(int(content["pid"]), str(content["command"]), bool(content.get("serves", False)), process)
+        return LockHolder(int(content["pid"]), str(content["command"]), bool(content.get("gives_way", False)), process)
     except (ValueError, KeyError, TypeError, AttributeError):
         return LockHolder(0, "unknown")
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import copy
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -117,12 +116,6 @@ class Operation:
 
     succeed: Callable[[], None] = lambda: None
     """Record that it does its work, although it may go on for days: earlier failures no longer count."""
-    renew: Callable[[Sequence[str]], None] = lambda tables: None
-    """Record, before its end, that it has copied these tables anew (see ``renewed``)."""
-    within: Callable[[OperationKind, str], AbstractContextManager[Operation]] = lambda kind, command: nullcontext(
-        Operation()
-    )
-    """Begin another operation, which the same process does meanwhile for the command that asked for it."""
     failures: list[PgcdcError] = field(default_factory=list)
     """What it could not do while it did the rest."""
     renewed: list[str] = field(default_factory=list)
@@ -138,13 +131,8 @@ def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[s
     A mistake of whoever asked is not a failure, and whoever interrupts the block knows: the earlier outcome stands. If
     the disk does not take the record, ``say`` reports it and the block goes on: maintenance may be what frees the disk.
     """
-    with _kept(_Book(layout, kind, command, say)) as operation:
-        yield operation
-
-
-@contextmanager
-def _kept(book: _Book) -> Iterator[Operation]:
-    operation = Operation(book.succeeded, book.renew, lambda kind, command: _kept(book.beside(kind, command)))
+    book = _Book(layout, kind, command, say)
+    operation = Operation(book.succeeded)
     book.begun()
     try:
         yield operation
@@ -181,12 +169,6 @@ class _Book:
             self._all = {}
         self._fresh = True
 
-    def beside(self, kind: OperationKind, command: str) -> _Book:
-        """The book of an operation of another kind within this one: each of them writes what both know."""
-        book = copy(self)
-        book._kind, book._command, book._fresh = kind, command, True
-        return book
-
     def begun(self) -> None:
         self._write(under_way=UnderWay(self._command, os.getpid(), _now()))
 
@@ -205,10 +187,6 @@ class _Book:
             failed = self._all.get(kind, Outcome()).failed
             if failed is not None and failed.thing in tables:
                 self._all[kind] = replace(self._all[kind], failed=None)
-
-    def renew(self, tables: Sequence[str]) -> None:
-        self.renewed(tables)
-        self._write()
 
     def closed(self) -> None:
         self._write(under_way=None)

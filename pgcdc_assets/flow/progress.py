@@ -84,10 +84,6 @@ class TablesProgress:
         newest = self.points.newest()
         return max([newest.replay_lsn if newest else ZERO, *(entry.replay_lsn for entry in self._tables.values())])
 
-    def log_cut(self, start: Lsn) -> None:
-        """Note where the log begins now: a mirror below, found again, can no longer be followed."""
-        self._standings.log_start = start
-
     def request_copy(self, tables: Sequence[TableName]) -> None:
         """Have the next copy include these tables again."""
         asked = [self[name] for name in tables]

@@ -56,13 +56,6 @@ class OpenRange:
     def empty(self) -> bool:
         return self._opened is None
 
-    def log_cut(self, start: Lsn) -> None:
-        """Leave out what the log no longer holds; it begins at ``start`` now, between two batches."""
-        self.start = max(self.start, start)
-        self._batches = [batch for batch in self._batches if batch.start >= start]
-        if not any(batch.transactions for batch in self._batches):
-            self._turns, self._seconds, self._opened = {}, {}, None
-
     def close(self) -> tuple[LsnRange, list[BatchSummary], dict[TableName, TableTurn], dict[str, float]]:
         """End the range at its last batch, and open the next one there."""
         span = LsnRange(self.start, self._batches[-1].end)

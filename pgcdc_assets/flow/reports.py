@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
@@ -114,3 +114,18 @@ class SyncReport:
     """The set-aside tables that cannot be mirrored at all."""
     paused: bool = False
     """Whether applying was paused at the run's end: an operator has paused it, or the run only received."""
+    gave_way: bool = False
+    """Whether it ended because a command waits for the lake."""
+
+    def after(self, before: SyncReport) -> SyncReport:
+        """Both runs as one; ``before`` is the earlier one."""
+        return replace(
+            self,
+            start=before.start,
+            copied=before.copied + self.copied,
+            turns=before.turns + self.turns,
+            transactions=before.transactions + self.transactions,
+            rows=before.rows + self.rows,
+            stream_aborts=before.stream_aborts + self.stream_aborts,
+            seconds=before.seconds + self.seconds,
+        )

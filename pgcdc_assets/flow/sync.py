@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.table import begin_anew_if_unreadable
-from pgcdc_assets.flow import hold, renaming, restructuring, sentinel
+from pgcdc_assets.flow import hold, lock, renaming, restructuring, sentinel
 from pgcdc_assets.flow.closing import RunRanges
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import Bounds, Situation, finished
 from pgcdc_assets.flow.drift import CatalogWatch
 from pgcdc_assets.flow.early import EarlyDerivation
-from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.reshaping import Reshaped
 from pgcdc_assets.flow.sentinel import Sentinel
-from pgcdc_assets.flow.serving import Serving
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.turns import Turns
 from pgcdc_assets.flow.work import Work
@@ -35,11 +31,11 @@ class Sync:
         self._catalog = CatalogWatch(work, stream)
         self._ranges = RunRanges(work, stream)
         self._turns = Turns(work, stream, self._catalog, self._copies, self._ranges, self._succeed)
-        self._serving = Serving(work, self, lambda max_seconds: Allowance(max_seconds, bounds.stop))
         self._early = EarlyDerivation(work, stream)
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
         self._sentinel = Sentinel()
+        self._gave_way = False
 
     def run(self) -> SyncReport:
         try:
@@ -81,7 +77,6 @@ class Sync:
         moved |= self._take_reshaped()
         moved |= self._take_copies()
         moved |= self._turns.turn(paused=self._paused, gathers=not (self.following or self.copying))
-        moved |= self._serving.serve()
         due = self._ranges.due
         if due:
             self._ranges.close()
@@ -107,8 +102,6 @@ class Sync:
         moved = self._take_landed()
         if ended:
             end = self._copies.close()
-            for name, failure in end.later.items():
-                self._serving.not_copied(name, failure)
             if end.again:
                 self._turns.look()
             self._copies.begin_next(end)
@@ -193,57 +186,30 @@ class Sync:
 
     def _finished(self) -> bool:
         now = time.monotonic()
+        self._gave_way = self._awaited()
         situation = Situation(
             running_seconds=now - self._started,
             idle_seconds=now - self._moved,
             following=self.following and self._sentinel.endpos is None,
             copying=self.copying,
-            answering=self._serving.busy,
+            awaited=self._gave_way or self._bounds.give_way.is_set(),
             arrived=self._stream.arrived,
             level=self._turns.level or self._paused,
         )
         return finished(self._bounds, situation)
 
-    # What other commands ask for -----------------------------------------------------------------
+    def _awaited(self) -> bool:
+        """Whether a command waits for the lake, and may have it now. A ``verify`` gets its point first, because it
+        compares what stands there."""
+        if not self.following or self.copying or lock.waiting(self._work.layout) is None:
+            return False
+        held = hold.current(self._work.layout)
+        return held is None or (held.lsn is not None and self._work.progress.points.has(held.lsn))
 
     @property
     def copying(self) -> bool:
         """Whether copies are under way, or mirrors get another structure."""
         return self._copies.under_way or self._work.reshapes.any
-
-    @property
-    def rests(self) -> str | None:
-        """Why nothing is copied or applied for now."""
-        if self._bounds.receive_only:
-            return "waits: the running sync only receives (--receive-only)"
-        return "waits: applying is paused, until `pgcdc resume apply`" if self._sentinel.paused else None
-
-    @property
-    def held_up(self) -> str | None:
-        """What the copies under way wait for, as far as they have said."""
-        return self._copies.held_up
-
-    def copy_anew(self, tables: Sequence[TableName]) -> None:
-        """Begin copies of these, as the source has them now; UnknownTable for one that is not published."""
-        self._turns.look()
-        self._work.progress.request_copy(tables)
-        self._copies.forget(tables)
-        self._copies.begin()
-
-    def heal(self, tables: Sequence[TableName]) -> None:
-        """Follow these again, which were set aside, from where they stand."""
-        self._work.progress.heal(tables)
-        self._turns.look()
-        self._turns.point.owe()
-
-    def rest_on(self) -> None:
-        """Go on from the mirrors and the log as they are now: they were worked on between two turns."""
-        progress, start = self._work.progress, self._work.log.start
-        progress.reread_versions()
-        progress.log_cut(start)
-        self._ranges.log_cut(start)
-        if progress.listed.renewed:
-            self._turns.point.owe()
 
     def _succeed(self) -> None:
         """Record the success of a run that follows, which may go on for days: it has done what an earlier one failed to
@@ -266,5 +232,6 @@ class Sync:
             set_aside=[(entry.table.name, entry.reason or "") for entry in progress.set_aside()],
             changed=sorted(progress.changed.items()),
             paused=self._paused,
+            gave_way=self._gave_way,
             refused=frozenset(entry.table.name for entry in progress.set_aside() if entry.refused),
         )

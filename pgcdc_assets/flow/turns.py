@@ -34,9 +34,10 @@ class Turns:
         self._copies = copies
         self._ranges = ranges
         self._succeed = succeed
-        # If an earlier run copied a table, or followed its structure, and ended before a point listed it, this run owes
-        # the point in any case.
-        self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)
+        # If a table was copied, repaired, or changed in structure, and no point lists it so yet, this run owes the
+        # point in any case.
+        listed = work.progress.listed
+        self.point = PointDue(listed.unlisted or listed.renewed or listed.shown_from > ZERO)
 
     @property
     def level(self) -> bool:
@@ -64,7 +65,7 @@ class Turns:
         """Carry out the next step; returns whether anything moved."""
         moved = False
         if not paused:
-            # A range that was applied by request may have come upon rows of another structure.
+            # An earlier turn may have come upon rows of another structure while no look was possible.
             self._go_on_restructured()
         view = self._view(paused=paused, gathers=gathers)
         if view.exact is not None:

@@ -7,14 +7,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from tests.deltatables import commit
+
+OWNER = Identity("1", "db", "slot")
+
+
+def copied_at_10_applied_to_20(layout: Layout, table: Table) -> None:
+    """In versions 1 and 2 of its mirror."""
+    copied_mirror(layout, OWNER, table.name, 10)
+    commit(layout.mirror(table.name), [], "append", {OWNER.app_id(f"{Lsn(10):X}"): 20})
 
 
 def copied_mirror(layout: Layout, owner: Identity, name: TableName, at: int) -> None:

@@ -40,7 +40,7 @@ from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.flow.mirrors import delta_target, no_spark
-from tests.flow.test_sync import Rig, rig
+from tests.flow.rig import Rig, rig
 from tests.mirror.pipeline import Pipeline
 
 __all__ = ["rig"]

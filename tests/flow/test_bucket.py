@@ -19,8 +19,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.store import chainlease, objects
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
-from tests.flow.test_serving import following, newest
-from tests.flow.test_sync import Rig, T, U, rig_of
+from tests.flow.rig import Rig, T, U, following, newest, rig_of
 from tests.store.faultproxy import Faults, spoiling
 
 pytestmark = pytest.mark.spark

@@ -28,7 +28,7 @@ from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
-from tests.flow.test_sync import Rig, T, U, rig_of
+from tests.flow.rig import Rig, T, U, rig_of
 
 pytestmark = pytest.mark.spark
 

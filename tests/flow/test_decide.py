@@ -80,7 +80,7 @@ def test_what_to_do_next(seen: View, step: Step) -> None:
 
 
 REST = Situation(
-    running_seconds=10, idle_seconds=5, following=False, copying=False, answering=False, arrived=True, level=True
+    running_seconds=10, idle_seconds=5, following=False, copying=False, awaited=False, arrived=True, level=True
 )
 FOLLOWING = replace(REST, following=True)
 
@@ -100,10 +100,8 @@ ENDS = {
     "follows for so long": (bounds(max_seconds=10), FOLLOWING, True),
     "not yet so long": (bounds(max_seconds=11), FOLLOWING, False),
     "idle for so long": (bounds(idle_seconds=5), FOLLOWING, True),
-    "gives way": (bounds("give_way"), FOLLOWING, True),
-    "but not while it copies": (bounds("give_way", max_seconds=1), replace(FOLLOWING, copying=True), False),
-    "nor while somebody waits for copies": (bounds("give_way"), replace(FOLLOWING, answering=True), False),
-    "who gets no answer of a run that failed": (bounds(), replace(REST, answering=True), True),
+    "gives way": (bounds(), replace(FOLLOWING, awaited=True), True),
+    "but not while it copies": (bounds(max_seconds=1), replace(FOLLOWING, awaited=True, copying=True), False),
     "arrived, but it copies": (bounds(), replace(REST, copying=True), False),
     "stopped, whatever it does": (bounds("stop"), replace(FOLLOWING, copying=True, level=False), True),
 }

@@ -20,8 +20,7 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.ondemand import SparkOnDemand
-from tests.flow.mirrors import delta_target, no_spark
-from tests.flow.test_progress import OWNER, copied_at_10_applied_to_20
+from tests.flow.mirrors import OWNER, copied_at_10_applied_to_20, delta_target, no_spark
 
 INT = PgType(23, "int4")
 

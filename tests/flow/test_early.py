@@ -23,8 +23,7 @@ from pgcdc_assets.log.spill import SPILL
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import committed
-from tests.flow.test_serving import following, newest
-from tests.flow.test_sync import Rig, T, rig  # noqa: F401
+from tests.flow.rig import Rig, T, following, newest, rig  # noqa: F401
 
 pytestmark = pytest.mark.spark
 

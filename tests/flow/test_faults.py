@@ -30,7 +30,7 @@ from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.source.snapshot import export
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
-from tests.flow.test_sync import Rig, T, U, rig
+from tests.flow.rig import Rig, T, U, rig
 
 __all__ = ["rig"]
 

@@ -29,7 +29,7 @@ from pgcdc_assets.mirror.delta.tablework import merged
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files, opened
-from tests.flow.test_sync import Rig, rig
+from tests.flow.rig import Rig, rig
 
 __all__ = ["rig"]
 

@@ -12,8 +12,7 @@ from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.lsn import Lsn
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import committed
-from tests.flow.test_serving import following, newest
-from tests.flow.test_sync import Rig, rig  # noqa: F401
+from tests.flow.rig import Rig, following, newest, rig  # noqa: F401
 
 pytestmark = pytest.mark.spark
 

@@ -15,8 +15,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
-from tests.flow.test_serving import following, newest
-from tests.flow.test_sync import Rig, T, named_settings, rig_of
+from tests.flow.rig import Rig, T, following, named_settings, newest, rig_of
 
 pytestmark = pytest.mark.spark
 

@@ -27,11 +27,9 @@ from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
-from tests.flow.test_sync import Rig, T, U, rig  # noqa: F401
+from tests.flow.rig import Rig, T, U, promised, rig, sorted_rows, turns  # noqa: F401
 
 pytestmark = pytest.mark.spark
-
-Content = dict[tuple[Lsn, str], list[tuple[Any, ...]]]
 
 
 def no_spark() -> SparkSession:
@@ -42,30 +40,6 @@ def maintain(rig: Rig, days: int | None = None, **allowance: Any) -> Maintenance
     if days is not None:
         rig.settings = rig.settings.model_copy(update={"retention": timedelta(days=days)})
     return rig.engine("maintain").maintain(Allowance(**allowance))
-
-
-def promised(rig: Rig) -> Content:  # noqa: F811
-    """Every table of every point, by the lake's own reader."""
-    lake, found = Lake(rig.lake), Content()
-    for point in ConsistentPoints(rig.settings.layout).all():
-        at = lake.at(point.replay_lsn)
-        assert at.lsn == point.replay_lsn
-        for name in at.tables:
-            found[point.replay_lsn, str(name)] = _rows(at.arrow(name))
-    return found
-
-
-def _rows(table: pa.Table) -> list[tuple[Any, ...]]:
-    return sorted((tuple(row.values()) for row in table.to_pylist()), key=repr)
-
-
-def turns(rig: Rig, count: int, first: int = 1000) -> None:  # noqa: F811
-    """Inserts, updates and deletes, each in a range of its own."""
-    for number in range(first, first + count):
-        rig.conn.execute("INSERT INTO t VALUES (%s, 'new', 'big')", [number])
-        rig.conn.execute("UPDATE u SET v = %s WHERE a = %s", [number, number % 50 + 1])
-        rig.conn.execute("DELETE FROM u WHERE a = %s", [50 - number % 10])
-        rig.sync()
 
 
 @pytest.fixture(autouse=True)
@@ -213,7 +187,7 @@ def test_the_log_of_a_version_that_stood_for_long_outlives_it(rig: Rig) -> None:
     newest = max(lsn for lsn, _ in before)
     (_, last) = (point for point in ConsistentPoints(rig.settings.layout).all() if point.replay_lsn == newest)
     assert last.tables[U] > stood
-    assert _rows(Lake(rig.lake).at(newest).arrow(U)) == before[newest, str(U)]
+    assert sorted_rows(Lake(rig.lake).at(newest).arrow(U)) == before[newest, str(U)]
     # The point that named the version of old.
     delta = DeltaTable(rig.lake / "public/u", version=stood)
     kept = pa.table(QueryBuilder().register("u", delta).execute("SELECT * FROM u").read_all())

@@ -30,7 +30,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
-from tests.flow.test_sync import Rig, _children_running
+from tests.flow.rig import Rig, children_running
 
 pytestmark = pytest.mark.spark
 
@@ -262,7 +262,7 @@ def test_killed_receivers_bring_each_message_once(rig: Rig) -> None:
                 order(rig, written)
                 emit(rig, "outbox.loose", str(written))
                 written += 1
-            for child in _children_running("pgcdc_assets.log.receive.process"):
+            for child in children_running("pgcdc_assets.log.receive.process"):
                 os.kill(child, signal.SIGKILL)
             thread.join(30)
             assert not thread.is_alive()

@@ -27,7 +27,7 @@ from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from tests.fix_postgres import Database
-from tests.flow.test_sync import Rig, T, U, rig_of
+from tests.flow.rig import Rig, T, U, rig_of
 from tests.oracle import RAW, source_rows, written
 
 pytestmark = [pytest.mark.spark, pytest.mark.takes(60)]

@@ -161,25 +161,6 @@ def test_what_could_not_be_repaired_is_history_once_the_table_is_copied_anew(set
         assert len(told(settings, "repair")[1]) == left
 
 
-def test_an_operation_within_another_is_kept_beside_it(settings: Settings) -> None:
-    with operation(settings, OperationKind.SYNC, "follow") as run:
-        for table in ("public.t", "public.u"):
-            with pytest.raises(NotRepairable), run.within(OperationKind.REPAIR, f"repair {table}"):
-                raise NotRepairable("lies before the log", thing=table)
-        run.succeed()
-        found, (problem,) = told(settings, "repair")
-        assert "repair public.u" in problem.what
-        assert found.last["sync"].under_way is not None
-        assert found.last["repair"].under_way is None
-        run.renew(["public.t"])
-        assert len(told(settings, "repair")[1]) == 1
-        run.renew(["public.u"])
-        assert told(settings, "repair")[1] == []
-        with run.within(OperationKind.MAINTENANCE, "maintain"):
-            pass
-    assert outcomes.read(settings.layout)["maintenance"].succeeded is not None
-
-
 def test_an_unexpected_error_is_told_by_its_kind_alone(settings: Settings) -> None:
     with pytest.raises(ZeroDivisionError), operation(settings, OperationKind.SYNC, "sync"):
         raise ZeroDivisionError("hunter2")

@@ -23,7 +23,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
-from tests.flow.test_sync import Rig, named_settings, rig_of
+from tests.flow.rig import Rig, named_settings, rig_of
 
 pytestmark = pytest.mark.spark
 

@@ -12,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from pgcdc_assets.checks.table_facts import read_tables
-from pgcdc_assets.core.catalog import Catalog, Column, Identity, Lineage, PgType, Table
+from pgcdc_assets.core.catalog import Catalog, Column, Lineage, PgType, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -24,7 +24,7 @@ from pgcdc_assets.mirror.delta.mirror import STRUCTURE
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, opened
-from tests.flow.mirrors import copied_mirror, delta_target
+from tests.flow.mirrors import OWNER, copied_at_10_applied_to_20, copied_mirror, delta_target
 
 RECORDED = Lsn(30)
 """How far the change log is recorded."""
@@ -37,21 +37,12 @@ def _table(oid: int, name: str) -> Table:
 A, B, C = (_table(oid, name) for oid, name in ((1, "a"), (2, "b"), (3, "c")))
 
 
-OWNER = Identity("1", "db", "slot")
-
-
 @pytest.fixture
 def progress(tmp_path: Path) -> TablesProgress:
     layout = Layout.of(tmp_path)
     for table in (A, B, C):
         copied_at_10_applied_to_20(layout, table)
     return TablesProgress(layout, Catalog(OWNER, "p", 180000, (A, B, C)), delta_target(layout, OWNER), Lsn(1), Lsn(1))
-
-
-def copied_at_10_applied_to_20(layout: Layout, table: Table) -> None:
-    """In versions 1 and 2 of its mirror."""
-    copied_mirror(layout, OWNER, table.name, 10)
-    commit(layout.mirror(table.name), [], "append", {OWNER.app_id(f"{Lsn(10):X}"): 20})
 
 
 def copied_at_10(layout: Layout, table: Table) -> None:
@@ -181,7 +172,8 @@ def test_a_table_that_was_set_aside_goes_on_from_the_log(progress: TablesProgres
     assert stored is not None
     assert stored.state is TableState.CATCHING_UP
     progress.put_aside(B.name, Lsn(20), "again")
-    progress.log_cut(Lsn(21))
+    layout = Layout.of(tmp_path)
+    progress = TablesProgress(layout, Catalog(OWNER, "p", 180000, (A, B)), delta_target(layout, OWNER), Lsn(1), Lsn(21))
     with pytest.raises(NotRepairable, match="stands at 0/14, and the log begins at 0/15"):
         progress.heal([B.name])
     assert progress[B.name].state is TableState.SET_ASIDE

@@ -13,8 +13,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.publications import publish_new
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
-from tests.flow.test_serving import following, newest
-from tests.flow.test_sync import Rig, T, U, rig_of
+from tests.flow.rig import Rig, T, U, following, newest, rig_of
 
 pytestmark = pytest.mark.spark
 

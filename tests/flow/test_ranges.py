@@ -62,23 +62,6 @@ def test_positions_alone_open_no_range_and_the_next_one_covers_them() -> None:
     assert gathered.empty
 
 
-def test_what_the_log_no_longer_holds_is_left_out() -> None:
-    """A maintenance came while the range was open, and let go what was applied."""
-    clock = Clock()
-    gathered = open_range(clock)
-    turn = TableTurn(ORDERS, Lsn(120), 4, 1, 2, 3, {"insert": 1}, 0.5, 0.5)
-    gathered.add([batch(100, 110), batch(110, 120)], [turn], {"apply": 1.0})
-    gathered.log_cut(Lsn(110))
-    span, batches, turns, _ = gathered.close()
-    assert (span, batches) == (LsnRange(Lsn(110), Lsn(120)), [batch(110, 120)])
-    assert turns == {ORDERS: turn}
-    gathered.add([batch(120, 130)], [turn], {"apply": 1.0})
-    gathered.log_cut(Lsn(130))
-    assert gathered.empty
-    gathered.add([batch(130, 140)], [], {})
-    assert gathered.close() == (LsnRange(Lsn(130), Lsn(140)), [batch(130, 140)], {}, {})
-
-
 def test_turns_of_a_range_add_up() -> None:
     left = TableTurn(ORDERS, Lsn(1), 4, 1, 2, 3, {"insert": 1}, 0.5, 0.5)
     right = TableTurn(ORDERS, Lsn(2), 5, 10, 20, 30, {"insert": 2, "delete": 1}, 1.0, 1.0)

@@ -23,8 +23,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
-from tests.flow.test_serving import following
-from tests.flow.test_sync import Rig, T, rig_of
+from tests.flow.rig import Rig, T, following, rig_of
 
 pytestmark = pytest.mark.spark
 

@@ -15,7 +15,7 @@ from pgcdc_assets.flow import hold
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.fix_postgres import TEST_SETTINGS, Database, fresh_database
-from tests.flow.test_sync import Rig, rig
+from tests.flow.rig import Rig, rig
 from tests.servers import new_server
 
 __all__ = ["rig"]

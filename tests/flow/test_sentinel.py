@@ -17,8 +17,7 @@ from pgcdc_assets.flow.sentinel import Sentinel
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.store import storage
 from tests.end_to_end.command import wait_for
-from tests.flow.test_serving import following, newest
-from tests.flow.test_sync import Rig, T, U, rig  # noqa: F401
+from tests.flow.rig import Rig, T, U, following, newest, rig  # noqa: F401
 from tests.oracle import mirror_rows
 
 pytestmark = pytest.mark.spark

@@ -23,7 +23,7 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from tests.fix_postgres import Database
-from tests.flow.test_sync import Rig, T, rig_of
+from tests.flow.rig import Rig, T, rig_of
 
 pytestmark = pytest.mark.spark
 

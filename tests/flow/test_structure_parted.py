@@ -16,8 +16,7 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.settings import Settings
 from tests.fix_postgres import Database
-from tests.flow.test_serving import following
-from tests.flow.test_sync import Rig, rig_of
+from tests.flow.rig import Rig, following, rig_of
 
 pytestmark = pytest.mark.spark
 

@@ -24,8 +24,7 @@ from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
-from tests.flow.test_serving import following, newest
-from tests.flow.test_sync import Rig, named_settings
+from tests.flow.rig import Rig, following, named_settings, newest
 
 pytestmark = pytest.mark.spark
 

@@ -5,19 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
-import psutil
-import psycopg
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
 from pgcdc_assets.core.lsn import Lsn
@@ -38,89 +30,14 @@ from pgcdc_assets.flow import hold, outcomes
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.lock import lake_lock
-from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.savedcatalog import save_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
-from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
-from tests.fix_postgres import Database, inside
-from tests.oracle import assert_equal
+from tests.flow.rig import Rig, T, U, children_running
 
 pytestmark = pytest.mark.spark
-
-T = TableName("public", "t")
-U = TableName("public", "u")
-
-
-@dataclass
-class Rig:
-    """A project directory, its engine, and a connection to the source."""
-
-    settings: Settings
-    conn: psycopg.Connection[Any]
-    session: Callable[[], SparkSession]
-    observer: Silent
-
-    @property
-    def lake(self) -> Path:
-        return path_of(self.settings.layout.root)
-
-    def engine(self, command: str = "test") -> Engine:
-        assert self.settings.source is not None
-        return Engine(self.settings, self.settings.source, self.observer, self.session, command)
-
-    def setup(self) -> None:
-        assert self.settings.source is not None
-        save_catalog(setup(self.settings, self.settings.source).catalog, CATALOG_FILE)
-
-    def sync(self, **bounds: Any) -> SyncReport:
-        return self.engine().sync(Bounds(**bounds))
-
-    def flush(self) -> Lsn:
-        return Lsn.parse(str(self.conn.execute("SELECT pg_current_wal_flush_lsn()").fetchall()[0][0]))
-
-    def commit(self, *statements: str) -> Lsn:
-        """In one transaction; a position within its commit, see `inside`."""
-        with self.conn.transaction():
-            for statement in statements:
-                self.conn.execute(statement.encode())
-            return inside(self.conn)
-
-    def streaming(self) -> bool:
-        query = "SELECT active_pid IS NOT NULL FROM pg_replication_slots WHERE slot_name = %s"
-        return self.conn.execute(query, (self.settings.slot,)).fetchone() == (True,)
-
-    def assert_equal(self, *tables: str) -> None:
-        assert_equal(self.conn, self.settings.layout.root.text, *(tables or ("public.t", "public.u")))
-
-
-@pytest.fixture
-def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.chdir(tmp_path)
-    with rig_of(database, spark, Settings(source=database.conninfo, slot=f"s_{database.name}"[:60])) as rig:
-        yield rig
-
-
-def named_settings(database: Database, **more: Any) -> Settings:
-    """With slot and publication named after the database, and short batches."""
-    name = f"s_{database.name}"[:60]
-    return Settings(source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, **more)
-
-
-@contextmanager
-def rig_of(database: Database, spark: SparkSession, settings: Settings) -> Iterator[Rig]:
-    """With tables ``t`` and ``u`` of 50 rows each."""
-    with database.connect() as conn:
-        conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text, big text)")
-        conn.execute("CREATE TABLE u (a int, b int, v numeric(10,2), PRIMARY KEY (a, b))")
-        conn.execute("ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
-        conn.execute("INSERT INTO t SELECT g, 'v' || g, repeat(md5(g::text), 200) FROM generate_series(1, 50) g")
-        conn.execute("INSERT INTO u SELECT g, g % 3, g / 4.0 FROM generate_series(1, 50) g")
-        yield Rig(settings, conn, lambda: spark, Silent())
 
 
 def test_copy_then_changes_then_nothing(rig: Rig) -> None:
@@ -261,7 +178,7 @@ def test_a_killed_receiver_ends_the_run_and_the_next_one_goes_on(rig: Rig) -> No
     try:
         wait_for(rig.streaming, what="the stream")
         rig.conn.execute("UPDATE t SET v = 'meanwhile'")
-        for child in _children_running("pgcdc_assets.log.receive.process"):
+        for child in children_running("pgcdc_assets.log.receive.process"):
             os.kill(child, signal.SIGKILL)
         wait_for(lambda: not thread.is_alive(), what="the end of the run")
     finally:
@@ -270,16 +187,6 @@ def test_a_killed_receiver_ends_the_run_and_the_next_one_goes_on(rig: Rig) -> No
     assert len(errors) == 1
     rig.sync()
     rig.assert_equal()
-
-
-def _children_running(module: str) -> list[int]:
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        # Those of earlier runs may be gone, or not yet waited for.
-        with suppress(psutil.NoSuchProcess):
-            if module in " ".join(child.cmdline()):
-                found.append(child.pid)
-    return found
 
 
 def test_a_table_copied_anew_meets_the_others(rig: Rig) -> None:

@@ -12,8 +12,7 @@ from pgcdc_assets.flow import thinning
 from pgcdc_assets.mirror.delta.mirror import PROPERTIES
 from pgcdc_assets.mirror.delta.thinning import Passing
 from pgcdc_assets.points.points import ConsistentPoints
-from tests.flow.test_maintenance import promised, turns
-from tests.flow.test_sync import Rig, T, rig  # noqa: F401
+from tests.flow.rig import Rig, T, promised, rig, turns  # noqa: F401
 
 pytestmark = pytest.mark.spark
 

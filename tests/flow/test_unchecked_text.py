@@ -22,7 +22,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database, _drop
-from tests.flow.test_sync import Rig
+from tests.flow.rig import Rig
 
 pytestmark = pytest.mark.spark
 

@@ -26,7 +26,7 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from tests.fix_postgres import fresh_database
-from tests.flow.test_sync import Rig
+from tests.flow.rig import Rig
 from tests.oracle import mirror_rows, source_rows
 
 Step = str | Callable[["Rig", str], None]

@@ -12,7 +12,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from tests.end_to_end.command import wait_for
-from tests.flow.test_sync import Rig
+from tests.flow.rig import Rig
 from tests.oracle import assert_equal
 from tests.traps.scenario import empty_rig
 from tests.traps.test_publications import following_run

@@ -21,7 +21,7 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.end_to_end.command import wait_for
-from tests.flow.test_sync import Rig
+from tests.flow.rig import Rig
 from tests.oracle import assert_equal
 from tests.traps.scenario import assert_same, empty_rig
 

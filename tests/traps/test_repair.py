@@ -16,7 +16,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange, merged
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import NotRepairable, RangeGap, UsageError
-from tests.flow.test_sync import Rig
+from tests.flow.rig import Rig
 from tests.traps.scenario import empty_rig
 
 pytestmark = pytest.mark.spark

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.demo.server import EmbeddedServer
-from tests.flow.test_sync import Rig
+from tests.flow.rig import Rig
 from tests.traps.scenario import Played, Trap, empty_rig, play
 
 pytestmark = pytest.mark.spark

@@ -21,7 +21,7 @@ from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.fix_postgres import TEST_SETTINGS, fresh_database
-from tests.flow.test_sync import Rig
+from tests.flow.rig import Rig
 from tests.journal import Journal
 from tests.servers import new_server
 from tests.versions.workload import ALTERED, TABLES, Workload, make

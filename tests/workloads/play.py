@@ -26,7 +26,7 @@ from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.end_to_end.command import Project, wait_for
 from tests.fix_postgres import Database
-from tests.flow.test_sync import Rig
+from tests.flow.rig import Rig
 from tests.workloads.application import Application, Migration
 from tests.workloads.look import BEAT, Look, beat, look, violations
 from tests.workloads.traffic import Traffic

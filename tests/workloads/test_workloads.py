@@ -16,7 +16,7 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.settings import Settings
 from tests.end_to_end.command import Project
 from tests.fix_postgres import Database
-from tests.flow.test_sync import Rig
+from tests.flow.rig import Rig
 from tests.workloads.application import Application
 from tests.workloads.clinic import CLINIC
 from tests.workloads.forum import FORUM
