@@ -85,7 +85,8 @@ def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop:
             found = holder(layout)
             if found is not None and not found.gives_way:
                 raise
-            with sole(layout, layout.waiting, lambda: f"{waiting(layout)} waits for this lake already") as place:
+            refusal = lambda: f"{waiting(layout) or 'another command'} waits for this lake already"  # noqa: E731
+            with sole(layout, layout.waiting, refusal) as place:
                 place.say(str(LockHolder(os.getpid(), command)))
                 say(f"waits for {found or 'the lake'}, which gives way after its turn and after copies under way")
                 while not stop.wait(storage.pace(layout.root)):

@@ -3,6 +3,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,8 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LockHeld, MachineError
 from pgcdc_assets.flow import hold
-from pgcdc_assets.flow.lock import LockHolder, holder, lake_lock
+from pgcdc_assets.flow.lock import LockHolder, free_again, holder, lake_in_turn, lake_lock, waiting
+from tests.end_to_end.command import wait_for
 
 HOLD_IT = """
 import sys
@@ -21,6 +25,14 @@ from pgcdc_assets.flow.lock import lake_lock
 with lake_lock(Layout.of(Path(sys.argv[1])), "follow"):
     print("held", flush=True)
     sys.stdin.read()
+"""
+WAIT_FOR_IT = """
+import sys, threading
+from pathlib import Path
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.flow.lock import lake_in_turn
+with lake_in_turn(Layout.of(Path(sys.argv[1])), "repair", print, threading.Event()):
+    pass
 """
 
 
@@ -67,3 +79,75 @@ def test_hold_is_seen_first_without_and_then_with_its_lsn(layout: Layout) -> Non
         with pytest.raises(LockHeld), hold.placed(layout):
             pass
     assert hold.current(layout) is None
+
+
+class Waiting:
+    """A command that waits for the lake, in a thread, until ``stop`` is set; ``told`` is what came of it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.stop, self.told = layout, threading.Event(), list[str]()
+
+    def _run(self) -> None:
+        try:
+            with lake_in_turn(self.layout, "repair", self.told.append, self.stop):
+                self.told.append("has it")
+        except LockHeld as held:
+            self.told.append(str(held))
+
+    @contextmanager
+    def waits(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._run)
+        thread.start()
+        wait_for(lambda: bool(waiting(self.layout)), 10, "the command")
+        try:
+            yield
+        finally:
+            thread.join(10)
+            assert not thread.is_alive()
+            assert waiting(self.layout) is None
+
+
+def test_a_command_gets_the_lake_from_a_sync_that_gives_way(layout: Layout) -> None:
+    command, me, follow = Waiting(layout), f"(pid {os.getpid()})", ExitStack()
+    follow.enter_context(lake_lock(layout, "follow", gives_way=True))
+    with command.waits(), follow:
+        assert waiting(layout) == f"`pgcdc repair` {me}"
+        refused = pytest.raises(LockHeld, match=r"`pgcdc repair` \(pid \d+\) waits for this lake already")
+        with refused, lake_in_turn(layout, "maintain", print, threading.Event()):
+            pass
+    assert [line.split(",")[0] for line in command.told] == [f"waits for `pgcdc follow` {me}", "has it"]
+
+
+def test_a_command_that_is_stopped_waits_no_more(layout: Layout) -> None:
+    command = Waiting(layout)
+    with lake_lock(layout, "follow", gives_way=True), command.waits():
+        command.stop.set()
+    assert "`pgcdc follow`" in command.told[-1]
+    assert "is writing to this lake" in command.told[-1]
+
+
+def test_a_command_that_was_killed_waits_no_more(layout: Layout) -> None:
+    with lake_lock(layout, "follow", gives_way=True), subprocess.Popen(
+        [sys.executable, "-c", WAIT_FOR_IT, str(layout.root)]
+    ) as process:  # fmt: skip
+        wait_for(lambda: waiting(layout) == f"`pgcdc repair` (pid {process.pid})", 30, "the command")
+        process.kill()
+        process.wait()
+        assert waiting(layout) is None
+
+
+def test_whoever_else_holds_the_lake_is_not_waited_for(layout: Layout) -> None:
+    refused = pytest.raises(LockHeld, match="`pgcdc maintain`")
+    with lake_lock(layout, "maintain"), refused, lake_in_turn(layout, "repair", print, threading.Event()):
+        pass
+
+
+def test_a_sync_goes_on_once_nobody_waits_for_the_lake_or_holds_it(layout: Layout) -> None:
+    stop = threading.Event()
+    assert free_again(layout, stop)
+    with lake_lock(layout, "maintain"):
+        done = threading.Timer(0.2, stop.set)
+        done.start()
+        assert not free_again(layout, stop)
+    with pytest.raises(LockHeld, match="`pgcdc follow`"), lake_lock(layout, "follow", gives_way=True):
+        free_again(layout, threading.Event())

@@ -1,0 +1,155 @@
+"""Commands beside a sync that follows: it gives way, they do their work, and it goes on."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+
+from pgcdc_assets.core import retention
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import LockHeld, NotRepairable, RangeGap, UnknownTable
+from pgcdc_assets.flow import hold, lock, outcomes
+from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.flow.maintenance import Allowance
+from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.mirror.delta import upkeep
+from pgcdc_assets.points.points import ConsistentPoints
+from tests.end_to_end.command import wait_for
+from tests.flow.rig import Rig, T, U, following, newest, rig, version
+
+__all__ = ["rig"]
+
+pytestmark = pytest.mark.spark
+
+
+def caught_up(rig: Rig) -> None:
+    goal = rig.commit("UPDATE t SET v = v || '.' WHERE id = 50")
+    wait_for(lambda: newest(rig).replay_lsn >= goal, what="the change")
+
+
+def test_ranges_and_copies_beside_a_run_that_follows(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    rig.commit("UPDATE t SET v = 'new' WHERE id IN (1, 2)", "UPDATE u SET v = 7 WHERE a = 3")
+    rig.sync()
+    (closed,) = rig.observer.ranges
+
+    def last() -> outcomes.Outcome:
+        return outcomes.read(rig.settings.layout)["repair"]
+
+    with following(rig) as run:
+        assert rig.engine("check").check_range(closed.span).transactions == 1
+        rig.session().sql(f"DELETE FROM delta.`{rig.lake}/public/u` WHERE a = 3")
+        rig.session().sql(f"DELETE FROM delta.`{rig.lake}/public/t` WHERE id = 2")
+        report = rig.engine("repair public.u").repair(U, closed.span)
+        assert (report.tables[U].inserted, report.tables[U].version) == (1, version(rig, U))
+        wait_for(lambda: newest(rig).tables[U] == version(rig, U), what="a point of the repaired mirror")
+        with pytest.raises(NotRepairable, match=r"copy it anew: `pgcdc snapshot"):
+            rig.engine("repair public.t").repair(T, closed.span)
+        assert (failed := last().failed) is not None
+        assert (failed.command, failed.thing) == ("repair public.t", "public.t")
+        with pytest.raises(UnknownTable):
+            rig.engine("snapshot").sync(Bounds(), copy_anew=[U, TableName("public", "nope")])
+        with pytest.raises(UnknownTable):
+            rig.engine("forget").forget([TableName("public", "nope")])
+
+        copied = rig.engine("snapshot public.t").sync(Bounds(), copy_anew=[T])
+        (copy,) = copied.copied
+        assert (copy.table, copied.set_aside) == (T, [])
+        point = newest(rig)
+        assert point.replay_lsn >= copy.consistent_point
+        assert set(point.tables) == {T, U}
+        assert last().failed is None, "a table copied anew needs no repair"
+        rig.assert_equal()
+        caught_up(rig)
+        rig.assert_equal()
+        assert run.is_alive()
+        with pytest.raises(LockHeld, match="follow"):
+            rig.sync()
+    assert rig.sync().copied == []
+    rig.assert_equal()
+
+
+def test_a_table_is_healed_beside_a_run_that_follows(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    follows, rig.settings = rig.settings, rig.settings.model_copy(update={"schema_changes": "set_aside"})
+    rig.commit("ALTER TABLE u ADD w int DEFAULT 5", "DELETE FROM u WHERE a = 2")
+    assert [name for name, _ in rig.sync().set_aside] == [U]
+    rig.settings, copies = follows, len(rig.observer.copies)
+    with following(rig):
+        caught_up(rig)
+        assert U not in newest(rig).tables
+        assert rig.engine("heal public.u").sync(Bounds(), heal=[U]).set_aside == []
+        caught_up(rig)
+        assert set(newest(rig).tables) == {T, U}
+        rig.assert_equal()
+    assert len(rig.observer.copies) == copies
+
+
+def test_maintenance_beside_a_run_that_follows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "GRACE", timedelta(0))
+    monkeypatch.setattr(upkeep, "MOST_SMALL", 1)
+    rig.settings = rig.settings.model_copy(update={"retention": timedelta(0), "range_seconds": 1.0})
+    rig.setup()
+    rig.sync()
+    rig.commit("UPDATE u SET v = 7 WHERE a = 3")
+    rig.sync()
+    with following(rig):
+        rig.commit("UPDATE u SET v = 8 WHERE a = 4")
+        wait_for(lambda: len(rig.observer.ranges) == 2, what="a range")
+        kept = rig.engine("maintain").maintain(Allowance())
+        assert kept.log_files > 0
+        assert (kept.optimized, kept.failed) == ([U], [])
+        with pytest.raises(RangeGap, match="begins before the log"):
+            rig.engine("repair").repair(U, rig.observer.ranges[0].span)
+        caught_up(rig)
+        assert newest(rig).tables[U] == version(rig, U), "a quiet mirror, as the maintenance left it"
+        wait_for(lambda: len(rig.observer.ranges) == 3, what="the next range")
+        rig.assert_equal()
+    spans = [report.span for report in rig.observer.ranges]
+    assert spans[2].start >= kept.log_start
+    assert all(left.end <= right.start for left, right in pairwise(spans))
+    assert outcomes.read(rig.settings.layout)["maintenance"].succeeded is not None
+
+
+def test_a_verify_comes_first_and_one_command_at_a_time_waits(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    layout, reports, stop = rig.settings.layout, list[SyncReport](), threading.Event()
+    waits = threading.Thread(target=lambda: reports.append(rig.engine("snapshot").sync(Bounds(), copy_anew=[U])))
+    with following(rig), hold.placed(layout) as held:
+        wait_for(rig.streaming, what="the stream")
+        threading.Timer(1, stop.set).start()
+        with pytest.raises(LockHeld, match="`pgcdc follow`"):
+            rig.engine("snapshot").sync(Bounds(stop=stop), copy_anew=[T])
+        assert lock.waiting(layout) is None
+        waits.start()
+        wait_for(lambda: lock.waiting(layout) is not None, what="the command")
+        with pytest.raises(LockHeld, match=r"`pgcdc snapshot` \(pid \d+\) waits for this lake already"):
+            rig.engine("repair").repair(U, LsnRange(Lsn(0), Lsn(1)))
+        at = rig.flush()
+        rig.conn.execute("UPDATE u SET v = v + 1")
+        held.at(at)
+        wait_for(lambda: ConsistentPoints(layout).has(at), what="the point")
+        point = ConsistentPoints(layout).at(at)
+        assert point is not None
+        assert set(point.tables) == {T, U}, "the copy began before verify had its point"
+        waits.join(120)
+    assert [copy.table for copy in reports[0].copied] == [U]
+    rig.assert_equal()
+
+
+def test_a_run_with_a_time_limit_ends_instead(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    with following(rig, max_seconds=600.0) as run:
+        assert len(rig.engine("snapshot").sync(Bounds(), copy_anew=[U]).copied) == 1
+        run.join(60)
+        assert not run.is_alive()
+    rig.assert_equal()
