@@ -6,14 +6,12 @@ import json
 import signal
 from pathlib import Path
 
-import dagster as dg
 import psutil
 import psycopg
 import pytest
-from dagster._core.instance import InstanceRef
 
 from pgcdc_assets.demo.server import EmbeddedServer
-from tests.end_to_end.command import Project, wait_for
+from tests.end_to_end.command import Project, ranges, runs, wait_for
 from tests.oracle import assert_equal
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -22,17 +20,6 @@ SHOP = (
     "public.carts", "public.customers", "public.events", "public.order_lines", "public.orders", "public.payments",
     "public.products",
 )  # fmt: skip
-
-
-def runs(project: Project) -> list[tuple[str, str]]:
-    """Job and status of every run, newest first, as the UI lists them."""
-    with dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(project.folder / ".dagster"))) as instance:
-        return [(run.job_name, run.status.value) for run in instance.get_runs()]
-
-
-def ranges(project: Project) -> list[str]:
-    with dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(project.folder / ".dagster"))) as instance:
-        return list(instance.get_dynamic_partitions("lsn_ranges"))
 
 
 @pytest.mark.long

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
+from dagster._core.instance import InstanceRef
+
 TIMEOUT = 240
 
 
@@ -71,6 +74,17 @@ class Project:
             cwd=self.folder, env={**clean, **self.settings}, text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, **piped,
         )  # fmt: skip
+
+
+def runs(project: Project) -> list[tuple[str, str]]:
+    """Job and status of every run, newest first, as the UI lists them."""
+    with dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(project.folder / ".dagster"))) as instance:
+        return [(run.job_name, run.status.value) for run in instance.get_runs()]
+
+
+def ranges(project: Project) -> list[str]:
+    with dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(project.folder / ".dagster"))) as instance:
+        return list(instance.get_dynamic_partitions("lsn_ranges"))
 
 
 def end_group(process: subprocess.Popen[str]) -> None:
