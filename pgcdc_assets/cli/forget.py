@@ -16,10 +16,17 @@ from pgcdc_assets.core.names import TableName
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def forget(tables: tuple[TableName, ...], yes: bool) -> int:
-    """Delete the mirrors and feeds of tables that are not followed any more. A running sync is asked to do it."""
+    """Delete the mirrors and feeds of tables that are not followed any more. A running sync gives way."""
     from pgcdc_assets.cli.jobs import project_settings
     from pgcdc_assets.flow.engine import Engine
     from pgcdc_assets.flow.observer import Silent
+
+    class Waiting(Silent):
+        """Says on stderr what the command waits for."""
+
+        def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+            if stage == "lock":
+                say(f"{stage}: {message}", err=True)
 
     settings = project_settings()
     names = ", ".join(str(table) for table in tables)
@@ -27,7 +34,7 @@ def forget(tables: tuple[TableName, ...], yes: bool) -> int:
         if not sys.stdin.isatty():
             raise click.UsageError(f"there is no terminal to ask at: say --yes to delete what the lake has of {names}")
         click.confirm(f"Delete what the lake has of {names}?", abort=True, err=True)
-    report = Engine(settings, "", Silent(), _no_spark, f"forget {names}").forget(tables)
+    report = Engine(settings, "", Waiting(), _no_spark, f"forget {names}").forget(tables)
     for one in report.tables:
         say(f"{one.table}: {one.files} files deleted ({one.bytes:,} bytes)")
     return 0

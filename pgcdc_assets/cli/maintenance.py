@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @as_json
 def maintain(as_json: bool) -> int:
-    """Forget what nobody needs of the lake; merge what is in pieces. A running sync is asked to do it."""
+    """Forget what nobody needs of the lake; merge what is in pieces. A running sync gives way."""
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import project_settings, run_maintenance
 

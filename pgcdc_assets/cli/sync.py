@@ -42,7 +42,7 @@ def follow(receive_only: bool) -> int:
 @click.command()
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def snapshot(tables: tuple[TableName, ...]) -> int:
-    """Copy tables anew; the stream and the other tables go on. A running sync is asked to do it."""
+    """Copy tables anew; the stream and the other tables go on. A running sync gives way."""
     return _for_tables("snapshot", "copy_anew", tables)
 
 
@@ -50,7 +50,7 @@ def snapshot(tables: tuple[TableName, ...]) -> int:
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def heal(tables: tuple[TableName, ...]) -> int:
     """Follow tables again that were set aside for a reason that has gone, from the change log: nothing is copied. A
-    running sync is asked to do it."""
+    running sync gives way."""
     return _for_tables("heal", "heal", tables)
 
 
@@ -58,7 +58,7 @@ def heal(tables: tuple[TableName, ...]) -> int:
 @click.argument("table", type=TableType(), metavar="TABLE")
 @click.option("--range", "span", type=RangeType(), required=True, help="X/Y..X/Y or a partition key.")
 def repair(table: TableName, span: LsnRange) -> int:
-    """Derive the rows that a range touched again, from the change log. A running sync is asked to do it."""
+    """Derive the rows that a range touched again, from the change log. A running sync gives way."""
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_repair
 

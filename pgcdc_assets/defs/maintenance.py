@@ -35,8 +35,8 @@ class MaintainConfig(dg.Config):
     max_seconds: float | None = None
     """Begin no table after that."""
     give_way: bool = False
-    """If another process writes and cannot be asked, succeed and leave the work to the next run; end early for a queued
-    run."""
+    """If another process writes and does not give way, succeed and leave the work to the next run; end early for a
+    queued run."""
 
 
 @dg.op(

@@ -95,8 +95,10 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def stop_for_waiting_runs(context: dg.OpExecutionContext, stop: threading.Event) -> Iterator[None]:
-    """While the block lasts, set ``stop`` when another run is queued, so that a backfill gets its turn within
-    seconds."""
+    """While the block lasts, set ``stop`` when another run is queued, so that a backfill gets its turn within seconds.
+
+    The queue begins that run only after this one has ended. So it cannot wait for the lake as a command does
+    (:mod:`pgcdc_assets.flow.lock`)."""
     done = threading.Event()
     thread = threading.Thread(
         target=_watch_queue, args=(context.instance, stop, done, context.log.info), name="queue", daemon=True

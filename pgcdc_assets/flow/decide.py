@@ -41,7 +41,7 @@ class Bounds:
     stop: threading.Event = field(default_factory=threading.Event)
     """End at the next boundary; a copy under way is given up."""
     give_way: threading.Event = field(default_factory=threading.Event)
-    """End at the next boundary, but not before copies are done: another run waits for the lake."""
+    """End at the next boundary, but not before copies are done: another run waits in Dagster's queue."""
 
 
 @dataclass
