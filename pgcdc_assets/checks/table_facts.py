@@ -27,8 +27,6 @@ from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates
 from pgcdc_assets.points.untaken import UntakenLedger
 
-_ELSEWHERE = (TableState.MOVING, TableState.MOVED)
-
 
 def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedelta(0)) -> Iterator[TableFacts]:
     """Every table of the catalog, in its order. ``retention``: of the change log."""
@@ -42,7 +40,7 @@ def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedel
             yield TableFacts(
                 table.name, TableState.SET_ASIDE, reason=reason, updates_seen=table.updates_seen, refused=True
             )
-        elif row is None or row.table is None or row.table.oid != table.oid or row.state in _ELSEWHERE:
+        elif row is None or row.table is None or row.table.oid != table.oid or row.state is TableState.MOVED:
             # The table was never copied under this name, or was dropped and made anew since, or its mirror is under
             # another yet.
             yield TableFacts(table.name, TableState.WAITING, updates_seen=table.updates_seen)
@@ -94,11 +92,8 @@ def _goes_on_as(row: StateRow, tables: Sequence[Table], rows: Mapping[TableName,
     oid = row.table.oid if row.table is not None and row.state.readable else None
     name = next((table.name for table in tables if table.oid == oid), None)
     there = rows.get(name) if name is not None else None
-    if there is None or there.state in _ELSEWHERE:
-        return name
-    # It may have a mirror of its own, or wait for a copy.
-    own = there.state is TableState.COPYING or (there.table is not None and there.table.oid == oid)
-    return None if own else name
+    # A mirror that stands there, or a copy that is to come, is not replaced.
+    return name if there is None or there.state is TableState.MOVED else None
 
 
 def read_untaken(layout: Layout, catalog: Catalog) -> Iterator[UntakenFacts]:

@@ -126,10 +126,9 @@ def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, sync_to: Callable
     request.at(lsn)
     points = ConsistentPoints(settings.layout)
     states = TableStates(settings.layout)
-    coming = (TableState.COPYING, TableState.MOVING)
     while not points.has(lsn):
         stored = states.all().values()
-        if stored and not any(row.state.readable or row.state in coming for row in stored):
+        if stored and not any(row.state.readable or row.state is TableState.COPYING for row in stored):
             raise LakeError("follows no table: all are set aside", thing=str(settings.lake), do="see `pgcdc status`")
         if sentinel.read(settings.layout).paused:
             raise sentinel.apply_paused(settings.layout)

@@ -76,8 +76,6 @@ class Leaf:
     listed: str = ""
     """Those of its table's :attr:`Table.publication_rows` that list it by itself; also empty in what earlier versions
     saved."""
-    replica_identity: ReplicaIdentity | None = None
-    """None in what earlier versions saved."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -165,11 +163,8 @@ class Table:
     updates_seen: bool = True
     """False if it is published for inserts (and truncate) only, for want of a usable replica identity."""
     key_constraint: int = 0
-    """OID of the primary key's constraint: another one means that the key was dropped and made anew. REINDEX keeps it.
-    0 where there is none, and in facts of the log."""
-    identity_rows: str = ""
-    """``oid:xmin`` of the pg_class rows of the table and its leaves: ALTER TABLE ... REPLICA IDENTITY writes them anew,
-    a new key does not. Empty in facts of the log."""
+    """OID of the primary key's constraint: another one means that the key was dropped and created again. REINDEX keeps
+    it. 0 where there is none, and in facts of the log."""
     pages: int = 0
     rows: int = 0
     """Estimates (relpages, reltuples), to size the pieces of a copy."""
@@ -277,7 +272,7 @@ class Table:
         # The fingerprints of relations in older logs were made without these.
         if self.lineage is None:
             del data["lineage"]
-        for name in ("via_root", "unpublished", "comments", "attnums_given", "key_constraint", "identity_rows"):
+        for name in ("via_root", "unpublished", "comments", "attnums_given", "key_constraint"):
             if not data[name]:
                 del data[name]
         return data
@@ -306,7 +301,7 @@ class Table:
         return replace(
             self, relfilenode=0, toast=0, traceless=False, leaves=(), via_root=False, unpublished=(), pages=0,
             rows=0, publication_rows="", schema_rows="", column_rows="", enum_labels=(), enum_rows="", composites=(),
-            attnums_given=0, key_constraint=0, identity_rows="", lineage=None, comments=(),
+            attnums_given=0, key_constraint=0, lineage=None, comments=(),
         )  # fmt: skip
 
 

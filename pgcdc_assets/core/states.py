@@ -7,7 +7,6 @@
 | catching_up | the copy, when its commit is made | yes | has a replay_lsn of its own, behind or ahead of the others |
 | streaming | the publisher, with the first consistent point that lists it | no | replay_lsn moves with the others |
 | set_aside | the transform or the watch of the catalog | yes | not followed exactly; its changes stay in the log |
-| moving | the flow, before a mirror begins to go on under the table's new name | yes | which mirror, in which version |
 | moved | the flow, when the mirror goes on under the table's new name | yes | what was published stays readable |
 """
 
@@ -22,7 +21,6 @@ class TableState(StrEnum):
     CATCHING_UP = "catching_up"
     STREAMING = "streaming"
     SET_ASIDE = "set_aside"
-    MOVING = "moving"
     MOVED = "moved"
 
     @property

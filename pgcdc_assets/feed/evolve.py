@@ -75,8 +75,6 @@ def _by_order(table: Table, found: Shape) -> Table | Refusal:
     shape = _at_root(table, found)
     if shape is None:
         return Refusal("its structure changed, and rows of a partition may be older or newer than that")
-    if table.multiset and shape.replica_identity != "f":
-        return Refusal(NOT_WHOLE)
     columns = aligned(table, shape)
     if columns is None:
         return Refusal("its columns changed in a way that its rows do not tell")
@@ -211,7 +209,11 @@ def _known(table: Table, shape: Shape, column: ShapeColumn) -> Column | None:
 def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: RelationFacts | None) -> Table | Refusal:
     relation = facts.table if facts else None
     columns = {column.name: column for column in relation.columns} if relation else {}
-    newest = table.highest_attnum
+    newest, leaf = table.highest_attnum, _numbered(table, shape)
+    if not table.key:
+        return Refusal(f"column {new[0].name!r} appeared, and the table has no key")
+    if leaf is None and _leaf(table, shape):
+        return Refusal(f"column {new[0].name!r} appeared in a partition whose columns are in another order")
     appeared: list[Column] = []
     for column in new:
         fact = columns.get(column.name)
@@ -219,15 +221,13 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
             return Refusal(f"column {column.name!r} appeared, and the catalog no longer tells how")
         if fact.missing is not None:
             return Refusal(f"column {column.name!r} was added with a default, which old rows have too")
-        if not _leaf(table, shape) and fact.attnum <= newest:
+        attnum = fact.attnum if leaf is None else leaf.at_root(fact.attnum)
+        if attnum <= newest:
             return Refusal(f"column {column.name!r} is published only now; what old rows hold in it is not known")
         if _rewritten(table, shape, relation):
             return Refusal(f"column {column.name!r} was added and the table rewritten: old rows may hold values in it")
         if _dropped_before(table, shape, relation, fact.attnum):
             return Refusal(f"column {column.name!r} appeared beside one that was dropped: the values may be of either")
-        leaf = _numbered(table, shape) if _leaf(table, shape) else None
-        attnum = fact.attnum if leaf is None else leaf.at_root(fact.attnum)
-        attnum = attnum if attnum > newest else newest + 1
         newest = attnum
         appeared.append(replace(fact, attnum=attnum))
     return replace(table, columns=(*table.columns, *appeared))
@@ -239,9 +239,6 @@ def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) ->
     if (leaf := _numbered(table, shape)) is not None:
         # The first that a column added since may have, less one: the last may have gone before the leaf was made.
         last = leaf.of_root(table.highest_attnum + 1) - 1
-    elif _leaf(table, shape):
-        known = [c.attnum for c in shape.columns if c.attnum is not None and _known(table, shape, c) is not None]
-        last = max(known, default=0)
     return bool(live) and any(number not in live for number in range(last + 1, attnum))
 
 

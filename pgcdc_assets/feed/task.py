@@ -47,7 +47,7 @@ from pgcdc_assets.feed.schema import (
 )
 from pgcdc_assets.log.segment import SegmentFile, read_slices
 from pgcdc_assets.protocol.layouts import RowKind
-from pgcdc_assets.protocol.text.typed import row_hash, typed, value_hash
+from pgcdc_assets.protocol.text.typed import row_hash, typed
 
 SLICE_BYTES = 8 << 20
 """Bytes of payload decoded at once; text, typed values and Parquet buffers take some ten times as much."""
@@ -300,9 +300,7 @@ def feed_rows(change: RowChanges, group: pa.Table, route: Route) -> pa.Table:
         data[LEAF] = pa.repeat(pa.scalar(str(route.leaf) if route.leaf else None, pa.string()), count)
     if table.multiset and columns:
         data[ROW] = pc.binary_join_element_wise(head["commit_lsn"].cast(pa.string()), ordinal.cast(pa.string()), ".")
-        names = [column.name for column in columns]
-        changed = table.columns_since is not None
-        data[HASH] = value_hash(done.values, done.raw, names, count) if changed else row_hash(texts, names, count)
+        data[HASH] = row_hash(texts, [column.name for column in columns], count)
     data |= {feed_name(column.name): array for column, array in zip(columns, done.values, strict=True)}
     schema = feed_schema(table)
     return pa.table({entry.name: data.get(entry.name, pa.nulls(count, entry.type)) for entry in schema}, schema=schema)

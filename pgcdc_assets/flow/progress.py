@@ -22,7 +22,7 @@ from pgcdc_assets.flow.listedtables import ListedTables
 from pgcdc_assets.flow.standing import Standings, TableProgress
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.points.states import Move, TableStates
+from pgcdc_assets.points.states import TableStates
 
 
 class TablesProgress:
@@ -158,16 +158,6 @@ class TablesProgress:
             version=entry.version if version is None else version,
         )
 
-    def rekeyed(self, now: Table, since: Lsn) -> Lsn:
-        """Note that the table has another key, at ``since`` at the latest; returns up to where changes may have been
-        made under the one of before, which is where this one was first seen. No point lists the table until it goes on
-        under it."""
-        entry = self[now.name]
-        if entry.rekeyed is None or entry.rekeyed[1] != now.key_constraint:
-            entry = self._tables[now.name] = replace(entry, rekeyed=(since, now.key_constraint))
-        assert entry.rekeyed is not None
-        return entry.rekeyed[0]
-
     def widening(self, name: TableName, columns: str, position: Callable[[], Lsn]) -> Lsn:
         """Note that the table has columns that came without a value, with the marks ``columns``
         (:attr:`Table.column_rows`); returns where it was first seen so, which is ``position`` if that is now. A row
@@ -181,18 +171,9 @@ class TablesProgress:
 
     @property
     def waits_for_look(self) -> bool:
-        """Whether a table has taken all that may have come under its mirror's key, or columns, and has others by
-        now."""
-        return any(not entry.reshaping and entry.replay_lsn >= seen
-                   for entry in self.followed() for seen in entry.seen_others)  # fmt: skip
-
-    def moving(self, entries: Iterable[TableProgress]) -> None:
-        """Note that the mirrors of these tables begin to go on under their new names, before any does: of two that swap
-        places, the first takes the other's."""
-        moves = [(entry, Move(entry.former, entry.version)) for entry in entries if entry.former is not None]
-        self.states.set_moving((entry.table, entry.replay_lsn, move) for entry, move in moves)
-        for entry, _ in moves:
-            self.reshaping(entry.table.name)
+        """Whether a table has taken all rows that may have come before its new columns, and its mirror lacks these."""
+        return any(not entry.reshaping and entry.widening is not None and entry.replay_lsn >= entry.widening[0]
+                   for entry in self.followed())  # fmt: skip
 
     def reshaping(self, name: TableName) -> None:
         """Note that the structure of a table's mirror is being changed."""
@@ -201,7 +182,7 @@ class TablesProgress:
     def reshaped(self, table: Table, version: int) -> bool:
         """Note that a mirror has another structure; returns whether its table is still followed. It is made durable
         before its state: the structure tells how the rows that follow are to be read."""
-        entry = replace(self[table.name], reshaping=False, rekeyed=None, widening=None)
+        entry = replace(self[table.name], reshaping=False, widening=None)
         self._tables[table.name] = entry
         if not entry.state.readable:
             return False
@@ -237,12 +218,11 @@ class TablesProgress:
         """Note that a followed table still is as its mirror has it, but for its files: from now on, others again are
         new files, whatever made these."""
         entry = self[name]
-        self._tables[name] = entry = replace(entry, rekeyed=None, widening=None)
+        self._tables[name] = entry = replace(entry, widening=None)
         stores = {leaf.oid: leaf for leaf in now.leaves}
         leaves = tuple(_as_seen(leaf, stores[leaf.oid]) for leaf in entry.table.leaves)
         table = replace(entry.table, relfilenode=now.relfilenode, toast=now.toast, leaves=leaves,
-                        column_rows=now.column_rows, key_constraint=now.key_constraint,
-                        identity_rows=now.identity_rows)  # fmt: skip
+                        column_rows=now.column_rows)  # fmt: skip
         if table != entry.table:
             self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
             self._tables[name] = replace(entry, table=table)
@@ -279,8 +259,7 @@ class TablesProgress:
         return lost
 
     def renamed_among(self, published: Iterable[Table]) -> None:
-        """Forget the entries under whose names other followed tables stand by now: tables that swapped names, or took
-        one that became free. :meth:`found` takes them in with the mirrors that they have."""
+        """Forget the entries whose names other followed tables have now. :meth:`found` takes these tables in."""
         oids = {entry.table.oid for entry in self.followed()}
         for table in published:
             entry = self._tables.get(table.name)
@@ -355,4 +334,4 @@ class TablesProgress:
 
 
 def _as_seen(leaf: Leaf, now: Leaf) -> Leaf:
-    return replace(leaf, relfilenode=now.relfilenode, toast=now.toast, replica_identity=now.replica_identity)
+    return replace(leaf, relfilenode=now.relfilenode, toast=now.toast)

@@ -18,11 +18,11 @@ from pgcdc_assets.flow.work import Work
 
 
 def rename(work: Work, entries: Sequence[TableProgress]) -> None:
-    """Begin to let the mirrors go on that stand under their tables' former names. A run that dies on the way leaves
-    what the next one needs for it."""
-    work.progress.moving(entries)
+    """Begin to let the mirrors go on that stand under their tables' former names. The former place stays as it is, so a
+    run that dies on the way is followed by one that begins again."""
     for entry in entries:
         assert entry.former is not None
+        work.progress.reshaping(entry.table.name)
         what = f"was called {entry.former}"
         work.observer.progress("watch", f"table {entry.table.name}: {what}, and its mirror goes on under the new name")
         work.reshapes.begin_rename(entry, entry.former, what)

@@ -21,22 +21,17 @@ def restructure(work: Work, entry: TableProgress, now: Table, since: Lsn, what: 
     """Follow a table to the structure that the catalog shows ``now``, which it had at ``since`` at the latest.
 
     ``what``: the change, in words. It is found by the catalog, or by a row that came under another structure. If the
-    mirror has the new structure already and such rows still cannot be read, the table is copied. Under another key it
-    goes on from the first row that came under that, or from where the catalog has shown it.
+    mirror has the new structure already and such rows still cannot be read, the table is copied.
     """
     if work.settings.schema_changes == "set_aside":
         work.progress.put_aside(now.name, since, what)
         return
-    met = now.name in work.restructured
     after = successor(entry.table, now, since)
     if isinstance(after, str):
         copy_by_itself(work, entry, now, since, f"{what} ({after})" if after not in what else what)
     elif entry.table.lineage is not None and alike(entry.table, now):
         copy_by_itself(work, entry, now, since, what)
-    elif met and entry.table.multiset and after.key:
-        # Rows that it did not tell apart may have come in that row's transaction.
-        copy_by_itself(work, entry, now, since, what)
-    elif after.key == entry.table.key or met or entry.replay_lsn >= work.progress.rekeyed(now, since):
+    else:
         work.progress.reshaping(after.name)
         settings = work.settings
         work.reshapes.begin(entry.table, after, what, keep_dropped=settings.dropped_columns == "keep",
@@ -49,9 +44,10 @@ def widen(work: Work, entry: TableProgress, now: Table, position: Callable[[], L
     Rows tell such columns by themselves, as long as the mirror is not known to have another structure. Where these
     would cost more than a commit, or a copy, they come with the first row. ``position``: of the source, now.
     """
-    if work.settings.schema_changes == "set_aside" or entry.table.multiset:
+    if work.settings.schema_changes == "set_aside":
         return
     if isinstance(successor(entry.table, now, entry.replay_lsn), str):
+        restructure(work, entry, now, position(), what)
         return
     seen = work.progress.widening(now.name, now.column_rows, position)
     if entry.replay_lsn >= seen:

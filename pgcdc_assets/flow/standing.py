@@ -11,7 +11,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.mirror.target import Generation, Target
-from pgcdc_assets.points.states import Move, StateRow, TableStates
+from pgcdc_assets.points.states import StateRow, TableStates
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,6 @@ class TableProgress:
     reshaping: bool = False
     """Its mirror's structure, or place, is being changed: nothing is applied to it, and no copy begins, before that has
     ended."""
-    rekeyed: tuple[Lsn, int] | None = None
-    """Set once the catalog has shown another key: up to where changes may have been made under the key of the mirror,
-    and the new one's constraint (:attr:`Table.key_constraint`)."""
     widening: tuple[Lsn, str] | None = None
     """Set once the catalog has shown columns that came without a value, and no row has brought them so far: from where
     on they were certainly there, and the marks of all columns then (:attr:`Table.column_rows`)."""
@@ -39,15 +36,10 @@ class TableProgress:
     """The name under which the mirror stands that is to go on as this table's, in place of a copy: in ``version``, at
     ``replay_lsn``."""
 
-    @property
-    def seen_others(self) -> list[Lsn]:
-        """Where a look has shown another key, or more columns, than the mirror has so far."""
-        return [seen[0] for seen in (self.rekeyed, self.widening) if seen is not None]
-
     def changes_after(self, lsn: Lsn) -> bool:
         """Whether the mirror's structure is, or is to be, one that the table may have got only above ``lsn``."""
         lineage = self.table.lineage
-        if self.reshaping or self.seen_others:
+        if self.reshaping or self.widening is not None:
             # Its columns may be others, too.
             return True
         return lineage is not None and lsn < lineage.since
@@ -91,8 +83,6 @@ class Standings:
     def _found(self, table: Table, row: StateRow | None) -> TableProgress:
         if (reason := self._target.refusal(table)) is not None:
             return TableProgress(table, TableState.SET_ASIDE, reason=reason, refused=True)
-        if row is not None and row.move is not None and _oid(row) == table.oid:
-            return self._moving(table, row, row.move)
         held = self._target.standing(table.name)
         if row is None or row.table is None or held is None or row.table.oid != table.oid:
             return TableProgress(table, TableState.WAITING)
@@ -112,14 +102,6 @@ class Standings:
             self.unlisted.add(table.name)
         return TableProgress(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason)
 
-    def _moving(self, table: Table, row: StateRow, move: Move) -> TableProgress:
-        """A table whose mirror was to go on here, in a run that did not live to note that it does. Whatever became of
-        the places meanwhile, that version of the former one is the table's."""
-        if row.table is None or row.lsn < self.log_begins:
-            return TableProgress(table, TableState.WAITING)
-        noted = replace(row.table, name=table.name)
-        return TableProgress(noted, TableState.WAITING, row.lsn, move.version, former=move.former)
-
     def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
         """The table as the mirror's rows have it: a run may have died right after changing the structure."""
         if held.followed is None or not _newer(held.followed, noted):
@@ -129,7 +111,11 @@ class Standings:
         return followed
 
     def _of_former(self, waiting: TableProgress, rows: Mapping[TableName, StateRow]) -> TableProgress:
-        """A table without a copy of its own, with the mirror that it has under a former name, if it was followed."""
+        """A table without a copy of its own, with the mirror that it has under a former name, if it was followed.
+
+        A mirror moves only to a name that is free. Where another table's mirror stands, as if two tables swapped their
+        names, the table is copied.
+        """
         name, oid = waiting.table.name, waiting.table.oid
         if name in rows and rows[name].state is TableState.COPYING and _oid(rows[name]) == oid:
             # Its copy was asked for, or begun.
@@ -137,12 +123,14 @@ class Standings:
         own = [row for row in rows.values() if _oid(row) == oid]
         there = [row for row in own if row.name != name]
         found = [self._found(replace(waiting.table, name=row.name), row) for row in there]
-        going_on = [entry for entry in found if entry.state.readable or entry.former is not None]
+        free = name not in rows or _oid(rows[name]) == oid or rows[name].state is TableState.MOVED
+        going_on = [entry for entry in found if entry.state.readable and free]
         if not going_on:
             return self._aside(waiting, max(own, key=lambda row: row.at)) if there else waiting
         held = max(going_on, key=lambda entry: entry.replay_lsn)
-        former = held.former or held.table.name
-        return replace(held, table=replace(held.table, name=name), state=TableState.WAITING, former=former)
+        return replace(
+            held, table=replace(held.table, name=name), state=TableState.WAITING, former=held.table.name
+        )  # fmt: skip
 
     def _aside(self, waiting: TableProgress, last: StateRow) -> TableProgress:
         """A table that was set aside under its last name stays so: another name is no word that it be copied."""

@@ -28,25 +28,14 @@ SCHEMA = pa.schema(
         ("lsn", pa.int64()),
         ("reason", pa.string()),
         ("shape", pa.string()),
-        ("former", pa.string()),
-        ("version", pa.int64()),
         AT,
     ]
 )
 
 
 @dataclass(frozen=True)
-class Move:
-    """The mirror that is to go on as another name's: in this version, which no later one of that place replaces."""
-
-    former: TableName
-    version: int
-
-
-@dataclass(frozen=True)
 class StateRow:
-    """``table``: the table's facts as the mirror has them. ``lsn``: that of the copy, where it was set aside, or where
-    the mirror that is to go on here stands. ``move``: of the state moving."""
+    """``table``: the table's facts as the mirror has them. ``lsn``: that of the copy, or where it was set aside."""
 
     name: TableName
     state: TableState
@@ -54,7 +43,6 @@ class StateRow:
     reason: str | None
     table: Table | None
     at: datetime
-    move: Move | None = None
 
 
 class TableStates:
@@ -86,10 +74,6 @@ class TableStates:
         """Set the state of several tables in one commit."""
         self._append([_stored(table, state, lsn, reason) for table in tables])
 
-    def set_moving(self, moves: Iterable[tuple[Table, Lsn, Move]]) -> None:
-        """Set the state moving for tables, with where their mirrors stand, in one commit."""
-        self._append([_stored(table, TableState.MOVING, lsn, None, move) for table, lsn, move in moves])
-
     def _append(self, rows: list[dict[str, Any]]) -> None:
         if rows:
             with self._writing:
@@ -104,7 +88,7 @@ class TableStates:
         return self._ledger.keep(lambda file: pc.is_in(file.rows(AT.name)[AT.name].combine_chunks(), value_set=kept))
 
 
-def _stored(table: Table, state: TableState, lsn: Lsn, reason: str | None, move: Move | None = None) -> dict[str, Any]:
+def _stored(table: Table, state: TableState, lsn: Lsn, reason: str | None) -> dict[str, Any]:
     return {
         "schema": table.name.schema,
         "name": table.name.name,
@@ -112,12 +96,9 @@ def _stored(table: Table, state: TableState, lsn: Lsn, reason: str | None, move:
         "lsn": int(lsn),
         "reason": reason,
         "shape": json.dumps(table.to_json()),
-        "former": None if move is None else str(move.former),
-        "version": None if move is None else move.version,
     }
 
 
 def _row(name: TableName, row: dict[str, Any]) -> StateRow:
     table = Table.from_json(json.loads(row["shape"])) if row["shape"] else None
-    move = None if row["former"] is None else Move(TableName.parse(row["former"]), row["version"])
-    return StateRow(name, TableState(row["state"]), Lsn(row["lsn"]), row["reason"], table, row["at"], move)
+    return StateRow(name, TableState(row["state"]), Lsn(row["lsn"]), row["reason"], table, row["at"])

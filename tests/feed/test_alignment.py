@@ -143,16 +143,6 @@ def test_the_key_of_a_message_is_what_it_flags() -> None:
     assert evolved(RENAMED, told, after=Lsn(1 << 40)) == RENAMED
 
 
-@pytest.mark.parametrize(("identity", "read"), [("f", True), ("d", False)])
-def test_rows_without_a_key_are_read_if_they_come_whole(identity: ReplicaIdentity, *, read: bool) -> None:
-    known = replace(RENAMED, key=(), identity_key=(), replica_identity="f")
-    plain = message(replace(TOLD_ID, key=False), of("a"), live=(1, 2))
-    told = replace(plain, replica_identity=identity, key_attnums=(), key=())
-    found = evolved(known, told, after=Lsn(1))
-    assert (found == known) is read
-    assert evolved(known, replace(told, key_attnums=(1,)), after=Lsn(1)) != known, "it had a key by then"
-
-
 def _parted(known: Table, numbering: tuple[tuple[int, int], ...] | None = ((1, 0),), since: int = 100) -> Table:
     assert known.lineage is not None
     lineage = replace(known.lineage, since=200, restructured=1, columns_since=since)

@@ -85,6 +85,8 @@ def test_a_multiset_needs_full() -> None:
     table = replace(TABLE, key=(), replica_identity="f")
     assert evolved(table, shape(ID, B, N, key=(), identity="f")) is table
     assert "FULL" in reason(evolved(table, shape(ID, B, N, key=())))
+    more = shape(ID, B, N, NEW, key=(), identity="f")
+    assert "no key" in reason(evolved(table, more, facts(Column(5, "c", TEXT)))), "it is copied"
 
 
 def test_a_relation_that_the_catalog_forgot_is_taken_by_name_and_type() -> None:
@@ -128,8 +130,7 @@ def test_a_leaf_is_compared_by_name() -> None:
     assert evolved(root, shape(*columns, oid=7, leaf=leaf)) is root
     told = RelationFacts(replace(TABLE, columns=(Column(4, "c", TEXT),), relfilenode=70, root=NAME))
     after = evolved(root, shape(*columns, replace(NEW, attnum=4), oid=7, leaf=leaf), told)
-    assert isinstance(after, Table)
-    assert added(root, after) == (Column(5, "c", TEXT),), "an attnum that no other column has"
+    assert "in another order" in reason(after)
 
 
 def test_a_column_that_appears_at_leaves_that_know_of_one_before_or_not() -> None:

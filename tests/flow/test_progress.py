@@ -236,45 +236,13 @@ def test_a_renamed_table_is_listed_from_where_its_name_was_seen(tmp_path: Path) 
         second.listed.naming.seen(Lsn(23))
 
 
-@pytest.mark.parametrize(("mirror", "at"), [(copied_at_10_applied_to_20, Lsn(20)), (copied_at_10, Lsn(10))])
-def test_tables_that_swapped_names_are_listed_from_where_they_were_seen(
-    tmp_path: Path, mirror: Callable[[Layout, Table], None], at: Lsn
-) -> None:
-    """Also where the run that noted it was killed before a point: the newest lists both names, each of the other. Of
-    one snapshot, nothing but the table tells them apart."""
-    layout = Layout.of(tmp_path)
-    first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), at, mirror)
-    swapped = replace(B, name=A.name), replace(A, name=B.name)
-    versions = {entry.table.oid: entry.version for entry in first}
-    for table, former in zip(swapped, (B, A), strict=True):
-        delta_target(layout, OWNER).rename(former.name, table, versions[table.oid], at)
-        first.states.set(table, TableState.CATCHING_UP, at)
-    before, catalog = first.points.newest(), Catalog(OWNER, "p", 180000, (*swapped, C))
-    assert before is not None
-    second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
-    assert [entry.replay_lsn for entry in second.followed()] == [at, at]
-    copied_mirror(layout, OWNER, C.name, at)
-    second.copied(C, at, 1)
-    for _ in range(2):
-        second.publish(at, RECORDED)
-        newest = second.points.newest()
-        assert newest is not None
-        assert newest.tables == {**before.tables, C.name: 1}, "there they are as they were"
-        second.listed.naming.seen(Lsn(23))
-    for table in (*swapped, C):
-        second.moved(table.name, Lsn(23))
-    assert second.publish(Lsn(23), RECORDED)
-    third = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
-    assert not third.listed.naming.asks
-
-
 def test_a_point_of_before_keeps_tables_whose_mirrors_are_to_go_on(tmp_path: Path) -> None:
     layout = Layout.of(tmp_path)
     before = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20)).points.newest()
     assert before is not None
-    catalog = Catalog(OWNER, "p", 180000, (replace(B, name=A.name), replace(A, name=B.name), C))
+    catalog = Catalog(OWNER, "p", 180000, (A, replace(B, name=TableName("public", "z")), C))
     second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
-    assert [entry.former for entry in second.renamed_tables()] == [B.name, A.name]
+    assert [entry.former for entry in second.renamed_tables()] == [B.name]
     copied_mirror(layout, OWNER, C.name, 20)
     second.copied(C, Lsn(20), 1)
     second.publish(Lsn(20), RECORDED)
@@ -420,25 +388,6 @@ def test_no_point_stands_above_the_log(progress: TablesProgress) -> None:
         progress.publish(Lsn(RECORDED + 1), RECORDED)
     assert progress.points.newest() is None
     assert progress.publish(Lsn(RECORDED + 1), Lsn(RECORDED + 1))
-
-
-def test_a_table_with_another_key_is_not_listed_before_it_goes_on_under_it(progress: TablesProgress) -> None:
-    """Its columns may have become others in the same transaction."""
-    progress.copying([A, B, C], Lsn(10))
-    for table in (A, B, C):
-        progress.copied(table, Lsn(10), 2)
-        progress.moved(table.name, Lsn(20))
-    assert progress.rekeyed(replace(B, key_constraint=7), Lsn(22)) == 22
-    keyed = replace(B, key_constraint=8)
-    assert progress.rekeyed(keyed, Lsn(25)) == 25, "that one went, and this is another"
-    assert progress.rekeyed(keyed, Lsn(30)) == 25, "from the first look on that showed it"
-    assert not progress.publish(Lsn(20), RECORDED)
-    assert _listed(progress) == {"a", "c"}
-    assert not progress.waits_for_look
-    progress.moved(B.name, Lsn(25))
-    assert progress.waits_for_look
-    assert progress.reshaped(replace(B, lineage=Lineage(1, 1, 20)), 2)
-    assert not progress.waits_for_look
 
 
 def test_a_table_with_more_columns_is_not_listed_before_its_mirror_has_them(progress: TablesProgress) -> None:

@@ -1,5 +1,5 @@
 """Partitioned tables whose columns change: their mirrors follow by their own rows, where leaves have their columns in
-the order of the root's, or rows are published as the root's."""
+the order of the root's."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ _CHANGES = {
     "longer": "ALTER TABLE {} ALTER x TYPE text",
 }
 _TABLES = {f"p_{change.replace(' ', '_')}": change for change in _CHANGES}
-"""With a key."""
-_UNKEYED = {name.replace("p_", "w_"): change for name, change in _TABLES.items()}
-_BY_NAME = _TABLES | _UNKEYED
-_ALL = ("public.t", *(f"public.{name}" for name in _BY_NAME))
+_ALL = ("public.t", *(f"public.{name}" for name in _TABLES))
 _WRITES = (
     "INSERT INTO {} (id, day, s) SELECT coalesce(max(id), 0) + 1, 1, 'new' FROM {}",
     "UPDATE {} SET s = s || '!' WHERE id % 7 = 0",
@@ -44,15 +41,13 @@ _WRITES = (
 """What any structure takes that has ``id``, ``day`` and ``s``; rows move between partitions."""
 
 
-def _make(name: str, *, keyed: bool) -> list[str]:
+def _make(name: str) -> list[str]:
     leaves = [f"CREATE TABLE {name}_{day} PARTITION OF {name} FOR VALUES IN ({day})" for day in (1, 2, 3)]
     return [
-        f"CREATE TABLE {name} (id int, day int, s text, n int, x varchar(20){', PRIMARY KEY (id, day)' * keyed})"
+        f"CREATE TABLE {name} (id int, day int, s text, n int, x varchar(20), PRIMARY KEY (id, day))"
         " PARTITION BY LIST (day)",
         *leaves,
-        *(f"ALTER TABLE {one} REPLICA IDENTITY FULL" for one in (name, *(f"{name}_{day}" for day in (1, 2, 3)))
-          if not keyed),
-        f"INSERT INTO {name} SELECT g / {1 if keyed else 2}, g % 3 + 1, 's', g % 4, 'x' || g % 3"
+        f"INSERT INTO {name} SELECT g, g % 3 + 1, 's', g % 4, 'x' || g % 3"
         " FROM generate_series(1, 40) g",
     ]  # fmt: skip
 
@@ -71,17 +66,10 @@ def rig(
     name = f"s_{database.name}"[:60]
     settings = Settings(source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, range_seconds=1)
     with rig_of(database, spark, settings) as rig:
-        for one in _BY_NAME:
-            rig.commit(*_make(one, keyed=one in _TABLES))
-        if via_root:
-            # Leaves may have any attnums then.
-            for one in _BY_NAME:
-                rig.commit(f"CREATE TABLE {one}_4 (x varchar(20), n int, s text, id int NOT NULL, day int NOT NULL)",
-                           f"ALTER TABLE {one}_4 REPLICA IDENTITY FULL",
-                           f"ALTER TABLE {one} ATTACH PARTITION {one}_4 FOR VALUES IN (4)",
-                           f"INSERT INTO {one} VALUES (500, 4, 's', 1, 'x'), (501, 4, 's', 1, 'x')")  # fmt: skip
+        for one in _TABLES:
+            rig.commit(*_make(one))
         root = f" WITH (publish_via_partition_root = {via_root})"
-        rig.commit(f"CREATE PUBLICATION {name} FOR TABLE t, {', '.join(_BY_NAME)}{root}")
+        rig.commit(f"CREATE PUBLICATION {name} FOR TABLE t, {', '.join(_TABLES)}{root}")
         rig.setup()
         rig.sync()
         rig.observer.copies.clear()
@@ -93,7 +81,7 @@ def _on(rig: Rig, name: str, *statements: str) -> None:
 
 
 def _each(rig: Rig, *statements: str) -> None:
-    for name in _BY_NAME:
+    for name in _TABLES:
         _on(rig, name, *statements)
 
 
@@ -105,31 +93,28 @@ def _assert_followed(rig: Rig, changes: int | None, *copied: str) -> None:
         assert [one.copied for one in rig.observer.structures] == [False] * changes, whys
 
 
-_WHOLE = pytest.mark.since(15, "whole old images of rows without a key, published via the root")
-
-
-@pytest.mark.parametrize("via_root", [False, pytest.param(True, marks=_WHOLE)], ids=["leaves", "via root"])
+@pytest.mark.parametrize("via_root", [False, True], ids=["leaves", "via root"])
 def test_rows_before_within_and_behind(rig: Rig, *, via_root: bool) -> None:
     before = Lake(rig.lake).at().lsn
     _each(rig, *_WRITES)
-    for name, change in _BY_NAME.items():
+    for name, change in _TABLES.items():
         _on(rig, name, *_WRITES[:3], _CHANGES[change], *_WRITES[2:])
     _each(rig, *_WRITES)
     rig.sync()
-    _assert_followed(rig, len(_BY_NAME))
+    _assert_followed(rig, len(_TABLES))
     _each(rig, *_WRITES)
-    for name in _BY_NAME:
+    for name in _TABLES:
         _on(rig, name, "ALTER TABLE {} ADD k2 int DEFAULT 3", _WRITES[1], "ALTER TABLE {} RENAME s TO s2")
         _on(rig, name, "UPDATE {} SET k2 = 5 WHERE id % 3 = 0", "ALTER TABLE {} RENAME s2 TO s")
     _each(rig, *_WRITES)
     rig.sync()
-    _assert_followed(rig, 2 * len(_BY_NAME))
+    _assert_followed(rig, 2 * len(_TABLES))
     assert "x" in Lake(rig.lake).at(before).arrow(TableName("public", "p_drop")).column_names
 
 
 def test_while_a_run_follows(rig: Rig) -> None:
     with following(rig) as run:
-        for name, change in _BY_NAME.items():
+        for name, change in _TABLES.items():
             _on(rig, name, *_WRITES[:3])
             _on(rig, name, _WRITES[1], _CHANGES[change], *_WRITES[2:])
             run.join(0.4)
@@ -209,45 +194,6 @@ def test_partitions_that_come_and_go_between_changes_of_columns(rig: Rig) -> Non
     _assert_followed(rig, None, "p_add")
 
 
-_OTHER_KEY = ("ALTER TABLE {} DROP CONSTRAINT {}_pkey", "ALTER TABLE {} ADD PRIMARY KEY (s, day)")
-_UNDER_IT = (
-    "UPDATE {} SET id = 7 WHERE id % 3 = 0", "INSERT INTO {} VALUES (7, 1, 'one'), (7, 2, 'two'), (7, 2, 'three')",
-    "UPDATE {} SET s = s || '?' WHERE id % 4 = 1", "UPDATE {} SET day = day % 3 + 1 WHERE s LIKE '%?'",
-    "DELETE FROM {} WHERE s = 'two'",
-)  # fmt: skip
-"""What the former key would take for fewer rows."""
-
-
-@pytest.mark.parametrize("via_root", [False, True], ids=["leaves", "via root"])
-def test_another_key(rig: Rig, *, via_root: bool) -> None:
-    """With rows before and behind, in one run or two, and back; a partition's old images were whole at the copy."""
-    rig.commit("ALTER TABLE p_add_1 REPLICA IDENTITY FULL")
-    rig.engine().sync(Bounds(), copy_anew=[TableName("public", "p_add")])
-    rig.observer.copies.clear()
-    rig.commit("ALTER TABLE p_add_1 REPLICA IDENTITY DEFAULT")
-    for name in ("p_add", "p_drop"):
-        _on(rig, name, *_WRITES, "UPDATE {} SET s = s || id")
-    rig.sync()
-    rig.observer.structures.clear()
-    _on(rig, "p_add", *_WRITES[3:], *_OTHER_KEY)
-    rig.sync()
-    _on(rig, "p_drop", *_WRITES[3:])
-    _on(rig, "p_drop", *_OTHER_KEY)
-    for name in ("p_add", "p_drop"):
-        _on(rig, name, *_UNDER_IT)
-    rig.sync()
-    # Via the root, the fourth partition's old images are whole, and tell no key.
-    copied = ("p_add", "p_drop") if via_root else ()
-    _assert_followed(rig, None, *copied)
-    for name in ("p_add", "p_drop"):
-        _on(rig, name, "DELETE FROM {} WHERE id = 7", _OTHER_KEY[0], "ALTER TABLE {} ADD PRIMARY KEY (id, day)")
-    rig.sync()
-    for name in ("p_add", "p_drop"):
-        _on(rig, name, *_WRITES)
-    rig.sync()
-    _assert_followed(rig, None, *copied, *copied)
-
-
 _COPIED = {
     "p_add": ("ALTER TABLE p_add ADD c int DEFAULT 1", "CREATE TABLE p_add_4 PARTITION OF p_add FOR VALUES IN (4)",
               "INSERT INTO p_add VALUES (900, 4, 's', 1, 'x', 2)"),
@@ -260,7 +206,6 @@ _COPIED = {
                "ALTER TABLE p_swap ATTACH PARTITION p_swap_3 FOR VALUES IN (3)"),
     "p_longer": ("ALTER TABLE p_longer ADD c int DEFAULT 1", "VACUUM FULL p_longer_2"),
     "p_made_anew": ("ALTER TABLE p_made_anew ALTER n TYPE bigint",),
-    "w_add": ("ALTER TABLE w_add ADD c int DEFAULT (random() * 9)::int",),
 }  # fmt: skip
 """Statements, each by itself."""
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
-from decimal import Decimal
-
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.catalog import Column, PgType
-from pgcdc_assets.protocol.text.typed import RAW_TYPE, row_hash, row_identities, typed, value_hash
+from pgcdc_assets.protocol.text.typed import row_hash, row_identities, typed
 
 NUMERIC = Column(1, "amount", PgType(1700, "numeric", (10 << 16 | 2) + 4))
 TEXT = Column(2, "Note", PgType(25, "text"))
@@ -78,50 +74,6 @@ def test_hash_never_changes() -> None:
     text = [pa.array(["1", None, "größe"]), pa.array(["2024-01-01", "x" * 100, None])]
     fixed = [4091292991121921067, -3614613800946456788, 7368843869587773030]
     assert row_hash(text, ["id", "day"], 3).to_pylist() == fixed
-
-
-_ALIKE: dict[str, list[object]] = {
-    "int": [1, 0, None], "bool": [True, False, None], "text": ["1", "", None], "float": [0.0, -0.0, 0.1, None],
-    "numeric": [Decimal("1.50"), Decimal("-1.50"), None], "bytea": [b"\xff", b"", b"\x00", None],
-    "date": [date(2024, 2, 29), date(1, 1, 1), None], "zoned": [datetime(2024, 1, 1, tzinfo=UTC), None],
-    "texts": [["a", "b"], ["a,b"], ["b", "a"], [None], [], ["a", None, "b"], None],
-}  # fmt: skip
-_KINDS = {"int": pa.int32(), "bool": pa.bool_(), "text": pa.string(), "float": pa.float64(),
-          "numeric": pa.decimal128(10, 2), "bytea": pa.binary(), "date": pa.date32(),
-          "zoned": pa.timestamp("us", "UTC"), "texts": pa.list_(pa.string())}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", sorted(_KINDS))
-def test_hash_of_values_tells_alike_ones_apart(kind: str) -> None:
-    """Wherever they lie, and whatever stands beside them."""
-    values = pa.array(_ALIKE[kind], _KINDS[kind])
-    found = value_hash([values], pa.nulls(len(values), RAW_TYPE), ["x"], len(values))
-    assert len(set(found.to_pylist())) == len(values)
-    more = pa.concat_arrays([values.slice(1), values])
-    wide = pa.nulls(len(more), pa.int64())
-    again = value_hash([wide, pa.chunked_array([more])], pa.nulls(len(more), RAW_TYPE), ["a", "x"], len(more))
-    assert again.to_pylist() == [*found.to_pylist()[1:], *found.to_pylist()]
-
-
-def test_hash_of_values_tells_texts_apart_that_fit_no_type() -> None:
-    raw = pa.array([[("x", "NaN")], [("x", "Infinity")], [("y", "NaN")], None], RAW_TYPE)
-    columns = [pa.nulls(4, pa.decimal128(10, 2)), pa.nulls(4, pa.date32())]
-    assert len(set(value_hash(columns, raw, ["x", "y"], 4).to_pylist())) == 4
-
-
-def test_hash_of_values_is_that_of_wider_types() -> None:
-    """A column that becomes wider in the mirror has the same values."""
-    for narrow, wide in ((pa.int16(), pa.int64()), (pa.decimal128(10, 2), pa.decimal128(20, 2))):
-        values = pa.array([1, -5, None], narrow)
-        both = [value_hash([one], pa.nulls(3, RAW_TYPE), ["x"], 3) for one in (values, values.cast(wide))]
-        assert both[0].equals(both[1])
-
-
-def test_hash_of_values_never_changes() -> None:
-    """Mirrors hold it, and the feed's rows are found by it."""
-    values = [pa.array(_ALIKE[kind][:2], _KINDS[kind]) for kind in sorted(_KINDS)]
-    fixed = [-223718421631261921, -7131934279410864669]
-    assert value_hash(values, pa.nulls(2, RAW_TYPE), sorted(_KINDS), 2).to_pylist() == fixed
 
 
 def test_identities_are_unlike_any_other() -> None:

@@ -48,9 +48,8 @@ def goes_on(now: Table, before: Table = T, since: int = 50) -> Table:
         table(ID, Column(2, "a", LONGER)),
         table(ID, Column(2, "a", TEXT)),
         table(ID, Column(2, "a", DOMAIN)),
-        replace(T, key=(2,)),
     ],
-    ids=["added", "renamed", "dropped", "made anew", "longer", "text", "domain", "other key"],
+    ids=["added", "renamed", "dropped", "dropped and added", "longer", "text", "domain"],
 )
 def test_followed_by_its_own_rows(now: Table) -> None:
     found = goes_on(now)
@@ -60,44 +59,17 @@ def test_followed_by_its_own_rows(now: Table) -> None:
     assert found.lineage.former == tuple(column for column in T.columns if column not in now.columns)
 
 
-OTHER = Column(2, "a", INT)
-MARKED = replace(table(ID, OTHER), key_constraint=7, identity_rows="1000:5")
-
-
-@pytest.mark.parametrize(
-    ("now", "anew"),
-    [
-        (replace(MARKED, key_constraint=8), False),
-        (replace(MARKED, key_constraint=8, identity_rows="1000:6"), True),
-        (replace(MARKED, key_constraint=8, replica_identity="f"), True),
-        (replace(MARKED, key_constraint=8, identity_rows="1000:6", key=(2,)), False),
-        (replace(MARKED, key_constraint=0, identity_rows="1000:6"), False),
-        (replace(MARKED, key_constraint=8, identity_rows="1000:6", columns=(replace(ID, type=BIGINT), OTHER)), False),
-    ],
-    ids=["at once", "written", "full", "another", "not told", "of another type"],
-)
-def test_a_key_that_was_made_anew_while_the_identity_may_have_been_full_has_the_table_copied(
-    now: Table, anew: bool
-) -> None:
-    assert (successor(MARKED, now, Lsn(50)) == "its key was dropped and made anew") is anew
-
-
-def test_columns_are_followed_before_a_key() -> None:
-    """Rows may have come under the new columns and the old key."""
-    columns = table(ID, A, Column(3, "c", BIGINT))
-    found = goes_on(replace(columns, key=(3,)))
-    assert replace(found, lineage=None) == columns
-    assert goes_on(replace(columns, key=(3,)), found).key == (3,)
-    assert isinstance(successor(T, replace(table(A, Column(3, "c", BIGINT)), key=(3,)), Lsn(50)), str), (
-        "the old is gone"
-    )
+@pytest.mark.parametrize("identity", ["d", "f"])
+def test_a_key_that_was_created_again_has_the_table_copied(identity: ReplicaIdentity) -> None:
+    before = replace(T, key_constraint=7, replica_identity=identity)
+    assert successor(before, replace(before, key_constraint=8), Lsn(50)) == "its key was dropped and created again"
 
 
 @pytest.mark.parametrize(
     ("now", "reason"),
     [
         (replace(T, relfilenode=6), "its rows were rewritten"),
-        (replace(T, key=(3,)), "its key changed"),
+        (replace(T, key=(2,)), "its key changed"),
         (replace(T, key=(2,), replica_identity="f"), "its key changed"),
         (replace(T, key=(2,), replica_identity="i"), "its key changed"),
         (replace(T, key=()), "its key changed"),
@@ -150,32 +122,15 @@ def test_the_names_of_every_structure_since_the_copy_are_kept() -> None:
 
 
 UNKEYED = replace(T, key=(), replica_identity="f")
+INSERTS = replace(T, key=(), updates_seen=False)
 
 
-@pytest.mark.parametrize(
-    "now",
-    [table(ID, A, Column(3, "c", INT, True, missing="5")), table(ID, Column(2, "b", VARCHAR)), table(ID),
-     table(ID, Column(3, "a", VARCHAR)), table(ID, Column(2, "a", TEXT))],
-    ids=["added", "renamed", "dropped", "made anew", "text"],
-)  # fmt: skip
-def test_rows_without_a_key_follow(now: Table) -> None:
-    found = goes_on(replace(now, key=(), replica_identity="f"), UNKEYED)
-    assert found.multiset
-    assert found.lineage is not None
-
-
-@pytest.mark.parametrize("identity", ["f", "d"])
-def test_rows_that_get_a_key_follow(identity: ReplicaIdentity) -> None:
-    found = goes_on(replace(T, replica_identity=identity), UNKEYED)
-    assert (found.key, found.multiset) == (T.key, False)
-
-
-@pytest.mark.parametrize(
-    "now", [replace(UNKEYED, replica_identity="d"), replace(UNKEYED, updates_seen=False),
-            replace(table(ID, A, Column(3, "c", INT, True, missing="5")), key=(3,))],
-)  # fmt: skip
-def test_rows_that_lose_their_identity_or_get_a_key_with_a_column_are_copied(now: Table) -> None:
-    assert successor(UNKEYED, now, Lsn(50)) == "its key changed"
+@pytest.mark.parametrize("before", [UNKEYED, INSERTS], ids=["whole rows", "inserts only"])
+def test_a_table_without_a_key_is_copied(before: Table) -> None:
+    more = table(ID, A, Column(3, "c", INT, True, missing="5"))
+    now = replace(before, columns=more.columns, column_rows=more.column_rows)
+    assert successor(before, now, Lsn(50)) == "it has no key"
+    assert successor(before, T, Lsn(50)) == "its key changed"
 
 
 def parted(table: Table, *leaves: Leaf) -> Table:
@@ -187,10 +142,10 @@ SAME = ((1, 0),)
 
 def leaf(
     oid: int, *, numbering: tuple[tuple[int, int], ...] | None = SAME, relfilenode: int = 5, attached: str = "1000:7",
-    name: str = "", identity: ReplicaIdentity | None = "d",
+    name: str = "",
 ) -> Leaf:  # fmt: skip
     title = TableName("public", name or f"t_{oid}")
-    return Leaf(oid, title, relfilenode, 0, attached, numbering=numbering, replica_identity=identity)
+    return Leaf(oid, title, relfilenode, 0, attached, numbering=numbering)
 
 
 P, MORE = parted(T, leaf(1), leaf(2)), table(ID, A, Column(3, "c", INT, True, missing="5"))
@@ -212,10 +167,6 @@ def test_partitions_follow() -> None:
     assert Table.from_json(found.to_json()) == found
 
 
-def test_another_key_of_partitions_follows() -> None:
-    assert goes_on(replace(P, key=(2,)), P).key == (2,)
-
-
 @pytest.mark.parametrize(
     ("before", "now", "reason"),
     [
@@ -231,9 +182,7 @@ def test_another_key_of_partitions_follows() -> None:
         ),
         (parted(T, leaf(1), leaf(2, numbering=None)), parted(MORE, leaf(1), leaf(2)), "its partition public.t_2"),
         (P, parted(MORE, leaf(1), leaf(2, numbering=((1, 0), (2, 1)))), "its partition public.t_2"),
-        (parted(T, leaf(1), leaf(2, identity="f")), replace(P, key=(2,)), "its key changed"),
-        (P, replace(parted(T, leaf(1), leaf(2, identity="i")), key=(2,)), "its key changed"),
-        (parted(T, leaf(1, identity=None), leaf(2)), replace(P, key=(2,)), "its key changed"),
+        (P, replace(P, key=(2,)), "its key changed"),
         (P, replace(P, via_root=True), "it is partitioned or published in another way now"),
     ],
 )
@@ -241,13 +190,6 @@ def test_partitions_that_are_copied(before: Table, now: Table, reason: str) -> N
     found = successor(before, now, Lsn(50))
     assert isinstance(found, str)
     assert reason in found
-
-
-def test_via_the_root_rows_are_the_roots() -> None:
-    before, now = (
-        replace(parted(table, leaf(1), leaf(2, numbering=None)), via_root=True) for table in (T, MORE)
-    )  # fmt: skip
-    assert goes_on(now, before).columns == MORE.columns
 
 
 def test_a_partition_that_was_made_after_a_column_went() -> None:

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from pgcdc_assets.core.catalog import Column
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.delta.datafile import DataFile, FileReport
-from pgcdc_assets.feed.schema import HASH, RAW
+from pgcdc_assets.feed.schema import RAW
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, gathered
 from pgcdc_assets.mirror.net.keyed import map_keys, raw_maps, raw_texts
-from pgcdc_assets.protocol.text.typed import typed, value_hash
+from pgcdc_assets.protocol.text.typed import typed
 from pgcdc_assets.store import storage
 
 
@@ -54,8 +54,6 @@ class Projection:
     """The columns as the new files name them."""
     raw_names: Mapping[str, str | None] = field(default_factory=dict)
     """Names that change in ``_pgcdc_raw``; None for those of columns that go."""
-    hashed: bool = False
-    """The rows are those of a multiset, and told apart by what they hold under the new columns."""
 
 
 def project(work: Projection) -> FileReport | None:
@@ -92,10 +90,6 @@ def _projected(work: Projection, group: RowGroup) -> pa.Table:
     names = [column.name for column in work.columns]
     place = names.index(RAW)
     found[place] = _raw(found[place], work.raw_names, misfits)
-    if work.hashed:
-        own = [at for at, column in enumerate(work.columns) if column.column is not None]
-        hashes = value_hash([found[at] for at in own], found[place], [names[at] for at in own], rows.num_rows)
-        found[names.index(HASH)] = hashes
     return pa.table(found, names=names)
 
 

@@ -3,8 +3,7 @@
 One commit brings the columns, the rows under these columns, and the table as the mirror now has it
 (:data:`STRUCTURE`): whoever finds the mirror after a crash knows which structure its rows are in. Its position stays.
 Where no row gets another value, the commit changes the columns alone. It does so too, if that is wanted, where columns
-only change their names, go, or get a wider type: the files stay, and fewer readers can read the mirror. The rows of a
-multiset are written anew in any case, because the hash by which they are found is one of their columns.
+only change their names, go, or get a wider type: the files stay, and fewer readers can read the mirror.
 """
 
 from __future__ import annotations
@@ -86,8 +85,6 @@ def _reshaped(
     stay = {leaf.oid for leaf in after.leaves}
     if gone := [leaf for leaf in before.leaves if leaf.oid not in stay]:
         version = without_leaves(spark, mirror, delta, before, gone, structure)
-    elif after.multiset and before.structure != after.structure:
-        version = _with_rows(spark, mirror, delta, columns, structure, hashed=True)
     elif _same_rows(delta, columns) and not (needs_column_mapping([c.name for c in columns]) and not mirror.mapped):
         version = _with_more(delta, columns, structure)
     elif by_metadata and _same_values(mirror, delta, columns):
@@ -180,8 +177,7 @@ def _with_names(
 
 
 def _with_rows(
-    spark: SparkOnDemand, mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str],
-    *, hashed: bool = False,
+    spark: SparkOnDemand, mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]
 ) -> int:  # fmt: skip
     schema = _schema(columns)
     highest = int(delta.configuration.get(HIGHEST, 0))
@@ -190,8 +186,7 @@ def _with_rows(
     wanted = Columns.of(schema, mapped=mapped, highest=highest).commented_as(stated(delta.metadata), sources)
     held = _held(delta)
     source = MergeTarget(mirror.path, physical(held, delta.schema), tuple(held.names))
-    work = Projection(source, tuple(columns), physical(schema, wanted.schema), _raw_names(held, columns),
-                      hashed)  # fmt: skip
+    work = Projection(source, tuple(columns), physical(schema, wanted.schema), _raw_names(held, columns))
     reports = _projected(spark, work, delta.files) if delta.files else []
     left = sum((file.rows or 0) - file.deleted for file in delta.files)
     if sum(report.rows for report in reports) != left:

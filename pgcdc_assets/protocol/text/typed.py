@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgcdc_assets.core.arrays import Ints, Words, list_texts, mixed, whole
+from pgcdc_assets.core.arrays import Ints, Words, mixed, whole
 from pgcdc_assets.core.catalog import PgType
 from pgcdc_assets.protocol.text.slices import laid_out
 from pgcdc_assets.protocol.text.types import cast
@@ -85,35 +85,6 @@ def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], r
         hashed = mixed(_text_hash(column) ^ _UNSIGNED(seed))
         total += np.where(np.asarray(column.is_valid()), hashed, _UNSIGNED(0))
     return pa.array(total.view(np.int64))
-
-
-def value_hash(
-    values: Sequence[pa.Array | pa.ChunkedArray], raw: pa.Array | pa.ChunkedArray, names: Sequence[str], rows: int
-) -> pa.Array:
-    """As :func:`row_hash`, but of typed values and the texts in ``_pgcdc_raw``: what a mirror's rows have themselves.
-
-    A multiset whose structure has changed has this one: its rows are hashed anew under their new columns, and those
-    of its feed are hashed in the same way. Stored in mirrors, so it must never change.
-    """
-    texts = [_plain_text(whole(array)) for array in values]
-    if raw.null_count < rows:
-        unfit = (whole(pc.map_lookup(raw, pa.scalar(name), "first")) for name in names)
-        texts = [pc.coalesce(text, kept) for text, kept in zip(texts, unfit, strict=True)]
-    return row_hash(texts, names, rows)
-
-
-def _plain_text(values: pa.Array) -> pa.StringArray:
-    """A text per value, NULL for NULL: two are the same exactly if their values are. No zone's names are needed."""
-    kind = values.type
-    if pa.types.is_list(kind):
-        elements = values.flatten()
-        hashes = row_hash([_plain_text(elements)], ["element"], len(elements))
-        return list_texts(values, hashes.cast(pa.string()))
-    if pa.types.is_binary(kind):
-        return values.view(pa.string())
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return values.view(pa.int64() if pa.types.is_timestamp(kind) else pa.int32()).cast(pa.string())
-    return values.cast(pa.string())
 
 
 def _text_hash(text: pa.StringArray) -> Words:

@@ -120,7 +120,6 @@ class Assembly:
             row_filter=entry.row_filter if entry else None,
             updates_seen=seen,
             key_constraint=self.keys.get(relation.oid, 0),
-            identity_rows=self._identity_rows([relation, *storage]),
             pages=relation.pages + sum(leaf.pages for leaf in storage),
             rows=relation.rows if not storage else sum(leaf.rows for leaf in storage),
             toast=relation.toast,
@@ -135,11 +134,6 @@ class Assembly:
             comments=self._comments(relation, columns),
         )
 
-    def _identity_rows(self, relations: Iterable[CatalogRelation]) -> str:
-        if self.rows is None:
-            return ""
-        return " ".join(f"{oid}:{xmin}" for oid, xmin in sorted({(one.oid, one.xmin) for one in relations}))
-
     def _comments(self, relation: CatalogRelation, columns: Sequence[Column]) -> Comments:
         """Those of the table and of the columns that are published."""
         published = {0, *(column.attnum for column in columns)}
@@ -152,7 +146,6 @@ class Assembly:
         return Leaf(
             leaf.oid, leaf.name, leaf.relfilenode, leaf.toast, self.attached.get(leaf.oid, ""), leaf.unlogged,
             sender == root.oid or self._traceless(leaf), leaf.numbering_in(root), self._listed(leaf),
-            leaf.replica_identity,
         )  # fmt: skip
 
     def _listed(self, leaf: CatalogRelation) -> str:

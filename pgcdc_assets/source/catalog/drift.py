@@ -217,20 +217,19 @@ def _key(before: Table, now: Table) -> Iterator[Drift]:
     if before.updates_seen != now.updates_seen:
         what = "its updates and deletes are seen now" if now.updates_seen else "its updates are not seen any more"
         yield Drift(before.name, DriftKind.KEY, Remedy.COPY if now.updates_seen else Remedy.SET_ASIDE, what)
-    elif (before.key, before.multiset) != (now.key, now.multiset):
-        yield Drift(before.name, DriftKind.KEY, Remedy.SET_ASIDE, "its key changed")
-    elif key_made_anew(before, now):
-        yield Drift(before.name, DriftKind.KEY, Remedy.SET_ASIDE, "its key was dropped and made anew")
+    elif (reason := key_changed(before, now)) is not None:
+        yield Drift(before.name, DriftKind.KEY, Remedy.SET_ASIDE, reason)
 
 
-def key_made_anew(before: Table, now: Table) -> bool:
-    """Whether nothing may have told rows apart for a while. Only if the identity was FULL then, as it is now, was
-    before, or may have been between: with any other, PostgreSQL refuses updates and deletes without a key. Another type
-    of a key's column makes the constraint anew at once, and writes both rows of the catalog."""
-    was, is_ = before.key_constraint, now.key_constraint
-    if before.key != now.key or not (before.key and was and is_) or was == is_:
-        return False
-    identities = {store.replica_identity for table in (before, now) for store in _stores(table).values()}
-    columns = zip(before.key_columns, now.key_columns, strict=False)
-    retyped = any(_changed(column.type, other.type) for column, other in columns)
-    return "f" in identities or (not retyped and _altered_marks(before.identity_rows, now.identity_rows))
+def key_changed(before: Table, now: Table) -> str | None:
+    """How the key differs; None if it is the same one.
+
+    A primary key that was dropped and created again has a constraint with another OID (REINDEX CONCURRENTLY keeps it).
+    In between, nothing kept rows with equal keys out: under REPLICA IDENTITY FULL such rows are changed and deleted,
+    and the stream does not say which of them is meant.
+    """
+    if (before.updates_seen, before.key, before.multiset) != (now.updates_seen, now.key, now.multiset):
+        return "its key changed"
+    if before.key and before.key_constraint != now.key_constraint:
+        return "its key was dropped and created again"
+    return None

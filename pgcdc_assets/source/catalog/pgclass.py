@@ -22,7 +22,7 @@ _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
        c.relfilenode, c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
        CASE WHEN c.relispartition THEN nullif(pg_catalog.pg_partition_root(c.oid)::oid, c.oid) END,
-       c.relpersistence = 'u', c.relnatts, c.xmin::text
+       c.relpersistence = 'u', c.relnatts
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY(%s)
 """
@@ -75,7 +75,6 @@ class CatalogRelation:
     column_rows: str
     attnums_given: int
     """As of :attr:`Table.attnums_given`."""
-    xmin: str
 
     @property
     def partitioned(self) -> bool:
@@ -118,9 +117,9 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
         oid: CatalogRelation(
             oid, TableName(schema, name), kind, replident, filenode or 0, toast, pages, rows, root, unlogged,
             tuple(columns[oid]), RowIdentity.of(replident, indexes[oid]), " ".join(marks[oid]),
-            given, xmin,
+            given,
         )
-        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root, unlogged, given, xmin in heads
+        for oid, schema, name, kind, replident, filenode, toast, pages, rows, root, unlogged, given in heads
     }  # fmt: skip
 
 

@@ -5,21 +5,20 @@ Pure. A mirror's rows can follow where the source's catalog proves what each of 
 - a column is the same one if it has the same attnum, whatever its name is;
 - a column that was added without a rewrite has in all older rows the one value of ``attmissingval`` (none: NULL);
 - a relfilenode that is still the same proves that PostgreSQL rewrote nothing;
-- partitions have their root's columns at any time, and get others together with it (:attr:`Leaf.numbering`);
-- another key tells the same rows apart, from the first change on that was made under it;
-- one that came tells all rows apart, from where the catalog showed it: until then whole rows are counted.
+- partitions have their root's columns at any time, and get others together with it (:attr:`Leaf.numbering`).
 
-Rows without a key follow as those with one do: what a multiset counts are the rows under the columns that they have.
+A table without a key, one whose key is another one now, and one with a partition whose columns are in another order
+than the root's are copied again: that is right whatever was done to them.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
+from pgcdc_assets.core.catalog import Column, Leaf, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.protocol.text.widening import keeps_text
-from pgcdc_assets.source.catalog.drift import key_made_anew
+from pgcdc_assets.source.catalog.drift import key_changed
 
 
 def successor(before: Table, now: Table, since: Lsn) -> Table | str:
@@ -27,11 +26,6 @@ def successor(before: Table, now: Table, since: Lsn) -> Table | str:
 
     ``before``: as the mirror has it. ``now``: as the catalog shows it, which the source did at ``since`` at the latest.
     """
-    if key_made_anew(before, now):
-        return "its key was dropped and made anew"
-    if before.key != now.key and _columns(before) != _columns(now) and before.key and _held(now) >= set(before.key):
-        # One after the other: rows may have come under the new columns and the old key.
-        now = replace(now, key=before.key)
     reason = _beyond_following(before, now)
     if reason is not None:
         return reason
@@ -75,15 +69,6 @@ def _as_known(before: Table, now: Table) -> tuple[Leaf, ...]:
     return tuple(known.get(leaf.oid, leaf) for leaf in now.leaves)
 
 
-def _held(table: Table) -> set[int]:
-    """The attnums of the table's columns."""
-    return {column.attnum for column in table.columns}
-
-
-def _columns(table: Table) -> list[tuple[int, str, PgType]]:
-    return [(column.attnum, column.name, column.type) for column in table.columns]
-
-
 def _with_missing(before: Table, now: Table) -> tuple[Column, ...]:
     """The columns with the values of older rows as they were first seen: VACUUM FULL writes them into the rows, and
     PostgreSQL forgets them. Rows of before are still in the log."""
@@ -103,8 +88,10 @@ def _as_before(column: Column, now: Column | None) -> bool:
 def _beyond_following(before: Table, now: Table) -> str | None:
     if before.root or now.root or (before.partitioned, before.via_root) != (now.partitioned, now.via_root):
         return "it is partitioned or published in another way now"
-    if before.updates_seen != now.updates_seen or not _keyed(before, now):
-        return "its key changed"
+    if (reason := key_changed(before, now)) is not None:
+        return reason
+    if not before.key:
+        return "it has no key"
     if now.partitioned and (reason := _of_partitions(before, now)) is not None:
         return reason
     if before.relfilenode != now.relfilenode:
@@ -123,7 +110,7 @@ def _of_partitions(before: Table, now: Table) -> str | None:
     if any(was[oid].relfilenode != is_[oid].relfilenode for oid in is_):
         return "its rows were rewritten"
     odd = next((leaf for oid, leaf in is_.items() if not _as_numbered(was[oid], leaf, now)), None)
-    if odd is not None and not now.via_root:
+    if odd is not None:
         return f"its structure changed, and its partition {odd.name} has its columns in another order"
     return None
 
@@ -132,19 +119,6 @@ def _as_numbered(was: Leaf, is_: Leaf, now: Table) -> bool:
     """Whether the table's columns have the attnums at the leaf that its earlier numbering gives them."""
     known = was.numbering is not None and is_.numbering is not None
     return known and all(was.of_root(attnum) == is_.of_root(attnum) for attnum in now.live)
-
-
-def _keyed(before: Table, now: Table) -> bool:
-    """Whether the mirror has the columns of the key that the table has now, if it is another one than before, and the
-    messages themselves tell under which of the two their rows came (:attr:`Shape.told_key`)."""
-    if before.key == now.key:
-        return before.multiset == now.multiset
-    if before.multiset:
-        # PostgreSQL has seen that it tells all rows apart.
-        return _columns(before) == _columns(now) and _held(before) >= set(now.key)
-    leaves = (leaf.replica_identity for table in (before, now) for leaf in table.leaves)
-    told = {before.replica_identity, now.replica_identity, *leaves} == {"d"}
-    return told and bool(before.key and now.key) and _held(before) >= set(now.key)
 
 
 def _of_columns(before: Table, now: Table) -> str | None:
