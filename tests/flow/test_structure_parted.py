@@ -132,22 +132,12 @@ def test_rows_that_come_before_anybody_looks(rig: Rig) -> None:
     try:
         rig.commit("UPDATE t SET v = 'begun' WHERE id = 1")
         run.join(3)
-        for name in ("p_made_anew", "w_made_anew"):
-            _on(rig, name, _CHANGES["made anew"])
-            _on(
-                rig,
-                name,
-                "UPDATE {} SET n = 70 + id WHERE id % 4 = 0",
-                "INSERT INTO {} (id, day, n) VALUES (700, 1, 7)",
-            )
-        for name in ("p_swap", "w_swap"):
-            _on(rig, name, "ALTER TABLE {} ALTER x TYPE text", _CHANGES["swap"])
-            _on(
-                rig,
-                name,
-                "UPDATE {} SET s = 'in s' WHERE id % 4 = 0",
-                "INSERT INTO {} (id, day, x) VALUES (700, 1, 'in x')",
-            )
+        _on(rig, "p_made_anew", _CHANGES["made anew"])
+        _on(rig, "p_made_anew", "UPDATE {} SET n = 70 + id WHERE id % 4 = 0",
+            "INSERT INTO {} (id, day, n) VALUES (700, 1, 7)")  # fmt: skip
+        _on(rig, "p_swap", "ALTER TABLE {} ALTER x TYPE text", _CHANGES["swap"])
+        _on(rig, "p_swap", "UPDATE {} SET s = 'in s' WHERE id % 4 = 0",
+            "INSERT INTO {} (id, day, x) VALUES (700, 1, 'in x')")  # fmt: skip
         run.join(8)
     finally:
         bounds.stop.set()
