@@ -104,8 +104,10 @@ def migrations(version: int) -> list[Migration]:
 def on_other_bases(version: int) -> list[Migration]:
     """Those of columns, on partitioned tables and on tables without a key."""
     found = [*_columns(), *_names(), *_drops(), *_types(), *_mixed()]
-    return [replace(one, base=base) for one in found if one.since <= version and one.what != "rename the key"
-            for base in (Base.PARTED, Base.UNKEYED)]  # fmt: skip
+    chosen = [one for one in found if one.since <= version and one.what != "rename the key"]
+    # A table without a key is copied again at each change of its columns.
+    return [*(replace(one, base=Base.PARTED) for one in chosen),
+            *(replace(one, base=Base.UNKEYED, result=Result.COPIED, late=None) for one in chosen)]  # fmt: skip
 
 
 def _columns() -> Iterator[Migration]:
