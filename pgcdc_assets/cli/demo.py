@@ -31,9 +31,11 @@ RATE = 50.0
 LONGEST_SECONDS = 60
 _FOLLOW_SECONDS = 165
 """Seconds for the start of the JVM, copy, live changes and proof: with what comes before, the demo stays under three
-minutes."""
+minutes on a machine that does nothing else."""
 _PROOF_SECONDS = 60
 """Seconds kept for the proof: if the copy takes long, live changes are followed for less."""
+_END_SECONDS = 900
+"""Seconds after which the sync ends although the proof has not: a busy machine must not fail the demo."""
 
 
 @click.command()
@@ -67,7 +69,7 @@ def demo(seconds: int, rate: float, lake: str | None, ui: bool) -> int:
     _print(show, proof, folder, settings.layout.root)
     if ui:
         _leave_open(settings)
-    return 0 if proof.ok else 1
+    return proof.exit_code
 
 
 def fresh_folder(lake: str | None) -> Path:
@@ -117,7 +119,7 @@ class Show:
             thread.start()
         try:
             with self._progress.shown("follow"):
-                run_sync(self._progress, command="demo", follow=True, max_seconds=_FOLLOW_SECONDS)
+                run_sync(self._progress, command="demo", follow=True, max_seconds=_END_SECONDS)
         finally:
             self._progress.stop.set()
             generator.stop()
@@ -154,13 +156,13 @@ class Show:
             stop.set()
 
 
-def _too_late(lsn: Lsn) -> None:
+def _too_late(lsn: Lsn, max_seconds: float | None = None, /) -> None:
     do = "try again on a less busy machine"
     raise LakeError("the sync ended before the mirrors were brought there", lsn=lsn, do=do)
 
 
 def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> None:
-    from pgcdc_assets.cli.status_verify import print_report
+    from pgcdc_assets.cli.status_verify import in_a_sentence, print_report
 
     print_report(proof)
     report = show.report
@@ -169,7 +171,7 @@ def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> Non
             f"{len(report.copied)} tables copied, {report.transactions} transactions and {report.rows} rows followed "
             f"in {report.seconds:.0f} s; the generator committed {show.transactions}"
         )
-    click.echo("all tables are equal" if proof.ok else "tables differ")
+    click.echo(in_a_sentence(proof))
     where = folder if root.scheme == LOCAL else f"{root} and {folder}"
     click.echo(f"pgcdc: lake and Dagster's runs stay in {where}; see them with: cd {folder} && pgcdc up", err=True)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -13,18 +12,18 @@ from pgcdc_assets.cli.lines import say, visible
 from pgcdc_assets.savedcatalog import load_catalog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pgcdc_assets.checks.status import Status
-    from pgcdc_assets.checks.verify import ComparisonPoint, TableReport, VerifyReport
+    from pgcdc_assets.checks.verify import TableReport, VerifyReport
     from pgcdc_assets.cli.console import ConsoleProgress
+    from pgcdc_assets.core.catalog import Catalog
     from pgcdc_assets.core.lsn import Lsn
     from pgcdc_assets.core.names import TableName
-    from pgcdc_assets.flow.hold import HoldRequest
+    from pgcdc_assets.flow.boundary import SyncTo
     from pgcdc_assets.log.receive.announce import Announcement
     from pgcdc_assets.settings import Settings
 
-_POLL_SECONDS = 0.2
+_LSN_WIDTH = 17
+"""Characters of the longest LSN, ``FFFFFFFF/FFFFFFFF``."""
 
 
 @click.command()
@@ -46,7 +45,10 @@ def status(as_json: bool) -> int:
 @click.argument("tables", nargs=-1, type=TableType(), metavar="[TABLE]...")
 @as_json
 def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
-    """Compare source and mirrors, every row and value, at one LSN, while writes go on."""
+    """Compare source and mirrors, every row and value, at one LSN, while writes go on.
+
+    Ends with 1 if a table differs or cannot be read, and with 3 if none differs but some could not be compared.
+    """
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.cli.jobs import run_sync
     from pgcdc_assets.project import started_source
@@ -55,19 +57,17 @@ def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
     settings = Settings.load()
     conninfo = started_source(settings)
     progress = ConsoleProgress()
+
+    def sync_to(lsn: Lsn, max_seconds: float | None = None, /) -> None:
+        run_sync(progress, command="verify", until=str(lsn), max_seconds=max_seconds)
+
     with progress.shown("verify"):
-        report = verified(
-            settings,
-            conninfo,
-            tables or None,
-            progress,
-            lambda lsn: run_sync(progress, command="verify", until=str(lsn)),
-        )
+        report = verified(settings, conninfo, tables or None, progress, sync_to)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
     else:
         print_report(report)
-    return 0 if report.ok else 1
+    return report.exit_code
 
 
 def verified(
@@ -75,84 +75,53 @@ def verified(
     conninfo: str,
     tables: tuple[TableName, ...] | None,
     progress: ConsoleProgress,
-    sync_to: Callable[[Lsn], None],
+    sync_to: SyncTo,
 ) -> VerifyReport:
-    """Verify. Whoever writes to the lake makes a boundary at the snapshot's LSN; if nobody writes, ``sync_to`` is
-    called."""
-    from pgcdc_assets.checks.source_facts import renamed
+    """Verify. A running sync makes the boundary at the snapshot's LSN; if none is running, ``sync_to`` is called."""
     from pgcdc_assets.checks.verify import verify
     from pgcdc_assets.errors import SetupNeeded
-    from pgcdc_assets.flow import hold, lock
+    from pgcdc_assets.flow.boundary import Boundary
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.source.connect.connection import connect
-    from pgcdc_assets.source.positions import flush_lsn
     from pgcdc_assets.source.slot.slotstatus import usable_slot
 
-    catalog = load_catalog(CATALOG_FILE)
-    if catalog is None:
-        raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
+    def catalog() -> Catalog:
+        if (found := load_catalog(CATALOG_FILE)) is None:
+            raise SetupNeeded("there is no saved catalog", thing=str(CATALOG_FILE))
+        return found
+
     with connect(conninfo) as conn:
-        usable_slot(conn, catalog.identity.slot, two_phase=settings.two_phase)
-        unseen, now = renamed(conn, catalog.tables), flush_lsn(conn)
-    if unseen and lock.holder(settings.layout) is None:
-        # Their mirrors go on under the new names first, and are compared under these.
-        sync_to(now)
-        catalog = load_catalog(CATALOG_FILE) or catalog
+        usable_slot(conn, catalog().identity.slot, two_phase=settings.two_phase)
+    boundary = Boundary(settings, conninfo, sync_to, progress.waiting)
+    boundary.prepare()
 
     def told(report: TableReport) -> None:
-        said = "equal" if report.equal else "not known to be equal" if report.explained else "NOT equal"
-        progress.note(f"verify: {report.table}: {said}, {report.source_rows:,} rows")
+        said = f"{report.source_rows:,} rows" if report.compared else report.reason
+        progress.note(f"verify: {report.table}: {_WORDS[report.verdict]}, {said}")
 
-    with hold.placed(settings.layout) as request:
-        return verify(
-            settings,
-            catalog,
-            tables,
-            lambda lsn: _reach(lsn, settings, request, sync_to),
-            conninfo=conninfo,
-            on_table=told,
-            on_wait=progress.waiting,
-        )
+    # The catalog is read again, because a sync follows tables to their new names.
+    return verify(settings, catalog(), tables, boundary.reach, conninfo=conninfo, snapshot=boundary.snapshot,
+                  on_table=told)  # fmt: skip
 
 
-def _reach(lsn: Lsn, settings: Settings, request: HoldRequest, sync_to: Callable[[Lsn], None]) -> ComparisonPoint:
-    """The consistent point at exactly ``lsn``."""
-    from pgcdc_assets.core.states import TableState
-    from pgcdc_assets.errors import LakeError, LockHeld
-    from pgcdc_assets.flow import lock, sentinel
-    from pgcdc_assets.points.points import ConsistentPoints
-    from pgcdc_assets.points.states import TableStates
-
-    request.at(lsn)
-    points = ConsistentPoints(settings.layout)
-    states = TableStates(settings.layout)
-    while not points.has(lsn):
-        stored = states.all().values()
-        if stored and not any(row.state.readable or row.state is TableState.COPYING for row in stored):
-            raise LakeError("follows no table: all are set aside", thing=str(settings.lake), do="see `pgcdc status`")
-        if sentinel.read(settings.layout).paused:
-            raise sentinel.apply_paused(settings.layout)
-        if lock.holder(settings.layout) is not None:
-            time.sleep(_POLL_SECONDS)
-            continue
-        try:
-            sync_to(lsn)
-        except LockHeld:
-            continue
-        if not points.has(lsn):
-            raise LakeError("was reached, but no table could be brought to it", lsn=lsn, do="see `pgcdc status`")
-    point = points.at(lsn)
-    assert point is not None
-    return point
+_WORDS: Final = {
+    "equal": "equal",
+    "unknown": "not known to be equal",
+    "differs": "differs",
+    "not_compared": "could not be compared",
+    "failed": "could not be read",
+}
+"""The words for each verdict of a comparison."""
 
 
 def print_report(report: VerifyReport) -> None:
     """A table on stdout, then the rows that differ, by key."""
     width = max((len(visible(str(table.table))) for table in report.tables), default=5)
-    say(f"{'table':<{width}}  {'source':>12}  {'mirror':>12}  at {report.lsn}")
+    say(f"{'table':<{width}}  {'source':>12}  {'mirror':>12}  {'lsn':<{_LSN_WIDTH}}  result")
     for table in report.tables:
-        said = "equal" if table.equal else _difference(table)
-        say(f"{visible(str(table.table)):<{width}}  {table.source_rows:>12,}  {table.mirror_rows:>12,}  {said}")
+        name, lsn = visible(str(table.table)), "-" if table.lsn is None else str(table.lsn)
+        rows = (f"{table.source_rows:,}", f"{table.mirror_rows:,}") if table.compared else ("-", "-")
+        say(f"{name:<{width}}  {rows[0]:>12}  {rows[1]:>12}  {lsn:<{_LSN_WIDTH}}  {_result(table)}")
     for table in report.tables:
         for example in table.examples:
             key = ", ".join(f"{name}={value}" for name, value in example.key.items())
@@ -160,10 +129,26 @@ def print_report(report: VerifyReport) -> None:
             say(f"{table.table}: {example.kind} ({key}){columns}")
 
 
-def _difference(table: TableReport) -> str:
+def in_a_sentence(report: VerifyReport) -> str:
+    """The report in one sentence."""
+    if report.ok:
+        return "all tables are equal"
+    found: dict[str, list[str]] = {}
+    for table in report.tables:
+        found.setdefault(table.verdict, []).append(visible(str(table.table)))
+    words = [("differs", "tables differ"), ("failed", "tables could not be read"),
+             ("not_compared", "tables could not be compared")]  # fmt: skip
+    told = [f"{said}: {', '.join(found[verdict])}" for verdict, said in words if verdict in found]
+    return "; ".join(told if report.exit_code == 1 else ["no table differs", *told])
+
+
+def _result(table: TableReport) -> str:
+    if table.equal:
+        return "equal"
     counts = {"missing": table.missing, "extra": table.extra, "different": table.different}
     found = [f"{count:,} {name}" for name, count in counts.items() if count]
-    return "; ".join([*([", ".join(found)] if found else []), *([table.reason] if table.reason else [])])
+    told = [*([", ".join(found)] if found else []), *([table.reason] if table.reason else [])]
+    return f"{_WORDS[table.verdict]}: {'; '.join(told)}"
 
 
 def _in_progress(found: Announcement) -> str:

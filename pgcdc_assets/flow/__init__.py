@@ -25,6 +25,7 @@ reshaping   changes of mirrors for both, in a thread of their own
 forgetting  deletes mirrors of tables that are gone
 recovering  repairs what a power cut left       outcomes    how the last operations ended
 sentinel    what an operator tells the runs
+boundary    brings the mirrors to the LSN of a snapshot, for verify
 lock, hold                                                  work with other processes
 observer, reports                                           what a run reports
 """

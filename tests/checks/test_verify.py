@@ -11,8 +11,18 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from pgcdc_assets.checks import verify as verify_module
 from pgcdc_assets.checks.compared import Comparison, MirrorSide, SourceSide
-from pgcdc_assets.checks.verify import Example, TableReport, compare_sides, verify
+from pgcdc_assets.checks.verify import (
+    SNAPSHOTS,
+    Example,
+    TableReport,
+    Verdict,
+    VerifyReport,
+    compare_sides,
+    verify,
+)
+from pgcdc_assets.cli.status_verify import in_a_sentence
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
@@ -391,7 +401,7 @@ def test_a_mirror_that_cannot_be_read_is_told_and_the_others_compared(lake: Lake
     for file in lake.path("t").glob("*.parquet"):
         file.unlink()
     broken, whole = lake.verify().tables
-    assert (broken.equal, whole.equal) == (False, True)
+    assert (broken.verdict, whole.verdict) == (Verdict.FAILED, Verdict.EQUAL)
     assert broken.reason is not None
     assert broken.reason.startswith("mirror public.t: cannot be read")
 
@@ -435,10 +445,10 @@ def test_the_json_form(lake: Lake) -> None:
     report = lake.verify()
     assert report.to_json() == {
         "ok": False,
-        "lsn": str(report.lsn),
         "tables": [
             {
-                "name": "public.t", "source_rows": 1, "mirror_rows": 1, "missing": 0, "extra": 0, "different": 1,
+                "name": "public.t", "verdict": "differs", "lsn": str(report.tables[0].lsn),
+                "source_rows": 1, "mirror_rows": 1, "missing": 0, "extra": 0, "different": 1,
                 "reason": None, "examples": [{"kind": "different", "key": {"id": "1"}, "columns": ["note"]}],
             }
         ],
@@ -469,8 +479,7 @@ def test_a_table_as_wide_as_can_be_is_compared_and_its_differences_named(lake: L
 @pytest.mark.parametrize(
     ("ddl", "why"),
     [
-        ("ALTER TABLE t ALTER note TYPE varchar(5)", "was truncated, rewritten, altered or dropped"),
-        ("DROP TABLE t", "relations are gone"),
+        ("DROP TABLE IF EXISTS t", "is not published any more, or was dropped"),
         ("BEGIN; LOCK TABLE t", "is locked by pid"),
     ],
 )
@@ -478,21 +487,64 @@ def test_a_table_that_cannot_be_read_is_named_and_the_others_are_compared(
     lake: Lake, ddl: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "PATIENCE_SECONDS", 0.3)
+    report = _beside(lake, ddl, times=1)
+    altered, other = report.tables
+    assert (altered.verdict, other.verdict, report.exit_code) == (Verdict.NOT_COMPARED, Verdict.EQUAL, 3)
+    assert why in (altered.reason or "")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("ddl", ["TRUNCATE t; INSERT INTO t VALUES (1, 'a')", "VACUUM FULL t"])
+def test_a_table_that_was_truncated_after_the_snapshot_is_compared_under_a_new_snapshot(
+    lake: Lake, ddl: str, times: int
+) -> None:
+    report = _beside(lake, ddl, times=times)
+    altered, other = report.tables
+    assert (altered.verdict, other.verdict, report.exit_code) == (Verdict.EQUAL, Verdict.EQUAL, 0)
+    assert altered.lsn is not None
+    assert other.lsn is not None
+    assert altered.lsn > other.lsn, "the table is not compared under a snapshot of its own"
+
+
+def test_a_table_that_is_truncated_after_every_snapshot_could_not_be_compared(lake: Lake) -> None:
+    report = _beside(lake, "TRUNCATE t", times=99)
+    altered, other = report.tables
+    assert (altered.verdict, other.verdict, report.ok, report.exit_code) == ("not_compared", "equal", False, 3)
+    assert altered.reason == (
+        f"was truncated, rewritten, altered or dropped since the snapshot, under {SNAPSHOTS} snapshots; "
+        "run `pgcdc verify` again"
+    )
+    assert in_a_sentence(report) == "no table differs; tables could not be compared: public.t"
+
+
+def test_no_further_snapshot_is_taken_after_the_time_limit(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "AGAIN_SECONDS", 0.0)
+    altered, _ = _beside(lake, "TRUNCATE t", times=99).tables
+    assert "under one snapshot" in (altered.reason or "")
+
+
+def test_a_table_that_differs_decides_the_exit_code(lake: Lake) -> None:
+    report = _beside(lake, "TRUNCATE t", times=99, other="wrong")
+    altered, other = report.tables
+    assert (altered.verdict, other.verdict, report.exit_code) == ("not_compared", "differs", 1)
+    assert in_a_sentence(report) == "tables differ: public.u; tables could not be compared: public.t"
+
+
+def _beside(lake: Lake, ddl: str, *, times: int, other: str = "a") -> VerifyReport:
+    """Verify two tables of one row. ``ddl`` runs after each of the first snapshots, before anything is read."""
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE u (id int PRIMARY KEY, note text)")
     lake.script("INSERT INTO t VALUES (1, 'a'); INSERT INTO u VALUES (1, 'a')")
-    for name in ("t", "u"):
-        lake.write(name, NOTE_SCHEMA, _notes((1, "a")))
-    catalog, settings = lake.catalog(), Settings(source=lake.conninfo, lake=lake.root)
+    lake.write("t", NOTE_SCHEMA, _notes((1, "a")))
+    lake.write("u", NOTE_SCHEMA, _notes((1, other)))
     versions = {TableName("public", name): 0 for name in ("t", "u")}
+    left = times
     with connect(lake.conninfo, options={"search_path": "public"}) as migrating:
 
         def reached(lsn: Lsn) -> Point:
-            """The snapshot is taken, and nothing has been read."""
-            migrating.execute(ddl.encode())
+            nonlocal left
+            for statement in ddl.split("; ") if left > 0 else []:
+                migrating.execute(statement.encode())
+            left -= 1
             return Point(lsn, versions)
 
-        altered, other = verify(settings, catalog, None, reached).tables
-    assert (altered.compared, other.equal) == (False, True)
-    assert altered.reason is not None
-    assert why in altered.reason
-    assert "run again" in altered.reason
+        return verify(Settings(source=lake.conninfo, lake=lake.root), lake.catalog(), None, reached)

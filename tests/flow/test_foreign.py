@@ -102,7 +102,7 @@ def test_other_hands_are_harmless_or_told_by_name(
     assert {problem.what for problem in status(rig.settings).problems if "is not what the source has" in problem.what}
 
     _read_at_points(rig, before.replay_lsn)
-    done = verified(rig.settings, _source(rig), None, ConsoleProgress(), lambda lsn: _sync_to(rig, lsn))
+    done = verified(rig.settings, _source(rig), None, ConsoleProgress(), lambda lsn, _=None, /: _sync_to(rig, lsn))
     compared = {one.table.name: one for one in done.tables}
     assert {name for name, one in compared.items() if not one.equal} == {*TOLD, *SPARK_IS_REFUSED}
     assert compared["updated"].examples[0].key == {"id": "3"}

@@ -1,0 +1,155 @@
+"""Brings the mirrors to the LSN of a snapshot of the source, so that ``verify`` can compare both at one LSN.
+
+The snapshot keeps the source from removing dead rows. So the time for which it is open without being read is limited:
+the mirrors catch up before the snapshot is taken, and must then reach its LSN within POINT_SECONDS.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Protocol
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import CopyBlocked, LakeError, LockHeld
+from pgcdc_assets.flow import hold, lock, sentinel
+from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.positions import flush_lsn
+from pgcdc_assets.source.slot.blockers import Blocker, transactions
+from pgcdc_assets.source.slot.creation import LOCK_SECONDS, TELL_SECONDS, OnWait
+from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
+
+POINT_SECONDS = 600.0
+"""Seconds that an open snapshot waits for the mirrors to reach its LSN. After this time, dead rows on the source cost
+more than a second ``pgcdc verify``."""
+HELD_SECONDS = 5.0
+"""Seconds that the snapshot waits for one open transaction while the running sync starts no turn."""
+_POLL_SECONDS = 0.2
+
+
+class SyncTo(Protocol):
+    """Syncs up to an LSN and ends, after ``max_seconds`` at the latest. Raises LockHeld if another process writes."""
+
+    def __call__(self, lsn: Lsn, max_seconds: float | None = None, /) -> None: ...
+
+
+class Boundary:
+    """A consistent point at a snapshot's LSN. The running sync makes the point; without one, ``sync_to`` does."""
+
+    def __init__(self, settings: Settings, conninfo: str, sync_to: SyncTo, on_wait: OnWait) -> None:
+        self._settings = settings
+        self._layout = settings.layout
+        self._conninfo = conninfo
+        self._sync_to = sync_to
+        self._on_wait = on_wait
+        self._request: hold.HoldRequest | None = None
+
+    def prepare(self) -> None:
+        """Catch up before the snapshot is taken, unless a sync is running. LakeError if no table can be compared."""
+        self._refuse()
+        if lock.holder(self._layout) is None:
+            with connect(self._conninfo) as conn:
+                now = flush_lsn(conn)
+            with suppress(LockHeld):
+                self._sync_to(now)
+            self._refuse()
+
+    @contextmanager
+    def snapshot(self, tables: Sequence[TableName]) -> Iterator[Snapshot]:
+        """A snapshot of the source, taken while the running sync starts no turn, so that no turn passes its LSN.
+
+        Slot creation waits for every open transaction. The sync would stop for that long, so old transactions are
+        waited for before the sync is held.
+        """
+        deadline = time.monotonic() + LOCK_SECONDS
+        with ExitStack() as stack:
+            yield self._taken(tables, stack, deadline)
+
+    def _taken(self, tables: Sequence[TableName], stack: ExitStack, deadline: float) -> Snapshot:
+        while True:
+            self._wait_for_old_transactions(deadline)
+            with ExitStack() as attempt:
+                self._request = attempt.enter_context(hold.placed(self._layout))
+                try:
+                    taken = attempt.enter_context(
+                        exported_snapshot(
+                            self._conninfo, tables, lock_seconds=HELD_SECONDS, on_wait=self._on_wait,
+                            replication_connections=self._settings.replication_connections,
+                        )
+                    )  # fmt: skip
+                except CopyBlocked:
+                    if time.monotonic() > deadline:
+                        raise
+                    continue
+                stack.enter_context(attempt.pop_all())
+                return taken
+
+    def _wait_for_old_transactions(self, deadline: float) -> None:
+        tell_at = time.monotonic() + TELL_SECONDS
+        with connect(self._conninfo, application_name=f"{APPLICATION}/watch") as conn:
+            while old := [one for one in transactions(conn) if _is_old(one)]:
+                now = time.monotonic()
+                if now > deadline:
+                    who = ", ".join(str(one) for one in old)
+                    raise CopyBlocked(
+                        f"not taken within {LOCK_SECONDS} s, for it waits for every open transaction: {who}",
+                        thing="snapshot", do="end these transactions, then run again",
+                    )  # fmt: skip
+                if now > tell_at:
+                    tell_at = now + TELL_SECONDS
+                    self._on_wait(old)
+                time.sleep(_POLL_SECONDS)
+
+    def reach(self, lsn: Lsn) -> Point:
+        """The consistent point at exactly ``lsn``. LakeError if it is not there within POINT_SECONDS."""
+        assert self._request is not None
+        self._request.at(lsn)
+        deadline = time.monotonic() + POINT_SECONDS
+        points = ConsistentPoints(self._layout)
+        while not points.has(lsn):
+            self._refuse()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._not_reached(lsn)
+            if lock.holder(self._layout) is not None:
+                time.sleep(_POLL_SECONDS)
+                continue
+            try:
+                self._sync_to(lsn, left)
+            except LockHeld:
+                continue
+            if not points.has(lsn):
+                raise self._not_reached(lsn)
+        point = points.at(lsn)
+        assert point is not None
+        return point
+
+    def _not_reached(self, lsn: Lsn) -> LakeError:
+        what = f"no table reached the snapshot's LSN within {POINT_SECONDS:g} s"
+        do = "run `pgcdc sync`, then verify again; see `pgcdc status`"
+        return LakeError(what, thing=f"lake {self._settings.lake}", lsn=lsn, do=do)
+
+    def _refuse(self) -> None:
+        """Raise LakeError if no point can be made: nothing is followed, or nothing is to be applied."""
+        if sentinel.read(self._layout).paused:
+            raise sentinel.apply_paused(self._layout)
+        states = {row.state for row in TableStates(self._layout).all().values()}
+        if any(state.readable for state in states):
+            return
+        thing = f"lake {self._settings.lake}"
+        if TableState.SET_ASIDE in states and TableState.COPYING not in states:
+            raise LakeError("follows no table: all are set aside", thing=thing, do="see `pgcdc status`")
+        raise LakeError(
+            "follows no table yet: each waits for its copy", thing=thing, do="run `pgcdc sync`, then verify again"
+        )
+
+
+def _is_old(transaction: Blocker) -> bool:
+    """A transaction whose age the server does not show to us counts as young."""
+    return transaction.age is not None and transaction.age.total_seconds() >= HELD_SECONDS

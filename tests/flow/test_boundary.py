@@ -1,0 +1,198 @@
+"""`verify` as the command runs it: the snapshot, the boundary of the mirrors at its LSN, and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.checks.verify import VerifyReport
+from pgcdc_assets.cli.console import ConsoleProgress
+from pgcdc_assets.cli.status_verify import verified
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import CopyBlocked, LakeError
+from pgcdc_assets.flow import boundary, hold, lock
+from pgcdc_assets.flow.boundary import Boundary, SyncTo
+from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.catalog.tables import read_tables
+from pgcdc_assets.source.connect.connection import SourceConnection, connect
+from pgcdc_assets.source.slot.blockers import Blocker, transactions
+from tests.end_to_end.command import wait_for
+from tests.fix_postgres import Database
+from tests.flow.test_sync import Rig, rig
+
+__all__ = ["rig"]
+
+T = TableName("public", "t")
+
+
+def _verified(rig: Rig, sync_to: SyncTo) -> VerifyReport:
+    assert rig.settings.source is not None
+    return verified(rig.settings, rig.settings.source, (T,), ConsoleProgress(), sync_to)
+
+
+def _snapshots(rig: Rig) -> list[str]:
+    """The sessions of the source that hold a snapshot open."""
+    query = "SELECT application_name FROM pg_stat_activity WHERE state = 'idle in transaction'"
+    return [str(name) for (name,) in rig.conn.execute(query)]
+
+
+@pytest.mark.spark
+def test_a_table_that_is_truncated_between_snapshot_and_reading_is_equal(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    snapshots: list[Lsn] = []
+
+    def sync_to(lsn: Lsn, max_seconds: float | None = None, /) -> None:
+        if max_seconds is not None:
+            snapshots.append(lsn)
+            if len(snapshots) <= 2:
+                rig.conn.execute("TRUNCATE t; INSERT INTO t VALUES (7, 'new')")
+        rig.sync(until=lsn)
+
+    report = _verified(rig, sync_to)
+    (table,) = report.tables
+    assert (report.exit_code, table.verdict, table.source_rows) == (0, "equal", 1)
+    assert len(snapshots) == 3
+    assert table.lsn == snapshots[-1]
+
+
+@pytest.mark.spark
+def test_the_mirrors_catch_up_before_the_snapshot_is_taken(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    rig.conn.execute("ALTER TABLE t RENAME TO other")
+    rig.conn.execute("ALTER TABLE other RENAME TO t")
+    rig.conn.execute("INSERT INTO t VALUES (1000, 'new')")
+    limits: list[float | None] = []
+
+    def sync_to(lsn: Lsn, max_seconds: float | None = None, /) -> None:
+        limits.append(max_seconds)
+        assert bool(_snapshots(rig)) is (max_seconds is not None)
+        rig.sync(until=lsn)
+
+    assert _verified(rig, sync_to).ok
+    assert limits[0] is None
+    assert limits[1] is not None
+    assert limits[1] <= boundary.POINT_SECONDS
+
+
+@pytest.mark.spark
+def test_verify_before_the_first_sync_is_refused_without_a_snapshot(rig: Rig) -> None:
+    rig.setup()
+    with pytest.raises(LakeError, match="follows no table yet: each waits for its copy; run `pgcdc sync`"):
+        _verified(rig, _never)
+
+
+# Without Spark ---------------------------------------------------------------------------------
+
+
+def _never(lsn: Lsn, max_seconds: float | None = None, /) -> None:
+    raise AssertionError("no sync is to run")
+
+
+@pytest.fixture
+def settings(database: Database, tmp_path: Path) -> Settings:
+    return Settings(source=database.conninfo, lake=tmp_path / "lake")
+
+
+def _boundary(settings: Settings, sync_to: SyncTo = _never, waited: list[Blocker] | None = None) -> Boundary:
+    assert settings.source is not None
+    told = waited if waited is not None else []
+    return Boundary(settings, settings.source, sync_to, told.extend)
+
+
+@contextmanager
+def _open_transaction(database: Database) -> Iterator[None]:
+    """A transaction with an xid, which slot creation waits for."""
+    with database.connect(autocommit=False) as conn:
+        conn.execute("SELECT pg_current_xact_id()")
+        yield
+        conn.rollback()
+
+
+def test_an_open_transaction_is_waited_for_without_holding_the_sync(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boundary, "HELD_SECONDS", 0.1)
+    monkeypatch.setattr(boundary, "TELL_SECONDS", 0.0)
+    waited: list[Blocker] = []
+    taken, compared = threading.Event(), threading.Event()
+
+    def take() -> None:
+        with _boundary(settings, waited=waited).snapshot([]):
+            taken.set()
+            compared.wait(60)
+
+    thread = threading.Thread(target=take, daemon=True)
+    with _open_transaction(database):
+        with connect(database.conninfo) as conn:
+            wait_for(lambda: _oldest(conn) > 0.2, what="an old transaction")
+        thread.start()
+        wait_for(lambda: bool(waited), what="a word about the transaction")
+        assert hold.current(settings.layout) is None, "the sync starts no turn while verify waits"
+        assert not taken.is_set()
+    assert taken.wait(60)
+    assert hold.current(settings.layout) is not None
+    compared.set()
+    thread.join(60)
+    assert hold.current(settings.layout) is None
+
+
+def _oldest(conn: SourceConnection) -> float:
+    return max((one.age.total_seconds() for one in transactions(conn) if one.age is not None), default=0.0)
+
+
+def test_a_transaction_that_never_ends_is_named(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boundary, "HELD_SECONDS", 0.1)
+    monkeypatch.setattr(boundary, "LOCK_SECONDS", 0)
+    with (
+        _open_transaction(database),
+        pytest.raises(CopyBlocked, match=r"snapshot|slot .* waits for every open transaction: pid"),
+        _boundary(settings).snapshot([]),
+    ):
+        pass
+    assert hold.current(settings.layout) is None
+
+
+def test_a_snapshot_does_not_stay_open_for_mirrors_that_do_not_come(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync is running, and makes no point at the snapshot's LSN."""
+    monkeypatch.setattr(boundary, "POINT_SECONDS", 0.5)
+    _followed(database, settings, TableState.CATCHING_UP)
+    under = _boundary(settings)
+    with (
+        lock.lake_lock(settings.layout, "test"),
+        pytest.raises(LakeError, match=r"no table reached the snapshot's LSN within 0\.5 s, at LSN"),
+        under.snapshot([T]) as snapshot,
+    ):
+        under.reach(snapshot.consistent_point)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [(TableState.COPYING, "each waits for its copy"), (TableState.SET_ASIDE, "all are set aside")],
+)
+def test_verify_is_refused_while_no_table_is_followed(
+    database: Database, settings: Settings, state: TableState, why: str
+) -> None:
+    _followed(database, settings, state)
+    with pytest.raises(LakeError, match=why):
+        _boundary(settings).prepare()
+
+
+def _followed(database: Database, settings: Settings, state: TableState) -> None:
+    with connect(database.conninfo) as conn:
+        conn.execute("CREATE TABLE public.t (id int PRIMARY KEY)")
+        conn.execute("CREATE PUBLICATION p FOR TABLE public.t")
+        (table,) = read_tables(conn, ["p"])
+    TableStates(settings.layout).set(table, state, Lsn(1))
