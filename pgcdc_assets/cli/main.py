@@ -1,7 +1,8 @@
 """``pgcdc``: what a user types. Results on stdout, progress and errors on stderr.
 
 Exit codes: 0 well; 1 a difference, failure or fault found; 2 wrong usage or settings; 3 the run did its work, but
-tables are set aside. Commands import what they need when they run, so that help and ``status`` are fast.
+tables are set aside or could not be compared. Commands import what they need when they run, so that help and
+``status`` are fast.
 """
 
 from __future__ import annotations

@@ -16,8 +16,10 @@ _ROLLED_BACK = 0.05
 """Share of transactions that their writer rolls back."""
 _LARGE_AFTER, _LARGE_EVERY = 3.0, 60.0
 _TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
-"""Seconds until the first truncate and between truncates: the first two happen in the first half minute, so that a
-short demonstration shows them."""
+"""Seconds until the first truncate and between truncates, so that a short demonstration shows some."""
+_TRUNCATE_OFTEN, _TRUNCATE_LATER = 60.0, 60.0
+"""Seconds after which truncates become rare, and between these: on a slow machine, a copy or a comparison of the table
+takes longer than _TRUNCATE_EVERY, and each truncate makes it start again."""
 
 _LOSSES = (
     psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation,
@@ -95,7 +97,7 @@ class Generator:
                 large = now + _LARGE_EVERY
                 self._transaction(conn, rng, partial(shop.import_events, rows=self._large_rows), keep=True)
             elif number == self._connections - 1 and now > truncate:
-                truncate = now + _TRUNCATE_EVERY
+                truncate = now + (_TRUNCATE_EVERY if now < started + _TRUNCATE_OFTEN else _TRUNCATE_LATER)
                 self._transaction(conn, rng, shop.empty_carts, keep=True)
             else:
                 action = rng.choices(WEIGHTS, weights)[0][1]
