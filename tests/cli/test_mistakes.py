@@ -198,7 +198,7 @@ MISTAKES = (
     Mistake("slot's name", lambda r: r.shell.set(SLOT="My-Slot"), "setup", 2, ("setting `slot`", "a-z, 0-9 and _")),
     Mistake("lake's URL", lambda r: r.shell.set(LAKE="https://bucket/lake"), "status", 2,
             ("setting `lake`: is neither a folder of this machine nor s3://",)),
-    Mistake("lake not writable", set_up_then(lambda r: r.shell.set(LAKE="/proc/lake")), "verify", 1,
+    Mistake("lake not writable", set_up_then(lambda r: r.shell.set(LAKE="/proc/lake")), "sync", 1,
             ("lake /proc/lake: cannot be written", "setting `lake`")),
     Mistake("executors elsewhere", lambda r: r.file("spark: spark://head:7077\n"), "setup", 2,
             ("setting `spark`: executors of spark://head:7077 cannot be used with a lake on a local path",
