@@ -13,7 +13,7 @@ from pgcdc_assets.savedcatalog import load_catalog
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.status import Status
-    from pgcdc_assets.checks.verify import TableReport, VerifyReport
+    from pgcdc_assets.checks.verdict import TableReport, VerifyReport
     from pgcdc_assets.cli.console import ConsoleProgress
     from pgcdc_assets.core.catalog import Catalog
     from pgcdc_assets.core.lsn import Lsn

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from pgcdc_assets.checks.verify import TableReport, VerifyReport, verify
+from pgcdc_assets.checks.verdict import TableReport, VerifyReport
+from pgcdc_assets.checks.verify import verify
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
@@ -46,12 +47,15 @@ class Lake:
 
     def verify(self, *tables: str) -> VerifyReport:
         """All mirrors stand at their newest version, and that is what the point says."""
-        catalog = self.catalog()
-        written = [table.name for table in catalog.tables if (self.root / table.name.folder).exists()]
-        versions = {name: DeltaTable(str(self.root / name.folder)).version() for name in written}
         settings = Settings(source=self.conninfo, lake=self.root)
         names = [TableName.parse(table) for table in tables] or None
-        return verify(settings, catalog, names, lambda lsn: Point(lsn, versions))
+        written = [table.name for table in self.catalog().tables if (self.root / table.name.folder).exists()]
+        versions = {name: self.version(str(name)) for name in written}
+        return verify(settings, self.catalog(), names, lambda lsn: Point(lsn, versions))
+
+    def version(self, table: str) -> int:
+        """The newest version of a mirror."""
+        return DeltaTable(str(self.path(table))).version()
 
     def only(self) -> TableReport:
         (report,) = self.verify().tables

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,15 +15,9 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.checks import verify as verify_module
 from pgcdc_assets.checks.compared import Comparison, MirrorSide, SourceSide
-from pgcdc_assets.checks.verify import (
-    SNAPSHOTS,
-    Example,
-    TableReport,
-    Verdict,
-    VerifyReport,
-    compare_sides,
-    verify,
-)
+from pgcdc_assets.checks.twosides import compare_sides
+from pgcdc_assets.checks.verdict import Example, TableReport, Verdict, VerifyReport
+from pgcdc_assets.checks.verify import SNAPSHOTS, verify
 from pgcdc_assets.cli.status_verify import in_a_sentence
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
@@ -34,7 +30,7 @@ from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.snapshot import reading
-from pgcdc_assets.source.snapshot.export import exported_snapshot
+from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 from tests.checks import mirrors
 from tests.checks.lakes import Lake, Point, Row
 
@@ -314,6 +310,7 @@ def test_via_the_root_a_leaf_is_not_known_and_not_compared(lake: Lake) -> None:
 
 
 LEAVES = ("public.t1", "public.t2")
+T, U = TableName("public", "t"), TableName("public", "u")
 
 
 def test_only_what_is_published_is_compared(lake: Lake, pg_version: int) -> None:
@@ -487,7 +484,7 @@ def test_a_table_that_cannot_be_read_is_named_and_the_others_are_compared(
     lake: Lake, ddl: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "PATIENCE_SECONDS", 0.3)
-    report = _beside(lake, ddl, times=1)
+    report = _beside(lake, ddl, times=2)
     altered, other = report.tables
     assert (altered.verdict, other.verdict, report.exit_code) == (Verdict.NOT_COMPARED, Verdict.EQUAL, 3)
     assert why in (altered.reason or "")
@@ -498,7 +495,7 @@ def test_a_table_that_cannot_be_read_is_named_and_the_others_are_compared(
 def test_a_table_that_was_truncated_after_the_snapshot_is_compared_under_a_new_snapshot(
     lake: Lake, ddl: str, times: int
 ) -> None:
-    report = _beside(lake, ddl, times=times)
+    report = _beside(lake, after_snapshot=ddl, times=times)
     altered, other = report.tables
     assert (altered.verdict, other.verdict, report.exit_code) == (Verdict.EQUAL, Verdict.EQUAL, 0)
     assert altered.lsn is not None
@@ -506,8 +503,37 @@ def test_a_table_that_was_truncated_after_the_snapshot_is_compared_under_a_new_s
     assert altered.lsn > other.lsn, "the table is not compared under a snapshot of its own"
 
 
+def test_a_table_that_is_truncated_while_the_mirrors_come_is_compared(lake: Lake) -> None:
+    """However often: under a second snapshot the table is read before the mirrors have reached its LSN."""
+    report = _beside(lake, "TRUNCATE t; INSERT INTO t VALUES (1, 'a')")
+    assert [table.verdict for table in report.tables] == ["equal", "equal"]
+
+
+def test_a_difference_is_reported_though_its_rows_cannot_be_read_again(lake: Lake) -> None:
+    report = _beside(lake, "TRUNCATE t")
+    altered, _ = report.tables
+    assert (altered.verdict, altered.extra, altered.examples, report.exit_code) == ("differs", 1, (), 1)
+
+
+def test_a_mirror_that_changed_its_columns_since_is_not_compared_with_rows_read_before(lake: Lake) -> None:
+    """The source was read for a column of text, and the mirror has numbers now."""
+    schema = mirrors.mirror_schema(id=pa.int32(), note=pa.int32())
+    points = 0
+
+    def on_reach() -> None:
+        nonlocal points
+        points += 1
+        if points == 2:
+            shutil.rmtree(lake.path("t"))
+            lake.write("t", schema, [{"id": 1, "note": 5}])
+
+    report = _beside(lake, "TRUNCATE t; INSERT INTO t VALUES (1, '5')", on_reach=on_reach)
+    assert points == 3, "the mirror is compared with rows that were read for other columns"
+    assert report.tables[0].verdict is Verdict.DIFFERS
+
+
 def test_a_table_that_is_truncated_after_every_snapshot_could_not_be_compared(lake: Lake) -> None:
-    report = _beside(lake, "TRUNCATE t", times=99)
+    report = _beside(lake, after_snapshot="TRUNCATE t")
     altered, other = report.tables
     assert (altered.verdict, other.verdict, report.ok, report.exit_code) == ("not_compared", "equal", False, 3)
     assert altered.reason == (
@@ -519,32 +545,46 @@ def test_a_table_that_is_truncated_after_every_snapshot_could_not_be_compared(la
 
 def test_no_further_snapshot_is_taken_after_the_time_limit(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_module, "AGAIN_SECONDS", 0.0)
-    altered, _ = _beside(lake, "TRUNCATE t", times=99).tables
+    altered, _ = _beside(lake, after_snapshot="TRUNCATE t").tables
     assert "under one snapshot" in (altered.reason or "")
 
 
 def test_a_table_that_differs_decides_the_exit_code(lake: Lake) -> None:
-    report = _beside(lake, "TRUNCATE t", times=99, other="wrong")
+    report = _beside(lake, after_snapshot="TRUNCATE t", other="wrong")
     altered, other = report.tables
     assert (altered.verdict, other.verdict, report.exit_code) == ("not_compared", "differs", 1)
     assert in_a_sentence(report) == "tables differ: public.u; tables could not be compared: public.t"
 
 
-def _beside(lake: Lake, ddl: str, *, times: int, other: str = "a") -> VerifyReport:
-    """Verify two tables of one row. ``ddl`` runs after each of the first snapshots, before anything is read."""
+def _beside(
+    lake: Lake, ddl: str = "", *, after_snapshot: str = "", times: int = 99, other: str = "a",
+    on_reach: Callable[[], None] = lambda: None,
+) -> VerifyReport:  # fmt: skip
+    """Verify two tables of one row. ``after_snapshot`` runs right after each of the first ``times`` snapshots, and
+    ``ddl`` while the mirrors are to reach its LSN."""
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE u (id int PRIMARY KEY, note text)")
     lake.script("INSERT INTO t VALUES (1, 'a'); INSERT INTO u VALUES (1, 'a')")
     lake.write("t", NOTE_SCHEMA, _notes((1, "a")))
     lake.write("u", NOTE_SCHEMA, _notes((1, other)))
-    versions = {TableName("public", name): 0 for name in ("t", "u")}
     left = times
     with connect(lake.conninfo, options={"search_path": "public"}) as migrating:
 
-        def reached(lsn: Lsn) -> Point:
-            nonlocal left
-            for statement in ddl.split("; ") if left > 0 else []:
+        def run(script: str) -> None:
+            for statement in script.split("; ") if script and left > 0 else []:
                 migrating.execute(statement.encode())
-            left -= 1
-            return Point(lsn, versions)
 
-        return verify(Settings(source=lake.conninfo, lake=lake.root), lake.catalog(), None, reached)
+        @contextmanager
+        def snapshot(tables: Sequence[TableName]) -> Iterator[Snapshot]:
+            nonlocal left
+            with exported_snapshot(lake.conninfo, tables) as taken:
+                run(after_snapshot)
+                left -= 1
+                yield taken
+
+        def reach(lsn: Lsn) -> Point:
+            run(ddl)
+            on_reach()
+            return Point(lsn, {T: lake.version("t"), U: lake.version("u")})
+
+        settings = Settings(source=lake.conninfo, lake=lake.root)
+        return verify(settings, lake.catalog(), None, reach, snapshot=snapshot)

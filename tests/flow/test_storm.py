@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.checks.verify import ComparisonPoint, Verdict, verify
+from pgcdc_assets.checks.verdict import Verdict
+from pgcdc_assets.checks.verify import ComparisonPoint, verify
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.checks.verify import VerifyReport, verify
+from pgcdc_assets.checks.verdict import VerifyReport
+from pgcdc_assets.checks.verify import verify
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import SourceNotReady

@@ -1,0 +1,104 @@
+"""The reports of ``verify``: what the comparison of each table found, and the exit code that follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row that differs, named by its key (by all its values if the table has no key)."""
+
+    kind: str
+    """``different``, ``missing`` (in the mirror) or ``extra`` (in the mirror)."""
+    key: dict[str, str | None]
+    columns: tuple[str, ...] = ()
+    """The columns that differ, if it is ``different``."""
+
+
+class Verdict(StrEnum):
+    """What the comparison of a table found."""
+
+    EQUAL = "equal"
+    UNKNOWN = "unknown"
+    """Unpublished updates and deletes can be all of the difference; whether they are is not known."""
+    DIFFERS = "differs"
+    NOT_COMPARED = "not_compared"
+    """Nothing is known about the table: it is set aside, waits for a copy, or was altered or locked each time."""
+    FAILED = "failed"
+    """One side could not be read, and another try would not help."""
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """The comparison of one table at ``lsn``. It has a ``reason`` if it could not be made, or if a difference is
+    expected."""
+
+    table: TableName
+    source_rows: int = 0
+    mirror_rows: int = 0
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    examples: tuple[Example, ...] = ()
+    reason: str | None = None
+    compared: bool = True
+    failed: bool = False
+    updates_seen: bool = True
+    lsn: Lsn | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.compared:
+            return Verdict.FAILED if self.failed else Verdict.NOT_COMPARED
+        if self.equal:
+            return Verdict.EQUAL
+        return Verdict.UNKNOWN if self.explained else Verdict.DIFFERS
+
+    @property
+    def equal(self) -> bool:
+        return self.compared and not (self.missing or self.extra or self.different)
+
+    @property
+    def explained(self) -> bool:
+        """Whether unpublished updates and deletes can be all of the difference, not whether they are.
+
+        A delete leaves one row too many in the mirror, and an update one too many and one too few. So a mirror
+        with fewer rows than the source has lost some.
+        """
+        return self.compared and not self.updates_seen and self.missing <= self.extra and not self.different
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"name": str(self.table), "verdict": self.verdict.value}
+        data |= {"lsn": None if self.lsn is None else str(self.lsn), "source_rows": self.source_rows}
+        data |= {"mirror_rows": self.mirror_rows, "missing": self.missing, "extra": self.extra}
+        data |= {"different": self.different, "reason": self.reason}
+        shown = [{"kind": e.kind, "key": e.key, "columns": list(e.columns)} for e in self.examples]
+        return data | {"examples": shown}
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The comparison of all tables, each at its own LSN."""
+
+    tables: tuple[TableReport, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every table is equal, or differs only as its unpublished updates and deletes can explain."""
+        return all(table.equal or table.explained for table in self.tables)
+
+    @property
+    def exit_code(self) -> int:
+        """0: ok; 1: a table differs, or could not be read; 3: none does, but some could not be compared."""
+        if any(table.verdict in (Verdict.DIFFERS, Verdict.FAILED) for table in self.tables):
+            return 1
+        return 0 if self.ok else 3
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": self.ok, "tables": [table.to_json() for table in self.tables]}
