@@ -59,7 +59,6 @@ SAME = {
     "commit", "recovery", "upkeep", "task", "messages",  # of log and lake, feed and mirror, wire and pipe
     "streamed",  # messages one by one, and by column
     "sync", "maintenance", "observer", "thinning", "ranges", "retention", "states", "failures", "drift", "sentinel",
-    "early",
 }  # fmt: skip
 """File names that stand in two rooms, for one concept."""
 

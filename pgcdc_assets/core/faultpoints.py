@@ -57,7 +57,6 @@ class FaultPoint(StrEnum):
     COPY_RECORDED = "copy-recorded"
 
     FEED_FILES_WRITTEN = "feed-files-written"
-    EARLY_LANDED = "early-landed"
     FEED_COMMITTING = "feed-committing"
     FEED_COMMITTED = "feed-committed"
     MIRROR_WIDENED = "mirror-widened"

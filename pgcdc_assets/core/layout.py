@@ -66,8 +66,7 @@ class Layout:
 
     @property
     def staging(self) -> Location:
-        """Copies whose columns are to replace a mirror's, and what is derived of transactions in progress. Both go with
-        their commit."""
+        """Copies whose columns are to replace a mirror's, and tables that were moved away."""
         return self.own / "copy"
 
     @property

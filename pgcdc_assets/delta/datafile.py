@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
@@ -114,33 +114,12 @@ class DataFile:
             self._draft.discard()
 
 
-def parquet_writer(draft: DraftFile, first: pa.Table, *, plain: Collection[str] = ()) -> pq.ParquetWriter:
-    """A writer of a file whose first rows are ``first``: they show which columns repeat few values. Columns that are
-    ``plain`` are not compressed."""
+def parquet_writer(draft: DraftFile, first: pa.Table) -> pq.ParquetWriter:
+    """A writer of a file whose first rows are ``first``: they show which columns repeat few values."""
     told = [field.name for field in first.schema if _told(field.type)]
-    options = PARQUET_OPTIONS
-    if plain:
-        way = PARQUET_OPTIONS["compression"]
-        ways = {leaf: "none" if name in plain else way for name in first.schema.names
-                for leaf in _leaves(name, first.schema.field(name).type)}  # fmt: skip
-        options = {**PARQUET_OPTIONS, "compression": ways}
     return pq.ParquetWriter(
-        draft.path, first.schema, write_statistics=told, use_dictionary=_repeating(first), **options
+        draft.path, first.schema, write_statistics=told, use_dictionary=_repeating(first), **PARQUET_OPTIONS
     )
-
-
-def _leaves(path: str, type_: pa.DataType) -> Iterator[str]:
-    """The paths of Parquet's own columns, of which a map has two."""
-    if pa.types.is_map(type_):
-        yield from _leaves(f"{path}.key_value.key", type_.key_type)
-        yield from _leaves(f"{path}.key_value.value", type_.item_type)
-    elif pa.types.is_list(type_):
-        yield from _leaves(f"{path}.list.element", type_.value_type)
-    elif pa.types.is_struct(type_):
-        for field in type_:
-            yield from _leaves(f"{path}.{field.name}", field.type)
-    else:
-        yield path
 
 
 def _repeating(table: pa.Table) -> list[str]:

@@ -5,8 +5,6 @@ log -> transform -> task (in the workers): routing, events, protocol.columns -> 
 schema      the columns of a feed; which files hold a span
 plan        plans what is to be done for each table
 transform   derives the feeds of tables from a span of the log
-early       what is derived before its transaction has committed
-mark        stands for the commit in what is derived before it
 task        what one Spark task does: segments in, feed files out
 events      turns rows of the log into changes: which images there are, and what they lack
 routing     which table takes the rows of a relation

@@ -15,7 +15,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.datafile import dataset, opened_parquet, parquet_writer, statistics
 from pgcdc_assets.delta.log import Added
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, OP, UNCHANGED, FeedFacts, FeedFile
+from pgcdc_assets.feed.schema import COMMIT_LSN, OP, UNCHANGED, FeedFacts, FeedFile
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.scratch import DraftFile
 
@@ -28,10 +28,7 @@ ROW_GROUP_BYTES = 32 << 20
 class FeedWriter:
     """Collects the rows of one file. Nothing is visible until the file's name is committed."""
 
-    def __init__(
-        self, folder: Location, bucket: int | None, buckets: int, *, arrivals: bool = False, provisional: bool = False
-    ) -> None:
-        """``provisional``: the commit of the rows is not known yet, and is to be written over its marks."""
+    def __init__(self, folder: Location, bucket: int | None, buckets: int, *, arrivals: bool = False) -> None:
         self._draft: DraftFile | None = None
         self._path = folder / f"{uuid.uuid4().hex}.parquet"
         self._writer: pq.ParquetWriter | None = None
@@ -39,7 +36,6 @@ class FeedWriter:
         self.held_bytes = 0
         """Size of the rows that are not written yet."""
         self._bucket, self._buckets, self._arrivals = bucket, buckets, arrivals
-        self._plain = (COMMIT_LSN, COMMIT_TS) if provisional else ()
         self._bounds: list[int] = []
         self._counts: Counter[str] = Counter()
         self._masked: set[int] = set()
@@ -92,7 +88,7 @@ class FeedWriter:
             table = pa.concat_tables(self._held)
             if self._writer is None:
                 self._draft = storage.draft(self._path)
-                self._writer = parquet_writer(self._draft, table, plain=self._plain)
+                self._writer = parquet_writer(self._draft, table)
             self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
             self._held, self.held_bytes = [], 0
 

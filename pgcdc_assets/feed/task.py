@@ -81,8 +81,6 @@ class Derivation:
     """By schema_id."""
     refused: dict[int, dict[TableName, str]] = field(default_factory=dict)
     """By schema_id: the tables that cannot be followed from such rows on, and why."""
-    provisional: bool = False
-    """The rows are of a transaction in progress; see :mod:`pgcdc_assets.feed.early`."""
 
 
 @dataclass(frozen=True)
@@ -227,9 +225,7 @@ class _Work:
         target = self._task.targets[route.table.name]
         key = (route.table.name, bucket, arrivals)
         if key not in self._writers:
-            self._writers[key] = FeedWriter(
-                target.folder, bucket, target.buckets, arrivals=arrivals, provisional=self._task.provisional
-            )
+            self._writers[key] = FeedWriter(target.folder, bucket, target.buckets, arrivals=arrivals)
         return self._writers[key]
 
     def _refuse(self, name: TableName, lsn: int, reason: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
@@ -20,7 +19,6 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import settle
 from pgcdc_assets.failures import of_one_table
-from pgcdc_assets.feed.early import EarlyFeeds
 from pgcdc_assets.feed.events import without_key
 from pgcdc_assets.feed.file import trimmed
 from pgcdc_assets.feed.plan import FeedPlan, Followed, hull, planned
@@ -37,15 +35,13 @@ TASK_BYTES = 4 << 20
 """Bytes of compressed log that are worth a task of their own: some 0.3 s of decoding."""
 BUCKET_ROWS = 400_000
 """Changes collapsed by one task: some 300 MB of a wide table in memory."""
-_LANDINGS = 4
-"""Early files that are put into their feeds at the same time: mostly they wait for the disk."""
 MOST_BUCKETS = 256
 """Files that a task has open at once, twice as many where keys change."""
 
 
 def transform(
     spark: SparkSession, log: ChangeLog, span: LsnRange, tables: Sequence[Followed], *, again: bool = False,
-    router: Router | None = None, early: EarlyFeeds | None = None,
+    router: Router | None = None,
 ) -> dict[TableName, FeedPart]:  # fmt: skip
     """Bring the feeds of ``tables`` to the end of ``span`` and tell what they hold of it.
 
@@ -56,7 +52,7 @@ def transform(
     router = router or Router.of(entry.table for entry in tables)
     plans, failures = planned(log, router, span, tables, again=again)
     parts = {name: _nothing(table, after, failure) for name, (table, after, failure) in failures.items()}
-    done = _derived(spark, log, [plan for plan in plans if plan.todo is not None], early)
+    done = _derived(spark, log, [plan for plan in plans if plan.todo is not None])
     _check_taken(log, router, plans, done)
     written: list[Location] = []
     for plan in plans:
@@ -114,9 +110,7 @@ def _committed(
     return FeedPart(plan.table, taken, tuple(feed.files(taken)), set_aside, restructured)
 
 
-def _derived(
-    spark: SparkSession, log: ChangeLog, plans: Sequence[FeedPlan], early: EarlyFeeds | None
-) -> dict[TableName, _Outcome]:
+def _derived(spark: SparkSession, log: ChangeLog, plans: Sequence[FeedPlan]) -> dict[TableName, _Outcome]:
     relations = {relation for plan in plans for relation in plan.relations}
     if not relations:
         return {}
@@ -139,24 +133,8 @@ def _derived(
         routes={schema_id: route for plan in plans for schema_id, route in plan.routes.items()},
         refused=refused,
     )  # fmt: skip
-    workers = cores(spark)
-    claims = early.claimed(segments, base) if early is not None else []
-    claimed = {segment.path for claim in claims for segment in claim.segments}
-
-    def derived(left: Sequence[Segment]) -> list[Derived]:
-        tasks = [replace(base, segments=tuple(s.file for s in group)) for group in grouped(left, 2 * workers)]
-        return run_tasks(spark, derive, tasks)
-
-    again: list[Segment] = []
-    with ThreadPoolExecutor(_LANDINGS, thread_name_prefix="early-landing") as pool:
-        landing = [(claim, pool.submit(claim.landed)) for claim in claims]
-        done = derived([segment for segment in segments if segment.path not in claimed])
-        for claim, landed in landing:
-            if (found := landed.result()) is not None:
-                done.append(found)
-            else:
-                again += claim.segments
-    return _together([*done, *derived(again)])
+    tasks = [replace(base, segments=tuple(s.file for s in group)) for group in grouped(segments, 2 * cores(spark))]
+    return _together(run_tasks(spark, derive, tasks))
 
 
 def grouped(segments: Sequence[Segment], most: int) -> list[list[Segment]]:

@@ -9,7 +9,6 @@ sync        the run that carries it out         stream      its view of the rece
 turns       what a run takes next, and its points
 turn        takes tables to one boundary        ranges      when a range is cut
 messages    the feed of logical messages within a run
-early       has transactions in progress derived
 closing     closes the ranges of a run          copies      its snapshot copies, round after round
 copying     one round of them, in its thread
 progress    where all tables stand              standing    what the lake says of one

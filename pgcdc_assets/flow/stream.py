@@ -32,8 +32,6 @@ class LogStream:
         """The log's recorded position, as far as it is known: every transaction with ``commit_lsn`` below is in it."""
         self.arrived = False
         """The goal set by :meth:`until` is reached; the receiver has ended or is about to."""
-        self.in_progress: list[Event] = []
-        """What the receiver said of transactions in progress, until somebody takes it."""
         self.stream_aborts = 0
         """Stream Aborts that were passed over: PostgreSQL 18 reports rollbacks of transactions that it never sent."""
 
@@ -62,8 +60,6 @@ class LogStream:
     def _take(self, event: Event) -> None:
         if event.name == EventName.ARRIVED:
             self.arrived = True
-        if event.name in (EventName.SPOOLED, EventName.DROPPED, EventName.COMMITTED):
-            self.in_progress.append(event)
         self.complete_to = max(self.complete_to, event.lsn)
         self.stream_aborts = max(self.stream_aborts, event.stream_aborts)
 

@@ -10,7 +10,6 @@ from pgcdc_assets.flow.closing import RunRanges
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import Bounds, Situation, finished
 from pgcdc_assets.flow.drift import CatalogWatch
-from pgcdc_assets.flow.early import EarlyDerivation
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.reshaping import Reshaped
 from pgcdc_assets.flow.sentinel import Sentinel
@@ -31,7 +30,6 @@ class Sync:
         self._catalog = CatalogWatch(work, stream)
         self._ranges = RunRanges(work, stream)
         self._turns = Turns(work, stream, self._catalog, self._copies, self._ranges, self._succeed)
-        self._early = EarlyDerivation(work, stream)
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
         self._sentinel = Sentinel()
@@ -58,7 +56,6 @@ class Sync:
                 self._work.reshapes.give_up()
             finally:
                 self._stream.stop()
-                self._early.close()
         self._take_landed()
         self._ranges.close()
         if self._copies.failure is not None:
@@ -69,7 +66,6 @@ class Sync:
         """One pass of the loop; returns whether anything moved."""
         before, arrived = self._stream.complete_to, self._stream.arrived
         self._stream.take_events()
-        self._early.go_on(paused=self._paused)
         moved = self._stream.complete_to > before
         self._heed_operator()
         if self._stream.arrived and not arrived:

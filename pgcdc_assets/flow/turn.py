@@ -78,7 +78,7 @@ def _derive_and_apply(
     span = LsnRange(min(entry.replay_lsn for entry in changed), upto)
     started = time.monotonic()
     followed = [Followed(entry.table, entry.replay_lsn) for entry in changed]
-    parts = transform(work.session(), work.log, span, followed, router=work.progress.router, early=work.early)
+    parts = transform(work.session(), work.log, span, followed, router=work.progress.router)
     derived = time.monotonic()
     known = {entry.table.name: entry.table for entry in changed}
     applied = work.target.apply(list(parts.values()), upto, known)

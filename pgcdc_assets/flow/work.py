@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.feed.early import EarlyFeeds
 from pgcdc_assets.feed.messages import MessageFeed
 from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.outcomes import Operation
@@ -48,8 +47,6 @@ class Work:
     """Mirrors whose structure is being changed."""
     messages: MessageFeed | None = None
     """The feed of logical messages, where they are asked for and it can be written."""
-    early: EarlyFeeds | None = None
-    """What a run derives of transactions in progress."""
     messages_told: set[str] = field(default_factory=set)
     """Failures of that feed that this run has reported."""
     operation: Operation = field(default_factory=Operation)

@@ -34,7 +34,6 @@ from pgcdc_assets.log.spool import (
     PendingBlocks,
     PendingStream,
     PendingStreams,
-    SpooledStream,
     Staged,
     StreamEnd,
 )
@@ -108,15 +107,11 @@ class PendingBatch:
         if len(rest) and after is not None:
             self.open.append(rest)
 
-    def end(self, xid: int, end: StreamEnd, commit: FrameRun, now: float) -> bool:
-        """A transaction in progress has committed; ``commit`` is its Commit, as one frame. Returns whether segments
-        of it were written before."""
+    def end(self, xid: int, end: StreamEnd, commit: FrameRun, now: float) -> None:
+        """A transaction in progress has committed; ``commit`` is its Commit, as one frame."""
         stream = self.streams.pop(xid)
-        if stream is None:
-            return False
-        if stream.changes:
+        if stream is not None and stream.changes:
             self._ended(EndedStream(stream, end), commit, now)
-        return stream.spooled_size > 0
 
     def prepare(self, transaction: PreparedTransaction, now: float) -> None:
         """A transaction is prepared: with the next batch at the latest it is kept."""
@@ -209,12 +204,10 @@ class BatchWriter:
             into.add(self._spill.stage(rows))
         passed(FaultPoint.SEGMENT_STAGED)
 
-    def spool(self, pending: PendingBlocks, stream: PendingStream) -> SpooledStream:
+    def spool(self, pending: PendingBlocks, stream: PendingStream) -> None:
         """Write frames of a transaction in progress."""
-        written = self._spill.spool(pending.rows(stream.overlay))
-        stream.spooled += written
+        stream.spooled += self._spill.spool(pending.rows(stream.overlay))
         passed(FaultPoint.STREAM_SPOOLED)
-        return SpooledStream(pending.opening.xid, stream.overlay, written)
 
     def drop(self, stream: PendingStream) -> None:
         """A transaction in progress was rolled back, or is none of the log's."""

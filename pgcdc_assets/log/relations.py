@@ -166,8 +166,6 @@ class Overlay(_Versions):
         self._places: dict[bytes, int] = {}
         self._types: dict[int, bytes] = {}
         self.base = base
-        self.locked = False
-        """Whether the catalog could not be asked about some of them before the commit, because of a lock."""
 
     @classmethod
     def of(cls, payloads: Iterable[bytes], types: Iterable[bytes]) -> Self:

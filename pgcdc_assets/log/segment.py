@@ -168,14 +168,6 @@ class SegmentFile:
 
     path: Location
     late: LateFacts | None = None
-    moved: Location | None = None
-    """Where it is once its transaction has committed, if it is not there yet."""
-
-    def settled(self) -> SegmentFile:
-        """The file where it is now."""
-        if self.moved is None or storage.exists(self.path):
-            return self
-        return replace(self, path=self.moved, moved=None)
 
 
 def read_rows(
@@ -198,7 +190,6 @@ def read_rows(
 
 def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterator[pa.Table]:
     """Rows of a segment as they count, in pieces of about ``size`` bytes, after :func:`check_content`."""
-    file = file.settled()
     check_content(file.path)
     asked = [*columns, *(OPTIONAL if file.late is not None else ())]
     with opened_parquet(file.path) as parquet:

@@ -201,15 +201,6 @@ class PendingStream:
 
 
 @dataclass(frozen=True)
-class SpooledStream:
-    """What a job of the writing thread has written of a transaction in progress."""
-
-    xid: int
-    overlay: Overlay
-    segments: list[SpooledSegment]
-
-
-@dataclass(frozen=True)
 class EndedStream:
     """A transaction that has committed, and of which something may still be in memory."""
 

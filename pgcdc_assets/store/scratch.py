@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import mmap
 import os
 import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -46,15 +45,6 @@ class DraftFile:
     def write(self, content: bytes) -> None:
         """Write its whole content."""
         Path(self.path).write_bytes(content)
-
-    def patch(self, changes: Mapping[bytes, bytes]) -> None:
-        """Write other bytes over each occurrence of some; both are of one length."""
-        with open(self.path, "r+b") as file, mmap.mmap(file.fileno(), 0) as content:
-            for old, new in changes.items():
-                at = content.find(old)
-                while at >= 0:
-                    content[at : at + len(old)] = new
-                    at = content.find(old, at + len(old))
 
     def settle(self) -> None:
         """Make its content durable now, so that little is left to do when it is put in its place."""

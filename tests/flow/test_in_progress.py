@@ -56,6 +56,10 @@ def _followed(rig: Rig, other: psycopg.Connection[Any]) -> None:  # noqa: F811
         between = rig.commit("INSERT INTO u VALUES (1000, 1, NULL)")
         wait_for(lambda: newest(rig).replay_lsn >= between, what="the transaction between")
         assert _open(rig) is not None
+        rig.assert_equal()
+        other.execute("SAVEPOINT s")
+        other.execute(MANY, (20001, 25000))
+        other.execute("ROLLBACK TO s")
         end = committed(other)
         wait_for(lambda: _open(rig) is None, what="its end")
         wait_for(lambda: newest(rig).replay_lsn >= end, what="its rows")

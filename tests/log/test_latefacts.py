@@ -6,7 +6,6 @@ import json
 import pickle
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -169,18 +168,6 @@ def test_slices_are_the_rows(batches: list[list[Transaction]]) -> None:
             assert all("subxid" not in part.column_names for part in slices)
             whole_rows = read_rows(segment.file, columns)
             assert [row for part in slices for row in part.select(columns).to_pylist()] == whole_rows.to_pylist()
-
-
-def test_a_segment_is_found_where_its_commit_has_moved_it(tmp_path: Path) -> None:
-    """Whoever derives before the commit knows both places, and reads after it, too."""
-    _, log = twins(tmp_path, HISTORY)
-    for segment in log.all_segments():
-        there = segment.file.path
-        file = SegmentFile(there.with_name("draft"), segment.file.late, moved=there)
-        found = [row for part in read_slices(file, ["kind", "payload"], 1) for row in part.to_pylist()]
-        assert found == read_rows(segment.file, ["kind", "payload"]).to_pylist()
-        with pytest.raises(LogCorrupt, match="draft"):
-            list(read_slices(replace(file, moved=None), ["kind", "payload"], 1))
 
 
 def test_compaction_and_retention_of_a_history(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_blocks_leave_what_whole_transactions_leave(twins: Twins) -> None:
 
 
 def test_a_locked_table_with_a_filter_stops_nothing(twins: Twins) -> None:
-    """Its filter cannot be read beside the lock. To derive before the commit takes that, to receive does not."""
+    """Its filter cannot be read beside the lock. The receiver reads it after the commit."""
     source = twins.source
     source.run("CREATE TABLE rf (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE rf WHERE (id > 0)")
     receiver = twins.start()

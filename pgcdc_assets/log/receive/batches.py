@@ -9,19 +9,13 @@ from functools import partial
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.reported import ReportedPositions
-from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
 from pgcdc_assets.log.receive.blocks import Block, Dropped
 from pgcdc_assets.log.receive.intake import Intake
-from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName, SpooledFile
+from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName
 from pgcdc_assets.log.receive.parts import Part, Prepared, PreparedDropped, PreparedEnded, StreamEnded, Taken
-from pgcdc_assets.log.receive.whole import Describe, facts_of
-from pgcdc_assets.log.receive.writing import Done, WritingThread
-from pgcdc_assets.log.spool import PendingStream, SpooledStream
-
-_TOLD_RELATIONS = 100
-"""Of a transaction that touches more tables than that, nothing is derived before its commit: to ask the catalog for
-them at each segment would cost more than it saves."""
+from pgcdc_assets.log.receive.writing import WritingThread
+from pgcdc_assets.log.spool import PendingStream
 
 
 @dataclass(frozen=True)
@@ -45,11 +39,11 @@ class Limits:
 
 
 class Batches:
-    """Of one connection. ``confirm`` sends a status; ``facts`` gives up where a lock is in the way."""
+    """Of one connection. ``confirm`` sends a status."""
 
     def __init__(
         self, writer: BatchWriter, intake: Intake, reported: ReportedPositions, limits: Limits,
-        report: Callable[[Event], None], confirm: Callable[[], None], facts: Describe,
+        report: Callable[[Event], None], confirm: Callable[[], None],
     ) -> None:  # fmt: skip
         self._writer = writer
         self._intake = intake
@@ -58,9 +52,8 @@ class Batches:
         self._limits = limits
         self._report = report
         self._confirm = confirm
-        self._facts = facts
         self._pending = PendingBatch()
-        self.writing = WritingThread(self._take_done, confirm)
+        self.writing = WritingThread(self._land, confirm)
         self._flush_now = False
         self.planned = writer.position
         """Where the log stands once all that is cut is durable."""
@@ -76,24 +69,22 @@ class Batches:
             case Block(xid, overlay, frames, origin):
                 self._pending.streams.add(xid, overlay, frames, origin)
             case StreamEnded(xid, end, commit):
-                if self._pending.end(xid, end, commit, time.monotonic()):
-                    self._report(Event(EventName.COMMITTED, self._reported.flush, xid=xid, commit_lsn=end.commit_lsn))
+                self._pending.end(xid, end, commit, time.monotonic())
             case Dropped(xid):
-                self._drop(xid, self._pending.streams.pop(xid))
+                self._drop(self._pending.streams.pop(xid))
             case Prepared(transaction):
                 self._pending.prepare(transaction, time.monotonic())
             case PreparedEnded(transaction, end, commit):
                 self._pending.end_prepared(transaction, end, commit, time.monotonic())
             case PreparedDropped(key):
                 stream = self._pending.streams.pop_prepared(key)
-                self._drop(key.xid, stream)
+                self._drop(stream)
                 if stream is None:
                     self.writing.submit(partial(self._writer.forget, key))
 
-    def _drop(self, xid: int, stream: PendingStream | None) -> None:
+    def _drop(self, stream: PendingStream | None) -> None:
         if stream is not None and stream.spooled_size:
             self.writing.submit(partial(self._writer.drop, stream))
-            self._report(Event(EventName.DROPPED, self._reported.flush, xid=xid))
 
     @property
     def full(self) -> bool:
@@ -114,9 +105,6 @@ class Batches:
         """Commit everything up to the last boundary; what is prepared below it is kept before."""
         end = self._positions.boundary
         for transaction, stream in self._pending.streams.take_prepared():
-            if stream.spooled_size:
-                # Its segments are moved away, and are derived from again at its commit.
-                self._report(Event(EventName.DROPPED, self._reported.flush, xid=transaction.key.xid))
             self.writing.submit(partial(self._writer.keep, transaction, stream))
         if self._pending.since is not None:
             closed, ended, staged = self._pending.take_closed()
@@ -141,29 +129,6 @@ class Batches:
             stream = pending.streams.largest
             blocks = stream.take()
             self.writing.submit(partial(self._writer.spool, blocks, stream))
-
-    def _take_done(self, done: Done) -> None:
-        if isinstance(done, SpooledStream):
-            self._tell_spooled(done)
-        elif done is not None:
-            self._land(done)
-
-    def _tell_spooled(self, stream: SpooledStream) -> None:
-        """What the parent needs to derive from these segments before the commit."""
-        overlay = stream.overlay
-        payloads = overlay.payloads
-        if overlay.locked or len(payloads) > _TOLD_RELATIONS:
-            return
-        try:
-            facts = facts_of(overlay.relations, self._facts)
-        except CopyBlocked:
-            # By this transaction itself, or somebody who waits for it. To derive before the commit is no must.
-            overlay.locked = True
-            return
-        for segment in stream.segments:
-            relations = {number: (payloads[number], facts[number].to_json()) for number in segment.tally.schema_ids}
-            file = SpooledFile(segment.segment.draft.path, segment.segment.report.path, relations)
-            self._report(Event(EventName.SPOOLED, self._reported.flush, xid=stream.xid, spooled=file))
 
     def _land(self, committed: Committed) -> None:
         self._reported.durable(committed.end)

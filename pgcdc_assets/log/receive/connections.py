@@ -64,7 +64,6 @@ class Receiving:
         """Receive until the goal or a stop."""
         while self._connection():
             passed(FaultPoint.STREAM_RESTARTED)
-            self._tell(Event(EventName.DROPPED, ChangeLog(Layout.of(self._settings.lake)).position()))
 
     def _connection(self) -> bool:
         """Receive over one connection; returns whether another one is to go on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -27,10 +28,10 @@ class CatalogFacts:
 
     def __init__(
         self, conn: psycopg.Connection[Any], publications: Sequence[str], at_once: int, between: Callable[[], None],
-        rest: Callable[[], None] | None = None,
+        rest: Callable[[], None],
     ) -> None:  # fmt: skip
         """``rest``: what is done before asking again, while somebody has a table with a row filter locked, or queues
-        for that. It may raise :class:`WaitEnded`. Without it CopyBlocked is raised at once."""
+        for that. It may raise :class:`WaitEnded`."""
         self._conn = conn
         self._publications = publications
         self._at_once = at_once
@@ -54,11 +55,8 @@ class CatalogFacts:
         table would stand behind us as soon as the lock before us is gone."""
         told = time.monotonic()
         while True:
-            try:
+            with suppress(CopyBlocked):
                 return relation_facts(self._conn, together, self._publications)
-            except CopyBlocked:
-                if self._rest is None:
-                    raise
             if time.monotonic() - told >= TELL_SECONDS:
                 told = time.monotonic()
                 log_waiting(lockers(self._conn, list(together)))

@@ -97,35 +97,8 @@ class EventName(StrEnum):
     """The log moved to ``lsn`` over WAL that holds nothing for us."""
     COMPLETE = "complete"
     """The log is recorded to the mark ``lsn``, or beyond: every transaction that commits below it is durable."""
-    SPOOLED = "spooled"
-    """A segment of a transaction in progress has been written; the log stands at ``lsn``."""
-    DROPPED = "dropped"
-    """A transaction in progress counts for nothing: ``xid``; without it, all of them are going to come again."""
-    COMMITTED = "committed"
-    """A transaction in progress has committed, at ``commit_lsn``: the log will hold it."""
     ARRIVED = "arrived"
     """The goal is reached, the log stands at the boundary ``lsn``, and the process ends."""
-
-
-@dataclass(frozen=True)
-class SpooledFile:
-    """A segment of a transaction in progress."""
-
-    draft: str
-    """Where it lies until the transaction commits."""
-    name: str
-    """The name that it is going to have in the log."""
-    relations: dict[int, tuple[bytes, dict[str, Any]]]
-    """By provisional schema id: the Relation message, and the catalog's facts as they are before the commit."""
-
-    def to_plain(self) -> dict[str, Any]:
-        relations = {number: [payload.hex(), facts] for number, (payload, facts) in self.relations.items()}
-        return {"draft": self.draft, "name": self.name, "relations": relations}
-
-    @classmethod
-    def from_plain(cls, given: dict[str, Any]) -> SpooledFile:
-        relations = {int(number): (bytes.fromhex(r), facts) for number, (r, facts) in given["relations"].items()}
-        return cls(given["draft"], given["name"], relations)
 
 
 @dataclass(frozen=True)
@@ -140,15 +113,10 @@ class Event:
     bytes: int = 0
     stream_aborts: int = 0
     """How many the run has passed over so far (PostgreSQL 18); with a batch or position."""
-    xid: int | None = None
-    """Of a transaction in progress."""
-    commit_lsn: int | None = None
-    spooled: SpooledFile | None = None
 
 
 def event_line(event: Event) -> bytes:
-    fields = {**vars(event), "spooled": event.spooled.to_plain() if event.spooled else None}
-    return _line(fields)
+    return _line(asdict(event))
 
 
 def error_line(error: PgcdcError) -> bytes:
@@ -161,9 +129,7 @@ def heard(line: bytes) -> Event | PgcdcError:
     given = json.loads(line)
     if "error" in given:
         return of_plain(given["error"], otherwise=ReceiverDied)
-    start, spooled = given.pop("start"), given.pop("spooled")
-    given["spooled"] = SpooledFile.from_plain(spooled) if spooled else None
-    lsn = Lsn(given.pop("lsn"))
+    start, lsn = given.pop("start"), Lsn(given.pop("lsn"))
     return Event(EventName(given.pop("name")), lsn, None if start is None else Lsn(start), **given)
 
 

@@ -82,13 +82,12 @@ class Receiver:
         self._announce = announce
         self._clock = SourceClock(conn)
         self._reported = ReportedPositions(floor)
-        facts = partial(CatalogFacts, conn, publications, limits.relations_at_once, self._send_due_status)
+        facts = CatalogFacts(conn, publications, limits.relations_at_once, self._send_due_status, self._rest)
         self._intake = Intake(
-            facts(self._rest), relations, writer.position, overlap, choice, partial(knows_origins, conn),
-            prepared,
+            facts, relations, writer.position, overlap, choice, partial(knows_origins, conn), prepared,
         )  # fmt: skip
         self._positions = self._intake.positions
-        self._batches = Batches(writer, self._intake, self._reported, limits, report, self._send_status, facts())
+        self._batches = Batches(writer, self._intake, self._reported, limits, report, self._send_status)
         self._writing = self._batches.writing
         self._goal: Endpos | None = None
         self._marks: list[Lsn] = []

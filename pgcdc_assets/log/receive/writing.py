@@ -8,10 +8,6 @@ from concurrent.futures import wait as wait_for
 from typing import Final
 
 from pgcdc_assets.log.batch import Committed
-from pgcdc_assets.log.spool import SpooledStream
-
-Done = Committed | SpooledStream | None
-"""What a job has brought about."""
 
 _BUSY_SECONDS: Final = 0.3
 """Between status updates while nothing is read, because the writing thread is behind. A request for a status, which a
@@ -19,19 +15,19 @@ server sends at half of its timeout, may lie in what is not read yet."""
 
 
 class WritingThread:
-    """``landed`` takes the result of each job, in the receiving thread; ``waiting`` is called there meanwhile."""
+    """``landed`` takes each commit, in the receiving thread; ``waiting`` is called there during a wait for a job."""
 
-    def __init__(self, landed: Callable[[Done], None], waiting: Callable[[], None]) -> None:
+    def __init__(self, landed: Callable[[Committed], None], waiting: Callable[[], None]) -> None:
         self._landed = landed
         self._waiting = waiting
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
-        self._job: Future[Done] | None = None
+        self._job: Future[Committed | None] | None = None
 
     @property
     def busy(self) -> bool:
         return self._job is not None
 
-    def submit(self, job: Callable[[], Done]) -> None:
+    def submit(self, job: Callable[[], Committed | None]) -> None:
         """Begin a job, once the one before is done."""
         self.finish()
         self._job = self._thread.submit(job)
@@ -49,8 +45,9 @@ class WritingThread:
             return
         wait_for([self._job], timeout=seconds)
         if self._job.done():
-            done, self._job = self._job.result(), None
-            self._landed(done)
+            committed, self._job = self._job.result(), None
+            if committed is not None:
+                self._landed(committed)
 
     def close(self) -> None:
         """Wait for the job, and drop its result."""
