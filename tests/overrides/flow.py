@@ -1,0 +1,132 @@
+"""Consistent points, pauses, and what status, verify and Dagster say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.overrides.override import Original, override, with_instead, without
+
+# Points -------------------------------------------------------------------------------------------------
+
+
+@override(
+    "pgcdc_assets.points.points:ConsistentPoints.publish",
+    rule="consistent points never go down",
+    test="tests/points/test_points.py::test_points_never_fall",
+)
+def points_fall(original: Original) -> Any:
+    return without(original, "raise LakeError")
+
+
+@override(
+    "pgcdc_assets.flow.progress:TablesProgress.publish",
+    rule="no point stands above the log",
+    test="tests/flow/test_progress.py::test_no_point_stands_above_the_log",
+)
+def point_stands_above_the_log(original: Original) -> Any:
+    return without(original, "raise LakeError")
+
+
+@override(
+    "pgcdc_assets.flow.listedtables:ListedTables.versions_at",
+    rule="a consistent point lists only tables that stand at its LSN",
+    test="tests/flow/test_progress.py::test_a_point_lists_only_tables_that_stand_at_it",
+)
+def copying_tables_are_listed(original: Original) -> Any:
+    return with_instead(original, "entry.replay_lsn == lsn", "entry.replay_lsn <= lsn")
+
+
+@override(
+    "pgcdc_assets.flow.listedtables:ListedTables._shows",
+    rule="a table is listed in no point below the catalog check that showed its structure",
+    test="tests/flow/test_progress.py::test_a_table_is_not_listed_below_the_look_that_showed_its_structure",
+)
+def structure_is_listed_before_its_look(_original: Original) -> Any:
+    return lambda self, entry, lsn: True
+
+
+@override(
+    "pgcdc_assets.flow.drift:CatalogWatch.stands",
+    rule="no point lists a table that DDL before the point has made wrong",
+    test="tests/flow/test_look.py::test_no_point_lists_what_ddl_has_made_wrong",
+)
+def point_without_a_look(_original: Original) -> Any:
+    return property(lambda self: self._seen is not None)
+
+
+@override(
+    "pgcdc_assets.flow.messages:messages_at",
+    rule="a point says that it has the messages only if the feed of messages is complete to it",
+    test="tests/flow/test_messages.py::test_a_feed_that_cannot_be_written_keeps_no_table_back",
+)
+def points_promise_missing_messages(_original: Original) -> Any:
+    return lambda work, lsn: lsn
+
+
+# Runs ---------------------------------------------------------------------------------------------------
+
+
+@override(
+    "pgcdc_assets.flow.decide:next_step",
+    rule="nothing is applied during an operator's pause",
+    test="tests/flow/test_decide.py::test_what_to_do_next",
+)
+def paused_apply_goes_on(original: Original) -> Any:
+    return with_instead(original, "view.paused", "False")
+
+
+@override(
+    "pgcdc_assets.core.ending:Ending._interrupt",
+    rule="a run that does not come to a boundary is interrupted",
+    test="tests/core/test_ending.py::test_without_a_boundary_it_is_interrupted",
+)
+def boundary_is_waited_for_without_end(original: Original) -> Any:
+    return without(original, "signal.pthread_kill(")
+
+
+@override(
+    "pgcdc_assets.core.endpos:Endpos.saw_source",
+    rule="endpos in silent WAL is reached only by a flush position of some time later",
+    test="tests/core/test_endpos.py::test_a_keepalive_below_the_goal_counts_only_from_a_late_flush",
+)
+def early_flush_reaches_endpos(original: Original) -> Any:
+    return with_instead(original, "now > self._inserted_at + self._delay", "True")
+
+
+@override(
+    "pgcdc_assets.flow.outcomes:_Book.failed",
+    rule="status reports a failed sync until a sync succeeds",
+    test="tests/flow/test_outcomes.py::test_a_failed_sync_is_told_until_one_succeeds",
+)
+def failure_is_not_kept(_original: Original) -> Any:
+    return lambda self, error, more=0: None
+
+
+# What is said -------------------------------------------------------------------------------------------
+
+
+@override(
+    "pgcdc_assets.checks.verify:TableReport.explained",
+    rule="verify reports a lost row of a table whose updates are not published",
+    test="tests/checks/test_verify.py::test_what_an_inserts_only_table_cannot_know",
+)
+def lost_row_is_explained_by_a_delete(_original: Original) -> Any:
+    return property(lambda self: self.compared and not self.updates_seen and not self.different)
+
+
+@override(
+    "pgcdc_assets.checks.tablehealth:_publications",
+    rule="status reports an emptied publication at once",
+    test="tests/checks/test_status.py::test_an_emptied_publication",
+)
+def emptied_publication_is_swallowed(original: Original) -> Any:
+    return with_instead(original, "present and not published and catalog.tables", "False")
+
+
+@override(
+    "pgcdc_assets.defs.demand:decide",
+    rule="the sensor requests no run past the end of following",
+    test="tests/defs/test_demand.py::test_decision",
+)
+def sensor_follows_past_the_end(original: Original) -> Any:
+    return with_instead(original, "look.position >= look.endpos", "False")

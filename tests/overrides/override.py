@@ -1,0 +1,138 @@
+"""What an override is, and how functions are changed."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+THEMES: Final = ("log", "source", "rows", "tables", "flow")
+"""The modules that hold overrides."""
+
+Original = Any
+"""What stands in the module or class: a function, a property, a constant."""
+Make = Callable[[Original], Any]
+
+
+@dataclass(frozen=True)
+class Override:
+    """``targets``: each ``module:name`` or ``module:Class.name``. ``test``: the node id of the test that notices it."""
+
+    name: str
+    targets: tuple[str, ...]
+    rule: str
+    test: str
+    make: Make
+
+
+_ALL: dict[str, Override] = {}
+
+
+def override(*targets: str, rule: str, test: str) -> Callable[[Make], Make]:
+    """The decorated function gets the original of each target, and returns what replaces it."""
+
+    def registered(make: Make) -> Make:
+        if make.__name__ in _ALL:
+            raise ValueError(f"there are two overrides {make.__name__}")
+        _ALL[make.__name__] = Override(make.__name__, targets, rule, test, make)
+        return make
+
+    return registered
+
+
+def overrides() -> dict[str, Override]:
+    """All overrides by name. Imports no module of the package."""
+    for theme in THEMES:
+        importlib.import_module(f"tests.overrides.{theme}")
+    return dict(_ALL)
+
+
+def owner_of(target: str, module: Any) -> tuple[Any, str]:
+    """The class or module that holds the target, and the target's name there."""
+    *classes, name = target.split(":")[1].split(".")
+    owner = module
+    for each in classes:
+        owner = getattr(owner, each)
+    return owner, name
+
+
+def original_of(target: str, module: Any) -> Original:
+    """AttributeError if the target is not there, or is inherited."""
+    owner, name = owner_of(target, module)
+    if name not in vars(owner):
+        raise AttributeError(f"{target} does not exist")
+    return vars(owner)[name]
+
+
+# Changed functions -----------------------------------------------------------------------------------
+
+
+def without(original: Original, *starts: str) -> Any:
+    """The same function without the statements that begin like that, such as ``raise LogAhead``.
+
+    LookupError if it has no such statement.
+    """
+    return _compiled(original, _Without(starts), starts)
+
+
+def with_instead(original: Original, old: str, new: str) -> Any:
+    """The same function with one expression in place of another. LookupError if it has no such expression."""
+    return _compiled(original, _Instead(old, new), (old,))
+
+
+class _Change(ast.NodeTransformer):
+    def __init__(self) -> None:
+        self.done: set[str] = set()
+
+
+class _Without(_Change):
+    def __init__(self, starts: tuple[str, ...]) -> None:
+        super().__init__()
+        self._starts = starts
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, (ast.Expr, ast.Raise, ast.Assign, ast.AugAssign, ast.Return)):
+            text = ast.unparse(node)
+            for start in self._starts:
+                if text.startswith(start):
+                    self.done.add(start)
+                    return ast.copy_location(ast.Pass(), node)
+        return super().generic_visit(node)
+
+
+class _Instead(_Change):
+    def __init__(self, old: str, new: str) -> None:
+        super().__init__()
+        self._old = ast.unparse(ast.parse(old, mode="eval"))
+        self._text = old
+        self._new = ast.parse(new, mode="eval").body
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.expr) and ast.unparse(node) == self._old:
+            self.done.add(self._text)
+            return ast.copy_location(self._new, node)
+        return super().generic_visit(node)
+
+
+def _compiled(original: Original, change: _Change, wanted: tuple[str, ...]) -> Any:
+    function = inspect.unwrap(original)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    definition = next(_definitions(tree))
+    # A decorated function is handed over as it was before its decorators.
+    definition.decorator_list = []
+    change.visit(tree)
+    if missing := set(wanted) - change.done:
+        raise LookupError(f"{function.__qualname__} has no {', '.join(sorted(missing))}")
+    flags = annotations.compiler_flag
+    code = compile(ast.fix_missing_locations(tree), inspect.getfile(function), "exec", flags, dont_inherit=True)
+    made: dict[str, Any] = {}
+    exec(code, function.__globals__, made)
+    return made[definition.name]
+
+
+def _definitions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    return (node for node in tree.body if isinstance(node, ast.FunctionDef))

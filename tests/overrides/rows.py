@@ -1,0 +1,201 @@
+"""From what the log holds to the changes of each row: values, keys, TOAST, truncates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tests.overrides.override import Original, override, with_instead, without
+
+# Values -------------------------------------------------------------------------------------------------
+
+
+@override(
+    "pgcdc_assets.protocol.text.types:_cast_or_outside",
+    rule="an infinite timestamp is NULL with its text beside, never a date",
+    test="tests/protocol/test_types.py::test_timestamps",
+)
+def infinity_is_clipped(original: Original) -> Any:
+    def replaced(text: pa.StringArray, of: Any) -> Any:
+        clipped = pc.replace_substring_regex(text, "^-?infinity$", "9999-12-31 00:00:00")
+        return original(clipped, of)
+
+    return replaced
+
+
+@override(
+    "pgcdc_assets.protocol.text.types:_cast_numeric",
+    rule="a numeric that does not fit is NULL with its text beside, never a number",
+    test="tests/protocol/test_types.py::test_numerics",
+)
+def nan_is_clipped(original: Original) -> Any:
+    return lambda text, of: original(pc.replace_substring(text, "NaN", "0"), of)
+
+
+@override(
+    "pgcdc_assets.protocol.text.types:_cast_or_outside",
+    rule="timestamps keep their microseconds",
+    test="tests/protocol/test_types.py::test_timestamps",
+)
+def microseconds_are_cut(original: Original) -> Any:
+    return lambda text, of: original(pc.replace_substring_regex(text, r"([.][0-9]{3})[0-9]*", r"\1"), of)
+
+
+@override(
+    "pgcdc_assets.protocol.text.arraytext:not_plain",
+    rule="an array with other lower bounds does not fit a list",
+    test="tests/protocol/test_arraytext.py::test_what_is_no_list",
+)
+def lower_bounds_are_forgotten(original: Original) -> Any:
+    return with_instead(original, "pc.or_(pc.starts_with(text, '['), pc.starts_with(text, '{{'))",
+                        "pc.starts_with(text, '{{')")  # fmt: skip
+
+
+@override(
+    "pgcdc_assets.protocol.copydata:_end",
+    rule="the bytes of a value never begin a message",
+    test="tests/protocol/test_copydata.py::test_the_same_as_one_by_one",
+)
+def value_begins_a_message(original: Original) -> Any:
+    def replaced(octets: Any, at: int) -> Any:
+        end = original(octets, at)
+        return None if end is None else end - 1
+
+    return replaced
+
+
+# Changes of rows ----------------------------------------------------------------------------------------
+
+
+@override(
+    "pgcdc_assets.feed.events:_moved",
+    rule="a change of key is a delete and an insert",
+    test="tests/feed/test_events.py::test_a_change_of_key_comes_in_two_halves",
+)
+def key_change_is_a_plain_update(original: Original) -> Any:
+    return lambda post, pre, at, route: original(post, pre, at, route) & False
+
+
+@override(
+    "pgcdc_assets.feed.events:_inserts",
+    rule="an insert without one of its values cannot be followed",
+    test="tests/feed/test_events.py::test_an_insert_without_a_value_cannot_be_followed",
+)
+def lacking_value_of_an_insert_is_null(original: Original) -> Any:
+    return with_instead(original, "change.unchanged", "{}")
+
+
+@override(
+    "pgcdc_assets.feed.events:_filled",
+    rule="under REPLICA IDENTITY FULL the old tuple fills what was not sent",
+    test="tests/feed/test_events.py::test_under_full_the_old_tuple_fills_what_was_not_sent",
+)
+def old_tuple_fills_nothing(_original: Original) -> Any:
+    return lambda post, pre, at: post
+
+
+@override(
+    "pgcdc_assets.feed.events:_checked",
+    rule="a row without a value of the key is not followed",
+    test="tests/feed/test_events.py::test_an_old_row_without_its_key_cannot_be_followed",
+)
+def row_without_a_key_is_followed(_original: Original) -> Any:
+    return lambda change, route: iter([change])
+
+
+@override(
+    "pgcdc_assets.feed.transform:_check_taken",
+    rule="a table is set aside if the log counts rows that no feed took",
+    test="tests/feed/test_transform.py::test_a_row_that_no_rule_takes_sets_its_table_aside",
+)
+def uncounted_rows_are_passed_over(_original: Original) -> Any:
+    return lambda log, router, plans, done: None
+
+
+@override(
+    "pgcdc_assets.feed.routing:Router._taker",
+    rule="rows find their table by the OID of their relation",
+    test="tests/feed/test_routing.py::test_rows_of_a_table_are_its_own_under_any_name",
+)
+def rows_go_by_name(_original: Original) -> Any:
+    return lambda self, shape: self.names.get(shape.root or shape.table)
+
+
+@override(
+    "pgcdc_assets.feed.table:FeedTable._fits",
+    rule="what was derived for another structure is derived again",
+    test="tests/feed/test_table.py::test_what_was_derived_for_another_structure_is_not_taken",
+)
+def feed_of_another_structure_is_taken(_original: Original) -> Any:
+    return lambda self, delta: True
+
+
+# Their net effect ---------------------------------------------------------------------------------------
+
+
+@override(
+    "pgcdc_assets.mirror.net.keyed:_present_masks",
+    rule="an unchanged TOAST value is never NULL",
+    test="tests/mirror/test_keyed.py::test_unchanged_value_comes_from_an_earlier_image_of_the_row",
+)
+def unchanged_toast_is_null(_original: Original) -> Any:
+    return lambda events, attnums: {}
+
+
+@override(
+    "pgcdc_assets.mirror.net.chains:_with_masks",
+    rule="an unchanged value never comes from a row that was deleted",
+    test="tests/mirror/test_keyed.py::test_unchanged_value_never_crosses_a_delete",
+)
+def toast_is_filled_across_a_delete(original: Original) -> Any:
+    return without(original, "previous = np.where(begins")
+
+
+@override(
+    "pgcdc_assets.mirror.net.keyed:after_truncates",
+    rule="a TRUNCATE removes what came before it",
+    test="tests/mirror/test_keyed.py::test_truncate_drops_what_came_before",
+)
+def truncate_is_dropped(original: Original) -> Any:
+    def replaced(events: pa.Table) -> Any:
+        return original(events.filter(pc.not_equal(events["_pgcdc_op"], "T")))
+
+    return replaced
+
+
+@override(
+    "pgcdc_assets.mirror.net.keyed:after_truncates",
+    rule="a TRUNCATE of a partition removes the rows of that partition alone",
+    test="tests/mirror/test_keyed.py::test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf",
+)
+def truncate_of_a_partition_empties_all(original: Original) -> Any:
+    return with_instead(original, "pc.or_(other, later)", "later")
+
+
+@override(
+    "pgcdc_assets.mirror.net.chains:_refuse_contradictions",
+    rule="changes that contradict the mirror's state are refused",
+    test="tests/mirror/test_keyed.py::test_changes_that_contradict_each_other_are_refused",
+)
+def contradictions_are_passed_over(_original: Original) -> Any:
+    return lambda before, live, arrives, commit_lsn: None
+
+
+@override(
+    "pgcdc_assets.mirror.net.chains:net_effect",
+    rule="changes of one transaction apply in their own order",
+    test="tests/mirror/test_keyed.py::test_order_of_rows_in_files_does_not_matter",
+)
+def order_in_a_transaction_is_ignored(original: Original) -> Any:
+    return with_instead(original, "np.lexsort((ordinal, commit_lsn))", "np.argsort(commit_lsn, kind='stable')")
+
+
+@override(
+    "pgcdc_assets.mirror.net.multiset:net_rows",
+    rule="a table without a key is a multiset: duplicates stay duplicates",
+    test="tests/property/test_collapse.py::test_a_multiset_keeps_every_copy",
+)
+def duplicates_are_one_row(original: Original) -> Any:
+    return with_instead(original, "np.where(leaving, -1, 1)", "np.where(leaving, -1, 1) / 2")

@@ -1,0 +1,166 @@
+"""Copies under a snapshot, what the stream does not carry, and writes on the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.overrides.override import Original, override, with_instead
+
+# Copies -------------------------------------------------------------------------------------------------
+
+
+@override(
+    "pgcdc_assets.source.snapshot.pieces:_condition",
+    rule="a copy holds only rows that pass the publication's row filter",
+    test="tests/source/test_pieces.py::test_a_filter_holds_in_every_piece",
+)
+def row_filter_is_not_copied(original: Original) -> Any:
+    return with_instead(original, "table.row_filter", "None")
+
+
+@override(
+    "pgcdc_assets.source.connect.connection:connect",
+    rule="row-level security fails a copy, and never shortens it",
+    test="tests/source/test_pieces.py::test_row_level_security_is_an_error_not_a_shorter_table",
+)
+def row_security_shortens_a_copy(original: Original) -> Any:
+    return lambda *args, row_security=True, **kwargs: original(*args, **kwargs)
+
+
+@override(
+    "pgcdc_assets.source.snapshot.export:_gate",
+    rule="nothing is read before the snapshot's transactions have ended for everyone",
+    test="tests/source/test_export.py::test_the_gate_holds_back_until_commit_status_is_there",
+)
+def gate_is_skipped(_original: Original) -> Any:
+    return lambda holder, observer: None
+
+
+@override(
+    "pgcdc_assets.source.snapshot.reading:_Storage.still_holds",
+    rule="a table that was rewritten or truncated between snapshot and COPY is not copied",
+    test="tests/source/test_export.py"
+    "::test_whatever_is_done_to_a_table_its_copy_is_that_of_the_snapshot_or_none[TRUNCATE t]",
+)
+def rewrite_before_the_copy_is_missed(_original: Original) -> Any:
+    return lambda self, then: True
+
+
+@override(
+    "pgcdc_assets.source.snapshot.waiters:interrupt",
+    rule="whoever waits for a table that a copy reads gets the table",
+    test="tests/source/test_waiters.py::test_who_wants_the_table_gets_it_while_a_copy_reads[cancelled]",
+)
+def waiters_are_kept_waiting(_original: Original) -> Any:
+    return lambda conn, asked: set()
+
+
+# The catalog --------------------------------------------------------------------------------------------
+
+
+@override(
+    "pgcdc_assets.source.catalog.tables:at_one_moment",
+    rule="the catalog is read at one moment",
+    test="tests/source/test_drift.py::test_a_change_between_two_queries_is_seen_whole_or_not_at_all",
+)
+def catalog_is_read_in_pieces(_original: Original) -> Any:
+    @contextmanager
+    def replaced(conn: Any) -> Iterator[None]:
+        yield
+
+    return replaced
+
+
+@override(
+    "pgcdc_assets.source.catalog.drift:_maybe_rewritten",
+    rule="ALTER TABLE rewrites rows, and the stream does not carry that",
+    test="tests/source/test_drift.py::test_what_it_does_not_carry_is_seen",
+)
+def rewrite_is_missed(_original: Original) -> Any:
+    return lambda before, now: False
+
+
+@override(
+    "pgcdc_assets.source.catalog.drift:_behind_the_stream",
+    rule="a table that was UNLOGGED for a while has changes in no stream",
+    test="tests/source/test_drift.py::test_unlogged_and_logged_again",
+)
+def unlogged_for_a_while_is_missed(_original: Original) -> Any:
+    return lambda before, now: iter(())
+
+
+@override(
+    "pgcdc_assets.source.catalog.drift:_partitions",
+    rule="ATTACH and DETACH move rows, and the stream does not carry that",
+    test="tests/source/test_drift.py::test_what_it_does_not_carry_is_seen",
+)
+def attached_partition_is_missed(_original: Original) -> Any:
+    return lambda before, now: iter(())
+
+
+@override(
+    "pgcdc_assets.source.catalog.drift:key_made_anew",
+    rule="a key that was dropped and added again may not have told rows apart in between",
+    test="tests/source/test_drift.py::test_what_it_does_not_carry_is_seen",
+)
+def recreated_key_passes(_original: Original) -> Any:
+    return lambda before, now: False
+
+
+@override(
+    "pgcdc_assets.source.catalog.drift:table_changes",
+    rule="a table that was dropped and created again is another table",
+    test="tests/source/test_drift.py::test_what_it_does_not_carry_is_seen",
+)
+def recreated_table_is_missed(original: Original) -> Any:
+    return with_instead(original, "before.oid != now.oid", "False")
+
+
+@override(
+    "pgcdc_assets.source.catalog.drift:_publication",
+    rule="a table that left the publication and came back has changes in no stream",
+    test="tests/source/test_drift.py::test_what_it_does_not_carry_is_seen",
+)
+def publication_regained_is_missed(_original: Original) -> Any:
+    return lambda before, now: iter(())
+
+
+@override(
+    "pgcdc_assets.source.catalog.pgclass:_INDEXES",
+    rule="a deferrable key lets rows swap keys within a statement, and is not used as a key",
+    test="tests/source/test_tables.py::test_the_key_is_what_the_stream_names_rows_by",
+)
+def deferrable_key_is_trusted(original: Original) -> Any:
+    return original.replace(" AND i.indimmediate", "")
+
+
+# Writes on the source -----------------------------------------------------------------------------------
+
+
+@override(
+    "pgcdc_assets.source.setup.selection:_unfollowed",
+    rule="no write on the source fails because of us",
+    test="tests/source/test_setup.py::test_no_write_on_the_source_fails_because_of_us",
+)
+def keyless_table_is_published_for_updates(_original: Original) -> Any:
+    return lambda relation, senders, version: None
+
+
+@override(
+    "pgcdc_assets.projectfile:without_secrets",
+    rule="no secret of a source is written to a file",
+    test="tests/cli/test_origin.py::test_a_url_with_a_password_is_written_without",
+)
+def password_goes_into_the_file(_original: Original) -> Any:
+    return lambda source: source
+
+
+@override(
+    "pgcdc_assets.checks.origin:_compare",
+    rule="a source is refused if the project was set up with another one",
+    test="tests/cli/test_origin.py::test_another_source_is_refused_before_anything_is_written",
+)
+def another_source_is_taken(_original: Original) -> Any:
+    return lambda settings, saved, found: None

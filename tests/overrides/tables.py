@@ -1,0 +1,177 @@
+"""Delta tables, their commits and files, mirrors, and the stores below them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from typing import Any
+
+from tests.overrides.override import Original, override, with_instead, without
+
+# Commits and files --------------------------------------------------------------------------------------
+
+
+@override(
+    "pgcdc_assets.store.local:LocalStore.create",
+    rule="no commit takes another one's number",
+    test="tests/delta/test_commit.py::test_a_version_is_taken_once",
+)
+def commit_number_is_taken_twice(_original: Original) -> Any:
+    def replaced(self: Any, to: Any, content: bytes) -> None:
+        staged = f"{to.text}.{uuid.uuid4().hex}"
+        with open(staged, "wb") as file:
+            file.write(content)
+        os.replace(staged, to.text)
+
+    return replaced
+
+
+@override(
+    "pgcdc_assets.store.memory:MemoryStore.create",
+    rule="of several that create a file one succeeds, in every store",
+    test="tests/store/test_contract.py::test_of_many_that_create_one_succeeds",
+)
+def memory_creates_twice(original: Original) -> Any:
+    return without(original, "raise FileExistsError")
+
+
+@override(
+    "pgcdc_assets.store.objects:ObjectStore.create",
+    rule="a file that another process created first is not taken for ours, even if the answer was lost",
+    test="tests/store/test_faults.py::test_an_answer_that_is_lost_is_not_taken_for_ours",
+)
+def refusal_is_taken_for_ours(original: Original) -> Any:
+    return with_instead(original, "there == content", "True")
+
+
+@override(
+    "pgcdc_assets.delta.commit:_larger",
+    rule="rows that a deletion vector took away stay away",
+    test="tests/delta/test_commit.py::test_every_version_holds_what_it_should",
+)
+def deletion_vector_forgets(original: Original) -> Any:
+    return with_instead(original, "before | gone", "gone")
+
+
+@override(
+    "pgcdc_assets.delta.datafile:_told",
+    rule="statistics hide no row from a reader: NaN lies outside of bounds",
+    test="tests/delta/test_datafile.py::test_bounds_are_exact_or_absent",
+)
+def statistics_hide_nan(original: Original) -> Any:
+    return with_instead(original, "pa.types.is_floating(type_)", "False")
+
+
+@override(
+    "pgcdc_assets.store.local:LocalStore.put",
+    rule="commits are cleaned up only after the checkpoint above them is on disk",
+    test="tests/delta/test_torn.py::test_commits_go_only_behind_a_durable_checkpoint",
+)
+def commits_go_before_their_checkpoint(original: Original) -> Any:
+    return without(original, "sync_file(")
+
+
+@override(
+    "pgcdc_assets.delta.logfiles:commit_if_there",
+    rule="a commit that was cut between two actions is refused",
+    test="tests/delta/test_torn.py::test_a_torn_commit_is_refused_then_recovered",
+)
+def cut_commit_is_taken_for_whole(original: Original) -> Any:
+    return with_instead(original, "ACTIONS in info", "False")
+
+
+@override(
+    "pgcdc_assets.delta.listing:LogListing.first_young",
+    rule="what was the newest version in the last hour stays, commits and files",
+    test="tests/mirror/test_thinning.py::test_what_is_young_or_not_published_yet_stays",
+)
+def young_versions_go(_original: Original) -> Any:
+    return lambda self, begin, before: begin
+
+
+@override(
+    "pgcdc_assets.mirror.delta.thinning:passing",
+    rule="the log of a mirror keeps what promised versions need",
+    test="tests/mirror/test_thinning.py::test_promised_versions_stay_and_what_lies_between_goes",
+)
+def promised_versions_are_forgotten(original: Original) -> Any:
+    return lambda mirror, promised, grace: original(mirror, (), grace)
+
+
+# Mirrors ------------------------------------------------------------------------------------------------
+
+
+@override(
+    "pgcdc_assets.mirror.delta.mirror:Mirror.generation_app_id",
+    rule="each copy begins a new generation of Delta's app transactions",
+    test="tests/mirror/test_mirror.py::test_properties_and_positions",
+)
+def copy_keeps_its_generation(_original: Original) -> Any:
+    return property(lambda self: None if self.snapshot_lsn is None else self.identity.app_id("applied"))
+
+
+@override(
+    "pgcdc_assets.mirror.delta.tablework:TableWork.of",
+    rule="an apply that is repeated finds its work done",
+    test="tests/mirror/test_apply.py::test_an_apply_can_be_repeated_and_resumed",
+)
+def app_transaction_is_forgotten(original: Original) -> Any:
+    return classmethod(with_instead(original.__func__, "max(part.span.start, stands)", "part.span.start"))
+
+
+@override(
+    "pgcdc_assets.mirror.delta.match:_Match.check",
+    rule="a merge fails if the mirror lacks a row that changed",
+    test="tests/mirror/test_match.py::test_a_changed_row_that_is_not_there_is_told",
+)
+def merge_does_not_miss_a_row(original: Original) -> Any:
+    return without(original, "raise MergeMismatch(LACKS)")
+
+
+@override(
+    "pgcdc_assets.mirror.delta.match:_Match.check",
+    rule="a merge fails if the mirror holds a row that arrives",
+    test="tests/mirror/test_match.py::test_an_arriving_row_that_is_there_is_told",
+)
+def merge_overwrites_what_it_finds(original: Original) -> Any:
+    return without(original, "raise MergeMismatch(HOLDS)")
+
+
+@override(
+    "pgcdc_assets.mirror.delta.settlement:Settlement.settle",
+    rule="a point's versions are durable before the point is",
+    test="tests/mirror/test_settlement.py::test_after_a_power_cut_every_point_reads_as_published",
+)
+def point_comes_before_its_mirrors(original: Original) -> Any:
+    return without(original, "storage.settle(folders)")
+
+
+@override(
+    "pgcdc_assets.failures:_OF_THE_MACHINE",
+    rule="a full disk ends the run, and sets no table aside",
+    test="tests/mirror/test_contained.py::test_failures_of_everybody",
+)
+def full_disk_sets_tables_aside(original: Original) -> Any:
+    return original - {errno.ENOSPC}
+
+
+@override(
+    "pgcdc_assets.store.private:private_folder",
+    rule="lake and project state are open to their owner alone",
+    test="tests/cli/test_private.py::test_what_commands_make",
+)
+def folders_are_open_to_all(original: Original) -> Any:
+    return with_instead(original, "OWNER_ONLY", "0o755")
+
+
+# Readers ------------------------------------------------------------------------------------------------
+
+
+@override(
+    "pgcdc_assets.lake:LakeAt._as_published",
+    rule="Lake.at refuses a version that does not stand as its point says",
+    test="tests/points/test_points.py::test_a_version_that_stands_elsewhere_is_not_the_one_that_was_published",
+)
+def reused_version_is_read(original: Original) -> Any:
+    return with_instead(original, "found != published", "False")

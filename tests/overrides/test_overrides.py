@@ -1,0 +1,40 @@
+"""Each override can be made, and its test exists. Whether the test notices it: ``make overrides``."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.overrides.applied import VARIABLE
+from tests.overrides.override import Override, original_of, overrides
+from tests.overrides.run import ROOT, SITE
+
+ALL = overrides()
+
+
+@pytest.mark.parametrize("override", ALL.values(), ids=ALL.keys())
+def test_target_exists_and_can_be_replaced(override: Override) -> None:
+    for target in override.targets:
+        original = original_of(target, importlib.import_module(target.split(":")[0]))
+        assert override.make(original) is not original
+
+
+@pytest.mark.parametrize("override", ALL.values(), ids=ALL.keys())
+def test_rule_is_told_and_its_test_exists(override: Override) -> None:
+    file, function = override.test.split("[")[0].split("::")
+    tree = ast.parse((ROOT / file).read_text())
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert override.rule
+
+
+def test_a_process_applies_the_override_before_anybody_imports_the_function() -> None:
+    script = "from pgcdc_assets.log.commit import storage; from pgcdc_assets.store.durable import sync_file; " \
+             "print(sync_file.__qualname__)"  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT)]), VARIABLE: "fsync_is_skipped"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "fsync_is_skipped.<locals>.<lambda>"
