@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READERS := $(VENV)/.readers
+MUTMUT := build/mutmut
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
@@ -71,6 +72,24 @@ test-power: install ## Power cuts: N=100 images that lose what was not synced, e
 test-cluster: install ## A Spark master and two workers as processes: executors killed, archives, secrets, an S3 server
 	@$(BIN)/python -m pytest tests/cluster --run-long
 
+.PHONY: overrides
+overrides: install ## Each promise taken out of the code, and its test that must fail (some 20 minutes)
+	@$(BIN)/python -m tests.overrides.run $(ONLY)
+
+# Not among the locked packages, which it takes from the virtual environment where it can.
+$(MUTMUT)/.ready: | $(READY)
+	@$(BIN)/python -m venv $(MUTMUT)
+	@$(MUTMUT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(MUTMUT)/folder
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "`cat $(MUTMUT)/folder`/checkout.pth"
+	@$(MUTMUT)/bin/python -m pip install --quiet mutmut==3.8.1 \
+	  || { echo "pgcdc: mutmut could not be installed; the first use needs the network" >&2; exit 1; }
+	@touch $@
+
+.PHONY: mutation
+mutation: install $(MUTMUT)/.ready ## Mutants of the pure packages (hours; ONLY="pgcdc_assets.core.ranges*" for some)
+	@$(MUTMUT)/bin/mutmut run --max-children 2 $(ONLY)
+	@$(MUTMUT)/bin/mutmut results
+
 .PHONY: bench
 bench: install ## Rates, latency and growth beside PostgreSQL's own tools (some two hours): build/bench
 	@$(BIN)/python -m bench --workloads W1,W2,W3,W4,W6,L,S1,S2,S3,S4
@@ -98,4 +117,4 @@ lock: install ## Lock the dependencies anew, those of the image too
 
 .PHONY: clean
 clean: ## Removes the virtual environment and caches of the checkout
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build mutants *.egg-info

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcdc_assets.core.names import TableName, decoded, encoded
+from pgcdc_assets.core.names import TableName, decoded, encoded, nearest
 from pgcdc_assets.errors import UsageError
 
 _NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -62,3 +62,9 @@ def test_the_lake_s_own_folder_is_no_schema_s() -> None:
 def test_advice_can_be_typed_into_a_shell(schema: str, name: str) -> None:
     table = TableName(schema, name)
     assert shlex.split(f"pgcdc snapshot {table.shell}") == ["pgcdc", "snapshot", str(table)]
+
+
+def test_nearest_name_is_found_in_any_schema() -> None:
+    tables = [TableName("shop", "orders"), TableName("public", "order_lines"), TableName("public", "customers")]
+    assert nearest("orderz", tables) == TableName("shop", "orders")
+    assert nearest("xyz", tables) is None

@@ -50,9 +50,14 @@ def test_a_commit_record_that_starts_at_a_boundary_lies_behind_it() -> None:
     assert after.holds_commit(20)
 
 
+def test_empty_range_holds_no_commit() -> None:
+    assert not LsnRange(Lsn(10), Lsn(10)).holds_commit(10)
+
+
 def test_a_hole_is_named() -> None:
-    with pytest.raises(RangeGap, match=r"0/1\.\.0/2 is followed by 0/3\.\.0/4"):
+    with pytest.raises(RangeGap, match=r"0/1\.\.0/2 is followed by 0/3\.\.0/4") as gap:
         merged([LsnRange(Lsn(3), Lsn(4)), LsnRange(Lsn(1), Lsn(2))])
+    assert gap.value.lsn == 2
     with pytest.raises(BadRange):
         merged([])
 

@@ -23,6 +23,9 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
         pytest.param(replace(LEVEL, to_copy=2), FRESH, True, "2 tables are to be copied", id="a table to copy"),
         pytest.param(replace(LEVEL, unapplied=3), FRESH, True, "3 batches", id="log not applied"),
         pytest.param(replace(AHEAD, published=True), FRESH, True, "published changes wait", id="published change"),
+        pytest.param(
+            replace(AHEAD, flush_lsn=Lsn(0x1001), published=True), FRESH, True, "1 bytes of WAL", id="ahead by one byte"
+        ),
         pytest.param(replace(AHEAD, published=False), OLD, False, "nothing published", id="foreign WAL, little"),
         pytest.param(AHEAD, FRESH, False, "nothing published", id="not looked at, young"),
         pytest.param(AHEAD, OLD, True, "WAL has moved for 60 s", id="not looked at, range_seconds old"),
@@ -63,6 +66,7 @@ def test_decision(look: SourceLook, cursor: Cursor, wanted: bool, why: str) -> N
         (Runs(holder="follow"), "`pgcdc follow` is at work"),
         (Runs(under_way=["abcdefgh-1"]), "run abcdefgh is queued or starting"),
         (Runs(failures=1, last_ended=NOW - 5), "next try in 10 s"),
+        (Runs(failures=1, last_ended=NOW - 14), "next try in 1 s"),
         (Runs(failures=1, last_ended=NOW - 15), None),
         (Runs(failures=3, last_ended=NOW - 50), "next try in 10 s"),
         (Runs(failures=30, last_ended=NOW - 500), "next try in 100 s"),

@@ -25,9 +25,7 @@ from pgcdc_assets.source.connect.connection import SourceConnection, connect
 from pgcdc_assets.source.slot.blockers import Blocker, transactions
 from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
-from tests.flow.test_sync import Rig, rig
-
-__all__ = ["rig"]
+from tests.flow.rig import Rig
 
 T = TableName("public", "t")
 

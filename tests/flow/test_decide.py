@@ -70,6 +70,11 @@ NEXT = {
     "a late copy first, two shares of it": (view(LATE, complete=Lsn(90)), TakeLateTurn([A], Lsn(40))),
     "then the others without it": (view(LATE, complete=Lsn(90), caught_up=True), turn(60, B)),
     "late ones join where verify waits": (view(LATE, exact=Lsn(50)), turn(30, A, B)),
+    "a share of many batches": (view([Standing(A, Lsn(0))], complete=Lsn(90), share_bytes=240), turn(40, A)),
+    "every table is late": (
+        view([Standing(A, Lsn(10), late=True)], complete=Lsn(90)), TakeLateTurn([A], Lsn(50)),
+    ),
+    "and has had its turn": (view([Standing(A, Lsn(10), late=True)], complete=Lsn(90), caught_up=True), Wait()),
     "no table at all": (view([]), Wait()),
 }  # fmt: skip
 

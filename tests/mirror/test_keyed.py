@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import FeedColumn
-from pgcdc_assets.mirror.net.keyed import after_truncates, collapse
+from pgcdc_assets.mirror.net.keyed import after_truncates, collapse, collapse_touched, map_keys, raw_maps
 from tests.feed.feed_rows import COLUMNS, feed_rows
 
 
@@ -155,3 +157,49 @@ def test_an_array_may_be_a_key() -> None:
     table = events.set_column(events.schema.get_field_index("id"), "id", keys)
     rows = collapse(table, COLUMNS).to_pylist()
     assert [row["id"] for row in rows] == [[], [None], None]
+
+
+# Repairs: the keys that changed in a range, out of all events up to the mirror's position. Three events each have the
+# LSNs 100, 101, 102.
+
+
+def repaired(events: Sequence[tuple[Any, ...]], touched: LsnRange | None) -> dict[int, dict[str, Any]]:
+    rows = collapse_touched(feed_rows(events), COLUMNS, (3,), touched).to_pylist()
+    return {row["id"]: row for row in rows}
+
+
+def test_repair_has_the_keys_of_the_range_and_those_that_their_rows_moved_to() -> None:
+    events = [
+        ("I", 1, "x", "y"), ("I", 2, "x", "y"), ("I", 3, "x", "y"),
+        ("U", 1, "x2", "y"), ("M", 2, 9, "x", "y"), ("D", 3),
+        ("M", 9, 8, "x", "y"), ("I", 4, "x", "y"), ("U", 4, "x2", "y"),
+    ]  # fmt: skip
+    rows = repaired(events, LsnRange(Lsn(101), Lsn(102)))
+    assert {key: row["_pgcdc_op"] for key, row in rows.items()} == {1: "U", 2: "D", 3: "D", 8: "U", 9: "D"}
+    assert repaired(events, None).keys() == {1, 2, 3, 4, 8, 9}
+
+
+def test_repair_follows_a_row_through_several_keys() -> None:
+    events = [
+        ("I", 1, "x", "y"), ("U", 1, "x2", "y"), ("U", 1, "x3", "y"),
+        ("M", 1, 2, "x3", "y"), ("M", 2, 3, "x3", "y"), ("M", 5, 6, "p", "q"),
+    ]  # fmt: skip
+    assert repaired(events, LsnRange(Lsn(100), Lsn(101))).keys() == {1, 2, 3}
+
+
+def test_repair_requires_a_row_in_the_target_only_for_a_value_that_was_not_sent() -> None:
+    events = [("U", 1, "x", None, True), ("U", 2, "x", "y"), ("D", 3), ("M", 4, 5, "x", None, True)]
+    rows = repaired(events, None)
+    assert {key: row["_pgcdc_present"] for key, row in rows.items()} == {1: True, 2: None, 3: None, 4: None, 5: True}
+    assert {key: row["_pgcdc_masked_3"] for key, row in rows.items()} == {1: True, 2: False, 3: False, 4: False,
+                                                                         5: True}  # fmt: skip
+    assert {row["_pgcdc_origin"] for row in rows.values()} == {None}
+
+
+def test_maps_of_texts_are_null_where_no_column_has_a_text() -> None:
+    kind = pa.map_(pa.string(), pa.string())
+    texts = {"a": pa.array(["x", None, "z", None]), "b": pa.array([None, None, "y", None])}
+    maps = raw_maps(texts, 4, kind)
+    assert maps.to_pylist() == [[("a", "x")], None, [("a", "z"), ("b", "y")], None]
+    assert map_keys(pa.chunked_array([maps])).to_pylist() == ["a", "a", "b"]
+    assert map_keys(pa.chunked_array([], kind)) == pa.array([], pa.string())

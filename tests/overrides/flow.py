@@ -75,33 +75,6 @@ def paused_apply_goes_on(original: Original) -> Any:
     return with_instead(original, "view.paused", "False")
 
 
-@override(
-    "pgcdc_assets.core.ending:Ending._interrupt",
-    rule="a run that does not come to a boundary is interrupted",
-    test="tests/core/test_ending.py::test_without_a_boundary_it_is_interrupted",
-)
-def boundary_is_waited_for_without_end(original: Original) -> Any:
-    return without(original, "signal.pthread_kill(")
-
-
-@override(
-    "pgcdc_assets.core.endpos:Endpos.saw_source",
-    rule="endpos in silent WAL is reached only by a flush position of some time later",
-    test="tests/core/test_endpos.py::test_a_keepalive_below_the_goal_counts_only_from_a_late_flush",
-)
-def early_flush_reaches_endpos(original: Original) -> Any:
-    return with_instead(original, "now > self._inserted_at + self._delay", "True")
-
-
-@override(
-    "pgcdc_assets.flow.outcomes:_Book.failed",
-    rule="status reports a failed sync until a sync succeeds",
-    test="tests/flow/test_outcomes.py::test_a_failed_sync_is_told_until_one_succeeds",
-)
-def failure_is_not_kept(_original: Original) -> Any:
-    return lambda self, error, more=0: None
-
-
 # What is said -------------------------------------------------------------------------------------------
 
 
@@ -121,12 +94,3 @@ def lost_row_is_explained_by_a_delete(_original: Original) -> Any:
 )
 def emptied_publication_is_swallowed(original: Original) -> Any:
     return with_instead(original, "present and not published and catalog.tables", "False")
-
-
-@override(
-    "pgcdc_assets.defs.demand:decide",
-    rule="the sensor requests no run past the end of following",
-    test="tests/defs/test_demand.py::test_decision",
-)
-def sensor_follows_past_the_end(original: Original) -> Any:
-    return with_instead(original, "look.position >= look.endpos", "False")

@@ -184,15 +184,6 @@ def ordinals_restart_after_spill(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.log.batch:BatchWriter.__init__",
-    rule="the next receiver drops what a dead one spilled, because the server sends it again",
-    test="tests/log/test_reader.py::test_what_a_dead_process_left_is_dropped_at_the_next_start",
-)
-def spill_survives_a_restart(original: Original) -> Any:
-    return without(original, "self._spill.clear()")
-
-
-@override(
     "pgcdc_assets.log.relations:_Versions._in_force",
     rule="each row is decoded by the Relation message in force when it came",
     test="tests/log/test_content.py::test_schema_versions_inside_one_transaction",
@@ -205,39 +196,12 @@ def newest_schema_for_all_rows(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.log.rows:_with_truncates",
-    rule="a TRUNCATE of several tables is a change of each",
-    test="tests/log/test_content.py::test_truncate_stands_once_per_table",
-)
-def truncate_of_one_table_only(original: Original) -> Any:
-    return with_instead(original, "message.relation_ids", "message.relation_ids[:1]")
-
-
-@override(
     "pgcdc_assets.log.segment:check_content",
     rule="a segment is read only if it holds the bytes that were written",
     test="tests/log/test_reader.py::test_damage_is_noticed",
 )
 def damaged_bytes_are_read(_original: Original) -> Any:
     return lambda path: None
-
-
-@override(
-    "pgcdc_assets.log.receive.choice:Choice._matches",
-    rule="a logical message whose prefix is not chosen leaves no row",
-    test="tests/log/test_messages.py::test_only_chosen_prefixes_leave_rows",
-)
-def messages_of_any_prefix_are_taken(_original: Original) -> Any:
-    return lambda self, run, index: True
-
-
-@override(
-    "pgcdc_assets.log.receive.whole:WholeTransactions._whole",
-    rule="a message between transactions ends a batch at the end of its record",
-    test="tests/log/test_messages.py::test_each_comes_once_wherever_a_run_ends",
-)
-def loose_message_moves_no_boundary(original: Original) -> Any:
-    return without(original, "self._positions.reached(lsn)")
 
 
 # Transactions in progress -------------------------------------------------------------------------------
@@ -308,15 +272,6 @@ def another_system_is_followed(original: Original) -> Any:
 )
 def timelines_are_ignored(_original: Original) -> Any:
     return lambda stream, now, log_timeline, stands: None
-
-
-@override(
-    "pgcdc_assets.source.slot.slotstatus:_check_kind",
-    rule="a slot with two_phase is refused without the setting: it sends contents at PREPARE and never again",
-    test="tests/log/test_subscribe.py::test_two_phase_slot",
-)
-def two_phase_slot_is_accepted(original: Original) -> Any:
-    return with_instead(original, "bool(status.two_phase) != two_phase", "False")
 
 
 @override(

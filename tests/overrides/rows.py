@@ -34,38 +34,6 @@ def nan_is_clipped(original: Original) -> Any:
     return lambda text, of: original(pc.replace_substring(text, "NaN", "0"), of)
 
 
-@override(
-    "pgcdc_assets.protocol.text.types:_cast_or_outside",
-    rule="timestamps keep their microseconds",
-    test="tests/protocol/test_types.py::test_timestamps",
-)
-def microseconds_are_cut(original: Original) -> Any:
-    return lambda text, of: original(pc.replace_substring_regex(text, r"([.][0-9]{3})[0-9]*", r"\1"), of)
-
-
-@override(
-    "pgcdc_assets.protocol.text.arraytext:not_plain",
-    rule="an array with other lower bounds does not fit a list",
-    test="tests/protocol/test_arraytext.py::test_what_is_no_list",
-)
-def lower_bounds_are_forgotten(original: Original) -> Any:
-    return with_instead(original, "pc.or_(pc.starts_with(text, '['), pc.starts_with(text, '{{'))",
-                        "pc.starts_with(text, '{{')")  # fmt: skip
-
-
-@override(
-    "pgcdc_assets.protocol.copydata:_end",
-    rule="the bytes of a value never begin a message",
-    test="tests/protocol/test_copydata.py::test_the_same_as_one_by_one",
-)
-def value_begins_a_message(original: Original) -> Any:
-    def replaced(octets: Any, at: int) -> Any:
-        end = original(octets, at)
-        return None if end is None else end - 1
-
-    return replaced
-
-
 # Changes of rows ----------------------------------------------------------------------------------------
 
 
@@ -97,15 +65,6 @@ def old_tuple_fills_nothing(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.feed.events:_checked",
-    rule="a row without a value of the key is not followed",
-    test="tests/feed/test_events.py::test_an_old_row_without_its_key_cannot_be_followed",
-)
-def row_without_a_key_is_followed(_original: Original) -> Any:
-    return lambda change, route: iter([change])
-
-
-@override(
     "pgcdc_assets.feed.transform:_check_taken",
     rule="a table is set aside if the log counts rows that no feed took",
     test="tests/feed/test_transform.py::test_a_row_that_no_rule_takes_sets_its_table_aside",
@@ -121,15 +80,6 @@ def uncounted_rows_are_passed_over(_original: Original) -> Any:
 )
 def rows_go_by_name(_original: Original) -> Any:
     return lambda self, shape: self.names.get(shape.root or shape.table)
-
-
-@override(
-    "pgcdc_assets.feed.table:FeedTable._fits",
-    rule="what was derived for another structure is derived again",
-    test="tests/feed/test_table.py::test_what_was_derived_for_another_structure_is_not_taken",
-)
-def feed_of_another_structure_is_taken(_original: Original) -> Any:
-    return lambda self, delta: True
 
 
 # Their net effect ---------------------------------------------------------------------------------------

@@ -28,24 +28,6 @@ def commit_number_is_taken_twice(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.store.memory:MemoryStore.create",
-    rule="of several that create a file one succeeds, in every store",
-    test="tests/store/test_contract.py::test_of_many_that_create_one_succeeds",
-)
-def memory_creates_twice(original: Original) -> Any:
-    return without(original, "raise FileExistsError")
-
-
-@override(
-    "pgcdc_assets.store.objects:ObjectStore.create",
-    rule="a file that another process created first is not taken for ours, even if the answer was lost",
-    test="tests/store/test_faults.py::test_an_answer_that_is_lost_is_not_taken_for_ours",
-)
-def refusal_is_taken_for_ours(original: Original) -> Any:
-    return with_instead(original, "there == content", "True")
-
-
-@override(
     "pgcdc_assets.delta.commit:_larger",
     rule="rows that a deletion vector took away stay away",
     test="tests/delta/test_commit.py::test_every_version_holds_what_it_should",
@@ -79,15 +61,6 @@ def commits_go_before_their_checkpoint(original: Original) -> Any:
 )
 def cut_commit_is_taken_for_whole(original: Original) -> Any:
     return with_instead(original, "ACTIONS in info", "False")
-
-
-@override(
-    "pgcdc_assets.delta.listing:LogListing.first_young",
-    rule="what was the newest version in the last hour stays, commits and files",
-    test="tests/mirror/test_thinning.py::test_what_is_young_or_not_published_yet_stays",
-)
-def young_versions_go(_original: Original) -> Any:
-    return lambda self, begin, before: begin
 
 
 @override(

@@ -6,11 +6,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.frames import (
-    Keepalive,
-    keepalive,
-    status_update,
-)
+from pgcdc_assets.protocol.frames import FrameBlock, Keepalive, keepalive, keepalive_frame, status_update
 from pgcdc_assets.protocol.layouts import EPOCH
 
 DATA = b"w" + bytes.fromhex("00000016B374D848 FFFFFFFF00000000 0000000000000005") + b"Bmessage"
@@ -26,6 +22,19 @@ def test_keepalive() -> None:
 def test_what_is_no_keepalive_is_refused(frame: bytes) -> None:
     with pytest.raises(ProtocolError):
         keepalive(frame)
+
+
+def test_keepalive_of_our_own_is_read_back_and_asks_for_no_reply() -> None:
+    assert keepalive(keepalive_frame(1 << 40)) == Keepalive(Lsn(1 << 40), 0, False)
+
+
+def test_block_holds_its_frames_in_one_piece_and_parts_share_it() -> None:
+    block = FrameBlock.of([b"one", b"", memoryview(b"three")])
+    part = block.part(1, 3)
+    assert [block.frame(index) for index in range(len(block))] == [b"one", b"", b"three"]
+    assert [part.frame(index) for index in range(len(part))] == [b"", b"three"]
+    assert part.raw is block.raw
+    assert len(FrameBlock.of([])) == 0
 
 
 def test_status_update() -> None:

@@ -227,9 +227,9 @@ def map_keys(raw: pa.ChunkedArray) -> pa.Array:
 
 
 def raw_maps(texts: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> pa.Array:
-    """Maps of column name to text, made from one sparse array per name; NULL if no name has a text."""
+    """Maps of column name to text, made from one sparse array per name (at least one); NULL if no name has a text."""
     found = [(name, np.flatnonzero(text.is_valid().to_numpy(zero_copy_only=False))) for name, text in texts.items()]
-    owner = np.concatenate([at for _, at in found]) if found else np.zeros(0, dtype=np.int64)
+    owner = np.concatenate([at for _, at in found])
     order = np.argsort(owner, kind="stable")
     keys = pa.concat_arrays([pa.repeat(pa.scalar(name, pa.string()), len(at)) for name, at in found])
     items = pa.concat_arrays([texts[name].cast(pa.string()).drop_null() for name, _ in found])
