@@ -163,9 +163,11 @@ def test_an_array_may_be_a_key() -> None:
 # LSNs 100, 101, 102.
 
 
-def repaired(events: Sequence[tuple[Any, ...]], touched: LsnRange | None) -> dict[int, dict[str, Any]]:
-    rows = collapse_touched(feed_rows(events), COLUMNS, (3,), touched).to_pylist()
-    return {row["id"]: row for row in rows}
+def repaired(
+    events: Sequence[tuple[Any, ...]] | pa.Table, touched: LsnRange | None, masked: Sequence[int] = (3,)
+) -> dict[int, dict[str, Any]]:
+    table = events if isinstance(events, pa.Table) else feed_rows(events)
+    return {row["id"]: row for row in collapse_touched(table, COLUMNS, masked, touched).to_pylist()}
 
 
 def test_repair_has_the_keys_of_the_range_and_those_that_their_rows_moved_to() -> None:
@@ -179,12 +181,18 @@ def test_repair_has_the_keys_of_the_range_and_those_that_their_rows_moved_to() -
     assert repaired(events, None).keys() == {1, 2, 3, 4, 8, 9}
 
 
-def test_repair_follows_a_row_through_several_keys() -> None:
-    events = [
+def test_repair_follows_a_row_through_several_keys_whatever_the_order_in_files() -> None:
+    events = feed_rows([
         ("I", 1, "x", "y"), ("U", 1, "x2", "y"), ("U", 1, "x3", "y"),
         ("M", 1, 2, "x3", "y"), ("M", 2, 3, "x3", "y"), ("M", 5, 6, "p", "q"),
-    ]  # fmt: skip
-    assert repaired(events, LsnRange(Lsn(100), Lsn(101))).keys() == {1, 2, 3}
+    ])  # fmt: skip
+    for first in range(len(events)):
+        rotated = pa.concat_tables([events.slice(first), events.slice(0, first)])
+        assert repaired(rotated, LsnRange(Lsn(100), Lsn(101))).keys() == {1, 2, 3}
+
+
+def test_repair_without_events_is_empty() -> None:
+    assert repaired(feed_rows([("I", 1, "x", "y")]).slice(0, 0), LsnRange(Lsn(100), Lsn(101))) == {}
 
 
 def test_repair_requires_a_row_in_the_target_only_for_a_value_that_was_not_sent() -> None:
@@ -194,6 +202,14 @@ def test_repair_requires_a_row_in_the_target_only_for_a_value_that_was_not_sent(
     assert {key: row["_pgcdc_masked_3"] for key, row in rows.items()} == {1: True, 2: False, 3: False, 4: False,
                                                                          5: True}  # fmt: skip
     assert {row["_pgcdc_origin"] for row in rows.values()} == {None}
+
+
+def test_repair_requires_a_row_whichever_of_its_values_was_not_sent() -> None:
+    events = feed_rows([("U", 1, None, "y"), ("U", 2, "x", None), ("U", 3, "x", "y")])
+    lacking = pa.array([[2], [3], None], pa.list_(pa.int32()))
+    events = events.set_column(events.schema.get_field_index("_pgcdc_unchanged"), "_pgcdc_unchanged", lacking)
+    rows = repaired(events, None, masked=(2, 3))
+    assert {key: row["_pgcdc_present"] for key, row in rows.items()} == {1: True, 2: True, 3: None}
 
 
 def test_maps_of_texts_are_null_where_no_column_has_a_text() -> None:

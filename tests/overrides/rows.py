@@ -26,12 +26,13 @@ def infinity_is_clipped(original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.protocol.text.types:_cast_numeric",
+    "pgcdc_assets.protocol.text.types:_CASTS",
     rule="a numeric that does not fit is NULL with its text beside, never a number",
     test="tests/protocol/test_types.py::test_numerics",
 )
 def nan_is_clipped(original: Original) -> Any:
-    return lambda text, of: original(pc.replace_substring(text, "NaN", "0"), of)
+    numeric = 1700
+    return {**original, numeric: lambda text, of: original[numeric](pc.replace_substring(text, "NaN", "0"), of)}
 
 
 # Changes of rows ----------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ def unchanged_toast_is_null(_original: Original) -> Any:
     test="tests/mirror/test_keyed.py::test_unchanged_value_never_crosses_a_delete",
 )
 def toast_is_filled_across_a_delete(original: Original) -> Any:
-    return without(original, "previous = np.where(begins")
+    return with_instead(original, "np.where(old_half >= 0, before[old_half], before)", "before")
 
 
 @override(
@@ -110,7 +111,7 @@ def toast_is_filled_across_a_delete(original: Original) -> Any:
 )
 def truncate_is_dropped(original: Original) -> Any:
     def replaced(events: pa.Table) -> Any:
-        return original(events.filter(pc.not_equal(events["_pgcdc_op"], "T")))
+        return original(events.filter(pc.not_equal(events["_pgcdc_op"], "truncate")))
 
     return replaced
 

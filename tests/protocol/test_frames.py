@@ -29,10 +29,10 @@ def test_keepalive_of_our_own_is_read_back_and_asks_for_no_reply() -> None:
 
 
 def test_block_holds_its_frames_in_one_piece_and_parts_share_it() -> None:
-    block = FrameBlock.of([b"one", b"", memoryview(b"three")])
-    part = block.part(1, 3)
-    assert [block.frame(index) for index in range(len(block))] == [b"one", b"", b"three"]
-    assert [part.frame(index) for index in range(len(part))] == [b"", b"three"]
+    block = FrameBlock.of([b"one", b"", memoryview(b"three"), b"four"])
+    part = block.part(2, 4)
+    assert [block.frame(index) for index in range(len(block))] == [b"one", b"", b"three", b"four"]
+    assert [part.frame(index) for index in range(len(part))] == [b"three", b"four"]
     assert part.raw is block.raw
     assert len(FrameBlock.of([])) == 0
 
