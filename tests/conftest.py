@@ -12,6 +12,7 @@ from typing import Final
 
 import hypothesis
 import pytest
+from hypothesis import Phase
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
@@ -25,6 +26,8 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedC
 
 # A machine that does other things makes no example fail.
 hypothesis.settings.register_profile("pgcdc", deadline=None)
+# Who only wants to know that a test fails does not wait for the smallest example.
+hypothesis.settings.register_profile("unshrunk", deadline=None, phases=[Phase.explicit, Phase.generate])
 hypothesis.settings.load_profile("pgcdc")
 
 SEED: Final = os.environ.get("PGCDC_TEST_SEED") or str(random.SystemRandom().randrange(1 << 32))

@@ -57,6 +57,12 @@ def test_without_a_consumer_age_alone_decides() -> None:
     assert log_cut(held, START, [Lsn(119)], NOW) == START
 
 
+def test_file_that_ends_with_the_first_batch_that_stays_is_kept_with_all_its_batches() -> None:
+    old = NOW - timedelta(days=2)
+    held = [LogFile(Lsn(101), Lsn(110), old), LogFile(Lsn(105), Lsn(108), old), LogFile(Lsn(110), Lsn(120), NOW)]
+    assert log_cut(held, START, [], NOW - timedelta(days=1)) == START
+
+
 MINUTE = 60_000_000
 """In microseconds."""
 ages = st.lists(st.integers(0, 5 * 24 * 60), max_size=300, unique=True).map(lambda found: sorted(found, reverse=True))

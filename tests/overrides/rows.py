@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tests.overrides.override import Original, override, with_instead, without
+from tests.overrides.override import Original, override, with_instead
 
 # Values -------------------------------------------------------------------------------------------------
 

@@ -108,6 +108,8 @@ def test_an_abort_has_the_length_that_was_agreed() -> None:
         decode_any(PARALLEL_ABORT[0], parallel=False)
     with pytest.raises(ProtocolError, match="truncated"):
         decode_any(SHORT_ABORT[0], parallel=True)
+    assert StreamDecoder(parallel=True).take(PARALLEL_ABORT[0]).message == PARALLEL_ABORT[1]
+    assert StreamDecoder(parallel=False).take(SHORT_ABORT[0]).message == SHORT_ABORT[1]
     assert StreamAbort(7, 7).whole
     assert not StreamAbort(7, 8).whole
 

@@ -55,9 +55,8 @@ def net_rows(events: pa.Table, columns: Sequence[FeedColumn], *, by_leaf: bool =
     """
     events = events.combine_chunks()
     group = _groups(events, columns)
-    groups = int(group.max()) + 1 if len(group) else 0
     leaving = pc.is_in(events[OP], pa.array([DELETE, PREIMAGE])).to_numpy().astype(bool)
-    net = np.bincount(group, weights=np.where(leaving, -1, 1), minlength=groups).astype(np.int64)
+    net = np.bincount(group, weights=np.where(leaving, -1, 1)).astype(np.int64)
     order = np.lexsort((events[ORDINAL].to_numpy(), events[COMMIT_LSN].to_numpy()))
     fill = _latest(group, order[~leaving[order]], np.maximum(net, 0))
     lost = _latest(group, order, (net < 0).astype(np.int64))

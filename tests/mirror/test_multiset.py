@@ -1,0 +1,38 @@
+"""Net effects of rows without a key."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from pgcdc_assets.feed.schema import HASH, LEAF, FeedColumn
+from pgcdc_assets.mirror.net.multiset import COUNT, net_rows
+from tests.feed.feed_rows import feed_rows
+
+COLUMNS = (FeedColumn("b", "b", 2, False), FeedColumn("c", "c", 3, False))
+
+
+def events(*rows: tuple[str, str, str]) -> pa.Table:
+    """``("I"|"D", value, leaf)``; rows are hashed by their value alone."""
+    table = feed_rows((op, 0, value, value) for op, value, _ in rows)
+    hashes = pa.array([ord(value) for _, value, _ in rows], pa.int64())
+    return table.append_column(HASH, hashes).append_column(LEAF, pa.array([leaf for *_, leaf in rows], pa.string()))
+
+
+def test_rows_of_each_leaf_are_netted_apart_and_removed_from_it() -> None:
+    net = net_rows(events(("D", "x", "one"), ("D", "x", "one"), ("I", "x", "two"), ("D", "y", "two")), COLUMNS)
+    assert net.added.select(["b", LEAF]).to_pylist() == [{"b": "x", LEAF: "two"}]
+    assert sorted(net.removed.select(["b", LEAF, COUNT]).to_pylist(), key=str) == [
+        {"b": "x", LEAF: "one", COUNT: 2},
+        {"b": "y", LEAF: "two", COUNT: 1},
+    ]
+    assert net.deleted == 3
+
+
+def test_removed_rows_name_no_leaf_where_a_copy_does_not_know_it() -> None:
+    net = net_rows(events(("D", "x", "one")), COLUMNS, by_leaf=False)
+    assert LEAF not in net.removed.column_names
+
+
+def test_no_events_net_to_nothing() -> None:
+    net = net_rows(events(("D", "x", "one")).slice(0, 0), COLUMNS)
+    assert (net.added.num_rows, net.removed.num_rows, net.deleted) == (0, 0, 0)
