@@ -68,3 +68,17 @@ def test_nearest_name_is_found_in_any_schema() -> None:
     tables = [TableName("shop", "orders"), TableName("public", "order_lines"), TableName("public", "customers")]
     assert nearest("orderz", tables) == TableName("shop", "orders")
     assert nearest("xyz", tables) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [(".", "~2E"), ("..", "~2E."), ("...", "..."), ("_delta_log", "~5Fdelta_log"), ("_pgcdc_x", "~5Fpgcdc_x"),
+     ("_DELTA_LOG", "_DELTA_LOG"), ("a/b", "a~2Fb")],
+)  # fmt: skip
+def test_folder_that_would_be_misread_is_written_with_escapes(name: str, folder: str) -> None:
+    assert encoded(name) == folder
+
+
+def test_name_is_quoted_only_where_it_must_be() -> None:
+    assert str(TableName("shop", "orders")) == "shop.orders"
+    assert str(TableName("Shop", 'a"b')) == '"Shop"."a""b"'

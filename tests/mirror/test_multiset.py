@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pgcdc_assets.feed.schema import HASH, LEAF, FeedColumn
+from pgcdc_assets.feed.schema import COMMIT_LSN, HASH, LEAF, FeedColumn
 from pgcdc_assets.mirror.net.multiset import COUNT, net_rows
 from tests.feed.feed_rows import feed_rows
 
@@ -26,6 +26,19 @@ def test_rows_of_each_leaf_are_netted_apart_and_removed_from_it() -> None:
         {"b": "y", LEAF: "two", COUNT: 1},
     ]
     assert net.deleted == 3
+
+
+def test_copies_that_come_and_go_cancel_out_and_the_latest_image_remains() -> None:
+    """Three events to a transaction."""
+    net = net_rows(
+        events(("I", "x", "a"), ("D", "x", "a"), ("I", "z", "a"), ("D", "z", "a"), ("I", "x", "a"), ("D", "y", "a")),
+        COLUMNS,
+    )
+    assert net.added.select(["b", COMMIT_LSN]).to_pylist() == [{"b": "x", COMMIT_LSN: 101}]
+    assert net.removed["b"].to_pylist() == ["y"]
+    # Both copies came; one went again.
+    net = net_rows(events(("I", "x", "a"), ("D", "x", "a"), ("I", "y", "a"), ("I", "x", "a"), ("I", "x", "a")), COLUMNS)
+    assert sorted(net.added.select(["b", COMMIT_LSN]).to_pydict()[COMMIT_LSN]) == [100, 101, 101]
 
 
 def test_removed_rows_name_no_leaf_where_a_copy_does_not_know_it() -> None:
