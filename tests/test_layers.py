@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parent.parent / "pgcdc_assets"
 ORDER = [
@@ -78,12 +77,18 @@ def room(name: str) -> str:
     return name if name in PACKAGES else name.rpartition(".")[0] or name
 
 
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(FILES[name].read_text())
+
+
+@cache
 def imports(name: str, *, at_once: bool = False) -> set[str]:
     """What a module imports; ``at_once``: with its own import, not in a function or for types alone."""
     found: set[str] = set()
-    tree = ast.parse(FILES[name].read_text())
-    nodes = [node for top in tree.body if not isinstance(top, ast.If) for node in _outside(top)]
-    for node in nodes if at_once else ast.walk(tree):
+    top = tree(name)
+    nodes = [node for part in top.body if not isinstance(part, ast.If) for node in _outside(part)]
+    for node in nodes if at_once else ast.walk(top):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -104,33 +109,48 @@ def own(name: str, *, at_once: bool = False) -> set[str]:
     return found & FILES.keys()
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_layers(name: str) -> None:
-    place = room(name)
-    for other in imports(name):
-        root = other.split(".")[0]
-        assert place in ALLOWED.get(root, {place}), f"{name} imports {other}"
-        if place in PURE:
-            assert root not in ALLOWED, f"{name} is pure and imports {other}"
-    for other in own(name):
-        above = room(other)
-        if place in ORDER and above in ORDER:
-            assert ORDER.index(above) <= ORDER.index(place), f"{name} imports {other}"
+def test_a_library_is_imported_only_by_the_packages_that_may_use_it() -> None:
+    found = [(name, other) for name in MODULES for other in imports(name)]
+    assert not [
+        f"{name} imports {other}"
+        for name, other in found
+        if (root := other.split(".")[0]) in ALLOWED and (room(name) not in ALLOWED[root] or room(name) in PURE)
+    ]
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if room(name) in ON_THE_LAKE or name == "lake"])
-def test_the_lake_is_reached_by_its_store_alone(name: str) -> None:
-    if name not in NOT_OF_THE_LAKE:
-        assert not {other.split(".")[0] for other in imports(name)} & FILE_SYSTEM
-    assert not own(name) & {"store.local", "store.memory", "store.durable", "store.private"}
-    for node in ast.walk(ast.parse(FILES[name].read_text())):
-        assert not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open")
+def test_a_package_imports_only_packages_below_it() -> None:
+    place = {name: number for number, name in enumerate(ORDER)}
+    assert not [
+        f"{name} imports {other}"
+        for name in MODULES
+        for other in own(name)
+        if place.get(room(other), 0) > place.get(room(name), len(ORDER))
+    ]
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if room(name) == "flow" and name != TARGET_MAKER])
-def test_the_flow_knows_its_mirrors_by_the_contract_alone(name: str) -> None:
-    for other in imports(name):
-        assert not other.removeprefix("pgcdc_assets.").startswith(TARGETS), f"{name} imports {other}"
+def test_only_the_store_touches_files_of_the_lake() -> None:
+    of_the_lake = [name for name in MODULES if room(name) in ON_THE_LAKE or name == "lake"]
+    with_files = {name for name in of_the_lake if {other.split(".")[0] for other in imports(name)} & FILE_SYSTEM}
+    assert with_files <= NOT_OF_THE_LAKE.keys()
+    stores = {"store.local", "store.memory", "store.durable", "store.private"}
+    assert not [name for name in of_the_lake if own(name) & stores]
+    assert not [name for name in of_the_lake if "open" in _called(name)]
+
+
+def test_the_flow_imports_no_module_of_a_target() -> None:
+    assert not [
+        f"{name} imports {other}"
+        for name in MODULES
+        if room(name) == "flow" and name != TARGET_MAKER
+        for other in imports(name)
+        if other.removeprefix("pgcdc_assets.").startswith(TARGETS)
+    ]
+
+
+def _called(name: str) -> set[str]:
+    """Names that a module calls."""
+    calls = (node.func for node in ast.walk(tree(name)) if isinstance(node, ast.Call))
+    return {called.id for called in calls if isinstance(called, ast.Name)}
 
 
 def test_the_contract_is_kept_by_types() -> None:
@@ -148,17 +168,17 @@ def test_no_circle() -> None:
     list(TopologicalSorter({name: own(name) for name in MODULES}).static_order())
 
 
-@pytest.mark.parametrize("name", sorted(WORKERS))
-def test_what_workers_import_is_light(name: str) -> None:
-    heavy = {"pyspark", "delta", "dagster"} | (set() if name in READ_THE_SOURCE else {"psycopg"})
-    seen: set[str] = set()
-    todo = {name}
-    while todo:
-        one = todo.pop()
-        seen.add(one)
-        found = {other.split(".")[0] for other in imports(one, at_once=True)} & heavy
-        assert not found, f"{one} imports {found}"
-        todo |= own(one, at_once=True) - seen
+def test_modules_of_spark_workers_import_nothing_heavy() -> None:
+    for name in sorted(WORKERS):
+        heavy = {"pyspark", "delta", "dagster"} | (set() if name in READ_THE_SOURCE else {"psycopg"})
+        seen: set[str] = set()
+        todo = {name}
+        while todo:
+            one = todo.pop()
+            seen.add(one)
+            found = {other.split(".")[0] for other in imports(one, at_once=True)} & heavy
+            assert not found, f"{one}, needed by {name}, imports {found}"
+            todo |= own(one, at_once=True) - seen
 
 
 def test_pure_packages_import_nothing_heavy() -> None:
@@ -168,12 +188,13 @@ def test_pure_packages_import_nothing_heavy() -> None:
     assert not found & {"pandas", "pydantic", "yaml", "psutil"}
 
 
-@pytest.mark.parametrize("name", sorted(PACKAGES - {""}))
-def test_a_package_says_what_it_holds(name: str) -> None:
-    sign = ast.get_docstring(ast.parse(FILES[name].read_text())) or ""
-    for held in (one.removeprefix(f"{name}.") for one in FILES if one.startswith(f"{name}.")):
-        if "." not in held:
-            assert held in sign, f"{name} does not say what {held} is"
+def test_the_docstring_of_a_package_names_each_of_its_modules() -> None:
+    assert not [
+        f"{package} does not name {name.rpartition('.')[2]}"
+        for name in FILES
+        if (package := name.rpartition(".")[0])
+        and name.rpartition(".")[2] not in (ast.get_docstring(tree(package)) or "")
+    ]
 
 
 def test_a_file_name_stands_for_one_concept() -> None:
@@ -188,7 +209,7 @@ def test_a_file_name_stands_for_one_concept() -> None:
 def test_a_public_class_is_defined_once() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for name in MODULES:
-        for node in ast.parse(FILES[name].read_text()).body:
+        for node in tree(name).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(name)
     assert not {cls: found for cls, found in places.items() if len(found) > 1}
