@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READERS := $(VENV)/.readers
 MUTMUT := build/mutmut
+PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
@@ -49,12 +50,12 @@ up: install ## Dagster's UI with the sensor on
 	@test -f pgcdc.yaml || export PGCDC_SOURCE="$${PGCDC_SOURCE:-embedded}"; $(BIN)/pgcdc up
 
 .PHONY: test
-test: install ## The default tests
-	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+test: install ## The default tests (8 minutes on two cores)
+	@$(BIN)/python -m pytest $(PARALLEL)
 
-.PHONY: test-all
-test-all: readers ## All tests, the long ones too
-	@$(BIN)/python -m pytest -o addopts="-ra --strict-markers --durations=30" --run-long
+.PHONY: test-long
+test-long: readers ## All tests, the long ones too (about an hour on two cores)
+	@$(BIN)/python -m pytest $(PARALLEL) --run-long --durations=60
 
 .PHONY: test-crash
 test-crash: N ?= 100

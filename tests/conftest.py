@@ -34,9 +34,9 @@ SEED: Final = os.environ.get("PGCDC_TEST_SEED") or str(random.SystemRandom().ran
 """Of everything that is drawn, in this process and in the workers that it starts."""
 os.environ["PGCDC_TEST_SEED"] = SEED
 
-_MEMORY: Final = 4 << 30
-"""With its JVM, and that of a command that it has started."""
 _OF_UP: Final = ("tests/end_to_end/test_browser.py", "tests/end_to_end/test_up.py")
+_APART: Final = tuple(f"tests/{folder}/" for folder in ("crash", "migrations", "power", "property", "workloads"))
+"""Folders whose tests share only fixtures of the session. Each of their tests may run in another worker."""
 _VERSION: Final = re.compile(r"\[(pg\d+)")
 
 
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _slowest_first(items: list[pytest.Item]) -> None:
-    """Whole groups: what takes minutes must not begin when the other workers have nothing left to do."""
+    """Sorts whole groups, so that no group of minutes begins when the other workers have nothing left to do."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for item in items:
         seconds[group(item.nodeid)] += _seconds(item)
@@ -78,10 +78,12 @@ def _slowest_first(items: list[pytest.Item]) -> None:
 
 
 def _seconds(item: pytest.Item) -> float:
-    """About, beside other tests on two cores: only the order of groups hangs on it."""
+    """A rough duration. Only the order of the groups depends on it."""
     takes = item.get_closest_marker("takes")
     if takes is not None:
         return float(takes.args[0])
+    if item.get_closest_marker("long"):
+        return 60
     if item.get_closest_marker("process"):
         return 10
     return 2 if "spark" in getattr(item, "fixturenames", ()) else 0.3
@@ -112,7 +114,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def group(nodeid: str) -> str:
-    """What is run by one worker: the tests of a file; of one server version; of the one `pgcdc up`."""
+    """Tests of one group run in one worker: those of a file, of a server version, or of the one `pgcdc up`."""
+    if nodeid.startswith(_APART):
+        return nodeid
     file = nodeid.split("::")[0]
     version = _VERSION.search(nodeid)
     if file.startswith("tests/versions/") and version is not None:

@@ -19,7 +19,7 @@ from tests.end_to_end.command import wait_for
 from tests.fix_objects import SECRET as STORE_SECRET
 from tests.ports import held_port
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.process, pytest.mark.timeout(1200)]
 SECONDS = 300
 
 
@@ -93,7 +93,6 @@ def test_killed_executors_and_unseen_secrets_on_a_shared_folder(
     the_whole_path(rig_on(shared_folder), {SECRET: False})
 
 
-@pytest.mark.long
 def test_killed_executors_and_unseen_secrets_on_an_object_store(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
     """The store's credentials are those of the workers' own environment."""
     the_whole_path(rig_on(in_bucket), {SECRET: False, STORE_SECRET: True})

@@ -1,8 +1,9 @@
 """What the crash tests stand on: a server of their own, fault points, one seed, one table.
 
-``PGCDC_TEST_CRASH_CYCLES``: cycles at receiver level; a quarter as many are run over the whole path in one
-process. The command itself is killed once at every step in the long set, once in all otherwise.
-``PGCDC_TEST_SEED``: of everything that is drawn; printed at the beginning. Timing stays the machine's own.
+``PGCDC_TEST_CRASH_CYCLES``: the number of cycles at receiver level. A quarter as many run over the whole path in one
+process. The command itself is killed in the long set alone: at some of its steps, or at each of them from ``EVERY``
+cycles on. ``PGCDC_TEST_SEED`` decides everything that is drawn, and is printed at the beginning. The timing is the
+machine's own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.crash.faults import Faults
 from tests.crash.tally import Tally
 from tests.fix_postgres import TEST_SETTINGS
 
-DEFAULT_CYCLES, LONG_CYCLES = 12, 40
+DEFAULT_CYCLES, LONG_CYCLES, EVERY = 4, 24, 100
 TABLE = Path("build/crash.md").absolute()
 _SEED = int(SEED)
 _TALLY = Tally(_SEED)
@@ -31,6 +32,12 @@ _TALLY = Tally(_SEED)
 def cycles(pytestconfig: pytest.Config) -> int:
     default = LONG_CYCLES if pytestconfig.getoption("--run-long") else DEFAULT_CYCLES
     return int(os.environ.get("PGCDC_TEST_CRASH_CYCLES") or default)
+
+
+@pytest.fixture(scope="session")
+def every(cycles: int) -> bool:
+    """Whether the command is killed at each of its steps, or at some of them."""
+    return cycles >= EVERY
 
 
 @pytest.fixture(scope="session")

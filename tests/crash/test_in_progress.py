@@ -32,6 +32,8 @@ POINTS = (
     FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED,
 )  # fmt: skip
 EARLY = (FaultPoint.STREAM_SPOOLED, FaultPoint.STREAM_DROPPED)
+FEW = (FaultPoint.STREAM_SPOOLED, FaultPoint.STREAM_RESTARTED, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_DURABLE)
+"""Points of the default set: one of each stage."""
 EMIT = "SELECT pg_logical_emit_message(true, 'app', '{}')"
 
 
@@ -110,10 +112,13 @@ def rig(crash_server: EmbeddedServer, tmp_path: Path) -> Iterator[Rig]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.takes(40)
-def test_killed_at_each_step(rig: Rig, faults: Faults, chance: random.Random, tally: Tally, cycles: int) -> None:
+@pytest.mark.parametrize("points", [FEW, pytest.param(POINTS, marks=pytest.mark.long)], ids=["few", "all"])
+def test_killed_at_each_step(
+    rig: Rig, faults: Faults, chance: random.Random, tally: Tally, points: tuple[FaultPoint, ...]
+) -> None:
     """From the start of a round on, or from the first commit of a transaction that was in progress."""
     rig.twins.start()
-    for point in POINTS * (1 + cycles // 40):
+    for point in points:
         for _ in range(3):
             at = "BEGIN" if point in EARLY or chance.random() < 0.2 else "COMMIT"
             if _killed_in_a_round(rig, faults, point, at):
@@ -165,7 +170,7 @@ def test_cut_at_any_time(
     with Proxy(crash_server.socket_folder) as proxy:
         rig.twins.streamed.options["conninfo"] = proxy.conninfo(source.database.conninfo)
         rig.twins.start()
-        for _ in range(max(cycles // 3, 3)):
+        for _ in range(max(cycles // 3, 2)):
             left = chance.randrange(20)
 
             def cut(statement: str) -> None:

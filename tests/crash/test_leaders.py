@@ -26,10 +26,10 @@ import pytest
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.store import storage
+from tests.crash.byprocess import CASES, FIRST, PROGRAM, SECONDS, SOME, ByProcess, Case
 from tests.crash.faults import Faults, Kind, wait_until
 from tests.crash.proxy import Proxy
 from tests.crash.tally import Tally
-from tests.crash.test_process import CASES, FIRST, PROGRAM, SECONDS, ByProcess, Case
 from tests.fix_postgres import fresh_database
 
 logger = logging.getLogger(__name__)
@@ -147,17 +147,18 @@ def _stopped(command: subprocess.Popen[bytes], stopped: Stopped) -> list[psutil.
     return found
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.timeout(7200)
-@pytest.mark.takes(80)
+@pytest.mark.takes(400)
 def test_a_leader_that_wakes_lands_nothing(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, tally: Tally, tmp_path: Path, bucket: Location,
-    request: pytest.FixtureRequest,
+    *, every: bool,
 ) -> None:  # fmt: skip
-    """At each step in the long set; at one of them otherwise."""
     cases = [case for case in CASES[1:] if case.point is not None and case.kind is Kind.RUN]
-    if not request.config.getoption("--run-long"):
-        cases = [chance.choice(cases)]
+    if not every:
+        drawn = {*chance.sample(cases, SOME)}
+        cases = [case for case in cases if case in drawn]
     unmet = []
     for number, part in enumerate(_lakes(cases)):
         folder = tmp_path / str(number)

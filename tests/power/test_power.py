@@ -31,7 +31,7 @@ pytestmark = pytest.mark.spark
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_IMAGES, LONG_IMAGES = 10, 120
+IMAGES = 60
 PER_RUN = 60
 """Images of one run; the next has a source and a lake of its own."""
 PER_MOMENT = 2
@@ -48,13 +48,13 @@ class Moment:
 
 
 @pytest.fixture
-def images(pytestconfig: pytest.Config) -> int:
-    default = LONG_IMAGES if pytestconfig.getoption("--run-long") else DEFAULT_IMAGES
-    return int(os.environ.get("PGCDC_TEST_POWER_IMAGES") or default)
+def images() -> int:
+    return int(os.environ.get("PGCDC_TEST_POWER_IMAGES") or IMAGES)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(14400)
-@pytest.mark.takes(100)
+@pytest.mark.takes(400)
 def test_what_a_power_cut_leaves_is_recovered(
     server: EmbeddedServer, spark: SparkSession, images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,17 +31,11 @@ def test_known_histories(server: EmbeddedServer, spark: SparkSession, history: H
     hold(server, spark, history)
 
 
-@pytest.mark.spark
-@settings(SLOW, max_examples=1)
-@given(history=histories(2, 40))
-def test_other_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
-    hold(server, spark, history)
-
-
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(3600)
-@settings(SLOW, max_examples=30)
+@pytest.mark.takes(300)
+@settings(SLOW, max_examples=12)
 @given(history=histories(4, 60))
 def test_many_histories(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
     hold(server, spark, history)

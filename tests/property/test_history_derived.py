@@ -56,7 +56,7 @@ def test_net_effects(server: EmbeddedServer) -> None:
     done: Counter[str] = Counter()
 
     @seed(20261121)
-    @settings(MANY, max_examples=6)
+    @settings(MANY, max_examples=3)
     @given(tables(), STORIES, FEW_CUTS, st.integers(0, 4))
     def story(specs: tuple[Spec, ...], steps: list[Step], cuts: set[int], each: int) -> None:
         done.update(hold(server, (*specs[:4], LEAVES), [*steps, *undisturbed()], cuts, each=each))
@@ -67,7 +67,7 @@ def test_net_effects(server: EmbeddedServer) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@settings(MANY, max_examples=30)
+@settings(MANY, max_examples=20)
 @given(tables(), STORIES, CUTS)
 def test_more_net_effects(server: EmbeddedServer, specs: tuple[Spec, ...], steps: list[Step], cuts: set[int]) -> None:
     hold(server, specs, steps, cuts)

@@ -66,8 +66,6 @@ class Migration:
     steps: tuple[str, ...]
     setup: bool = False
     """Makes tables, so that whoever deploys it runs `pgcdc setup` afterwards."""
-    long: bool = False
-    """Left out of the default set."""
 
 
 @dataclass(frozen=True)

@@ -271,7 +271,6 @@ MIGRATIONS = (
             _applied("0007", 'ALTER TABLE "clinic_patient" ALTER COLUMN "name" TYPE varchar(120)'),
             "UPDATE clinic_patient SET name = repeat(name || '-', 2) WHERE id % 6 = 0",
         ),
-        long=True,
     ),
     Migration(
         "0008_models",
@@ -286,7 +285,6 @@ MIGRATIONS = (
             "INSERT INTO clinic_ward_doctors (ward_id, doctor_id) SELECT 1, id FROM clinic_doctor",
         ),
         setup=True,
-        long=True,
     ),
     Migration(
         "0009_index",
@@ -296,7 +294,6 @@ MIGRATIONS = (
             _applied("0010", 'ALTER TABLE "clinic_visit" ADD CONSTRAINT "some" CHECK ("duration" > \'0\') NOT VALID'),
             'ALTER TABLE "clinic_visit" VALIDATE CONSTRAINT "some"',
         ),
-        long=True,
     ),
     Migration(
         "0011_rename_field",
@@ -304,7 +301,6 @@ MIGRATIONS = (
             _applied("0011", 'ALTER TABLE "clinic_doctor" RENAME COLUMN "slots" TO "hours"'),
             'ALTER TABLE "clinic_doctor" RENAME COLUMN "hours" TO "slots"',
         ),
-        long=True,
     ),
     Migration(
         "0012_rename_model",
@@ -330,7 +326,6 @@ MIGRATIONS = (
             "INSERT INTO auth_permission (id, name, content_type_id, codename) "
             "VALUES (1::bigint << 40, 'Can do', 1, 'do')",
         ),
-        long=True,
     ),
     Migration(
         "0014_remove_field",
@@ -338,7 +333,6 @@ MIGRATIONS = (
             _applied("0014", 'ALTER TABLE "clinic_payment" DROP COLUMN "receipt" CASCADE'),
             'ALTER TABLE "clinic_payment" ADD COLUMN "receipt" bytea NULL',
         ),
-        long=True,
     ),
     Migration(
         "0015_through_model",
@@ -353,7 +347,7 @@ MIGRATIONS = (
             'ALTER TABLE "clinic_patient_doctors" ALTER COLUMN "since" SET DEFAULT now()',
         ),
     ),
-    Migration("0016_delete_model", (_applied("0016", 'DROP TABLE "clinic_ward_doctors" CASCADE'),), long=True),
+    Migration("0016_delete_model", (_applied("0016", 'DROP TABLE "clinic_ward_doctors" CASCADE'),)),
 )
 
 CLINIC = Application(

@@ -223,7 +223,6 @@ MIGRATIONS = (
             "CREATE INDEX CONCURRENTLY index_posts_on_user_id ON posts (user_id)",
             _versioned(20260203000000),
         ),
-        long=True,
     ),
     Migration(
         "RequireLogin",
@@ -239,7 +238,6 @@ MIGRATIONS = (
                 "ALTER TABLE users DROP CONSTRAINT login_null",
             ),
         ),
-        long=True,
     ),
     Migration(
         "CreateBadges",
@@ -259,7 +257,6 @@ MIGRATIONS = (
             _versioned(20260206000000, "ALTER TABLE topics RENAME COLUMN views TO seen"),
             "ALTER TABLE topics RENAME COLUMN seen TO views",
         ),
-        long=True,
     ),
     Migration(
         "WidenScore",
@@ -267,7 +264,6 @@ MIGRATIONS = (
             _versioned(20260207000000, "ALTER TABLE posts ALTER COLUMN score TYPE decimal(12,3)"),
             "UPDATE posts SET score = score * 100000 WHERE id % 7 = 0",
         ),
-        long=True,
     ),
     Migration(
         "KindToBigint, without downtime",
@@ -314,9 +310,8 @@ MIGRATIONS = (
             "DELETE FROM tags_topics WHERE id % 4 = 0",
         ),
         setup=True,
-        long=True,
     ),
-    Migration("RemoveLastIp", (_versioned(20260211000000, "ALTER TABLE users DROP COLUMN last_ip"),), long=True),
+    Migration("RemoveLastIp", (_versioned(20260211000000, "ALTER TABLE users DROP COLUMN last_ip"),)),
     Migration(
         "RenameNotifications",
         (
@@ -328,9 +323,8 @@ MIGRATIONS = (
             ),
             "UPDATE alerts SET kind = 'alert' WHERE id % 3 = 0",
         ),
-        long=True,
     ),
-    Migration("DropBadges", (_versioned(20260213000000, "DROP TABLE badges"),), long=True),
+    Migration("DropBadges", (_versioned(20260213000000, "DROP TABLE badges"),)),
 )
 
 FORUM = Application(

@@ -229,7 +229,6 @@ MIGRATIONS = (
     Migration(
         "a column with a random default",
         ("ALTER TABLE hub.tenant ADD COLUMN token uuid NOT NULL DEFAULT gen_random_uuid()",),
-        long=True,
     ),
     Migration(
         "an enum made anew, as Prisma does",
@@ -247,7 +246,6 @@ MIGRATIONS = (
             "ALTER TABLE hub.task DROP COLUMN words; ALTER TABLE hub.task ADD COLUMN words tsvector"
             " GENERATED ALWAYS AS (to_tsvector('simple', title || coalesce(left(body, 50), ''))) STORED",
         ),
-        long=True,
     ),
     Migration(
         "a month restored from the archive",
@@ -264,7 +262,6 @@ MIGRATIONS = (
             "ALTER TABLE hub.tenant ALTER COLUMN name TYPE text",
             "UPDATE hub.tenant SET name = repeat(name, 20) WHERE id IN (SELECT id FROM hub.tenant LIMIT 2)",
         ),
-        long=True,
     ),
     Migration(
         "usage by region, swapped in",
@@ -283,7 +280,6 @@ MIGRATIONS = (
             "ALTER TABLE audit.log SET SCHEMA archive",
             "ALTER TABLE archive.log SET SCHEMA audit",
         ),
-        long=True,
     ),
     Migration(
         "an address has a zip",
@@ -291,7 +287,6 @@ MIGRATIONS = (
             "ALTER TYPE hub.address ADD ATTRIBUTE zip text",
             "UPDATE hub.tenant SET home = ('New', 'Town', '1') WHERE id IN (SELECT id FROM hub.tenant LIMIT 1)",
         ),
-        long=True,
     ),
     Migration(
         "a month with days",
@@ -302,7 +297,6 @@ MIGRATIONS = (
             " FOR VALUES FROM ('2026-04-01') TO ('2026-04-15')",
             "INSERT INTO hub.event (at) SELECT '2026-04-02' FROM generate_series(1, 5)",
         ),
-        long=True,
     ),
     Migration(
         "a month is maintained",
@@ -310,7 +304,6 @@ MIGRATIONS = (
             "ALTER TABLE hub.event DETACH PARTITION hub.event_2026_02",
             "ALTER TABLE hub.event ATTACH PARTITION hub.event_2026_02 FOR VALUES FROM ('2026-02-01') TO ('2026-03-01')",
         ),
-        long=True,
     ),
 )
 

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.settings import Settings
+from tests.conftest import SEED
 from tests.end_to_end.command import Project
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig
@@ -39,24 +40,13 @@ def in_process(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("application", APPLICATIONS)
-@pytest.mark.takes(45)
-def test_an_application_is_followed(application: Application, database: Database, in_process: InProcess) -> None:
-    with Play.begun(application, database, in_process) as play:
-        in_process.setup()
-        play.chapter([migration for migration in application.migrations if not migration.long], requests=12)
-
-
-@pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.takes(120)
 @pytest.mark.parametrize("application", APPLICATIONS)
-def test_an_application_is_followed_for_long(
-    application: Application, seed: int, database: Database, in_process: InProcess
-) -> None:
+def test_an_application_is_followed(application: Application, database: Database, in_process: InProcess) -> None:
     """All migrations, in chapters; every kind of request is served."""
-    with Play.begun(application, database, in_process, seed=seed, sessions=4) as play:
+    with Play.begun(application, database, in_process, seed=int(SEED), sessions=4) as play:
         in_process.setup()
         for first in range(0, len(application.migrations), 4):
             play.chapter(application.migrations[first : first + 4], requests=60, verified=True)

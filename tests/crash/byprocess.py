@@ -1,0 +1,249 @@
+"""A project whose commands are killed at durable steps, and the steps of each command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import LiteralString
+
+import dagster as dg
+import psutil
+import psycopg
+
+from pgcdc_assets.core import faultpoints
+from pgcdc_assets.core.faultpoints import FaultPoint
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.settings import CATALOG_FILE
+from tests.crash.faults import Kind, wait_until
+from tests.crash.lakes import LakeRig
+from tests.end_to_end.command import Project
+from tests.journal import published
+
+logger = logging.getLogger(__name__)
+
+LEVEL = "of the whole command"
+SECONDS = 900.0
+"""Longest wait for anything: the machine may be busy with other things."""
+
+
+SOME = 8
+"""Cases that the long set draws."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command that passes the point, and who is killed there."""
+
+    command: str
+    point: FaultPoint | None
+    kind: Kind = Kind.RUN
+
+
+FIRST = (
+    FaultPoint.LOG_MAKING, FaultPoint.LOG_MADE, FaultPoint.COPY_SLOT_MADE, FaultPoint.SNAPSHOT_EXPORTED,
+    FaultPoint.STATE_WRITTEN, FaultPoint.MIRROR_MADE, FaultPoint.PIECE_COPIED, FaultPoint.COPY_COMMITTING,
+    FaultPoint.COPY_COMMITTED,
+)  # fmt: skip
+"""Passed by a sync that makes the lake. One that was killed leaves the later ones to the next."""
+_COPIES = (FaultPoint.COPY_COMMITTED, FaultPoint.COPY_REGISTERED, FaultPoint.COPY_RECORDED)
+_TURNS = (
+    FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_COMMITTED,
+    FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED, FaultPoint.FEED_FILES_WRITTEN, FaultPoint.FEED_COMMITTING,
+    FaultPoint.FEED_COMMITTED, FaultPoint.MIRROR_WIDENED, FaultPoint.COLLAPSED, FaultPoint.LINK_COMMITTING,
+    FaultPoint.LINK_COMMITTED, FaultPoint.OVERWRITE_COMMITTING, FaultPoint.OVERWRITE_COMMITTED,
+    FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED, FaultPoint.MIRROR_FILES_WRITTEN,
+    FaultPoint.MIRROR_FILES_COMMITTED, FaultPoint.POINT_PUBLISHING, FaultPoint.POINT_PUBLISHED,
+    FaultPoint.RANGE_REGISTERING, FaultPoint.RANGE_REGISTERED, FaultPoint.RANGE_RECORDED,
+)  # fmt: skip
+_UPKEEP = (
+    FaultPoint.MIRROR_OPTIMIZED, FaultPoint.POINTS_PRUNED, FaultPoint.LOG_CUT, FaultPoint.FEEDS_CUT,
+    FaultPoint.MIRROR_VACUUMED, FaultPoint.LOG_SWEPT,
+)  # fmt: skip
+PROGRAM = """
+from datetime import timedelta
+from pgcdc_assets.core import retention
+from pgcdc_assets.mirror.delta import upkeep
+from pgcdc_assets.mirror.delta.compaction import Compaction
+from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
+retention.GRACE, upkeep.MOST_SMALL = timedelta(0), 1
+DeltaTarget.compaction = Compaction(look_every=1, most_small=2)
+from pgcdc_assets.cli.main import main
+main()
+"""
+"""The command, for whose maintenance nothing is too young or too little."""
+_WITH_JVM = (
+    FaultPoint.FEED_COMMITTING, FaultPoint.COLLAPSED, FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED,
+    FaultPoint.POINT_PUBLISHED,
+)  # fmt: skip
+CASES = (
+    Case("setup", FaultPoint.SLOT_MADE),
+    *(Case("sync", point) for point in FIRST),
+    *(Case("sync", point) for point in _TURNS),
+    *(Case("sync", point, Kind.JVM) for point in _WITH_JVM),
+    *(Case("snapshot", point, Kind.JVM) for point in (FaultPoint.PIECE_COPIED, FaultPoint.COPY_COMMITTED)),
+    *(Case("snapshot", point) for point in _COPIES),
+    *(Case("repair", point) for point in (FaultPoint.REPAIR_COMMITTING, FaultPoint.REPAIR_COMMITTED)),
+    Case("repair", FaultPoint.REPAIR_COMMITTING, Kind.JVM),
+    # Several batches come to a range only while it is followed.
+    *(Case("follow", point) for point in (FaultPoint.LOG_FILES_REPLACING, FaultPoint.LOG_FILES_REPLACED)),
+    *(Case("follow", None, kind) for kind in (Kind.RUN, Kind.JVM, Kind.RUN)),
+    *(Case("maintain", point) for point in _UPKEEP),
+    Case("maintain", FaultPoint.MIRROR_VACUUMED, Kind.JVM),
+)
+"""In the order in which one project can meet them."""
+
+
+@dataclass
+class ByProcess(LakeRig):
+    folder: Path = Path()
+    program: str = PROGRAM
+    unmet: list[Case] = field(default_factory=list)
+    """Cases whose point was never passed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.writers.most_pause = 0.3
+        spark = {"master": "local[2]", "spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+        self.project = Project(
+            self.folder,
+            {
+                "PGCDC_SOURCE": self.database.conninfo, "PGCDC_SLOT": self.slot, "PGCDC_LAKE": self.lake.text,
+                "PGCDC_TABLES": '["public.*"]',
+                "PGCDC_SPARK": json.dumps(spark), "PGCDC_BATCH_SECONDS": "0.3",
+                "PGCDC_RANGE_SECONDS": "5",
+                "PGCDC_RETENTION": "0 minutes",
+                faultpoints.VARIABLE: str(self.faults.folder),
+            },
+        )  # fmt: skip
+        self.columns = 0
+
+    def prepare(self, case: Case) -> None:
+        """What the case presupposes."""
+        if case.command != "setup" and not (self.folder / CATALOG_FILE).exists():
+            self.project.run("setup")
+        first = case.command == "setup" or (case.command == "sync" and case.point in FIRST)
+        if not first and not published(self.lake.text):
+            self.project.run("sync")
+        if case.command == "repair" or case.point is FaultPoint.MIRROR_VACUUMED:
+            # Changes after the table's last copy: only those can be derived again. And files that nothing refers to.
+            self._nudge(case)
+            self.project.run("sync")
+
+    def cycle(self, case: Case) -> None:
+        """Run, kill, look; again where the command came to its end before."""
+        for _ in range(4):
+            started = time.monotonic()
+            hit = self._hit(case)
+            logger.info("%s %s, %.1f s", case, hit, time.monotonic() - started)
+            if hit:
+                self.tally.add(LEVEL, case.point, case.kind)
+                return
+        self.unmet.append(case)
+
+    def _hit(self, case: Case) -> bool:
+        self._nudge(case)
+        before = self.moved()
+        if case.point is not None:
+            self.faults.arm(case.point)
+        with self._running(case) as process:
+            hit = self._reach(process.pid, case)
+            if hit and case.kind is Kind.RUN:
+                os.killpg(process.pid, signal.SIGKILL)
+            elif hit:
+                _kill_jvm(process.pid)
+            moved = self.moved() != before
+            self.faults.clear()
+            if not hit or case.kind is Kind.JVM:
+                assert wait_until(lambda: process.poll() is not None, SECONDS), f"{case}: hangs"
+                log = (self.folder / "command.log").read_text()
+                assert hit or case.command == "follow" or process.returncode == 0, log
+                assert "unexpected" not in log, log
+        self.look()
+        return hit and (case.point is not None or moved)
+
+    @contextmanager
+    def _running(self, case: Case) -> Iterator[subprocess.Popen[bytes]]:
+        with (self.folder / "command.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", self.program, *self._arguments(case)], cwd=self.folder, start_new_session=True,
+                env=self.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def environment(self) -> dict[str, str]:
+        """Of a command of this project."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("PGCDC_", "DAGSTER_"))}
+        return {**clean, **self.project.settings}
+
+    def _arguments(self, case: Case) -> tuple[str, ...]:
+        if case.command == "snapshot":
+            return "snapshot", "public.u"
+        if case.command == "repair":
+            first, last = published(self.lake.text)[0][0], published(self.lake.text)[-1][0]
+            return "repair", "public.u", "--range", f"{Lsn(first)}..{Lsn(last)}"
+        return (case.command,)
+
+    def _nudge(self, case: Case) -> None:
+        """Something for every way into a mirror, whatever the writers drew."""
+        self._done("INSERT INTO entry (note) VALUES ('nudge'); UPDATE u SET v = v + 1 WHERE a > 30")
+        self._done("BEGIN; TRUNCATE wiped; INSERT INTO wiped VALUES (1, 'nudge'); COMMIT")
+        if case.point is FaultPoint.MIRROR_WIDENED:
+            self.columns += 1
+            self.conn.execute(f"ALTER TABLE wide ADD COLUMN c{self.columns} int".encode())
+            self.conn.execute(f"INSERT INTO wide (id, c{self.columns}) VALUES ({self.columns}, 1)".encode())
+
+    def _done(self, statements: LiteralString) -> None:
+        """Again where it and a writer waited for each other, and the server chose it to fail."""
+        while True:
+            try:
+                self.conn.execute(statements)
+                return
+            except psycopg.errors.DeadlockDetected:
+                self.conn.execute("ROLLBACK")
+
+    def _reach(self, pid: int, case: Case) -> bool:
+        process, point = psutil.Process(pid), case.point
+
+        def ended() -> bool:
+            return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+        if point is None:
+            before = self.moved()
+            wait_until(lambda: ended() or sum(self.moved()) > sum(before) + 3, SECONDS)
+            time.sleep(self.chance.uniform(0, 3))
+            return not ended()
+        assert wait_until(lambda: ended() or self.faults.reached(point) is not None, SECONDS), f"{case}: hangs"
+        return self.faults.reached(point) is not None
+
+    def assert_recorded(self) -> None:
+        """Dagster's side: the ranges stand one behind the other, and no dead run is taken for a live one."""
+        with dg.DagsterInstance.from_config(str(self.folder / ".dagster")) as instance:
+            spans = [LsnRange.from_key(key) for key in instance.get_dynamic_partitions("lsn_ranges")]
+            assert spans
+            assert all(left.end == right.start for left, right in pairwise(spans)), spans
+            assert len(set(spans)) == len(spans)
+            started = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+            assert not started
+
+
+def _kill_jvm(pid: int) -> None:
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == "java":
+                child.kill()
