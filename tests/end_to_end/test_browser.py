@@ -40,6 +40,7 @@ PATIENCE = 60_000
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.long,
     pytest.mark.process,
     pytest.mark.timeout(600),  # Several starts of Spark, on whatever machine.
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
@@ -101,7 +102,6 @@ def test_the_graph_reads_from_slot_to_mirrors(up: Served, page: Page, pictures: 
     page.screenshot(path=pictures / "asset-graph.png", clip=CANVAS)
 
 
-@pytest.mark.long
 def test_a_partition_shows_its_lsns(up: Served, page: Page) -> None:
     key = up.follow("UPDATE public.orders SET status = 'paid' WHERE id <= 100")
     page.goto(f"{up.url}/assets/public/orders?view=partitions&partition={key}")
@@ -112,7 +112,6 @@ def test_a_partition_shows_its_lsns(up: Served, page: Page) -> None:
         expect(row).to_contain_text(str(found[name]))
 
 
-@pytest.mark.long
 def test_past_ranges_are_backfilled_and_so_repaired(up: Served, page: Page) -> None:
     while len(up.ranges()) < 2:
         up.follow("UPDATE public.products SET price = price + 1 WHERE sku IN ('P-1', 'P-2')")
@@ -124,7 +123,6 @@ def test_past_ranges_are_backfilled_and_so_repaired(up: Served, page: Page) -> N
         assert_equal(conn, up.project.lake, "public.products")
 
 
-@pytest.mark.long
 def test_a_snapshot_partition_asks_for_a_new_copy(up: Served, page: Page) -> None:
     up.wait(lambda: all(up.materialised("snapshot", "public", table) for table in TABLES), "the copies")
     before = set(up.materialised("snapshot", "public", "customers"))
