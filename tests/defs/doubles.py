@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import psutil
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
@@ -16,6 +20,7 @@ from pgcdc_assets.flow.observer import Observer
 from pgcdc_assets.flow.reports import MessagesReport, RangeReport, SyncReport, TableTurn
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.store.processname import ProcessName
 
 
 @dataclass
@@ -112,3 +117,11 @@ def report_of(span: LsnRange, *tables: TableName, version: int = 3) -> RangeRepo
 
 def span(start: int, end: int) -> LsnRange:
     return LsnRange(Lsn(start), Lsn(end))
+
+
+def dead_mark() -> str:
+    """The mark of a process that was there and is gone."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    created = int(psutil.Process(child.pid).create_time())
+    child.communicate()
+    return str(replace(ProcessName.own(), pid=child.pid, started=created))

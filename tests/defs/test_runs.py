@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
-import psutil
 import pytest
 
 from pgcdc_assets.core.layout import Layout
@@ -22,6 +21,7 @@ from pgcdc_assets.defs import runs
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.store import chainlease, storage
 from pgcdc_assets.store.processname import ProcessName
+from tests.defs.doubles import dead_mark
 
 
 @dg.op
@@ -50,14 +50,6 @@ def run_of(instance: dg.DagsterInstance, job: dg.JobDefinition = sync, mark: str
     if mark is not None:
         instance.add_run_tags(run.run_id, {runs.PROCESS_TAG: mark})
     return run.run_id
-
-
-def dead_mark() -> str:
-    """The mark of a process that was there and is gone."""
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    created = int(psutil.Process(child.pid).create_time())
-    child.communicate()
-    return str(replace(ProcessName.own(), pid=child.pid, started=created))
 
 
 def elsewhere() -> str:

@@ -29,7 +29,7 @@ from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup, teardown
 from pgcdc_assets.source.slot.slotstatus import require_slot
-from tests.defs.test_runs import dead_mark
+from tests.defs.doubles import dead_mark
 from tests.fix_postgres import Database
 
 

@@ -28,7 +28,7 @@ from pgcdc_assets.mirror.delta.othercommits import change_since
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
-from tests.delta.test_commit import OWNER, SCHEMA, Rows
+from tests.delta.rows import OWNER, SCHEMA, Rows
 from tests.deltatables import commit, live_files
 from tests.history.mirror import make
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 from deltalake import DeltaTable
-from hypothesis import event
+from hypothesis import HealthCheck, Phase, event, settings
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.lsn import Lsn
@@ -49,6 +49,13 @@ SECONDS = 200.0
 """For any one run."""
 WAYS: Sequence[dict[str, Any]] = ({}, {"drain_bytes": 1}, {"replication_connections": False})
 """To receive."""
+
+
+SLOW = settings(
+    deadline=None, print_blob=True, database=None, suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.generate),
+)  # fmt: skip
+"""An example takes seconds, so what fails is printed with its blob (for ``@reproduce_failure``) and shrunk by hand."""
 
 
 @dataclass

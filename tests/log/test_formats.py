@@ -19,9 +19,9 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import FILLED_SCHEMA, LOG_SCHEMA, read_rows
 from pgcdc_assets.log.upkeep import compact, forget
 from pgcdc_assets.store.local import path_of
-from tests.log.test_reader import START, WHO, _transaction, _writer
 from tests.log.twins import START as TWINS_START
 from tests.log.twins import STEP, Change, Transaction, Twin
+from tests.log.written import START, WHO, frames_of, writer_of
 
 ENDS = [250, 350, 450, 550, 650, 750]
 
@@ -57,8 +57,8 @@ def test_it_is_read_as_it_is(log: ChangeLog, former: str) -> None:
 def test_the_first_writer_makes_it_one_of_today_s(log: ChangeLog) -> None:
     reader = ChangeLog(log.layout).open()
     before = {segment.path.name for segment in log.all_segments()}
-    writer, _ = _writer(log)
-    writer.commit(_transaction(800), [], Lsn(850))
+    writer, _ = writer_of(log)
+    writer.commit(frames_of(800), [], Lsn(850))
     table = DeltaTable(path_of(log.path))
     assert _format(log) == "3"
     assert [field.name for field in table.schema().fields] == LOG_SCHEMA.names
@@ -67,7 +67,7 @@ def test_the_first_writer_makes_it_one_of_today_s(log: ChangeLog) -> None:
         assert [batch.end for batch in one.verify(LsnRange(START, Lsn(850)))] == [*ENDS, 850]
         assert before < {segment.path.name for segment in one.all_segments()}
     # A second one finds nothing to do.
-    _writer(log)
+    writer_of(log)
     assert DeltaTable(path_of(log.path)).version() == 10
 
 
@@ -83,8 +83,8 @@ def test_it_takes_files_with_late_facts(log: ChangeLog) -> None:
 
 
 def test_other_engines_read_what_has_files_of_both_formats(log: ChangeLog) -> None:
-    writer, _ = _writer(log)
-    writer.commit(_transaction(800), [], Lsn(850))
+    writer, _ = writer_of(log)
+    writer.commit(frames_of(800), [], Lsn(850))
     query = "SELECT commit_lsn, count(*) AS n FROM log WHERE kind = 'I' GROUP BY 1 ORDER BY 1"
     found = QueryBuilder().register("log", DeltaTable(path_of(log.path))).execute(query).read_all()
     assert dict(zip(found["commit_lsn"].to_pylist(), found["n"].to_pylist(), strict=True)) == dict.fromkeys(
@@ -93,8 +93,8 @@ def test_other_engines_read_what_has_files_of_both_formats(log: ChangeLog) -> No
 
 
 def test_it_is_compacted_and_cut_off_like_any_other(log: ChangeLog) -> None:
-    writer, _ = _writer(log)
-    writer.commit(_transaction(800), [], Lsn(850))
+    writer, _ = writer_of(log)
+    writer.commit(frames_of(800), [], Lsn(850))
     assert compact(log, LsnRange(Lsn(450), Lsn(850))) == 3
     assert [batch.end for batch in log.verify(LsnRange(START, Lsn(850)))] == [*ENDS, 850]
     assert forget(log, Lsn(450)) == 1
@@ -104,11 +104,11 @@ def test_it_is_compacted_and_cut_off_like_any_other(log: ChangeLog) -> None:
 
 def test_what_a_dead_writer_left_of_an_upgrade_is_made_again(log: ChangeLog) -> None:
     """The commit is all of it: with it the table is upgraded, without it, or with a part of it, it is not."""
-    _writer(log)
+    writer_of(log)
     log_folder = log.path / "_delta_log"
     commit = max(path_of(log_folder).glob("*.json"))
     commit.unlink()
     again = ChangeLog(log.layout)
     assert again.position() == 800
-    _writer(again)
+    writer_of(again)
     assert _format(log) == "3"

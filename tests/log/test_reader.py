@@ -12,22 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import LogConflict, LogCorrupt, SetupNeeded
-from pgcdc_assets.log.batch import BatchWriter, PendingFrames
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.segment import LOG_SCHEMA
 from pgcdc_assets.log.spill import SPILL
 from pgcdc_assets.log.spool import Staged
 from pgcdc_assets.store.local import path_of
-from tests.log.streams import begin, commit, describe, frame, insert, relation, run_of
-
-WHO = Identity("7", "db", "slot")
-START = Lsn(100)
+from tests.log.written import START, WHO, frames_of, writer_of
 
 
 @pytest.fixture
@@ -35,20 +29,6 @@ def log(tmp_path: Path) -> ChangeLog:
     log = ChangeLog(Layout.of(tmp_path / "lake"))
     log.create(WHO, START, 3)
     return log
-
-
-def _writer(log: ChangeLog) -> tuple[BatchWriter, Relations]:
-    relations = Relations()
-    for relation_id in (1, 2):
-        describe(relations, relation(relation_id, f"t{relation_id}"), 0)
-    return BatchWriter(log.path, WHO, 3, relations), relations
-
-
-def _transaction(at: int, relation_id: int = 1, number: int = 2) -> PendingFrames:
-    payloads = [begin(at, 5), *[insert(relation_id, b"x")] * number, commit(at, at + 50)]
-    frames = PendingFrames()
-    frames.append(run_of([frame(payload, at) for payload in payloads], 0))
-    return frames
 
 
 def test_a_new_log_stands_at_its_start(log: ChangeLog) -> None:
@@ -66,18 +46,18 @@ def test_no_log_asks_for_setup(tmp_path: Path) -> None:
 
 
 def test_positions_alone_add_no_file(log: ChangeLog) -> None:
-    writer, _ = _writer(log)
+    writer, _ = writer_of(log)
     writer.advance(Lsn(200))
     assert log.position() == 200
     assert DeltaTable(path_of(log.path)).file_uris() == []
 
 
 def test_the_position_is_compared_before_it_is_set(log: ChangeLog) -> None:
-    one, _ = _writer(log)
-    other, _ = _writer(log)
-    one.commit(_transaction(300), [], Lsn(350))
+    one, _ = writer_of(log)
+    other, _ = writer_of(log)
+    one.commit(frames_of(300), [], Lsn(350))
     with pytest.raises(LogConflict, match="stands at 0/15E, not at 0/64"):
-        other.commit(_transaction(300), [], Lsn(350))
+        other.commit(frames_of(300), [], Lsn(350))
     with pytest.raises(LogConflict):
         other.advance(Lsn(200))
     assert log.position() == 350
@@ -86,9 +66,9 @@ def test_the_position_is_compared_before_it_is_set(log: ChangeLog) -> None:
 
 
 def test_batches_and_segments_by_span(log: ChangeLog) -> None:
-    writer, _ = _writer(log)
+    writer, _ = writer_of(log)
     for at, relation_id in ((200, 1), (300, 2), (400, 1)):
-        writer.commit(_transaction(at, relation_id), [], Lsn(at + 50))
+        writer.commit(frames_of(at, relation_id), [], Lsn(at + 50))
     assert [batch.end for batch in log.batches(START)] == [250, 350, 450]
     assert [batch.end for batch in log.batches(Lsn(250), Lsn(350))] == [350]
     assert [batch.counts for batch in log.batches(START)] == [{1: {"I": 2}}, {2: {"I": 2}}, {1: {"I": 2}}]
@@ -101,8 +81,8 @@ def test_batches_and_segments_by_span(log: ChangeLog) -> None:
 
 
 def test_another_engine_reads_it(log: ChangeLog) -> None:
-    writer, _ = _writer(log)
-    writer.commit(_transaction(200), [], Lsn(250))
+    writer, _ = writer_of(log)
+    writer.commit(frames_of(200), [], Lsn(250))
     query = (
         "SELECT kind, count(*) AS n FROM log WHERE commit_lsn IS NULL OR commit_lsn = 200 GROUP BY kind ORDER BY kind"
     )
@@ -138,8 +118,8 @@ def _flip_a_bit(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [Path.unlink, _cut, _lose_a_row, _flip_a_bit])
 def test_damage_is_noticed(log: ChangeLog, damage: Any) -> None:
-    writer, _ = _writer(log)
-    writer.commit(_transaction(200), [], Lsn(250))
+    writer, _ = writer_of(log)
+    writer.commit(frames_of(200), [], Lsn(250))
     assert len(log.verify(LsnRange(START, Lsn(250)))) == 1
     damage(_first_file(log))
     with pytest.raises(LogCorrupt):
@@ -147,8 +127,8 @@ def test_damage_is_noticed(log: ChangeLog, damage: Any) -> None:
 
 
 def test_a_summary_that_cannot_be_read_is_named(log: ChangeLog) -> None:
-    writer, _ = _writer(log)
-    writer.commit(_transaction(200), [], Lsn(250))
+    writer, _ = writer_of(log)
+    writer.commit(frames_of(200), [], Lsn(250))
     path = _first_file(log)
     content = path.read_bytes()
     table = pq.read_table(path)
@@ -162,7 +142,7 @@ def test_a_summary_that_cannot_be_read_is_named(log: ChangeLog) -> None:
 
 
 def test_a_file_that_is_not_what_it_claims_is_not_committed(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, _ = _writer(log)
+    writer, _ = writer_of(log)
     moving = writer._spill.move
 
     def spoil(files: Any, end: Lsn) -> Any:
@@ -173,14 +153,14 @@ def test_a_file_that_is_not_what_it_claims_is_not_committed(log: ChangeLog, monk
 
     monkeypatch.setattr(writer._spill, "move", spoil)
     with pytest.raises(LogCorrupt):
-        writer.commit(_transaction(200), [], Lsn(250))
+        writer.commit(frames_of(200), [], Lsn(250))
     assert log.position() == START
 
 
 def test_all_is_synced_before_the_commit_and_the_commit_before_it_is_told(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, _ = _writer(log)
+    writer, _ = writer_of(log)
     synced: list[tuple[str, int]] = []
     fsync = os.fsync
 
@@ -192,7 +172,7 @@ def test_all_is_synced_before_the_commit_and_the_commit_before_it_is_told(
 
     monkeypatch.setattr(os, "fsync", note)
     before = _version(log)
-    writer.commit(_transaction(200), [], Lsn(250))
+    writer.commit(frames_of(200), [], Lsn(250))
     written = synced.index((f"change_log/{SPILL}/draft", before))
     folder = synced.index(("change_log", before))
     commit = synced.index(("change_log/_delta_log/commit", before))
@@ -206,7 +186,7 @@ def _version(log: ChangeLog) -> int:
 
 
 def test_checkpoints_are_synced_too(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, _ = _writer(log)
+    writer, _ = writer_of(log)
     synced: list[str] = []
     fsync = os.fsync
 
@@ -224,13 +204,13 @@ def test_checkpoints_are_synced_too(log: ChangeLog, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_a_dead_process_left_is_dropped_at_the_next_start(log: ChangeLog) -> None:
-    writer, _ = _writer(log)
+    writer, _ = writer_of(log)
     staged = Staged()
-    writer.stage(_transaction(200), staged)
+    writer.stage(frames_of(200), staged)
     assert len(list(path_of(log.path / SPILL).iterdir())) == 1
-    again, _ = _writer(log)
+    again, _ = writer_of(log)
     assert list(path_of(log.path / SPILL).iterdir()) == []
-    again.commit(_transaction(200), [], Lsn(250))
+    again.commit(frames_of(200), [], Lsn(250))
     assert len(log.verify(LsnRange(START, Lsn(250)))) == 1
 
 

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import live_files
-from tests.fix_postgres import Database
 from tests.mirror.pipeline import Pipeline
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture
-def pipe(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Pipeline]:
-    with database.connect() as conn:
-        yield Pipeline(database, conn, spark, Layout.of(tmp_path / "lake"))
 
 
 def test_inserts_are_appended_without_a_merge(pipe: Pipeline) -> None:

@@ -15,8 +15,7 @@ from pgcdc_assets.delta.mapping import OURS, Columns, stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.commented import comment_mirror
 from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
-from tests.mirror.test_metadata import PLAIN, relabelled
-from tests.mirror.test_reshape import ID, TEXT, A, N, T, made, table
+from tests.mirror.structures import ID, PLAIN, TEXT, A, N, T, made, relabelled, table
 
 SAID: tuple[tuple[int, str], ...] = ((0, "all"), (2, "said"))
 

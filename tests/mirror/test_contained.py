@@ -19,9 +19,6 @@ from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files
 from tests.mirror.pipeline import Pipeline
-from tests.mirror.test_apply import pipe
-
-__all__ = ["pipe"]
 
 
 @pytest.mark.parametrize("error", [

@@ -29,23 +29,7 @@ from pgcdc_assets.source.catalog.successor import successor
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files
-from tests.flow.mirrors import no_spark
-from tests.mirror.test_reshape import ID, INT, OWNER, ROWS, TEXT, A, N, T, made, numeric, rows, table
-
-PLAIN: list[list[str | None]] = [["1", "2", "3"], ["one", "two", None], ["1.50", "-2.25", None]]
-"""Rows without a text that fits no type."""
-
-
-def relabelled(mirror: Mirror, after: Table, before: Table = T, *, keep: bool = False) -> Table:
-    """Without Spark, so no file is written anew."""
-    follows = successor(before, after, Lsn(50))
-    assert isinstance(follows, Table), follows
-    files = live_files(mirror.path)
-    reshape_mirror(
-        SparkOnDemand(no_spark), mirror._layout, OWNER, before, follows, keep=keep, by_metadata=True
-    )  # fmt: skip
-    assert live_files(mirror.path) == files
-    return follows
+from tests.mirror.structures import ID, INT, OWNER, PLAIN, ROWS, TEXT, A, N, T, made, numeric, relabelled, rows, table
 
 
 def fields(mirror: Mirror) -> dict[str, dict[str, Any]]:

@@ -29,7 +29,7 @@ from pgcdc_assets.mirror.delta.settlement import Settlement
 from pgcdc_assets.mirror.delta.upkeep import without_int96
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
-from tests.delta.test_commit import OWNER
+from tests.delta.rows import OWNER
 from tests.deltatables import live_files, opened
 from tests.history.mirror import make
 

@@ -18,7 +18,7 @@ from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files, opened
 from tests.flow.mirrors import delta_target
-from tests.mirror.test_reshape import NAME, OWNER, ROWS, T, made, rows
+from tests.mirror.structures import NAME, OWNER, ROWS, T, made, rows
 
 NEW = TableName("else", "new")
 AS_NEW = replace(T, name=NEW)

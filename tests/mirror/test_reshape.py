@@ -2,74 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
-from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.catalog import Column, Table
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import FileChange, commit_change
-from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.delta.definition import commit_columns
 from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
+from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
 from pgcdc_assets.mirror.delta.upkeep import stands_as
-from pgcdc_assets.protocol.text.typed import typed
 from pgcdc_assets.source.catalog.successor import successor
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files
 from tests.flow.mirrors import no_spark
+from tests.mirror.structures import ID, INT, OWNER, ROWS, TEXT, A, N, T, made, numeric, rows, table
 
 pytestmark = pytest.mark.spark
-
-OWNER = Identity("7000000000000000001", "shop", "pgcdc")
-NAME = TableName("public", "t")
-INT, TEXT = PgType(23, "int4"), PgType(25, "text")
-
-
-def numeric(precision: int, scale: int) -> PgType:
-    return PgType(1700, "numeric", (precision << 16 | scale) + 4)
-
-
-def table(*columns: Column) -> Table:
-    marks = " ".join(f"{column.attnum}:7" for column in columns)
-    return Table(1000, NAME, columns, key=(1,), relfilenode=5, column_rows=marks)
-
-
-ID, A, N = Column(1, "id", INT), Column(2, "a", TEXT), Column(3, "n", numeric(10, 2))
-T = table(ID, A, N)
-ROWS: list[list[str | None]] = [["1", "2", "3", "4"], ["one", None, "three", "four"], ["1.50", "NaN", None, "4.00"]]
-
-
-def made(root: Path, before: Table = T, *groups: Sequence[Sequence[str | None]]) -> Mirror:
-    """A mirror with a file for each group of rows, and with its second row deleted."""
-    layout = Layout.of(root)
-    create_mirror(layout.mirror(NAME), MirrorSchema.of(before), {IDENTITY: OWNER.app_id()}, layout.root)
-    mirror = Mirror(layout, OWNER, NAME)
-    reports = []
-    for texts in groups or (ROWS,):
-        count = len(texts[0])
-        done = typed([pa.array(text, pa.string()) for text in texts], before.columns, count)
-        own = [pa.array([10] * count, pa.int64()), pa.nulls(count, pa.timestamp("us", "UTC")), done.raw]
-        with DataFile(mirror.path, mirror.physical(MirrorSchema.of(before))) as file:
-            file.write([*done.values, *own])
-            reports.append(file.finish())
-    commit(mirror.path, [report for report in reports if report], "append", {mirror.snapshot_app_id: 10})
-    return mirror.again()
 
 
 def reshaped(mirror: Mirror, spark: SparkSession, after: Table, before: Table = T, *, keep: bool = False) -> Table:
@@ -78,18 +36,6 @@ def reshaped(mirror: Mirror, spark: SparkSession, after: Table, before: Table = 
     layout = mirror._layout
     reshape_mirror(SparkOnDemand(lambda: spark), layout, OWNER, before, follows, keep=keep)
     return follows
-
-
-def rows(mirror: Mirror, version: int | None = None) -> list[dict[str, Any]]:
-    """Without our own columns but the texts, in the order of the first column."""
-    delta = DeltaTable(path_of(mirror.path), version=version)
-    found: list[dict[str, Any]] = pa.table(
-        QueryBuilder().register("t", delta).execute("SELECT * FROM t ORDER BY 1").read_all()
-    ).to_pylist()
-    for row in found:
-        del row["_pgcdc_commit_lsn"], row["_pgcdc_commit_ts"]
-        row["_pgcdc_raw"] = dict(row["_pgcdc_raw"] or ())
-    return found
 
 
 def test_a_column_has_its_value_of_older_rows_in_all_of_them(spark: SparkSession, tmp_path: Path) -> None:

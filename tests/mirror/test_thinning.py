@@ -26,7 +26,7 @@ from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.thinning import Passing, passing
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import path_of
-from tests.delta.test_commit import OWNER, SCHEMA, Rows
+from tests.delta.rows import OWNER, SCHEMA, Rows
 from tests.history.mirror import make
 
 NAME = TableName("public", "t")

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed, settings
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.demo.server import EmbeddedServer
-from tests.history.driver import play, project
+from tests.history.driver import SLOW, play, project
 from tests.history.steps import History, histories
-
-SLOW = settings(
-    deadline=None, print_blob=True, database=None, suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.generate),
-)  # fmt: skip
-"""An example takes seconds, so what fails is printed with its blob (for ``@reproduce_failure``) and shrunk by hand."""
 
 
 def hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None:

@@ -18,11 +18,10 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from tests.history.cuts import Cuts
-from tests.history.driver import play, project
+from tests.history.driver import SLOW, play, project
 from tests.history.steps import History, histories
+from tests.history.structure.cohort import played, stories
 from tests.power.outages import outages
-from tests.property.test_history import SLOW
-from tests.property.test_history_structure import played, stories
 
 pytestmark = pytest.mark.spark
 

@@ -7,9 +7,7 @@ long set with ``PGCDC_TEST_LONG=1``, one of columns with ``PGCDC_TEST_COLUMNS=1`
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,40 +16,12 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from tests.conftest import SEED
-from tests.history.structure.cohort import Cohort, cohort
+from tests.history.structure.cohort import SIZE, Cohort, played, stories
 from tests.history.structure.moves import MOVES
 from tests.history.structure.reduce import reduced
-from tests.history.structure.story import OF_COLUMNS, Kind, Story, columns_story, story
+from tests.history.structure.story import OF_COLUMNS, Story
 
 pytestmark = pytest.mark.spark
-
-SIZE = 8
-"""Stories of a cohort. The first copy of its tables is the dearest part, some 0.3 s a table."""
-_LOG = logging.getLogger(__name__)
-
-
-def stories(
-    number: int, *, size: int = SIZE, long: bool = False, columns: bool = False
-) -> tuple[Kind, list[Story]]:  # fmt: skip
-    """Those of a cohort: seeds ``number`` × 100 and up."""
-    kind = Kind.of(number)
-    parts, ideas = (4, 3) if long else (2, 3)
-    tell = columns_story if columns else story
-    return kind, [tell(number * 100 + place, kind.scope, parts=parts, ideas=ideas) for place in range(size)]
-
-
-def played(
-    server: EmbeddedServer, spark: SparkSession, kind: Kind, told: Sequence[Story], power: int | None = None
-) -> Cohort:
-    with cohort(server, spark, kind, told, power) as at:
-        started = time.monotonic()
-        try:
-            at.play()
-        except BaseException as error:
-            error.add_note(f"{kind}\n{at.account(all_of_them=True)}")
-            raise
-        _LOG.info("%s, %s stories, %.1f s: %s", kind, len(told), time.monotonic() - started, at.counts())
-        return at
 
 
 def hold(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from struct import pack, unpack_from
+from struct import unpack_from
 
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pgcdc_assets.protocol.copydata import data_messages
-
-
-def message(kind: bytes, body: bytes) -> bytes:
-    return kind + pack("!I", len(body) + 4) + body
+from tests.protocol.copydata import message
 
 
 def walked(data: bytes) -> list[tuple[int, int]]:

@@ -30,7 +30,7 @@ from pgcdc_assets.protocol.messages import (
 )
 from pgcdc_assets.protocol.streamed import Placed, StreamDecoder, decode_any
 from tests.protocol import wire
-from tests.protocol.test_decode import EXAMPLES as FIRST_VERSION
+from tests.protocol.examples import EXAMPLES as FIRST_VERSION
 
 AT = Lsn.parse("16/B374D848")
 ONE, TWO = "00000016B374D848", "00000016B374D878"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.errors import ProtocolError, SlotMissing, SourceUnavailable
 from pgcdc_assets.source.connect.socketreader import SocketReader
-from tests.protocol.test_copydata import message
+from tests.protocol.copydata import message
 
 ENDED = pack("!cI", b"c", 4)
 

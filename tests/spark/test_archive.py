@@ -16,7 +16,7 @@ from pgcdc_assets.errors import MachineError
 from pgcdc_assets.spark import archive
 from pgcdc_assets.spark.archive import OF_TASKS, PYTHON_VARIABLE, pack
 from pgcdc_assets.spark.versions import versions
-from tests.test_layers import WORKERS
+from tests.spark.workers import WORKERS
 
 _IMPORT = """
 import importlib, json, sys

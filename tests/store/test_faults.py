@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -22,24 +20,8 @@ from pgcdc_assets.log.commit import LogWriter
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import SegmentFile, check_content, read_rows
 from pgcdc_assets.store import objects, storage
-from tests.conftest import SEED
-from tests.log.test_reader import START, WHO, _transaction, _writer
-from tests.store.faultproxy import Fault, Faults, spoiling
-
-
-@pytest.fixture
-def faults(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    """What happens to this process's requests from now on."""
-    port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
-    assert port is not None
-    faults = Faults(int(SEED))
-    monkeypatch.setattr(objects, "_PATIENCE", 30.0)
-    with spoiling(port, faults) as before:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{before}")
-        objects._bucket.cache_clear()
-        yield faults
-        faults.share = 0
-    objects._bucket.cache_clear()
+from tests.log.written import START, WHO, frames_of, writer_of
+from tests.store.faultproxy import Fault, Faults
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -166,9 +148,9 @@ def test_no_file_is_damaged_by_a_store_that_refuses(
     layout = Layout(bucket)
     log = ChangeLog(layout)
     log.create(WHO, START, 3)
-    writer, _ = _writer(log)
+    writer, _ = writer_of(log)
     for number in range(4):
-        writer.commit(_transaction(200 + 100 * number), [], Lsn(250 + 100 * number))
+        writer.commit(frames_of(200 + 100 * number), [], Lsn(250 + 100 * number))
     write_checkpoint(layout.change_log, 2)
     files = sorted(entry.name for entry in storage.walk(bucket, hidden=True))
     segment = next(bucket / name for name in files if name.endswith(".parquet") and "_delta_log" not in name)

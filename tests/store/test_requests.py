@@ -6,19 +6,18 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.reader import ChangeLog
-from tests.log.test_reader import START, WHO, _transaction, _writer
+from tests.log.written import START, WHO, frames_of, writer_of
 from tests.store.faultproxy import Faults
-from tests.store.test_faults import faults  # noqa: F401
 
 
-def test_a_commit_of_the_log_is_two_puts(faults: Faults, bucket: Location) -> None:  # noqa: F811
+def test_a_commit_of_the_log_is_two_puts(faults: Faults, bucket: Location) -> None:
     """Its segment and itself; a position without rows is one."""
     log = ChangeLog(Layout(bucket))
     log.create(WHO, START, 3)
-    writer, _ = _writer(log)
+    writer, _ = writer_of(log)
     for number in range(5):
         faults.seen.clear()
-        writer.commit(_transaction(200 + 100 * number), [], Lsn(250 + 100 * number))
+        writer.commit(frames_of(200 + 100 * number), [], Lsn(250 + 100 * number))
         assert (faults.seen["PUT"], faults.seen["LIST"], faults.seen["POST"]) == (2, 0, 0)
     faults.seen.clear()
     writer.advance(Lsn(1000))

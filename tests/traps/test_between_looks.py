@@ -14,8 +14,8 @@ from pgcdc_assets.points.points import ConsistentPoints, Point
 from tests.end_to_end.command import wait_for
 from tests.flow.rig import Rig
 from tests.oracle import assert_equal
+from tests.traps.following import following_run
 from tests.traps.scenario import empty_rig
-from tests.traps.test_publications import following_run
 
 pytestmark = pytest.mark.spark
 

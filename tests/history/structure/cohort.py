@@ -7,9 +7,11 @@ their steps up to their next run, then there is one run for them all, and all is
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,9 +40,11 @@ from tests.history.structure.chronicle import Chronicle
 from tests.history.structure.judge import Judge, Silence
 from tests.history.structure.player import Player, Session
 from tests.history.structure.source import Schemas
-from tests.history.structure.story import CONNECTIONS, Kind, Story
+from tests.history.structure.story import CONNECTIONS, Kind, Story, columns_story, story
 from tests.power.images import told
 from tests.power.outages import Outages, outages
+
+logger = logging.getLogger(__name__)
 
 SECONDS = 900.0
 """For any one run, on a machine that does other things as well."""
@@ -50,6 +54,8 @@ WAYS: Sequence[dict[str, Any]] = (
     {}, {}, {"drain_bytes": 1}, {"replication_connections": False}, {"batch_bytes": 1, "range_bytes": 2_000},
 )  # fmt: skip
 """Of a run: streamed, drained, polled, and in many turns."""
+SIZE = 8
+"""Stories of a cohort. The first copy of its tables is the most expensive part, about 0.3 s a table."""
 TEMPO = 0.3
 """How long a step waits at most for the run beside it to publish something."""
 
@@ -253,3 +259,27 @@ def cohort(
         finally:
             with contextlib.suppress(BaseException):
                 found.stop()
+
+
+def stories(
+    number: int, *, size: int = SIZE, long: bool = False, columns: bool = False
+) -> tuple[Kind, list[Story]]:  # fmt: skip
+    """Those of a cohort: seeds ``number`` × 100 and up."""
+    kind = Kind.of(number)
+    parts, ideas = (4, 3) if long else (2, 3)
+    tell = columns_story if columns else story
+    return kind, [tell(number * 100 + place, kind.scope, parts=parts, ideas=ideas) for place in range(size)]
+
+
+def played(
+    server: EmbeddedServer, spark: SparkSession, kind: Kind, told: Sequence[Story], power: int | None = None
+) -> Cohort:
+    with cohort(server, spark, kind, told, power) as at:
+        started = time.monotonic()
+        try:
+            at.play()
+        except BaseException as error:
+            error.add_note(f"{kind}\n{at.account(all_of_them=True)}")
+            raise
+        logger.info("%s, %s stories, %.1f s: %s", kind, len(told), time.monotonic() - started, at.counts())
+        return at

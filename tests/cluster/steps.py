@@ -1,0 +1,29 @@
+"""Steps of a run whose executors are killed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pgcdc_assets.core.faultpoints import FaultPoint
+from tests.cluster.conftest import Rig
+from tests.end_to_end.command import wait_for
+
+SECONDS = 300
+
+
+@contextmanager
+def standing_at(rig: Rig, point: FaultPoint, process: subprocess.Popen[str]) -> Iterator[int]:
+    """Pid of the worker that stands at the point; it goes on after the block, if it still lives."""
+    wait_for(lambda: rig.faults.reached(point) is not None or process.poll() is not None, SECONDS, point)
+    worker = rig.faults.reached(point)
+    assert worker is not None, f"ended with {process.returncode} before {point}: {rig.project.log('sync')}"
+    yield worker
+    rig.faults.clear()
+
+
+def ends_well(process: subprocess.Popen[str], rig: Rig) -> None:
+    wait_for(lambda: process.poll() is not None, SECONDS, "the end of sync")
+    assert process.returncode == 0, rig.project.log("sync")
+    rig.assert_equal()
