@@ -19,7 +19,7 @@ from bench.sensor import by_sensor
 from bench.source import WORKLOADS
 from pgcdc_assets.demo.server import EmbeddedServer
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 @pytest.fixture
@@ -49,7 +49,6 @@ def test_rates_are_measured_side_by_side(
     assert any("receiver" in run["peak"] for run in kept)
 
 
-@pytest.mark.long
 def test_a_bucket_beside_a_folder(server: EmbeddedServer, spark: SparkSession, tmp_path: Path, s3: str) -> None:
     record = Record(0.001, {})
     Buckets(server, spark, tmp_path, record, s3).turns(1, 3)
@@ -59,7 +58,6 @@ def test_a_bucket_beside_a_folder(server: EmbeddedServer, spark: SparkSession, t
     }  # fmt: skip
 
 
-@pytest.mark.long
 def test_transactions_in_progress(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> None:
     record = Record(0.001, {inprogress.WORKLOAD: inprogress.FLOOR})
     inprogress.InProgress(server, spark, tmp_path, record).turns(1)
@@ -84,7 +82,6 @@ def test_transactions_in_progress(server: EmbeddedServer, spark: SparkSession, t
     assert "</svg>" in (tmp_path / "retained.svg").read_text()
 
 
-@pytest.mark.long
 def test_latency_and_growth(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,8 +14,10 @@ import psutil
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.flow import lock
 from tests.end_to_end.command import wait_for
 from tests.end_to_end.served import TABLES, Served
 from tests.oracle import assert_equal
@@ -119,6 +121,13 @@ def test_checks_are_of_the_newest_materialisation(up: Served) -> None:
     up.follow("UPDATE public.customers SET credit = credit + 1 WHERE id = 1")
     for table in TABLES:
         up.wait(partial(check_passed, up, table), f"the check of {table}", seconds=30)
+
+
+def test_a_change_after_an_idle_run_comes_by_the_next_one(up: Served) -> None:
+    layout = Layout.of(up.project.lake)
+    up.wait(lambda: lock.holder(layout) is None, "the end of the idle run")
+    up.follow("UPDATE public.orders SET status = 'second' WHERE id = 5")
+    assert status_of(up, 5) == "second"
 
 
 def test_sigterm_ends_all_of_it(up: Served) -> None:

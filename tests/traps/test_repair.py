@@ -70,7 +70,6 @@ def _differing(rig: Rig) -> set[int]:
     return {key for key, _ in here ^ there}
 
 
-@pytest.mark.long
 def test_a_gap_is_refused_and_named(rig: Rig) -> None:
     first, second, third = (report.span for report in rig.observer.ranges)
     with pytest.raises(RangeGap, match=f"{first} is followed by {third}"):
@@ -112,13 +111,3 @@ def test_a_repair_restores_exactly_the_keys_of_its_range(rig: Rig) -> None:
         assert _differing(rig) == {10, 99}
     rig.engine().transform_range([T, BAG], whole)
     assert rig.engine().check_range(whole).transactions == 3
-
-
-@pytest.mark.long
-def test_ranges_in_wrong_order(rig: Rig) -> None:
-    """The later range first: what the earlier one did to other keys is not touched by it."""
-    changed, _, added = (report.span for report in rig.observer.ranges)
-    _damage(rig.lake / "public/t")
-    rig.engine().apply_range([T], added)
-    rig.engine().apply_range([T], changed)
-    assert _differing(rig) == {4, 10, 99}

@@ -1,4 +1,4 @@
-"""Three applications, each followed through traffic, migrations and nightly jobs.
+"""Two applications, each followed through traffic, migrations and nightly jobs.
 
 At each look every table of the source is equal to its mirror, or its state says that it is not; at every consistent
 point the lake keeps what the application keeps true of its tables together.
@@ -19,12 +19,11 @@ from tests.end_to_end.command import Project
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig
 from tests.workloads.application import Application
-from tests.workloads.clinic import CLINIC
 from tests.workloads.forum import FORUM
 from tests.workloads.hub import HUB
 from tests.workloads.play import LOOK_SECONDS, ByCommand, InProcess, Play
 
-APPLICATIONS = [pytest.param(application, id=application.name) for application in (FORUM, CLINIC, HUB)]
+APPLICATIONS = [pytest.param(application, id=application.name) for application in (FORUM, HUB)]
 
 
 @pytest.fixture
