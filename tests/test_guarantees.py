@@ -1,0 +1,25 @@
+"""Each test that docs/guarantees.md names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FILES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "tests").rglob("test_*.py")}
+_NAMED = re.compile(r"`(tests/[\w/]+/|(?:tests/[\w/]*)?test_\w+\.py)?(?:…)?(?:::(\w+?)(…?))?`")
+"""A folder, a file (maybe without its folder), and a function: in that file, or in the file named before (`…::`)."""
+
+
+def test_every_test_that_is_named_exists() -> None:
+    missing = []
+    last = ""
+    for file, function, more in _NAMED.findall((ROOT / "docs" / "guarantees.md").read_text()):
+        if not file and not function:
+            continue
+        last = file or last
+        found = [path for name, path in FILES.items() if name.startswith(last) or name.endswith(f"/{last}")]
+        wanted = f"def {function}" if more else f"def {function}("
+        if not any(not function or wanted in path.read_text() for path in found):
+            missing.append(f"{last}::{function}")
+    assert not missing
