@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
@@ -23,6 +24,10 @@ pytest_plugins = ["tests.fix_postgres", "tests.fix_spark", "tests.fix_objects"]
 # Without it the code cache is small, and once the code of many statements fills it nothing is compiled any more.
 # The serial collector leaves the cores to the workers, and takes half the memory.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC")
+
+# Tests start the package in hundreds of processes. Without files of bytecode each of them would compile it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A machine that does other things makes no example fail.
 hypothesis.settings.register_profile("pgcdc", deadline=None)
