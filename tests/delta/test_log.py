@@ -156,7 +156,7 @@ def test_a_version_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("part_size", [None, 3], ids=["whole", "parts"])
+@pytest.mark.parametrize("part_size", [pytest.param(None, marks=pytest.mark.long), 3], ids=["whole", "parts"])
 def test_what_spark_wrote(spark: SparkSession, tmp_path: Path, part_size: int | None) -> None:
     """Its checkpoints have statistics by column, and may come in parts."""
     folder, own = tmp_path / "t", spark.newSession()

@@ -213,7 +213,7 @@ def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, n
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=12))
 @example([(9, 0), (8, 8), (6, 6)])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_thinned_points_are_found_by_their_order(rounds: list[tuple[int, int]]) -> None:
     """Files of many points lie between those of few that thinning left: no merge goes around them."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
