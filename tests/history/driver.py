@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,22 +149,13 @@ def project(server: EmbeddedServer, spark: SparkSession, tables: Sequence[Spec])
             workload.close()
 
 
-During = Callable[[Project, Callable[[], Any]], None]
-"""How a run is run: as it is, or with something done to it."""
-
-
-def undisturbed(at: Project, act: Callable[[], Any]) -> None:
-    """As it is."""
-    act()
-
-
-def play(at: Project, history: History, during: During = undisturbed) -> None:
+def play(at: Project, history: History) -> None:
     """All of it, then one more sync; every boundary published on the way is compared with the journal."""
     for step in history.before:
         at.workload.take(step)
     at.workload.finish(random.Random(0))
     at.setup()
-    during(at, at.sync)
+    at.sync()
     rest = [(list(steps), doing) for steps, doing in history.parts]
     for number, (steps, doing) in enumerate(rest):
         for step in steps:
@@ -174,9 +164,7 @@ def play(at: Project, history: History, during: During = undisturbed) -> None:
         beside, following[: doing.beside] = following[: doing.beside], []
         at.workload.release()
         event(f"{doing.kind}{' beside writes' if beside else ''}")
-        act = partial(_DOINGS[doing.kind], at, doing, beside)
-        # Of damage by hand a part would be left, and nobody to repair it.
-        (undisturbed if doing.kind == "damage" else during)(at, act)
+        _DOINGS[doing.kind](at, doing, beside)
     at.workload.finish(random.Random(1))
     at.sync()
     at.assert_now()
