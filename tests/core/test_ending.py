@@ -77,15 +77,17 @@ def run(kind: str, what: str, numbers: list[int], *, boundary: float = 0.5, rest
         return process.returncode, words, time.monotonic() - started
 
 
+AT_ONCE = 20
+"""Seconds. What a process would wait for otherwise takes 50 seconds or more."""
 AT_BOUNDARY = "at_boundary(stop, boundary={})"
 KINDS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 @KINDS
 def test_a_boundary_ends_it_well(number: int) -> None:
-    code, words, seconds = run(AT_BOUNDARY, "boundary", [number])
+    code, words, seconds = run(AT_BOUNDARY, "boundary", [number], boundary=50)
     assert (code, words) == (0, "at a boundary\nend\n")
-    assert seconds < 1.5
+    assert seconds < AT_ONCE
 
 
 @KINDS
@@ -97,7 +99,7 @@ def test_without_a_boundary_it_is_interrupted(number: int) -> None:
 def test_a_second_signal_interrupts_at_once() -> None:
     code, words, seconds = run(AT_BOUNDARY, "busy", [signal.SIGINT, signal.SIGINT], boundary=50)
     assert (code, words) == (0, "interrupted\nend\n")
-    assert seconds < 1.5
+    assert seconds < AT_ONCE
 
 
 @pytest.mark.parametrize("what", ["stubborn", "deaf"])
@@ -107,24 +109,24 @@ def test_what_cannot_be_interrupted_ends_with_the_process(what: str) -> None:
     assert code == ending.CODE
     assert "nothing is half done" in words
     assert "end\n" not in words
-    assert seconds < 4
+    assert seconds < AT_ONCE
     code, _, again = run(AT_BOUNDARY, what, [signal.SIGTERM, signal.SIGTERM], boundary=50)
-    assert (code, again < 4) == (ending.CODE, True)
+    assert (code, again < AT_ONCE) == (ending.CODE, True)
 
 
 def test_a_rest_that_does_not_end_either() -> None:
     """After the boundary: exit handlers, threads that are joined."""
-    code, words, seconds = run(AT_BOUNDARY, "boundary", [signal.SIGINT], rest=50)
-    assert (code, seconds < 4) == (ending.CODE, True)
+    code, words, seconds = run(AT_BOUNDARY, "boundary", [signal.SIGINT], boundary=50, rest=50)
+    assert (code, seconds < AT_ONCE) == (ending.CODE, True)
     assert words.startswith("at a boundary\nend\n")
 
 
 def test_commands_without_a_boundary_end_at_once() -> None:
     code, words, seconds = run("at_once()", "busy", [signal.SIGTERM])
     assert (code, words) == (0, "interrupted\nend\n")
-    assert seconds < 1.5
+    assert seconds < AT_ONCE
     code, _, seconds = run("at_once()", "stubborn", [signal.SIGTERM])
-    assert (code, seconds < 4) == (ending.CODE, True)
+    assert (code, seconds < AT_ONCE) == (ending.CODE, True)
 
 
 def test_a_process_that_is_not_ours_goes_on() -> None:
@@ -132,7 +134,7 @@ def test_a_process_that_is_not_ours_goes_on() -> None:
     stop = threading.Event()
     with ENDING.at_boundary(stop, boundary=0.3):
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.wait(5)
+        assert stop.wait(60)
         assert ENDING.asked
     time.sleep(0.6)
     assert not ENDING.asked

@@ -53,13 +53,13 @@ def test_one_of_many_stops_after_the_passes_let_by(faults: Faults) -> None:
     threads = [threading.Thread(target=pass_by) for _ in range(6)]
     for thread in threads:
         thread.start()
-    assert wait_until(lambda: faults.reached(point) is not None, 10)
+    assert wait_until(lambda: faults.reached(point) is not None, 60)
     assert faults.reached(point) == os.getpid()
-    assert wait_until(lambda: sum(thread.is_alive() for thread in threads) == 1, 10)
+    assert wait_until(lambda: sum(thread.is_alive() for thread in threads) == 1, 60)
     passed(point)
     faults.clear()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -76,16 +76,16 @@ def test_whoever_is_stopped_at_a_point_keeps_no_other(faults: Faults, monkeypatc
     faults.arm(point)
     there = threading.Thread(target=passed, args=[point])
     there.start()
-    assert wait_until(lambda: faults.reached(point) is not None, 10)
+    assert wait_until(lambda: faults.reached(point) is not None, 60)
     assert lock_was_free == [True]
     with (faults.folder / faultpoints.LOCK).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         other = threading.Thread(target=passed, args=[FaultPoint.BATCH_DURABLE])
         other.start()
-        other.join(10)
+        other.join(60)
         assert not other.is_alive()
     faults.clear()
-    there.join(10)
+    there.join(60)
     assert not there.is_alive()
 
 

@@ -148,7 +148,7 @@ def test_a_signal_asks_for_a_boundary_a_second_one_interrupts(number: signal.Sig
     before = signal.getsignal(number)
     with runs.stop_on_signals(stop):
         os.kill(os.getpid(), number)
-        assert stop.wait(5)
+        assert stop.wait(60)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     assert signal.getsignal(number) is before

@@ -236,7 +236,7 @@ def test_an_unreadable_lsn_is_a_failure(instance: dg.DagsterInstance) -> None:
 def test_a_signal_ends_the_run_at_a_boundary_and_well(instance: dg.DagsterInstance) -> None:
     def until_stopped(bounds: Bounds) -> None:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        assert bounds.stop.wait(20)
+        assert bounds.stop.wait(60)
 
     assert sync(instance, Script(wait=until_stopped), follow=True).success
 
@@ -249,7 +249,7 @@ def test_a_run_that_gives_way_ends_when_another_waits(instance: dg.DagsterInstan
             status=dg.DagsterRunStatus.QUEUED,
             remote_job_origin=origin_of("sync"),
         )
-        assert bounds.give_way.wait(20)
+        assert bounds.give_way.wait(60)
 
     result = sync(instance, Script(wait=until_stopped), follow=True, give_way=True)
     assert result.success

@@ -59,7 +59,7 @@ def test_setup_waits_for_a_transaction_and_says_so(project: Project, database: D
         assert "interrupted" in shown.words
         other.execute("COMMIT")
         ours = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ 'pgcdc'"
-        wait_for(lambda: other.execute(ours).fetchone() is None, 10, "the end of its sessions")
+        wait_for(lambda: other.execute(ours).fetchone() is None, 60, "the end of its sessions")
         made = other.execute("SELECT FROM pg_replication_slots WHERE database = current_database()").fetchall()
         assert made == [], "no slot is left behind"
 

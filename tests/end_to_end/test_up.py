@@ -138,9 +138,9 @@ def test_sigterm_ends_all_of_it(up: Served) -> None:
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(90) == 0, up.words
     assert up.marked() == []
-    _gone, left = psutil.wait_procs(family, timeout=5)
+    _gone, left = psutil.wait_procs(family, timeout=60)
     assert left == []
     slots = "SELECT count(*) FROM pg_replication_slots WHERE active AND database = current_database()"
     with up.connect() as conn:
-        wait_for(lambda: conn.execute(slots).fetchone() == (0,), 10, "the slot's release")
+        wait_for(lambda: conn.execute(slots).fetchone() == (0,), 60, "the slot's release")
         assert_equal(conn, up.project.lake, "public.orders")

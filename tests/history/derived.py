@@ -35,7 +35,7 @@ from tests.history.tables import Spec
 from tests.history.workload import Workload
 from tests.journal import Journal
 
-SECONDS = 60.0
+SECONDS = 180.0
 
 
 @dataclass

@@ -36,7 +36,7 @@ from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
 from tests.fix_postgres import Database
 
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 @dataclass

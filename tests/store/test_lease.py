@@ -103,7 +103,7 @@ def test_it_is_free_after_its_holder_was_killed(place: Location) -> None:
 
 
 def test_what_is_guarded_is_not_written_when_it_is_unsure(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chainlease, "TTL", 0.5)
+    monkeypatch.setattr(chainlease, "TTL", 2.0)
     monkeypatch.setattr(chainlease, "RENEWED", 60.0)
     monkeypatch.setattr(chainlease, "_MARGIN", 0.0)
     with lease.held(bucket / "lock", guarding=bucket) as held:
