@@ -17,7 +17,6 @@ from psycopg import sql
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
 from pgcdc_assets.mirror.delta import copy
@@ -377,9 +376,3 @@ def _text_column() -> Any:
     from pgcdc_assets.core.catalog import Column, PgType
 
     return Column(1, "t", PgType(25, "text"))
-
-
-def test_the_lsn_type_survives(copying: Copying) -> None:
-    copying.run("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
-    (report,) = copying.copy(TableName("public", "t"))
-    assert isinstance(report.consistent_point, Lsn)
