@@ -10,18 +10,15 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 from deltalake import Schema
-from pyroaring import BitMap64
 
 from pgcdc_assets.core.layout import DELTA_LOG, checkpoint_name, commit_name
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.delta.commit import FileChange, commit_change, commit_files, replace_files
+from pgcdc_assets.delta.commit import commit_files, replace_files
 from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset, opened_parquet
 from pgcdc_assets.delta.definition import commit_columns, create_table
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion, open_delta
-from pgcdc_assets.delta.recovery import recover
 from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.delta.vectors import kept, read_vector
-from pgcdc_assets.errors import CommitLost
 from pgcdc_assets.store import storage
 
 ROWS = pa.schema([("id", pa.int64())])
@@ -78,26 +75,6 @@ def test_versions_checkpoints_and_clean_up(table: Location) -> None:
     assert newest.number == 9
 
 
-def test_a_number_is_taken_once(table: Location) -> None:
-    before = now(table)
-    commit_files(before, [written(table, 1)], "append", {})
-    with pytest.raises(CommitLost):
-        commit_files(before, [written(table, 2)], "append", {})
-    assert ids(table) == [1]
-
-
-def test_rows_go_by_deletion_vectors(table: Location) -> None:
-    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
-    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
-    commit_files(now(table), [written(table, 1, 2, 3)], "append", {})
-    delta = now(table)
-    delta = DeltaVersion(table, delta.number, protocol, delta.metadata, delta.positions, delta.files)
-    gone = {delta.files[0].path: BitMap64([1])}
-    commit_change(delta, FileChange([written(table, 4)], gone), {}, {})
-    assert ids(table) == [1, 3, 4]
-    assert ids(table, 1) == [1, 2, 3]
-
-
 def test_columns_come_and_files_go(table: Location) -> None:
     commit_files(now(table), [written(table, 1)], "append", {})
     commit_columns(now(table), Schema.from_arrow(pa.schema([*ROWS, ("more", pa.string())])))
@@ -111,15 +88,6 @@ def test_columns_come_and_files_go(table: Location) -> None:
     storage.create(table / "orphan.parquet", b"x")
     assert sweep(table, timedelta(0)) == 2
     assert not storage.exists(table / first.path)
-
-
-def test_a_torn_commit_is_put_aside(table: Location) -> None:
-    commit_files(now(table), [written(table, 1)], "append", {})
-    torn = table / DELTA_LOG / commit_name(2)
-    storage.create(torn, b'{"commitInfo": {"pgcdcActions": 3}}\n{"ad')
-    assert recover(table, 1).aside == (commit_name(2),)
-    assert not storage.exists(torn)
-    assert ids(table) == [1]
 
 
 class Clock:
