@@ -101,12 +101,12 @@ def attached_partition_is_missed(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.source.catalog.drift:key_made_anew",
+    "pgcdc_assets.source.catalog.drift:key_changed",
     rule="a key that was dropped and added again may not have told rows apart in between",
     test="tests/source/test_drift.py::test_what_it_does_not_carry_is_seen",
 )
-def recreated_key_passes(_original: Original) -> Any:
-    return lambda before, now: False
+def recreated_key_passes(original: Original) -> Any:
+    return with_instead(original, "before.key_constraint != now.key_constraint", "False")
 
 
 @override(

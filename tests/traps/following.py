@@ -13,7 +13,7 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.end_to_end.command import wait_for
-from tests.flow.test_sync import Rig
+from tests.flow.rig import Rig
 
 
 @dataclass

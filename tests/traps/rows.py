@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from tests.flow.test_sync import Rig
+from tests.flow.rig import Rig
 from tests.traps.scenario import Trap
 
 _TOASTED = """CREATE TABLE t (id int PRIMARY KEY, v text, big text); ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
