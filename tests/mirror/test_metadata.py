@@ -207,7 +207,7 @@ def test_a_new_column_stays_one_whatever_became_of_the_run_that_took_it_up(tmp_p
     assert [(row["c"], row["n"]) for row in rows(mirror)][-1] == ("nine", Decimal("9.00"))
 
 
-@pytest.mark.parametrize("name", ["a.b", "a`b", 'a"b', "ä/%😀"])
+@pytest.mark.parametrize("name", ['a.b`c"d', "ä/%😀"])
 def test_engines_skip_files_by_names_of_before(spark: SparkSession, tmp_path: Path, name: str) -> None:
     before = table(ID, replace(A, name=name), N)
     groups: Sequence[list[list[str | None]]] = [[[str(n)], [f"v{n}"], ["1"]] for n in range(4)]

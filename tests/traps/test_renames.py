@@ -65,7 +65,7 @@ TRAPS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["rewrite", "set_aside"])
+@pytest.fixture(scope="module", params=["rewrite", pytest.param("set_aside", marks=pytest.mark.long)])
 def played(
     request: pytest.FixtureRequest, server: EmbeddedServer, spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,

@@ -15,7 +15,7 @@ from tests.traps.schema import TRAPS
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(scope="module", params=["rewrite", "set_aside"])
+@pytest.fixture(scope="module", params=["rewrite", pytest.param("set_aside", marks=pytest.mark.long)])
 def played(
     request: pytest.FixtureRequest, server: EmbeddedServer, spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
