@@ -242,6 +242,7 @@ def test_a_promise_of_what_the_log_no_longer_holds_is_nobody_s(tmp_path: Path) -
     assert_reads(rows, {23, 25})
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_spark_and_delta_rs_read_and_go_on(spark: SparkSession, tmp_path: Path) -> None:
     """Time travel, history, VACUUM, OPTIMIZE and writes of others, on a log with versions missing."""
