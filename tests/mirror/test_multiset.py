@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from pgcdc_assets.feed.schema import COMMIT_LSN, HASH, LEAF, FeedColumn
 from pgcdc_assets.mirror.net.multiset import COUNT, net_rows
@@ -44,6 +45,20 @@ def test_copies_that_come_and_go_cancel_out_and_the_latest_image_remains() -> No
 def test_removed_rows_name_no_leaf_where_a_copy_does_not_know_it() -> None:
     net = net_rows(events(("D", "x", "one")), COLUMNS, by_leaf=False)
     assert LEAF not in net.removed.column_names
+
+
+@pytest.mark.parametrize(("gone", "came"), [("x", "y"), ("x", None), (None, "x")])
+def test_rows_that_share_a_hash_are_told_apart(gone: str | None, came: str | None) -> None:
+    table = feed_rows([("D", 0, gone, "c"), ("I", 0, came, "c")]).append_column(HASH, pa.array([7, 7], pa.int64()))
+    net = net_rows(table, COLUMNS)
+    assert (net.removed["b"].to_pylist(), net.added["b"].to_pylist()) == ([gone], [came])
+
+
+def test_rows_with_nan_are_alike() -> None:
+    table = feed_rows([("D", 0, "b", "c"), ("I", 0, "b", "c")]).append_column(HASH, pa.array([7, 7], pa.int64()))
+    floats = pa.array([float("nan"), float("nan")], pa.float64())
+    net = net_rows(table.set_column(table.schema.get_field_index("b"), "b", floats), COLUMNS)
+    assert (net.removed.num_rows, net.added.num_rows) == (0, 0)
 
 
 def test_no_events_net_to_nothing() -> None:
