@@ -139,9 +139,6 @@ class Settings(BaseSettings):
     batch_bytes: Size = 32 << 20
     batch_seconds: float = Field(default=1, gt=0)
     drain_bytes: Size = 32 << 20
-    replication_connections: bool = True
-    """False if the source takes no replication connections (a pooler, a proxy, no free walsender): ordinary sessions
-    poll then."""
     idle_seconds: float = Field(default=30, ge=0)
     run_seconds: float = Field(default=1800, gt=0)
     sensor_seconds: int = Field(default=5, ge=1)
@@ -247,14 +244,6 @@ class Settings(BaseSettings):
             return "off"
         if value not in ("auto", "off"):
             raise ValueError(f"{value!r} is neither `auto` nor `off`")
-        return value
-
-    @field_validator("replication_connections")
-    @classmethod
-    def _replication_form(cls, value: bool, info: ValidationInfo) -> bool:
-        if info.data.get("two_phase") and not value:
-            # A copy of the slot, which is what ordinary sessions read, has no two_phase.
-            raise ValueError("is needed for `two_phase`; set it to true, or `two_phase` to false")
         return value
 
     @classmethod

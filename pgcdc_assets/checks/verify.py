@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
@@ -56,7 +57,7 @@ class ComparisonPoint(Protocol):
     def tables(self) -> Mapping[TableName, int]: ...
 
 
-TakeSnapshot = Callable[[Sequence[TableName]], AbstractContextManager[Snapshot]]
+TakeSnapshot = Callable[[], AbstractContextManager[Snapshot]]
 
 
 def verify(
@@ -75,7 +76,8 @@ def verify(
     SNAPSHOTS times, and within AGAIN_SECONDS.
     """
     chosen = [_known(catalog, name) for name in tables] if tables is not None else [t.name for t in catalog.tables]
-    comparing = _Comparing(settings, catalog, conninfo or settings.source or "", reach, snapshot, on_table)
+    source = conninfo or settings.source or ""
+    comparing = _Comparing(settings, catalog, source, reach, snapshot or partial(exported_snapshot, source), on_table)
     reports: dict[TableName, TableReport] = {}
     left, taken = chosen, 0
     deadline = time.monotonic() + AGAIN_SECONDS
@@ -125,7 +127,7 @@ class _Comparing:
     catalog: Catalog
     source: str
     reach: Callable[[Lsn], ComparisonPoint]
-    snapshot: TakeSnapshot | None
+    snapshot: TakeSnapshot
     on_table: Callable[[TableReport], None]
     seen: dict[TableName, _Seen] = field(default_factory=dict)
     """The mirrors of tables that could not be compared so far."""
@@ -135,7 +137,7 @@ class _Comparing:
         reports: dict[TableName, TableReport] = {}
         again: list[TableName] = []
         with ExitStack() as stack:
-            snapshot = stack.enter_context((self.snapshot or self._exported)(chosen))
+            snapshot = stack.enter_context(self.snapshot())
             lsn = snapshot.consistent_point
             tables, outdated = self._shown(snapshot, chosen)
             early = self._read_early(snapshot, tables, outdated, stack)
@@ -158,10 +160,6 @@ class _Comparing:
                 if name not in again:
                     self.on_table(reports[name])
         return reports, again
-
-    def _exported(self, tables: Sequence[TableName]) -> AbstractContextManager[Snapshot]:
-        by_replication = self.settings.replication_connections
-        return exported_snapshot(self.source, tables, replication_connections=by_replication)
 
     def _shown(
         self, snapshot: Snapshot, chosen: Sequence[TableName]

@@ -7,12 +7,11 @@ the mirrors catch up before the snapshot is taken, and must then reach its LSN w
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Protocol
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, LakeError, LockHeld
 from pgcdc_assets.flow import hold, lock, sentinel
@@ -61,7 +60,7 @@ class Boundary:
             self._refuse()
 
     @contextmanager
-    def snapshot(self, tables: Sequence[TableName]) -> Iterator[Snapshot]:
+    def snapshot(self) -> Iterator[Snapshot]:
         """A snapshot of the source, taken while the running sync starts no turn, so that no turn passes its LSN.
 
         Slot creation waits for every open transaction. The sync would stop for that long, so old transactions are
@@ -69,20 +68,17 @@ class Boundary:
         """
         deadline = time.monotonic() + LOCK_SECONDS
         with ExitStack() as stack:
-            yield self._taken(tables, stack, deadline)
+            yield self._taken(stack, deadline)
 
-    def _taken(self, tables: Sequence[TableName], stack: ExitStack, deadline: float) -> Snapshot:
+    def _taken(self, stack: ExitStack, deadline: float) -> Snapshot:
         while True:
             self._wait_for_old_transactions(deadline)
             with ExitStack() as attempt:
                 self._request = attempt.enter_context(hold.placed(self._layout))
                 try:
                     taken = attempt.enter_context(
-                        exported_snapshot(
-                            self._conninfo, tables, lock_seconds=HELD_SECONDS, on_wait=self._on_wait,
-                            replication_connections=self._settings.replication_connections,
-                        )
-                    )  # fmt: skip
+                        exported_snapshot(self._conninfo, lock_seconds=HELD_SECONDS, on_wait=self._on_wait)
+                    )
                 except CopyBlocked:
                     if time.monotonic() > deadline:
                         raise

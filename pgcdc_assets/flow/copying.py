@@ -52,10 +52,7 @@ def copy(work: Work, conninfo: str, names: Sequence[TableName], channel: CopyCha
     Runs in a thread of its own while the turns go on. The state ``copying`` is durable before the first row is
     committed. After a crash, the mirror's own ``snapshot_lsn`` then shows whether the table's commit was made.
     """
-    by_replication = work.settings.replication_connections
-    with exported_snapshot(
-        conninfo, names, on_wait=channel.waiting, replication_connections=by_replication
-    ) as snapshot:
+    with exported_snapshot(conninfo, on_wait=channel.waiting) as snapshot:
         shown, outdated = shown_tables(snapshot, names, work.catalog.publications)
         work.progress.copying(shown.values(), snapshot.consistent_point)
         # Spark takes seconds to start, and the run may end meanwhile.

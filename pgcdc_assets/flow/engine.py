@@ -44,7 +44,7 @@ from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import NEW_LAKE
-from pgcdc_assets.source.connect.plainsession import open_source
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot import slotstatus
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.spark.session import jvm_death_told
@@ -104,7 +104,6 @@ class Engine:
                 batch_bytes=self._settings.batch_bytes,
                 drain_bytes=self._settings.drain_bytes,
                 batch_seconds=self._settings.batch_seconds,
-                replication_connections=self._settings.replication_connections,
                 highest=work.progress.highest,
                 published=work.progress.listed.published,
                 messages=self._settings.messages,
@@ -240,11 +239,7 @@ class Engine:
             start = slot.confirmed_flush_lsn
             if start is None:
                 raise SetupNeeded("has no confirmed position", thing=slot.thing)
-            with open_source(
-                self._conninfo,
-                replication_connections=self._settings.replication_connections,
-                application_name=f"{APPLICATION}/setup",
-            ) as stream:
+            with ReplicationConnection.open(self._conninfo, application_name=f"{APPLICATION}/setup") as stream:
                 log.create(identity, start, stream.identify().timeline)
         log.open()
         if log.identity != identity:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +60,7 @@ def kinds(lake: Lake, tmp_path: Path, request: pytest.FixtureRequest) -> Iterato
     lake.script(mirrors.TYPES)
     lake.script(mirrors.source_script("public.kinds"))
     (table,) = lake.catalog().tables
-    with exported_snapshot(lake.conninfo, [table]) as snapshot:
+    with exported_snapshot(lake.conninfo) as snapshot:
         comparison = Comparison.of(table, KIND_SCHEMA)
         yield Kinds(SourceSide(lake.conninfo, snapshot.name, comparison), tmp_path / "kinds", request.param == "files")
 
@@ -574,9 +574,9 @@ def _beside(
                 migrating.execute(statement.encode())
 
         @contextmanager
-        def snapshot(tables: Sequence[TableName]) -> Iterator[Snapshot]:
+        def snapshot() -> Iterator[Snapshot]:
             nonlocal left
-            with exported_snapshot(lake.conninfo, tables) as taken:
+            with exported_snapshot(lake.conninfo) as taken:
                 run(after_snapshot)
                 left -= 1
                 yield taken

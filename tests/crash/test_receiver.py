@@ -178,8 +178,7 @@ class Rig:
             self.proxy.conninfo(self.conninfo), str(self.folder), ("p",),
             batch_bytes=self.chance.choice([16 << 10, 1 << 20, 32 << 20]),
             batch_seconds=self.chance.choice([0.02, 0.1, 0.4]),
-            drain_bytes=self.chance.choice([1, LEAST_BYTES]),
-            replication_connections=self.chance.choice([True, True, False]), messages=("*",),
+            drain_bytes=self.chance.choice([1, LEAST_BYTES]), messages=("*",),
         )  # fmt: skip
         return Receiver.start(settings, self.folder / "said", until)
 

@@ -128,7 +128,7 @@ def _receive(workload: Workload, settings: Settings, publications: tuple[str, ..
     assert row is not None
     receiver = ReceiverProcess(settings.source, settings.layout, publications, batch_bytes=1 << 20, batch_seconds=0.2,
                                drain_bytes=1 if len(workload.positions) % 2 else LEAST_BYTES,
-                               replication_connections=len(workload.positions) % 3 != 2, messages=["*"])  # fmt: skip
+                               messages=["*"])  # fmt: skip
     receiver.start()
     try:
         receiver.until(Lsn.parse(str(row[0])))

@@ -46,7 +46,7 @@ from tests.journal import Journal, published
 
 SECONDS = 200.0
 """For any one run."""
-WAYS: Sequence[dict[str, Any]] = ({}, {"drain_bytes": 1}, {"replication_connections": False})
+WAYS: Sequence[dict[str, Any]] = ({}, {"drain_bytes": 1})
 """To receive."""
 
 

@@ -38,8 +38,6 @@ class Source:
     database: Database
     conn: psycopg.Connection[Any]
     folder: Path
-    replication: bool = True
-    """Whether receivers take replication connections."""
     running: list[ReceiverProcess] = field(default_factory=list)
     bucket: Location | None = None
     """Where its logs are, if not in the folder."""
@@ -94,9 +92,8 @@ class Source:
         receiver = ReceiverProcess(
             conninfo or self.database.conninfo, Layout.of(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
-            replication_connections=self.replication, highest=highest, published=published,
-            messages=messages, origin=origin, streaming=streaming, two_phase=two_phase, segment_bytes=segment_bytes,
-            fallback_seconds=fallback_seconds,
+            highest=highest, published=published, messages=messages, origin=origin, streaming=streaming,
+            two_phase=two_phase, segment_bytes=segment_bytes, fallback_seconds=fallback_seconds,
         )  # fmt: skip
         self.running.append(receiver)
         receiver.start()

@@ -13,8 +13,6 @@ from pgcdc_assets.log.receive.choice import Choice
 from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.source.connect.connection import SourceConnection, connect
-from pgcdc_assets.source.connect.libpq import LibpqConnection
-from pgcdc_assets.source.connect.plainsession import SqlConnection
 from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions
 from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
@@ -53,7 +51,7 @@ def watched(conn: SourceConnection, confirming: Confirmation) -> SourceConnectio
 def receive_inside(
     source: Source, log: ChangeLog, until: Lsn | None, confirming: Confirmation, *,
     writer: type[BatchWriter] = BatchWriter, receiving: Limits = RECEIVING, drain_bytes: int = LEAST_BYTES,
-    replication: bool = True, orders: Callable[[Receiver], None] = lambda receiver: None, conninfo: str | None = None,
+    orders: Callable[[Receiver], None] = lambda receiver: None, conninfo: str | None = None,
     patience: Patience = FOR_STREAMS, limits: RangeLimits = RANGE_LIMITS, plugin: PluginOptions = FIRST_VERSION,
     **options: Any,
 ) -> Lsn:  # fmt: skip
@@ -61,11 +59,9 @@ def receive_inside(
     log.open()
     identity, timeline, position = log.identity, log.timeline, log.position()
     conninfo = conninfo or source.database.conninfo
-    kind: type[LibpqConnection] = Watched if replication else SqlConnection
-    with connect(conninfo) as plain, kind.open(conninfo, options=options) as stream:
+    with connect(conninfo) as plain, Watched.open(conninfo, options=options) as stream:
         conn = watched(plain, confirming)
-        if isinstance(stream, Watched):
-            stream.confirming = confirming
+        stream.confirming = confirming
         found = check_identity(stream, identity, timeline, position)
         asked = Subscription(conn, identity.slot, [PUBLICATION], plugin)
         frames, floor = begin(asked, stream, position, drain_bytes=drain_bytes, limits=limits)

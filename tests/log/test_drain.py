@@ -15,12 +15,15 @@ import pytest
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import SlotActive, SourceFailed, SourceUnavailable
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.receiver import Receiver
+from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 from pgcdc_assets.source.connect.socketreader import SocketReader
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.positions import FLUSH_LSN, INSERT_LSN, WITHIN, flush_lsn
 from pgcdc_assets.source.stream.drain import RANGE_LIMITS, RangeLimits
-from tests.log.conftest import Source, content, eventually, rows
+from tests.log.conftest import PUBLICATION, Source, content, eventually, rows
 from tests.log.inside import receive_inside
 
 LARGE = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 300) g)"
@@ -304,3 +307,48 @@ def test_values_larger_than_all_that_is_read_at_once(source: Source) -> None:
     assert content(log) == content(streamed)
     large = [row for row in rows(log, "kind = 'I'") if len(row["payload"]) > 1000]
     assert [len(row["payload"]) >> 20 for row in large] == [1, 3, 30]
+
+
+@pytest.mark.parametrize("held_seconds", [30.0, 0.1], ids=["briefly", "for long"])
+def test_another_session_may_hold_the_slot_for_a_while(source: Source, held_seconds: float) -> None:
+    """The drain reads a copy of the slot. It needs the slot itself only to advance it."""
+    limits = ranges_of(4000, release_bytes=1, held_seconds=held_seconds)
+    log, events = source.log("drained"), ["start", "end"]
+    source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)))
+    with ReplicationConnection.open(source.database.conninfo) as other:
+
+        def hold(receiver: Receiver) -> None:
+            if events == ["start", "end"]:
+                other.start(log.identity.slot, log.start, [PUBLICATION])
+                events.pop(0)
+            elif events == ["end"] and held_seconds > 1 and log.open().position() > log.start:
+                other.end_stream()
+                events.pop(0)
+
+        end = source.lsn()
+        if held_seconds > 1:
+            receive_inside(source, log, end, lambda lsn: None, drain_bytes=1, limits=limits, orders=hold)
+            assert events == []
+            assert source.confirmed(log) == log.position()
+        else:
+            with pytest.raises(SlotActive):
+                receive_inside(source, log, end, lambda lsn: None, drain_bytes=1, limits=limits, orders=hold)
+
+
+def test_an_error_of_the_server_has_its_class(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PluginOptions, "whole", PluginOptions(proto_version=99))
+    log = source.log("drained")
+    with pytest.raises(SourceFailed, match="proto_version=99"):
+        drained(source, log, source.run("INSERT INTO a VALUES (1, 'x')"))
+
+
+def test_a_lost_connection_is_reported(source: Source) -> None:
+    log = source.log("drained")
+    everything(source)
+
+    def end(receiver: Receiver) -> None:
+        source.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database() "
+                   "AND application_name = 'pgcdc_assets/receive'")  # fmt: skip
+
+    with pytest.raises(SourceUnavailable):
+        receive_inside(source, log, source.lsn(), lambda lsn: None, drain_bytes=1, limits=ranges_of(4000), orders=end)

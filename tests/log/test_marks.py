@@ -9,11 +9,9 @@ from tests.log.conftest import SECONDS, Source, content, rows, until_event
 FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g"
 
 
-@pytest.mark.parametrize("replication", [True, False], ids=["stream", "polling"])
 @pytest.mark.parametrize("goal", [True, False], ids=["goal", "no goal"])
-def test_the_log_stands_at_a_mark_that_keepalives_pass_by(source: Source, replication: bool, goal: bool) -> None:
+def test_the_log_stands_at_a_mark_that_keepalives_pass_by(source: Source, goal: bool) -> None:
     """As at the LSN of a snapshot: nothing published lies around it, and the server is far beyond it already."""
-    source.replication = replication
     log, before = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
     mark = source.run(FOREIGN)
     source.run(FOREIGN)

@@ -38,9 +38,7 @@ def test_without_patterns_none_is_asked_for(source: Source) -> None:
     assert [row["kind"] for row in rows(log)] == ["I", "C"]
 
 
-@pytest.mark.parametrize("replication", [True, False])
-def test_only_chosen_prefixes_leave_rows(source: Source, replication: bool) -> None:
-    source.replication = replication
+def test_only_chosen_prefixes_leave_rows(source: Source) -> None:
     log = source.log()
     for prefix in ("app", "outbox.orders", "outbox.debug", "application"):
         source.run(BETWEEN.format(prefix), INSIDE.format(prefix))
@@ -121,11 +119,11 @@ def test_a_kill_between_messages_loses_none(source: Source) -> None:
     assert log.verify(_all(log))
 
 
-def test_ranges_of_polling_may_end_inside_a_message(source: Source) -> None:
+def test_ranges_of_a_drain_may_end_inside_a_message(source: Source) -> None:
     log = source.log()
     for number in range(20):
         source.run(f"SELECT pg_logical_emit_message(false, 'm{number}', repeat('x', {number * 97}))")
-    receive_inside(source, log, source.lsn(), lambda lsn: None, replication=False, limits=ranges_of(1000))
+    receive_inside(source, log, source.lsn(), lambda lsn: None, drain_bytes=1, limits=ranges_of(1000))
     assert told(log) == [f"m{number}" for number in range(20)]
     assert log.verify(_all(log))
 

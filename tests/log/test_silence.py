@@ -11,7 +11,6 @@ from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.source.connect import silence
 from pgcdc_assets.source.connect.connection import SourceConnection
-from pgcdc_assets.source.connect.libpq import LibpqConnection
 from pgcdc_assets.source.connect.silence import Patience
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from tests.deadpath import DeadPath
@@ -44,9 +43,9 @@ def after(seconds: float, action: Callable[[Receiver], None]) -> Callable[[Recei
 @pytest.mark.parametrize(
     ("kind", "new"),
     [
-        ("stream", False), ("stream", True), ("stream by libpq", False), ("drain", True), ("polling", False),
-        *(pytest.param(kind, new, marks=pytest.mark.long)
-          for kind, new in (("stream by libpq", True), ("drain", False), ("polling", True))),
+        ("stream", False), ("stream", True), ("stream by libpq", False), ("drain", True),
+        pytest.param("stream by libpq", True, marks=pytest.mark.long),
+        pytest.param("drain", False, marks=pytest.mark.long),
     ],
 )  # fmt: skip
 def test_a_path_that_died(
@@ -54,7 +53,7 @@ def test_a_path_that_died(
 ) -> None:
     """Not a word of it comes as an error: the run ends for the silence alone, and a later one goes on."""
     if kind == "stream by libpq":
-        monkeypatch.setattr(LibpqConnection, "socket", lambda connection: None)
+        monkeypatch.setattr(ReplicationConnection, "socket", lambda connection: None)
     log = source.log()
     source.run("INSERT INTO a VALUES (1, 'x')")
     if kind == "drain":
@@ -64,7 +63,7 @@ def test_a_path_that_died(
     with pytest.raises(SourceUnavailable, match=r"has said nothing for 1 s|timeout"):
         receive_inside(
             source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT,
-            replication=kind != "polling", drain_bytes=0 if kind == "drain" else 1 << 40,
+            drain_bytes=0 if kind == "drain" else 1 << 40,
             orders=after(0 if kind == "drain" else 0.7, lambda receiver: path.die(new=new)),
         )  # fmt: skip
     assert time.monotonic() - started < 30
@@ -73,12 +72,11 @@ def test_a_path_that_died(
     assert len(rows(log, "kind = 'I'")) == (60001 if kind == "drain" else 2)
 
 
-@pytest.mark.parametrize("replication", [True, False], ids=["stream", "polling"])
-def test_an_idle_source_is_not_silent(source: Source, path: DeadPath, replication: bool) -> None:
+def test_an_idle_source_is_not_silent(source: Source, path: DeadPath) -> None:
     """It has nothing to send, and answers when it is asked."""
     log = source.log()
     end = receive_inside(
-        source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT, replication=replication,
+        source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT,
         orders=after(4, lambda receiver: receiver.until(source.run("INSERT INTO a VALUES (1, 'x')"))),
     )  # fmt: skip
     assert len(rows(log, "kind = 'I'")) == 1

@@ -90,15 +90,12 @@ def test_slot_ahead_advanced_by_someone(source: Source) -> None:
     assert str(source.confirmed(log)) in told
 
 
-@pytest.mark.parametrize(("gone_on", "replication"), [(False, True), (True, True), (True, False)])
-def test_log_ahead_of_a_restored_backup(
-    own: EmbeddedServer, source: Source, tmp_path: Path, gone_on: bool, replication: bool
-) -> None:
+@pytest.mark.parametrize("gone_on", [False, True])
+def test_log_ahead_of_a_restored_backup(own: EmbeddedServer, source: Source, tmp_path: Path, gone_on: bool) -> None:
     """An older copy of the data directory is put back: the log holds what this source does not know.
 
     Once it has written past the log's end, positions no longer show it; its transactions do.
     """
-    source.replication = replication
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.conn.close()
@@ -125,13 +122,11 @@ def test_log_ahead_of_a_restored_backup(
     assert "teardown --lake" in told
 
 
-@pytest.mark.parametrize("replication", [True, False])
-def test_a_restored_source_is_noticed_where_the_log_held_nothing_of_it(source: Source, replication: bool) -> None:
+def test_a_restored_source_is_noticed_where_the_log_held_nothing_of_it(source: Source) -> None:
     """The log moved over foreign WAL alone; below its position it must not meet a transaction that it does not hold.
 
     Here the slot is set back, and the log claims a position past a transaction that it never received.
     """
-    source.replication = replication
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
     other = ChangeLog(Layout.of(source.folder / "other"))
@@ -140,11 +135,9 @@ def test_a_restored_source_is_noticed_where_the_log_held_nothing_of_it(source: S
     assert "other transactions" in told
 
 
-@pytest.mark.parametrize("replication", [True, False])
 @pytest.mark.parametrize("restored", [True, False])
-def test_a_point_above_the_log(source: Source, replication: bool, restored: bool) -> None:
+def test_a_point_above_the_log(source: Source, restored: bool) -> None:
     """Lakes of earlier versions hold such points: published where nothing stood between the log's end and them."""
-    source.replication = replication
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     if restored:

@@ -10,21 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import IdentityMismatch, SlotMissing, SourceNotReady
+from pgcdc_assets.errors import IdentityMismatch, SlotMissing
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.source.catalog.tables import read_tables
-from pgcdc_assets.source.connect.plainsession import SqlConnection
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
-from pgcdc_assets.source.snapshot.export import exported_snapshot
 from pgcdc_assets.source.snapshot.pieces import pieces
 from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks
 from pgcdc_assets.source.snapshot.waiters import giving_way
 from tests.fix_postgres import TEST_SETTINGS, Database
 from tests.log.conftest import Source, content, eventually, until_event
-from tests.servers import VERSIONS, new_server
+from tests.servers import new_server
 
 SYNCHRONISED_SINCE = 17
 """Failover slots, and pg_sync_replication_slots()."""
@@ -89,8 +86,6 @@ def test_a_promoted_standby_goes_on_where_the_slot_was_synchronised(tmp_path: Pa
                     _refuses_before_promotion(promoted, slot)
                 promoted.conn.execute("SELECT pg_promote(true, 60)")
                 end = promoted.run("INSERT INTO a VALUES (2, 'y')")
-                # The newest reads the history of timelines by SQL.
-                promoted.replication = version != VERSIONS[-1]
                 if synchronised:
                     promoted.receive(log, end)
                     assert len(content(log)) == 4
@@ -154,10 +149,3 @@ def _refuses_before_promotion(standby: Source, slot: str) -> None:
         check_slot(require_slot(standby.conn, slot), None)
     with ReplicationConnection.open(standby.database.conninfo) as walsender:
         assert walsender.identify().timeline == 1
-    with SqlConnection.open(standby.database.conninfo) as session:
-        assert session.identify().timeline == 1
-    with (
-        pytest.raises(SourceNotReady, match="is a standby, where no table can be locked"),
-        exported_snapshot(standby.database.conninfo, [TableName("public", "a")], replication_connections=False),
-    ):
-        pass

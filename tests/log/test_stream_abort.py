@@ -10,7 +10,7 @@ from pgcdc_assets.protocol.messages import Insert
 from tests.log.conftest import SECONDS, Source, content, rows, until_event
 
 SENDS_STREAM_ABORTS = 18
-WAYS = ["stream", "drain", "polling"]
+WAYS = ["stream", "drain"]
 
 
 def many(first: int) -> str:
@@ -48,7 +48,6 @@ def stream_aborts(source: Source) -> int:
 def test_rollbacks_are_passed_over(source: Source, way: str) -> None:
     """Savepoint trees rolled back in whole and in part, alone, in a row, and while others are open and large."""
     little_memory(source)
-    source.replication = way != "polling"
     log, start = source.log(), source.log("peeked").position()
     source.run(*rolled_back(1), one(1), *rolled_back(1), *rolled_back(1))
     source.run("BEGIN", one(2), "SAVEPOINT s", one(3), "SAVEPOINT t", one(4), "RELEASE t", many(1), "ROLLBACK TO s",
@@ -84,7 +83,6 @@ def test_rollbacks_are_passed_over(source: Source, way: str) -> None:
 def test_rollbacks_alone_make_no_batch(source: Source, way: str) -> None:
     """The log moves over them as over any WAL that carries nothing, by a position without files."""
     little_memory(source)
-    source.replication = way != "polling"
     log = source.log()
     receiver = source.receiver(log, drain_bytes=1 if way == "drain" else 1 << 40, streaming=False)
     # The walwriter flushes a rollback some time later, a commit is flushed at once; and its end is a boundary.

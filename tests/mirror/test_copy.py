@@ -52,7 +52,7 @@ class Copying:
     def copy(self, *names: TableName, also: Callable[[], None] | None = None) -> list[CopyReport]:
         """Copy them (``also`` happens between the snapshot and the copy), and return the reports."""
         reports: list[CopyReport] = []
-        with exported_snapshot(self.database.conninfo, names) as snapshot:
+        with exported_snapshot(self.database.conninfo) as snapshot:
             with snapshot.reading() as conn:
                 catalog = read_catalog(conn, SOURCE, ["p"])
             if also is not None:
@@ -314,7 +314,7 @@ def test_small_tables_do_not_wait_for_all_the_others(copying: Copying) -> None:
         copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")
     copying.run("CREATE PUBLICATION p FOR ALL TABLES")
     landed: list[CopyReport] = []
-    with copying.database.connect() as conn, exported_snapshot(copying.database.conninfo, names) as snapshot:
+    with copying.database.connect() as conn, exported_snapshot(copying.database.conninfo) as snapshot:
         with snapshot.reading() as reading:
             tables = read_catalog(reading, SOURCE, ["p"]).tables
         conn.execute(f"BEGIN; LOCK TABLE {names[0]}".encode())
@@ -340,7 +340,7 @@ def test_nothing_of_a_copy_goes_on_after_its_failure(copying: Copying) -> None:
     def fail(report: CopyReport) -> None:
         raise KeyboardInterrupt
 
-    with exported_snapshot(copying.database.conninfo, names) as snapshot:
+    with exported_snapshot(copying.database.conninfo) as snapshot:
         with snapshot.reading() as reading:
             tables = read_catalog(reading, SOURCE, ["p"]).tables
         with pytest.raises(KeyboardInterrupt):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+import threading
 import traceback
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from pgcdc_assets.errors import CopyBlocked, PgcdcError, SettingsError, SlotLost, SourceNotReady, SourceUnavailable
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect import connection
 from pgcdc_assets.source.connect.connection import connect, parsed, redacted, source_conninfo, without_secret
 from pgcdc_assets.source.connect.failures import ServerError, of_refusal
-from pgcdc_assets.source.connect.plainsession import SqlConnection
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from tests.fix_postgres import Database
+from pgcdc_assets.source.setup.setup import check_source
+from tests.fix_postgres import TEST_SETTINGS, Database
+from tests.servers import new_server
 
 SECRET = "s3cr'et w0rd"
 
@@ -40,8 +46,8 @@ def test_a_pooler_may_drop_the_start_up_options(database: Database, monkeypatch:
     with connect(database.conninfo, row_security=False) as conn:
         assert conn.execute(shown.encode()).fetchone() == told
         assert conn.execute("SHOW row_security").fetchone() == ("off",)
-    with SqlConnection.open(database.conninfo) as session:
-        assert session.execute(shown) == [told]
+    with ReplicationConnection.open(database.conninfo) as walsender:
+        assert walsender.execute(shown) == [told]
 
 
 def test_timeouts_of_roles_and_databases_do_not_reach_us(database: Database) -> None:
@@ -120,6 +126,86 @@ def test_refusals_that_waiting_cannot_heal_are_not_retryable(database: Database)
         connect(f"{database.conninfo} user=nobody_here")
     assert isinstance(of_refusal('FATAL:  password authentication failed for user "x"').typed(), SourceNotReady)
     assert isinstance(of_refusal("FATAL:  the database system is starting up").typed(), SourceUnavailable)
+
+
+WITHOUT_REPLICATION = "ALTER ROLE ... REPLICATION"
+TOO_FEW = "raise max_wal_senders"
+POOLER = "PostgreSQL's own: the pooler or proxy"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "advice"),
+    [
+        ("FATAL:  must be superuser or replication role to start walsender", SourceNotReady, WITHOUT_REPLICATION),
+        ("FATAL:  permission denied to start WAL sender", SourceNotReady, WITHOUT_REPLICATION),
+        ('FATAL:  number of requested standby connections exceeds "max_wal_senders" (currently 10)',
+         SourceUnavailable, TOO_FEW),
+        ("FATAL:  number of requested standby connections exceeds max_wal_senders (currently 0)",
+         SourceUnavailable, TOO_FEW),
+        ("FATAL:  unsupported startup parameter: replication", SourceNotReady, POOLER),
+        ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "u", database "d"', SourceNotReady, "pg_hba.conf"),
+    ],
+)  # fmt: skip
+def test_a_refused_replication_connection_names_what_is_missing(text: str, kind: type[PgcdcError], advice: str) -> None:
+    error = of_refusal(f'connection to server at "h", port 5432 failed: {text}').typed("u@h/d")
+    assert type(error) is kind
+    assert text in error.what
+    assert advice in str(error.do)
+
+
+def test_a_role_without_replication_is_told_which_right_it_lacks(database: Database) -> None:
+    role = f"plain_{database.name}"
+    with database.connect() as admin:
+        admin.execute(f"CREATE ROLE {role} LOGIN".encode())
+        try:
+            with pytest.raises(SourceNotReady) as caught:
+                ReplicationConnection.open(f"{database.conninfo} user={role}")
+        finally:
+            admin.execute(f"DROP ROLE {role}".encode())
+    assert WITHOUT_REPLICATION in str(caught.value)
+
+
+def test_a_server_without_walsenders_is_told(tmp_path: Path, pg_version: int) -> None:
+    with new_server(tmp_path / "pg", pg_version, settings={**TEST_SETTINGS, "max_wal_senders": "0"}) as server:
+        with pytest.raises(SourceUnavailable) as caught:
+            ReplicationConnection.open(server.conninfo_of("postgres"))
+        assert TOO_FEW in str(caught.value)
+        settings = Settings(source=server.conninfo_of("postgres"))
+        with connect(server.conninfo_of("postgres")) as conn:
+            found = [finding for finding in check_source(conn, settings) if finding.severity == "error"]
+    assert [finding.do for finding in found if "walsenders" in finding.what] == [f"{TOO_FEW} and restart it"]
+
+
+def test_a_pooler_that_drops_the_parameter_replication_is_told(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It opens an ordinary session, and the first replication command is a syntax error."""
+    monkeypatch.setattr(ReplicationConnection, "_parameters", {})
+    with ReplicationConnection.open(database.conninfo) as session:
+        for command in (session.identify, lambda: session.create_slot("s", temporary=True, export=True)):
+            with pytest.raises(SourceNotReady) as caught:
+                command()
+            assert POOLER in str(caught.value)
+
+
+def test_a_pooler_that_refuses_the_parameter_replication_is_told() -> None:
+    """As PgBouncer before 1.23 does."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=_refuse, args=(listening,), daemon=True).start()
+        port = listening.getsockname()[1]
+        with pytest.raises(SourceNotReady) as caught:
+            ReplicationConnection.open(f"host=127.0.0.1 port={port} user=u dbname=d sslmode=disable gssencmode=disable")
+    assert POOLER in str(caught.value)
+
+
+def _refuse(listening: socket.socket) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        (length,) = struct.unpack("!I", connection.recv(4))
+        started = connection.recv(length)
+        assert b"\0replication\0database\0" in started
+        body = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: replication\0\0"
+        connection.sendall(b"E" + struct.pack("!I", len(body) + 4) + body)
 
 
 def test_row_security_fails_loudly_when_copying(database: Database) -> None:

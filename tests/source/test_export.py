@@ -21,9 +21,6 @@ from tests.fix_postgres import Database, fresh_database
 
 T = TableName("public", "t")
 
-either_way = pytest.mark.parametrize("replication", [True, False], ids=["slot", "lock"])
-"""Where the exact LSN comes from."""
-
 
 def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
@@ -58,12 +55,11 @@ def publish(conn: psycopg.Connection, columns: str = "i int PRIMARY KEY, x text"
     conn.execute(f"CREATE TABLE t ({columns}); CREATE PUBLICATION p FOR TABLE t".encode())
 
 
-@either_way
-def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database, replication: bool) -> None:
+def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database) -> None:
     with database.connect() as conn:
         publish(conn)
         conn.execute("INSERT INTO t SELECT i, 'old' FROM generate_series(1, 1000) AS i")
-        with exported_snapshot(database.conninfo, [T], replication_connections=replication) as snapshot:
+        with exported_snapshot(database.conninfo) as snapshot:
             conn.execute("INSERT INTO t VALUES (1001, 'new'); UPDATE t SET x = 'changed' WHERE i = 1")
             assert scalar(conn, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
             lines = copied(database, snapshot, T)
@@ -74,8 +70,7 @@ def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database, replica
         wait_for(lambda: scalar(conn, held + " AND pid <> pg_backend_pid()") == 0)
 
 
-@either_way
-def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database, replication: bool) -> None:
+def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database) -> None:
     """Under concurrent writers: rows in the snapshot are those committed before it, by commit LSN."""
     stop = threading.Event()
     slot = f"s_{secrets.token_hex(5)}"
@@ -95,7 +90,7 @@ def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database, re
             writer.start()
         try:
             wait_for(lambda: int(str(scalar(conn, "SELECT count(*) FROM t"))) > 100)
-            with exported_snapshot(database.conninfo, [T], replication_connections=replication) as snapshot:
+            with exported_snapshot(database.conninfo) as snapshot:
                 point = snapshot.consistent_point
                 rows = {int(line.split(b",")[0].strip(b'"')) for line in copied(database, snapshot, T)}
         finally:
@@ -125,15 +120,14 @@ def _streamed(conn: psycopg.Connection, slot: str, point: int) -> tuple[set[int]
     return found
 
 
-@either_way
-def test_waiting_is_told_bounded_and_names_who_is_in_the_way(database: Database, replication: bool) -> None:
+def test_waiting_is_told_bounded_and_names_who_is_in_the_way(database: Database) -> None:
     gid = f"g_{secrets.token_hex(4)}"
     with database.connect() as conn, database.connect(application_name="the writer") as writer:
         publish(conn)
         writer.execute("BEGIN; INSERT INTO t VALUES (1)")
         with (
             pytest.raises(CopyBlocked, match="the writer") as caught,
-            exported_snapshot(database.conninfo, [T], lock_seconds=0.8, replication_connections=replication),
+            exported_snapshot(database.conninfo, lock_seconds=0.8),
         ):
             pass
         assert str(writer.info.backend_pid) in caught.value.what
@@ -143,7 +137,7 @@ def test_waiting_is_told_bounded_and_names_who_is_in_the_way(database: Database,
         conn.execute(f"PREPARE TRANSACTION '{gid}'".encode())
         with (
             pytest.raises(CopyBlocked, match=gid),
-            exported_snapshot(database.conninfo, [T], lock_seconds=0.8, replication_connections=replication),
+            exported_snapshot(database.conninfo, lock_seconds=0.8),
         ):
             pass
         conn.execute(f"COMMIT PREPARED '{gid}'".encode())
@@ -155,7 +149,7 @@ def test_a_locked_table_is_named_with_its_locker(database: Database, monkeypatch
     monkeypatch.setattr(reading, "PATIENCE_SECONDS", 0.3)
     with database.connect() as conn, database.connect() as locker:
         publish(conn)
-        with exported_snapshot(database.conninfo, [T]) as snapshot:
+        with exported_snapshot(database.conninfo) as snapshot:
             (piece,) = cut(snapshot)
             locker.execute("BEGIN; LOCK TABLE t")
             with pytest.raises(CopyBlocked, match=f"pid {locker.info.backend_pid}") as caught:
@@ -189,7 +183,7 @@ def test_whatever_is_done_to_a_table_its_copy_is_that_of_the_snapshot_or_none(da
     with database.connect() as conn:
         publish(conn, "i int PRIMARY KEY, x text, y text")
         conn.execute("INSERT INTO t VALUES (1, 'x', 'y')")
-        with exported_snapshot(database.conninfo, [T]) as snapshot:
+        with exported_snapshot(database.conninfo) as snapshot:
             (piece,) = cut(snapshot)
             conn.execute("SET lock_timeout = 100")
             for statement in ddl.split("; "):
@@ -207,7 +201,7 @@ def test_a_truncate_while_the_snapshot_is_waited_for_has_no_need_to_wait(databas
     result: list[int] = []
 
     def take() -> None:
-        with exported_snapshot(database.conninfo, [T]) as snapshot:
+        with exported_snapshot(database.conninfo) as snapshot:
             result.extend([len(copied(database, snapshot, T))])
 
     with database.connect() as conn, database.connect() as blocker, database.connect() as truncating:
@@ -230,14 +224,13 @@ def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: 
     with database.connect() as conn:
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1, 'x')")
-        with exported_snapshot(database.conninfo, []) as snapshot:
+        with exported_snapshot(database.conninfo) as snapshot:
             (piece,) = cut(snapshot)
             conn.execute("ALTER TABLE t ADD COLUMN n int DEFAULT 5")
             assert b"".join(read(database, snapshot, piece)) == b'"1","x"\n'
 
 
-@either_way
-def test_the_exporter_outlives_the_timeouts_of_idle_sessions(database: Database, replication: bool) -> None:
+def test_the_exporter_outlives_the_timeouts_of_idle_sessions(database: Database) -> None:
     """The source ends sessions that are idle, in a transaction or out of one; ours sits so while a copy lasts."""
     names = ["idle_in_transaction_session_timeout", "idle_session_timeout", "statement_timeout"]
     with database.connect() as conn:
@@ -251,7 +244,7 @@ def test_the_exporter_outlives_the_timeouts_of_idle_sessions(database: Database,
     with database.connect(autocommit=False) as careless:
         careless.execute("SELECT 1")
         wait_for(lambda: _ended(careless))
-    with exported_snapshot(database.conninfo, [T], replication_connections=replication) as snapshot:
+    with exported_snapshot(database.conninfo) as snapshot:
         time.sleep(1.2)
         snapshot.holder.execute("SELECT 1")
         assert len(copied(database, snapshot, T)) == 1
@@ -274,19 +267,19 @@ def test_a_prepared_transaction_of_another_database_is_told_with_its_gid(databas
         elsewhere.execute("BEGIN; SELECT pg_current_xact_id()")
         elsewhere.execute(f"PREPARE TRANSACTION '{gid}'".encode())
         started = time.monotonic()
-        with pytest.raises(CopyBlocked, match=gid) as caught, exported_snapshot(database.conninfo, [T], lock_seconds=1):
+        with pytest.raises(CopyBlocked, match=gid) as caught, exported_snapshot(database.conninfo, lock_seconds=1):
             pass
         assert time.monotonic() - started < 15
         assert other.name in str(caught.value)
         elsewhere.execute(f"ROLLBACK PREPARED '{gid}'".encode())
-        with exported_snapshot(database.conninfo, [T], lock_seconds=10):
+        with exported_snapshot(database.conninfo, lock_seconds=10):
             pass
 
 
 def test_a_lost_holder_is_noticed(database: Database) -> None:
     with database.connect() as conn:
         publish(conn)
-        with pytest.raises(SourceUnavailable, match="held"), exported_snapshot(database.conninfo, [T]) as snapshot:  # noqa: PT012
+        with pytest.raises(SourceUnavailable, match="held"), exported_snapshot(database.conninfo) as snapshot:  # noqa: PT012
             conn.execute("SELECT pg_terminate_backend(%s, 5000)", [snapshot.holder.info.backend_pid])
             with pytest.raises(SourceUnavailable):
                 snapshot.holder.execute("SELECT 1")
@@ -317,7 +310,7 @@ def test_the_gate_holds_back_until_commit_status_is_there(database: Database) ->
         counted: list[int] = []
 
         def take() -> None:
-            with exported_snapshot(database.conninfo, [T]) as snapshot:
+            with exported_snapshot(database.conninfo) as snapshot:
                 entered.set()
                 counted.append(len(copied(database, snapshot, T)))
 
@@ -353,7 +346,7 @@ def test_pieces_are_picklable(database: Database) -> None:
 
     with database.connect() as conn:
         publish(conn)
-        with exported_snapshot(database.conninfo, [T]) as snapshot:
+        with exported_snapshot(database.conninfo) as snapshot:
             (piece,) = cut(snapshot, target=1)
             assert pickle.loads(pickle.dumps(piece)) == piece
             assert isinstance(piece, Piece)

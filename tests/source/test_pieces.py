@@ -13,7 +13,6 @@ import pytest
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.errors import SourceNotReady
 from pgcdc_assets.source.catalog.tables import read_tables
-from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.snapshot.export import exported_snapshot
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import copy_blocks
@@ -25,9 +24,7 @@ MIB = 1 << 20
 def cut(database: Database, target: int, block: int = 1 << 16) -> dict[str, list[tuple[Piece, list[bytes]]]]:
     """Every piece of every table of publication p, with its blocks."""
     found: dict[str, list[tuple[Piece, list[bytes]]]] = {}
-    with connect(database.conninfo) as conn:
-        names = [table.name for table in read_tables(conn, ["p"])]
-    with exported_snapshot(database.conninfo, names) as snapshot:
+    with exported_snapshot(database.conninfo) as snapshot:
         with snapshot.reading() as conn:
             planned = {table.name.name: pieces(conn, table, target) for table in read_tables(conn, ["p"])}
         for name, cut_up in planned.items():
@@ -143,7 +140,7 @@ def test_row_level_security_is_an_error_not_a_shorter_table(database: Database) 
                      "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
         conn.execute(f"CREATE ROLE {role} LOGIN; GRANT SELECT ON t TO {role}".encode())
         try:
-            with exported_snapshot(database.conninfo, []) as snapshot:
+            with exported_snapshot(database.conninfo) as snapshot:
                 table: Table = read_tables(conn, ["p"])[0]
                 (piece,) = pieces(conn, table, MIB)
                 assert len(rows(list(copy_blocks(database.conninfo, snapshot.name, piece, MIB)))) == 11
@@ -157,7 +154,7 @@ def test_a_generator_left_early_leaves_no_session(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (i int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 200000);"
                      "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
-        with exported_snapshot(database.conninfo, []) as snapshot:
+        with exported_snapshot(database.conninfo) as snapshot:
             (piece,) = pieces(conn, read_tables(conn, ["p"])[0], 1 << 30)
             blocks = copy_blocks(database.conninfo, snapshot.name, piece, 1000)
             next(blocks)

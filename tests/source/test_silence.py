@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import SettingsError, SourceUnavailable
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect import silence
@@ -89,7 +88,7 @@ def test_a_piece_of_a_copy(path: DeadPath, database: Database, new: bool) -> Non
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, x text); CREATE PUBLICATION p FOR TABLE t")
         conn.execute("INSERT INTO t SELECT i, repeat(md5(i::text), 300) FROM generate_series(1, 5000) AS i")
         (table,) = read_tables(conn, ["p"])
-        with exported_snapshot(database.conninfo, [TableName("public", "t")]) as snapshot:
+        with exported_snapshot(database.conninfo) as snapshot:
             (piece,) = pieces(conn, table, 1 << 30)
             blocks = copy_blocks(path.conninfo, snapshot.name, piece, 1 << 16)
             next(blocks)

@@ -36,15 +36,9 @@ STORMS = 3
 class Ours:
     """What we do on a source, over and over. ``done``: how often each came to its end, tables one by one."""
 
-    def __init__(self, database: Database, root: Path, *, replication: bool) -> None:
+    def __init__(self, database: Database, root: Path) -> None:
         self._lake = Lake(database.conninfo, root)
-        self._replication = replication
-        # A moment in which nobody has written any of many tables is rare in a storm.
-        self._names = NAMES if replication else NAMES[:1]
-        self._settings = Settings(
-            source=database.conninfo, lake=root, slot=f"s_{database.name}", publication="ours",
-            replication_connections=replication,
-        )  # fmt: skip
+        self._settings = Settings(source=database.conninfo, lake=root, slot=f"s_{database.name}", publication="ours")
         self.done: Counter[str] = Counter()
 
     def until(self, deadline: float) -> None:
@@ -57,13 +51,8 @@ class Ours:
 
     def _copies(self) -> None:
         conninfo = self._lake.conninfo
-        with (
-            exported_snapshot(
-                conninfo, self._names, lock_seconds=5, replication_connections=self._replication
-            ) as snapshot,
-            ThreadPoolExecutor(2) as readers,
-        ):
-            shown, outdated = shown_tables(snapshot, self._names, ["p"])
+        with exported_snapshot(conninfo, lock_seconds=5) as snapshot, ThreadPoolExecutor(2) as readers:
+            shown, outdated = shown_tables(snapshot, NAMES, ["p"])
             with snapshot.reading() as conn:
                 cut = {name: pieces(conn, table, 1 << 19) for name, table in shown.items() if name not in outdated}
 
@@ -82,7 +71,7 @@ class Ours:
 
     def _verifies(self) -> None:
         versions = dict.fromkeys(NAMES, 0)
-        report = verify(self._settings, self._lake.catalog(), self._names, lambda lsn: Point(lsn, versions))
+        report = verify(self._settings, self._lake.catalog(), NAMES, lambda lsn: Point(lsn, versions))
         self.done["compared"] += sum(table.compared for table in report.tables)
 
     def _sets_up(self) -> None:
@@ -104,25 +93,15 @@ def stormy(database: Database, root: Path) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize(
-    ("seconds", "replication"),
-    [
-        (4, True),
-        (4, False),
-        pytest.param(60, True, marks=pytest.mark.long),
-        pytest.param(60, False, marks=pytest.mark.long),
-    ],
-)
-def test_the_application_hardly_waits_for_us(
-    database: Database, tmp_path: Path, seconds: int, replication: bool
-) -> None:
+@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.long)])
+def test_the_application_hardly_waits_for_us(database: Database, tmp_path: Path, seconds: int) -> None:
     told: list[str] = []
     with stormy(database, tmp_path):
         for _ in range(STORMS):
             without, beside = Storm(database), Storm(database)
             with without.blowing():
                 time.sleep(seconds)
-            ours = Ours(database, tmp_path, replication=replication)
+            ours = Ours(database, tmp_path)
             with beside.blowing():
                 ours.until(time.monotonic() + seconds)
             assert beside.held == [], "a lock was waited for with another one in hand"
@@ -136,5 +115,4 @@ def test_the_application_hardly_waits_for_us(
                 break
         else:
             raise AssertionError(told)
-    # Without replication connections the storm may leave no moment in which nobody writes.
-    assert any(what.startswith("copied") for what in ours.done) or not replication
+    assert any(what.startswith("copied") for what in ours.done)

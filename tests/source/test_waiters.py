@@ -18,7 +18,7 @@ from pgcdc_assets.source.snapshot.pieces import Piece
 from pgcdc_assets.source.snapshot.reading import copy_blocks, read_whole
 from pgcdc_assets.source.snapshot.waiters import giving_way
 from tests.fix_postgres import Database
-from tests.source.test_export import T, copied, cut, either_way, publish, read, scalar, wait_for
+from tests.source.test_export import T, copied, cut, publish, read, scalar, wait_for
 
 ROWS = 200_000
 
@@ -28,18 +28,17 @@ def snapshot_of_many_rows(database: Database) -> Iterator[tuple[psycopg.Connecti
     with database.connect() as conn:
         publish(conn)
         conn.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, %s) AS i", [ROWS])
-        with exported_snapshot(database.conninfo, [T]) as snapshot:
+        with exported_snapshot(database.conninfo) as snapshot:
             (piece,) = cut(snapshot)
             yield conn, snapshot, piece
 
 
-@either_way
-def test_ddl_between_snapshot_and_copy_blocks_nobody(database: Database, replication: bool) -> None:
+def test_ddl_between_snapshot_and_copy_blocks_nobody(database: Database) -> None:
     """The holder's lock, the ALTER behind it, the COPY behind that, and everybody else behind both: for ever."""
     with database.connect() as conn, database.connect() as migrating, database.connect() as application:
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1, 'x')")
-        with exported_snapshot(database.conninfo, [T], replication_connections=replication) as snapshot:
+        with exported_snapshot(database.conninfo) as snapshot:
             altering = threading.Thread(target=lambda: migrating.execute("ALTER TABLE t ADD COLUMN n int"))
             altering.start()
             assert copied(database, snapshot, T) == [b'"1","x"']

@@ -54,8 +54,7 @@ class Received:
         turn = len(self.boundaries)
         receiver = ReceiverProcess(
             self.database.conninfo, Layout.of(self.log.path.parent.parent), self.publications, batch_bytes=1 << 20,
-            batch_seconds=0.2, drain_bytes=LEAST_BYTES if turn % 2 else 1, replication_connections=turn % 3 != 2,
-            messages=["*"],
+            batch_seconds=0.2, drain_bytes=LEAST_BYTES if turn % 2 else 1, messages=["*"],
         )  # fmt: skip
         receiver.start()
         try:

@@ -37,9 +37,7 @@ def write(source: Source) -> None:
     source.run("SELECT pg_replication_origin_session_reset()")
 
 
-@pytest.mark.parametrize("replication", [True, False], ids=["stream", "polled"])
-def test_none_leaves_out_what_came_by_replication(source: Source, replication: bool) -> None:
-    source.replication = replication
+def test_none_leaves_out_what_came_by_replication(source: Source) -> None:
     log = source.log()
     write(source)
     end = source.lsn()

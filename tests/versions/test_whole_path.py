@@ -6,7 +6,6 @@ The newest is what all other tests of whole runs stand on.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -15,16 +14,14 @@ from pgcdc_assets.checks.verdict import VerifyReport
 from pgcdc_assets.checks.verify import verify
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import SourceNotReady
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
-from tests.fix_postgres import TEST_SETTINGS, fresh_database
+from tests.fix_postgres import fresh_database
 from tests.flow.rig import Rig
 from tests.journal import Journal
-from tests.servers import new_server
 from tests.versions.workload import ALTERED, TABLES, Workload, make
 
 pytestmark = pytest.mark.spark
@@ -38,19 +35,10 @@ def test_copy_and_changes(
     _whole_path(version_server, spark)
 
 
-def test_without_replication_connections(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a server that takes none: setup, copy, changes and verify by ordinary sessions alone."""
-    monkeypatch.chdir(tmp_path)
-    with new_server(tmp_path / "pg", 16, settings={**TEST_SETTINGS, "max_wal_senders": "0"}) as server:
-        with pytest.raises(SourceNotReady, match="`replication_connections: false`"):
-            _whole_path(server, spark)
-        _whole_path(server, spark, replication_connections=False)
-
-
-def _whole_path(server: EmbeddedServer, spark: SparkSession, **more: Any) -> None:
+def _whole_path(server: EmbeddedServer, spark: SparkSession) -> None:
     with fresh_database(server) as database, database.connect() as conn:
         settings = Settings(
-            source=database.conninfo, slot=f"s_{database.name}", tables=("-journal.*",), messages=("*",), **more
+            source=database.conninfo, slot=f"s_{database.name}", tables=("-journal.*",), messages=("*",)
         )
         rig = Rig(settings, conn, lambda: spark, Silent())
         work = Workload(database)

@@ -40,16 +40,14 @@ class ReceiverProcess:
 
     def __init__(
         self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float,
-        drain_bytes: int = LEAST_BYTES, replication_connections: bool = True,
-        highest: Lsn = ZERO, published: Lsn = ZERO, messages: Sequence[str] = (), origin: str = Origins.ANY,
-        streaming: bool = True, two_phase: bool = False, segment_bytes: int = SEGMENT_BYTES,
-        fallback_seconds: float = FALLBACK_SECONDS,
+        drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO, published: Lsn = ZERO,
+        messages: Sequence[str] = (), origin: str = Origins.ANY, streaming: bool = True, two_phase: bool = False,
+        segment_bytes: int = SEGMENT_BYTES, fallback_seconds: float = FALLBACK_SECONDS,
     ) -> None:  # fmt: skip
         self._layout = layout
         self._settings = ReceiverSettings(
-            conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, replication_connections,
-            highest, published, tuple(messages), origin, streaming, two_phase, segment_bytes,
-            fallback_seconds,
+            conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, highest, published,
+            tuple(messages), origin, streaming, two_phase, segment_bytes, fallback_seconds,
         )  # fmt: skip
         self._child: subprocess.Popen[bytes] | None = None
         self._events: queue.SimpleQueue[Event | PgcdcError | None] = queue.SimpleQueue()

@@ -26,8 +26,8 @@ from pgcdc_assets.log.receive.parts import StreamUnsure
 from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
-from pgcdc_assets.source.connect.plainsession import open_source
 from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions, Streaming
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.slotstatus import require_slot
 from pgcdc_assets.source.stream.catchup import begin
 from pgcdc_assets.source.stream.subscribe import Subscription, check_identity
@@ -52,7 +52,7 @@ class Receiving:
         self._tell_parent = tell
         self._standing: list[Order] = []
         """Orders that hold for the next connection as well."""
-        self._fallback = Fallback(settings.streaming and settings.replication_connections, settings.fallback_seconds)
+        self._fallback = Fallback(settings.streaming, settings.fallback_seconds)
         self._started = False
         self._terminated = False
 
@@ -73,11 +73,7 @@ class Receiving:
         identity, timeline, position = log.identity, log.timeline, log.position()
         with (
             connect(settings.conninfo, application_name=f"{APPLICATION}/catalog") as conn,
-            open_source(
-                settings.conninfo,
-                replication_connections=settings.replication_connections,
-                application_name=f"{APPLICATION}/receive",
-            ) as stream,
+            ReplicationConnection.open(settings.conninfo, application_name=f"{APPLICATION}/receive") as stream,
             closing(Announcer(layout)) as announcer,
         ):
             source = check_identity(stream, identity, timeline, position, settings.highest)

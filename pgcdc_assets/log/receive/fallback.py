@@ -21,7 +21,7 @@ the server reads all of the open transactions again."""
 
 
 class Fallback:
-    """``streaming``: whether the settings and the source allow it at all. ``seconds``: of whole transactions after the
+    """``streaming``: whether the settings allow it at all. ``seconds``: of whole transactions after the
     server's first error."""
 
     def __init__(self, streaming: bool, seconds: float = FALLBACK_SECONDS) -> None:

@@ -30,7 +30,6 @@ class ReceiverSettings:
     batch_bytes: int
     batch_seconds: float
     drain_bytes: int = LEAST_BYTES
-    replication_connections: bool = True
     highest: Lsn = ZERO
     """The highest position that the lake holds of any table: a source that stands below is another one."""
     published: Lsn = ZERO

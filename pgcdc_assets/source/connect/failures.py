@@ -48,9 +48,30 @@ _AT_CONNECT = (
     (re.compile(r"password authentication failed|no password supplied"), "28P01"),
     (re.compile(r"no pg_hba\.conf entry|role .* does not exist|peer authentication failed|not permitted"), "28000"),
     (re.compile(r"database .* does not exist"), "3D000"),
-    (re.compile(r"must be superuser or replication role|permission denied"), "42501"),
+    (re.compile(r"permission denied"), "42501"),
 )
 """Texts of refusals, for which libpq gives no SQLSTATE; in a language other than English a refusal stays retryable."""
+
+_NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
+    (
+        re.compile(r"must be superuser or replication role|permission denied to start WAL sender"),
+        SourceNotReady,
+        "ALTER ROLE ... REPLICATION for the user of `source`; a managed service has a role to grant instead",
+    ),
+    (
+        re.compile(r"exceeds \"?max_wal_senders"),
+        SourceUnavailable,
+        "raise max_wal_senders on the source and restart it, or end a replication connection that nobody needs",
+    ),
+    (
+        re.compile(r'startup parameter\W+replication\b|at or near "(?:IDENTIFY_SYSTEM|CREATE_REPLICATION_SLOT)"'),
+        SourceNotReady,
+        "set host and port of `source` to PostgreSQL's own: the pooler or proxy takes no replication connections",
+    ),
+)
+"""Texts of a source that gives us no walsender, with the class of the error and the advice. A pooler refuses the
+parameter ``replication``, or drops it: then an ordinary session gets our first replication command. A walsender of a
+run that was killed may still be there for a while, so a lack of walsenders is retryable."""
 
 _NO_CONNINFO = re.compile(
     r"^(?:connection (?:failed|is bad): )*(?:invalid (?:port number|integer value|\S+ value)|definition of service)"
@@ -77,13 +98,16 @@ class ServerError:
         slot = _SLOT_NAME.search(self.message)
         if slot and (lost := self._slot_error(slot[1])):
             return lost
+        for pattern, kind, advice in _NO_WALSENDER:
+            if pattern.search(self.message):
+                return kind(f"gives no replication connection: {self.message}", thing=thing, do=advice)
         if self.state is None or self.state.startswith(_UNAVAILABLE_CLASSES):
             return SourceUnavailable(self.message, thing=thing, do=self.do)
         if self.state == "58P01" and "WAL segment" in self.message:
             return SlotLost(self.message, thing=thing, do=COPY_ANEW)
         if self.state in _BY_STATE:
-            kind, advice = _BY_STATE[self.state]
-            return kind(self.message, thing=thing, do=advice)
+            kind, do = _BY_STATE[self.state]
+            return kind(self.message, thing=thing, do=do)
         if self.state in _NO_UTF8:
             # The message itself quotes bytes of the text.
             return SourceFailed(f"holds a text that cannot be had in UTF8 (SQLSTATE {self.state})", thing=thing,

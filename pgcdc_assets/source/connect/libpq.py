@@ -1,23 +1,16 @@
 """A connection at libpq's level, because psycopg has no calls for replication commands and for data that we read
-ourselves.
-
-It is a walsender (:mod:`pgcdc_assets.source.connect.walsender`), or an ordinary session where the source
-takes no replication connections (:mod:`pgcdc_assets.source.connect.plainsession`).
+ourselves: the base of the replication connection (:mod:`pgcdc_assets.source.connect.walsender`).
 """
 
 from __future__ import annotations
 
-import re
 import select
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Self
 
 from psycopg import OperationalError, pq
 
-from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.source.connect.connection import (
     APPLICATION,
@@ -28,7 +21,6 @@ from pgcdc_assets.source.connect.connection import (
     source_conninfo,
 )
 from pgcdc_assets.source.connect.failures import ServerError, first_line, result_error
-from pgcdc_assets.source.connect.readers import LibpqRows, RowReader
 from pgcdc_assets.source.connect.silence import Session, Silence
 from pgcdc_assets.source.connect.socketreader import SocketReader
 
@@ -36,43 +28,15 @@ POLL_SECONDS = 0.5
 """How long a command waits at a time, so that signals and ``waiting`` get their turn."""
 _CANCEL_SECONDS = 2.0
 _ENCRYPTED = "SELECT coalesce((SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()), false)"
-_HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
 
-@dataclass(frozen=True)
-class SystemIdentity:
-    """Which server it is. ``flush_lsn`` may lie inside a record: a goal, never a boundary."""
-
-    system_identifier: str
-    timeline: int
-    flush_lsn: Lsn
-    database: str
-
-
-@dataclass(frozen=True)
-class TimelineSwitch:
-    """The server left ``timeline`` at ``switch_lsn``."""
-
-    timeline: int
-    switch_lsn: Lsn
-
-
-@dataclass(frozen=True)
-class CreatedSlot:
-    """Snapshot and stream meet at ``consistent_point``; the snapshot lives until the next command."""
-
-    name: str
-    consistent_point: Lsn
-    snapshot_name: str | None
-
-
-class LibpqConnection(ABC):
+class LibpqConnection:
     """Runs commands one by one, and reads data off the connection itself."""
 
     _settings: ClassVar[Mapping[str, str]] = {}
-    """Session settings of this kind of connection."""
+    """Session settings of this class of connections."""
     _parameters: ClassVar[Mapping[str, str]] = {}
-    """Connection parameters of this kind of connection."""
+    """Connection parameters of this class of connections."""
 
     def __init__(self, connection: SourceConnection) -> None:
         self._connection = connection
@@ -104,30 +68,6 @@ class LibpqConnection(ABC):
             connection.close()
             raise
         return connection
-
-    # What the two kinds do each in their way ---------------------------------------------------------
-
-    @abstractmethod
-    def identify(self) -> SystemIdentity:
-        """Which server this is, and where its WAL stands."""
-
-    def timeline_history(self, timeline: int) -> tuple[TimelineSwitch, ...]:
-        """The switches that led to ``timeline``, oldest first; none for the first timeline."""
-        if timeline == 1:
-            return ()
-        matches = [_HISTORY_LINE.match(line) for line in self._history(timeline).splitlines()]
-        return tuple(TimelineSwitch(int(match[1]), Lsn.parse(match[2])) for match in matches if match)
-
-    @abstractmethod
-    def _history(self, timeline: int) -> str:
-        """The text of a timeline's history file."""
-
-    @abstractmethod
-    def create_slot(
-        self, name: str, *, temporary: bool = False, export: bool = False, two_phase: bool = False,
-        waiting: Callable[[], None] | None = None,
-    ) -> CreatedSlot:  # fmt: skip
-        """A pgoutput slot. Waits for every open transaction of the cluster that has an xid."""
 
     # Commands -----------------------------------------------------------------------------------
 
@@ -162,10 +102,6 @@ class LibpqConnection(ABC):
         if self._socket is None and not self.pgconn.ssl_in_use and self.execute(_ENCRYPTED)[0][0] != "t":
             self._socket = SocketReader(self.fileno(), self.endpoint)
         return self._socket
-
-    def rows(self) -> RowReader:
-        """The reader of COPY TO STDOUT."""
-        return self.socket() or LibpqRows(self.pgconn, self.endpoint)
 
     def fileno(self) -> int:
         return self.pgconn.socket

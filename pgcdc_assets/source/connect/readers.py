@@ -1,4 +1,4 @@
-"""Readers of data off a connection, and their implementation by libpq, which serves every transport.
+"""Readers of frames off a connection, and their implementation by libpq, which serves every transport.
 
 libpq hands out one message per call, and each costs a copy, an allocation and a return into the interpreter: at 300,000
 messages a second that fills a core. See :mod:`pgcdc_assets.source.connect.socketreader` for the faster way.
@@ -7,9 +7,6 @@ messages a second that fills a core. See :mod:`pgcdc_assets.source.connect.socke
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
 
 from psycopg import OperationalError, pq
 
@@ -55,29 +52,6 @@ class FrameReader(FrameSource):
         """Release what belongs to the reader. The connection is closed by whoever opened it."""
 
 
-class RowReader(Protocol):
-    """Reads the answers to one COPY TO STDOUT after the other. No method waits except :meth:`command`."""
-
-    @property
-    def held(self) -> int:
-        """Bytes read and not yet taken; above zero while the end of an answer waits to be taken."""
-
-    def command(self, text: str) -> None:
-        """Ask for an answer. The previous answer must have been taken to its end."""
-
-    def pull(self) -> bool:
-        """Read what has arrived; whether there was something. SourceUnavailable where the connection is gone."""
-
-    def data(self) -> FrameBlock:
-        """The whole rows that have been read."""
-
-    def other(self) -> bytes | None:
-        """The kind of the next message, if it has come and is not a row; ``Z`` ends the answer.
-
-        Raises the server's error as a typed exception; the end of the answer still follows.
-        """
-
-
 class LibpqReader(FrameReader):
     """Frames by libpq, over any transport."""
 
@@ -91,8 +65,10 @@ class LibpqReader(FrameReader):
 
     def pull(self) -> bool:
         before = self.held
-        with _lost_is_unavailable(self._endpoint):
+        try:
             self._read()
+        except OperationalError as error:
+            raise SourceUnavailable(first_line(str(error)), thing=self._endpoint) from None
         if self._ended and not self.held:
             raise self._error()
         return self.held > before
@@ -159,72 +135,3 @@ class LibpqReader(FrameReader):
         except OperationalError as error:
             return SourceUnavailable(first_line(str(error)), thing=self._endpoint)
         return otherwise
-
-
-class LibpqRows:
-    """Answers by libpq, over any transport."""
-
-    def __init__(self, pgconn: pq.abc.PGconn, endpoint: str) -> None:
-        self._pgconn = pgconn
-        self._endpoint = endpoint
-        self._rows: list[memoryview] = []
-        self._bytes = 0
-        self._copying = self._ended = False
-        self._error: PgcdcError | None = None
-
-    @property
-    def held(self) -> int:
-        return self._bytes + self._ended + (self._error is not None)
-
-    def command(self, text: str) -> None:
-        self._ended = False
-        with _lost_is_unavailable(self._endpoint):
-            self._pgconn.send_query(text.encode())
-
-    def pull(self) -> bool:
-        before = self.held
-        if not self._ended:
-            with _lost_is_unavailable(self._endpoint):
-                self._pgconn.consume_input()
-                while self._read():
-                    pass
-        return self.held > before
-
-    def data(self) -> FrameBlock:
-        rows, self._rows, self._bytes = FrameBlock.of(self._rows), [], 0
-        return rows
-
-    def other(self) -> bytes | None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-        ended, self._ended = self._ended, False
-        return b"Z" if ended else None
-
-    def _read(self) -> bool:
-        """Take one message of libpq's; returns whether there may be another."""
-        if self._copying:
-            size, row = self._pgconn.get_copy_data(1)
-            if size > 0:
-                self._rows.append(row)
-                self._bytes += size
-            self._copying = size >= 0
-            return size != 0 and len(self._rows) < _FRAMES
-        if self._pgconn.is_busy():
-            return False
-        result = self._pgconn.get_result()
-        if result is None:
-            self._ended = True
-            return False
-        self._copying = result.status == pq.ExecStatus.COPY_OUT
-        if result.status == pq.ExecStatus.FATAL_ERROR:
-            self._error = self._error or result_error(result, self._pgconn).typed(self._endpoint)
-        return True
-
-
-@contextmanager
-def _lost_is_unavailable(endpoint: str) -> Iterator[None]:
-    try:
-        yield
-    except OperationalError as error:
-        raise SourceUnavailable(first_line(str(error)), thing=endpoint) from None

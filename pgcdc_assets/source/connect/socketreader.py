@@ -43,7 +43,8 @@ class SocketReader(FrameReader):
         self._closed = self._finished = False
 
     def command(self, text: str) -> None:
-        """Ask for a stream; :meth:`begun` says whether it has begun."""
+        """Send START_REPLICATION, for which :meth:`begun` says whether the stream has begun, or COPY TO STDOUT. The
+        answer to the previous COPY must have been taken to its end."""
         self._write(b"Q", text.encode() + b"\0")
 
     def begun(self) -> bool:
@@ -88,8 +89,10 @@ class SocketReader(FrameReader):
         return FrameBlock(raw, starts + HEADER, ends - starts - HEADER)
 
     def other(self) -> bytes | None:
-        """The kind of the next message, if it is not data and has come; the message is dropped. Raises the server's
-        error as a typed exception."""
+        """The kind of the next message, if it is not data and has come; the message is dropped. ``Z`` ends the answer.
+
+        Raises the server's error as a typed exception; the end of the answer still follows.
+        """
         kind = self._next()
         if kind is None and self._closed and not self._whole():
             raise self._gone()

@@ -7,8 +7,10 @@ those of PostgreSQL's "Streaming Replication Protocol"; frames are read in
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from pgcdc_assets.core.lsn import Lsn
@@ -16,12 +18,7 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.frames import status_update
 from pgcdc_assets.protocol.layouts import EPOCH
 from pgcdc_assets.source.connect.connection import SourceConnection
-from pgcdc_assets.source.connect.libpq import (
-    POLL_SECONDS,
-    CreatedSlot,
-    LibpqConnection,
-    SystemIdentity,
-)
+from pgcdc_assets.source.connect.libpq import POLL_SECONDS, LibpqConnection
 from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions, Streaming
 from pgcdc_assets.source.connect.quoting import identifier, literal
 from pgcdc_assets.source.connect.readers import FrameReader, LibpqReader
@@ -34,6 +31,34 @@ _LITTLE_MEMORY: Final = (
     f"SELECT set_config('logical_decoding_work_mem', '{_MEMORY}', false) "
     f"WHERE pg_size_bytes(current_setting('logical_decoding_work_mem')) > pg_size_bytes('{_MEMORY}')"
 )
+_HISTORY_LINE: Final = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
+
+
+@dataclass(frozen=True)
+class SystemIdentity:
+    """Which server it is. ``flush_lsn`` may lie inside a record: a goal, never a boundary."""
+
+    system_identifier: str
+    timeline: int
+    flush_lsn: Lsn
+    database: str
+
+
+@dataclass(frozen=True)
+class TimelineSwitch:
+    """The server left ``timeline`` at ``switch_lsn``."""
+
+    timeline: int
+    switch_lsn: Lsn
+
+
+@dataclass(frozen=True)
+class CreatedSlot:
+    """Snapshot and stream meet at ``consistent_point``; the snapshot lives until the next command."""
+
+    name: str
+    consistent_point: Lsn
+    snapshot_name: str | None
 
 
 class ReplicationConnection(LibpqConnection):
@@ -57,14 +82,22 @@ class ReplicationConnection(LibpqConnection):
             raise ProtocolError("IDENTIFY_SYSTEM left a field empty", thing=self.endpoint)
         return SystemIdentity(system, int(timeline), Lsn.parse(flushed), database)
 
-    def _history(self, timeline: int) -> str:
-        return self.execute(f"TIMELINE_HISTORY {timeline:d}")[0][1] or ""
+    def timeline_history(self, timeline: int) -> tuple[TimelineSwitch, ...]:
+        """The switches that led to ``timeline``, oldest first; none for the first timeline."""
+        if timeline == 1:
+            return ()
+        history = self.execute(f"TIMELINE_HISTORY {timeline:d}")[0][1] or ""
+        matches = [_HISTORY_LINE.match(line) for line in history.splitlines()]
+        return tuple(TimelineSwitch(int(match[1]), Lsn.parse(match[2])) for match in matches if match)
 
     def create_slot(
         self, name: str, *, temporary: bool = False, export: bool = False, two_phase: bool = False,
         waiting: Callable[[], None] | None = None,
     ) -> CreatedSlot:  # fmt: skip
-        """CREATE_REPLICATION_SLOT, in the old spelling of its options, which every version understands."""
+        """A pgoutput slot. Waits for every open transaction of the cluster that has an xid.
+
+        CREATE_REPLICATION_SLOT, in the old spelling of its options, which every version understands.
+        """
         kind = "TEMPORARY " if temporary else ""
         snapshot = "EXPORT_SNAPSHOT" if export else "NOEXPORT_SNAPSHOT"
         if two_phase:

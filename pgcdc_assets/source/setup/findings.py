@@ -21,8 +21,7 @@ _MINORS_THAT_LOSE = {14: 18, 15: 13, 16: 9, 17: 5}
 is open meanwhile.
 """
 _PLACES = 2
-"""Slots and walsenders that a run needs: the stream's, and for a while a copy's (when it polls, those of the slot's
-copy)."""
+"""Slots and walsenders that a run needs: the stream's, and for a while a copy's."""
 _NAMES_SHOWN = 10
 
 _SERVER = """
@@ -73,9 +72,7 @@ class Finding:
         return [*self.sql[:_NAMES_SHOWN], *rest]
 
 
-def server_findings(
-    conn: psycopg.Connection[Any], slot: str, *, replication_connections: bool = True, two_phase: bool = False
-) -> list[Finding]:
+def server_findings(conn: psycopg.Connection[Any], slot: str, *, two_phase: bool = False) -> list[Finding]:
     """Findings on the server's settings and free places for slots and connections."""
     row = conn.execute(_SERVER, [slot]).fetchone()
     assert row is not None
@@ -85,7 +82,7 @@ def server_findings(
         *(_two_phase(conn.info.server_version) if two_phase else ()),
         *_encoding(conn.info.parameter_status("server_encoding")),
         *_settings(recovering, wal_level, standbys),
-        *_places(slots, senders if replication_connections else _PLACES, has_slot),
+        *_places(slots, senders, has_slot),
         *_bounds(keep, idle),
     ]
 
@@ -139,7 +136,7 @@ def _places(slots: int, senders: int, has_slot: bool) -> Iterator[Finding]:
                       "raise max_replication_slots and restart it, or drop a slot nobody reads")  # fmt: skip
     if senders < needed:
         yield Finding("error", "source", f"has {max(senders, 0)} free walsenders, and {needed} are needed",
-                      "raise max_wal_senders and restart it, or set `replication_connections: false`")  # fmt: skip
+                      "raise max_wal_senders and restart it")  # fmt: skip
 
 
 def _bounds(keep: str, idle: str | None) -> Iterator[Finding]:

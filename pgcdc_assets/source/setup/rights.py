@@ -34,16 +34,12 @@ SELECT r.super OR r.replication OR EXISTS (SELECT FROM managed), has_database_pr
 FROM role r, pg_catalog.pg_database d WHERE d.datname = current_database()
 """
 )
-_TO_LOCK = "UPDATE, DELETE, TRUNCATE"
-"""Any of these lets a role take the SHARE lock of a copy without replication connections; MAINTAIN does from 17 on."""
-_MAINTAIN_SINCE = 170000
 _TABLE_RIGHTS: LiteralString = (
     _ROLE  # noqa: S608  (put together of our own constants)
     + """
 SELECT c.oid, c.oid::regclass::text, quote_ident(n.nspname), has_schema_privilege(r.oid, n.oid, 'USAGE'),
        has_table_privilege(r.oid, c.oid, 'SELECT'), o.owns,
-       c.relrowsecurity AND NOT r.bypass AND (c.relforcerowsecurity OR NOT o.owns),
-       c.relispartition OR has_table_privilege(r.oid, c.oid, %(lock)s)
+       c.relrowsecurity AND NOT r.bypass AND (c.relforcerowsecurity OR NOT o.owns)
 FROM role r, pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace,
      LATERAL (SELECT c.relowner IN (SELECT oid FROM mine) AS owns) o
 WHERE c.oid = ANY(%(tables)s) ORDER BY 2
@@ -71,17 +67,11 @@ class Changes:
 
 
 def rights_findings(
-    conn: psycopg.Connection[Any],
-    tables: Sequence[int],
-    changes: Changes,
-    *,
-    role: str,
-    replication_connections: bool = True,
+    conn: psycopg.Connection[Any], tables: Sequence[int], changes: Changes, *, role: str
 ) -> list[Finding]:
     """Findings on the rights of ``role``, which need not exist yet, on the server and on these tables (roots and
     leaves)."""
-    to_lock = _TO_LOCK + (", MAINTAIN" if conn.info.server_version >= _MAINTAIN_SINCE else "")
-    asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": list(tables), "lock": to_lock}
+    asked = {"role": role, "managed": _REPLICATION_ROLES, "tables": list(tables)}
     row = conn.execute(_RIGHTS, asked).fetchone()
     assert row is not None
     may_replicate, create, may_connect, superuser, bypass, database = row
@@ -101,13 +91,7 @@ def rights_findings(
     if unread:
         found.append(Finding("error", named(unread), f"may not be read by role {role}",
                              sql=tuple(f"GRANT SELECT ON TABLE {table} TO {name};" for table in unread)))  # fmt: skip
-    unlockable = [] if replication_connections else [table for _, table, *_, lock in rows if not lock]
-    if unlockable:
-        right = "MAINTAIN" if conn.info.server_version >= _MAINTAIN_SINCE else "TRUNCATE"
-        grants = tuple(f"GRANT {right} ON TABLE {table} TO {name};" for table in unlockable)
-        found.append(Finding("error", named(unlockable), f"may not be locked by role {role}, as a copy without "
-                             "replication connections does for a moment", sql=grants))  # fmt: skip
-    hidden = [table for _, table, *_, security, _ in rows if security and not bypass]
+    hidden = [table for _, table, *_, security in rows if security and not bypass]
     if hidden:
         found.append(Finding("error", named(hidden), f"row-level security hides rows from role {role}",
                              "use the owner, or let a superuser say", (f"ALTER ROLE {name} BYPASSRLS;",)))  # fmt: skip

@@ -47,14 +47,11 @@ def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iter
         wanted = [relation.oid for item in wanted_tables(conn, settings.tables) for relation in item.relations]
     else:
         wanted = list(read_published(conn, [settings.publication], unread=True))
-    by_replication = settings.replication_connections
     if conn.execute("SELECT FROM pg_catalog.pg_roles WHERE rolname = %s", [role]).fetchone() is None:
         yield f"CREATE ROLE {quoted_role(conn, role)} LOGIN; -- and give it a password"
     found = [
-        *server_findings(conn, settings.slot, replication_connections=by_replication, two_phase=settings.two_phase),
-        *rights_findings(
-            conn, stored_tables(conn, wanted), Changes(), role=role, replication_connections=by_replication
-        ),
+        *server_findings(conn, settings.slot, two_phase=settings.two_phase),
+        *rights_findings(conn, stored_tables(conn, wanted), Changes(), role=role),
     ]
     for finding in found:
         yield from _mended(finding)

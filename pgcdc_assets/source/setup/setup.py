@@ -25,7 +25,7 @@ from pgcdc_assets.source.catalog.published import read_published
 from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception
-from pgcdc_assets.source.connect.plainsession import open_source
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.setup.adopted import foreign_findings
 from pgcdc_assets.source.setup.findings import Finding, named, not_replicated, server_findings
 from pgcdc_assets.source.setup.publications import (
@@ -78,19 +78,8 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | 
         tables = list(read_published(conn, [settings.publication], unread=True))
         content = foreign_findings(conn, settings.publication, TablePatterns.parse(settings.tables))
     found = [
-        *server_findings(
-            conn,
-            settings.slot,
-            replication_connections=settings.replication_connections,
-            two_phase=settings.two_phase,
-        ),
-        *rights_findings(
-            conn,
-            stored_tables(conn, tables),
-            changes,
-            role=role or _user(conn),
-            replication_connections=settings.replication_connections,
-        ),
+        *server_findings(conn, settings.slot, two_phase=settings.two_phase),
+        *rights_findings(conn, stored_tables(conn, tables), changes, role=role or _user(conn)),
         *content,
         *trace_findings(conn, stored_tables(conn, tables), own_publication=own),
         *not_replicated(conn),
@@ -177,9 +166,7 @@ def _make_slot(
     if status is not None:
         check_slot(status, None, two_phase=settings.two_phase)
         return []
-    with open_source(
-        conninfo, replication_connections=settings.replication_connections, application_name=f"{APPLICATION}/setup"
-    ) as connection:
+    with ReplicationConnection.open(conninfo, application_name=f"{APPLICATION}/setup") as connection:
         create_slot(
             connection, conn, settings.slot, temporary=False, two_phase=settings.two_phase, lock_seconds=lock_seconds,
             on_wait=on_wait,

@@ -22,11 +22,9 @@ ORDER BY 2 DESC
 """
 # Those who hold one of these locks on a table or its children, or queue for it: a new request waits behind both. A
 # prepared transaction has no pid in pg_locks, where its lock on its own xid tells which one it is.
-_WITH_CHILDREN = """
-WITH RECURSIVE t AS (SELECT r AS root, r AS oid FROM unnest(%s::oid[]) AS r
-                     UNION SELECT t.root, i.inhrelid FROM pg_catalog.pg_inherits i JOIN t ON i.inhparent = t.oid)
-"""
-_LOCKING = f"""{_WITH_CHILDREN}
+_LOCKING = """
+WITH RECURSIVE t AS (SELECT r AS oid FROM unnest(%s::oid[]) AS r
+                     UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN t ON i.inhparent = t.oid)
 SELECT DISTINCT coalesce(a.backend_xid, x.transaction)::text::int8, 0, l.pid, x.gid, d.datname::text,
        a.application_name, clock_timestamp() - coalesce(a.xact_start, x.prepared)
 FROM pg_catalog.pg_locks l
@@ -37,15 +35,9 @@ LEFT JOIN pg_catalog.pg_locks own ON l.pid IS NULL AND own.pid IS NULL AND own.l
 LEFT JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = own.transactionid
 WHERE l.locktype = 'relation' AND l.mode = ANY(%s)
   AND l.relation IN (SELECT oid FROM t)
-"""  # noqa: S608  (put together of our own constants)
-_WRITING = f"""{_WITH_CHILDREN}
-SELECT l.virtualtransaction, array_agg(DISTINCT t.root)
-FROM pg_catalog.pg_locks l JOIN t ON t.oid = l.relation
-JOIN pg_catalog.pg_database d ON d.oid = l.database AND d.datname = current_database()
-WHERE l.locktype = 'relation' AND l.mode = ANY(%s) AND l.granted GROUP BY 1
-"""  # noqa: S608  (put together of our own constants)
-_AGAINST_SHARE = [
-    "RowExclusiveLock", "ShareUpdateExclusiveLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock",
+"""
+_ALTERING = [
+    "ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock",
 ]  # fmt: skip
 
 
@@ -80,17 +72,7 @@ def lockers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Blocke
 
 def alterers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Blocker]:
     """Who holds a lock on one of these tables as DDL, VACUUM and index builds do, or waits for it."""
-    return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), [*_AGAINST_SHARE[1:], "ShareLock"]])]
-
-
-def writers(conn: psycopg.Connection[Any], tables: Sequence[int]) -> list[Blocker]:
-    """Who holds a lock on one of these tables that keeps SHARE waiting, or waits for such a lock."""
-    return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), _AGAINST_SHARE])]
-
-
-def writing(conn: psycopg.Connection[Any], tables: Sequence[int]) -> dict[str, list[int]]:
-    """The same by virtual transaction, with the tables that each has locked. Seeing it needs no right."""
-    return dict(conn.execute(_WRITING, [list(tables), _AGAINST_SHARE]).fetchall())
+    return [_holder(row) for row in conn.execute(_LOCKING, [list(tables), _ALTERING])]
 
 
 def _holder(row: tuple[Any, ...]) -> Blocker:

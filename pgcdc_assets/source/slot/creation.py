@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from pgcdc_assets.errors import CopyBlocked, SourceFailed
-from pgcdc_assets.source.connect.libpq import CreatedSlot, LibpqConnection
+from pgcdc_assets.source.connect.walsender import CreatedSlot, ReplicationConnection
 from pgcdc_assets.source.slot.blockers import Blocker, transactions
 
 logger = logging.getLogger(__name__)
@@ -28,15 +28,13 @@ OnWait = Callable[[list[Blocker]], None]
 
 
 def create_slot(
-    connection: LibpqConnection, conn: psycopg.Connection[Any], name: str, *, temporary: bool,
+    connection: ReplicationConnection, conn: psycopg.Connection[Any], name: str, *, temporary: bool,
     two_phase: bool = False, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
 ) -> CreatedSlot:  # fmt: skip
     """Make a pgoutput slot with its exported snapshot. When time is up, CopyBlocked names who is in the way.
 
-    If the connection can export a snapshot, the slot is always made with one: on servers before the minors of August
-    2024 a slot made without may start inside a transaction (:mod:`pgcdc_assets.source.snapshot.bylock` says why that
-    does no harm for connections that cannot). While the server waits, ``on_wait`` is called every ten seconds with whom
-    it waits for.
+    The slot is always made with a snapshot: on servers before the minors of August 2024 a slot made without one may
+    start inside a transaction. While the server waits, ``on_wait`` is called every ten seconds with whom it waits for.
     """
     connection.execute(f"SET lock_timeout = {int(lock_seconds * 1000):d}")
     tell = _Teller(conn, on_wait or log_waiting)

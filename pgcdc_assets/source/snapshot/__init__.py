@@ -1,9 +1,8 @@
 """Takes a snapshot with an exact LSN, and reads tables under it while others use them.
 
-export | bylock -> shown -> pieces -> reading
+export -> shown -> pieces -> reading
 
 export      by a temporary slot, behind a gate
-bylock      without a slot: by a lock that is held for a moment
 shown       the tables as the snapshot shows them
 pieces      ranges of a table's pages, each one COPY statement
 reading     one piece, read with no lock held while another is waited for

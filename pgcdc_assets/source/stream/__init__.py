@@ -1,7 +1,6 @@
 """Frames from the slot.
 
-subscribe -> catchup --> drain     a backlog through the SQL functions, then the stream
-                    +-> polling   the SQL functions alone, where no replication connection can be had
+subscribe -> catchup -> drain     a backlog through the SQL functions, then the stream
 
 subscribe   what must hold before the first frame: log, slot and source belong together
 catchup     where the frames of a run come from

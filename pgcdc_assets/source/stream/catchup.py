@@ -1,4 +1,4 @@
-"""Brings the frames of a run: first a backlog through the SQL functions, then the stream; or all by polling."""
+"""Brings the frames of a run: first a backlog through the SQL functions, then the stream."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Protocol
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceNotReady
-from pgcdc_assets.source.connect.libpq import LibpqConnection
 from pgcdc_assets.source.connect.quoting import literal
 from pgcdc_assets.source.connect.readers import FrameSource
+from pgcdc_assets.source.connect.socketreader import SocketReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
 from pgcdc_assets.source.stream.drain import LEAST_BYTES, RANGE_LIMITS, Drain, RangeLimits, SlotCopy
-from pgcdc_assets.source.stream.polling import Polling
-from pgcdc_assets.source.stream.subscribe import Subscription, free_slot, start_stream
+from pgcdc_assets.source.stream.subscribe import Subscription, start_stream
 
 
 class FrameStream(Protocol):
@@ -86,47 +85,15 @@ class CatchUp:
             self._stream.end_stream()
 
 
-class Polled:
-    """Frames by the SQL functions alone."""
-
-    parallel = False
-
-    def __init__(self, connection: LibpqConnection, polling: Polling) -> None:
-        self._connection = connection
-        self.frames = polling
-        self.endpoint = connection.endpoint
-
-    def wait(self, timeout: float) -> bool:
-        return self._connection.wait(timeout)
-
-    def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply: bool = False) -> None:
-        self.frames.flushed(flush)
-        if reply:
-            self.frames.ask()
-
-    def at_work(self) -> bool:
-        if self.frames.calling:
-            return self._connection.at_work()
-        # Between two calls the server has nothing to work on: that it answers is what counts.
-        self._connection.execute("SELECT 1")
-        return True
-
-    def end_stream(self) -> None:
-        self.frames.finish()
-
-
 def begin(
-    asked: Subscription, connection: LibpqConnection, transform_lsn: Lsn, *, start_lsn: Lsn | None = None,
+    asked: Subscription, connection: ReplicationConnection, transform_lsn: Lsn, *, start_lsn: Lsn | None = None,
     drain_bytes: int = LEAST_BYTES, limits: RangeLimits = RANGE_LIMITS,
 ) -> tuple[FrameStream, Lsn]:  # fmt: skip
     """Frames from ``transform_lsn`` on (or from ``start_lsn`` below it), and the floor of all reports.
 
-    A replication connection streams them, after it has drained a backlog of ``drain_bytes`` of WAL or more if the slot
-    is free and stands at the log's end. Any other connection polls, from where the slot stands. Raises what
-    :func:`start_stream` raises, and SourceNotReady if there is no slot to spare for polling.
+    First a backlog of ``drain_bytes`` of WAL or more is drained, if the slot is free and its position is the log's end.
+    Then the connection streams. Raises what :func:`start_stream` raises.
     """
-    if not isinstance(connection, ReplicationConnection):
-        return _polled(asked, connection, transform_lsn, limits)
     drain = None if start_lsn is not None else _drain(asked, connection, transform_lsn, drain_bytes, limits)
     if drain is None:
         return connection, start_stream(asked, connection, transform_lsn, start_lsn)
@@ -142,28 +109,23 @@ def _drain(
     status = require_slot(asked.conn, asked.slot)
     if status.active or status.confirmed_flush_lsn != at or status.wal_lsn - at < drain_bytes:
         return None
-    if connection.socket() is None:
+    wire = connection.socket()
+    if wire is None:
         return None
     check_slot(status, at)
     try:
-        copy = _copied(asked, connection, at)
+        copy = _copied(asked, connection, wire, at)
     except SourceNotReady:
         # No slot to spare.
         return None
     return Drain(copy, asked.conn, limits, goal=status.wal_lsn, drain_bytes=drain_bytes)
 
 
-def _polled(asked: Subscription, connection: LibpqConnection, at: Lsn, limits: RangeLimits) -> tuple[FrameStream, Lsn]:
-    check_slot(free_slot(asked), at)
-    copy = _copied(asked, connection, at)
-    return Polled(connection, Polling(copy, asked.conn, limits)), copy.position
-
-
-def _copied(asked: Subscription, connection: LibpqConnection, at: Lsn) -> SlotCopy:
+def _copied(asked: Subscription, connection: ReplicationConnection, wire: SocketReader, at: Lsn) -> SlotCopy:
     """Copy the slot, which must stand no further than the log. Raises what ``check_slot`` raises."""
     name = f"pgcdc_drain_{connection.execute('SELECT pg_backend_pid()')[0][0]}"
     connection.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(name)}, true)")
     # Checked after the copying: if somebody advanced the slot past the log meanwhile, its copy may be past it too.
     check_slot(require_slot(asked.conn, asked.slot), at)
     position = require_slot(asked.conn, name).confirmed_flush_lsn or at
-    return SlotCopy(connection, asked.slot, name, position, asked.publications, asked.options.whole)
+    return SlotCopy(connection, wire, asked.slot, name, position, asked.publications, asked.options.whole)

@@ -8,14 +8,12 @@ stays where the log is durable: ``pg_replication_slot_advance`` moves it there.
 Each call collects its range on the server (in memory up to ``work_mem``, then in a file) before it sends the first row,
 and begins to read at the oldest open transaction: see :attr:`Drain.over`.
 
-A backlog is drained this way before the stream takes over. If the source takes no replication connections, all WAL
-comes this way (:mod:`pgcdc_assets.source.stream.polling`).
+A backlog is drained this way before the stream takes over.
 """
 
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,10 +29,11 @@ from pgcdc_assets.errors import PgcdcError, SlotActive, SourceUnavailable
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive_frame
 from pgcdc_assets.protocol.layouts import COMMIT, XLOG_DATA, MessageKind
 from pgcdc_assets.source.connect.failures import of_exception
-from pgcdc_assets.source.connect.libpq import LibpqConnection
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 from pgcdc_assets.source.connect.quoting import literal
-from pgcdc_assets.source.connect.readers import FrameSource, RowReader
+from pgcdc_assets.source.connect.readers import FrameSource
+from pgcdc_assets.source.connect.socketreader import SocketReader
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.positions import FLUSH_LSN, WITHIN
 
 LEAST_BYTES: Final = 32 << 20
@@ -63,10 +62,6 @@ class RangeLimits:
     (idle_replication_slot_timeout), even if a copy of it is in use."""
     held_seconds: float = 30.0
     """Somebody else may hold the slot for this long when it is to move; then the run ends."""
-    poll_seconds: float = 0.3
-    """Polling: between two looks at a source that has written nothing, and between two calls once all is read."""
-    advance_seconds: float = 10.0
-    """Polling: the slot moves at least this often. Advancing decodes again what lies between (see release_bytes)."""
 
 
 RANGE_LIMITS: Final = RangeLimits()
@@ -105,7 +100,9 @@ _U64: Final = Struct("!Q")
 class SlotCopy:
     """A temporary copy of ``slot`` that its connection holds, its position, and the plugin's options."""
 
-    connection: LibpqConnection
+    connection: ReplicationConnection
+    wire: SocketReader
+    """The connection's socket."""
     slot: str
     name: str
     position: Lsn
@@ -113,19 +110,26 @@ class SlotCopy:
     options: PluginOptions
 
 
-class Ranges(FrameSource):
-    """Reads one range of WAL after the other, from the copy's position on. Its connection runs nothing else meanwhile.
+class Drain(FrameSource):
+    """Reads a backlog, one range of WAL after the other, from the copy's position on, until :attr:`over`. Its
+    connection runs nothing else during a range.
 
     Any error drops a session's temporary slots, so what may fail runs on the connection ``beside``.
     """
 
-    def __init__(self, copy: SlotCopy, beside: psycopg.Connection[Any], limits: RangeLimits) -> None:
+    def __init__(
+        self, copy: SlotCopy, beside: psycopg.Connection[Any], limits: RangeLimits, *, goal: Lsn, drain_bytes: int
+    ) -> None:
         self.position = copy.position
         """A boundary: all that commits below it has been taken."""
+        self.over = False
+        """Whether so little is left that the stream brings it sooner, or a transaction is open for so long that each
+        call would decode the same WAL again."""
+        self._goal, self._drain_bytes = goal, drain_bytes
         self._connection = copy.connection
         self._beside = beside
         self._limits = limits
-        self._wire: RowReader = copy.connection.rows()
+        self._wire = copy.wire
         self._slot, self._copy = copy.slot, copy.name
         told = copy.options.given(copy.publications)
         self._options = ", ".join(literal(part) for option in told.items() for part in option)
@@ -140,11 +144,6 @@ class Ranges(FrameSource):
     @property
     def held(self) -> int:
         return self._wire.held
-
-    @property
-    def calling(self) -> bool:
-        """Whether a range is being read."""
-        return self._upto is not None
 
     def pull(self) -> bool:
         if self._upto is None:
@@ -170,6 +169,11 @@ class Ranges(FrameSource):
             self._touch_due = now + self._limits.touch_seconds
             self._advance_to(self._advanced)
 
+    def end(self) -> None:
+        """Drop the copy when the drain is over; it would hold WAL for as long as the connection lives."""
+        self._advance(1)
+        self._connection.execute(f"SELECT pg_drop_replication_slot({literal(self._copy)})")
+
     def finish(self) -> None:
         """End at any time: the range that is being read is cancelled, and the slot is advanced to what is durable."""
         with suppress(PgcdcError, OperationalError):
@@ -181,9 +185,17 @@ class Ranges(FrameSource):
 
     # Ranges -------------------------------------------------------------------------------------
 
-    @abstractmethod
     def _next_range(self) -> None:
-        """Begin the next range if there is to be one now. No range is being read."""
+        """Begin the next range unless the drain is over. No range is being read."""
+        if self.over:
+            return
+        self._advance(self._limits.release_bytes)
+        whole, restart = self._where()
+        behind = whole - self.position
+        little = behind <= 0 or (behind < self._drain_bytes and self.position >= self._goal)
+        self.over = little or self.position - restart > _MOST_AGAIN * self._limits.largest_range
+        if not self.over:
+            self._begin(restart, whole)
 
     def _begin(self, restart: Lsn, end: Lsn) -> None:
         """Begin the next range, towards ``end``; it is as large as what it reads again makes worth while."""
@@ -196,9 +208,6 @@ class Ranges(FrameSource):
     def _ended(self) -> FrameBlock:
         assert self._upto is not None
         self.position, self._upto = max(self.position, self._upto), None
-        return self._boundary()
-
-    def _boundary(self) -> FrameBlock:
         return FrameBlock.of([keepalive_frame(self.position)])
 
     def _advance(self, least: int) -> None:
@@ -220,13 +229,13 @@ class Ranges(FrameSource):
             return
         self._advanced, self._refused_at = max(self._advanced, lsn), None
 
-    def _where(self) -> tuple[Lsn, Lsn, Lsn]:
-        """The source's flush position, the end of the last whole record below it, and where the next call begins to
+    def _where(self) -> tuple[Lsn, Lsn]:
+        """A position up to which the source's WAL is durable in whole records, and where the next call begins to
         read."""
         told, within, restart = self._connection.execute(_WHERE.format(slot=literal(self._copy)))[0]
         flushed = Lsn.parse(told or "")
         whole = Lsn(max(0, flushed - self._limits.unsure_bytes)) if within == "true" else flushed
-        return flushed, whole, Lsn.parse(restart or "")
+        return whole, Lsn.parse(restart or "")
 
     def _let_go(self) -> None:
         """Read and drop until the server is ready for a command. Raises SourceUnavailable if it does not become
@@ -263,32 +272,3 @@ class Ranges(FrameSource):
             at = int(offsets[commits[-1]]) + _COMMIT_END
             self.position = Lsn(max(self.position, _U64.unpack_from(rows.raw, at)[0]))
         return FrameBlock(rows.raw, offsets, lengths)
-
-
-class Drain(Ranges):
-    """Reads a backlog, until :attr:`over`."""
-
-    def __init__(
-        self, copy: SlotCopy, beside: psycopg.Connection[Any], limits: RangeLimits, *, goal: Lsn, drain_bytes: int
-    ) -> None:
-        super().__init__(copy, beside, limits)
-        self.over = False
-        """Whether so little is left that the stream brings it sooner, or a transaction is open for so long that each
-        call would decode the same WAL again."""
-        self._goal, self._drain_bytes = goal, drain_bytes
-
-    def end(self) -> None:
-        """Drop the copy when the drain is over; it would hold WAL for as long as the connection lives."""
-        self._advance(1)
-        self._connection.execute(f"SELECT pg_drop_replication_slot({literal(self._copy)})")
-
-    def _next_range(self) -> None:
-        if self.over:
-            return
-        self._advance(self._limits.release_bytes)
-        _, whole, restart = self._where()
-        behind = whole - self.position
-        little = behind <= 0 or (behind < self._drain_bytes and self.position >= self._goal)
-        self.over = little or self.position - restart > _MOST_AGAIN * self._limits.largest_range
-        if not self.over:
-            self._begin(restart, whole)

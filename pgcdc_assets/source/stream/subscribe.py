@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 
@@ -13,12 +13,9 @@ from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, SlotActive
 from pgcdc_assets.source.connect.failures import NEW_LAKE
-from pgcdc_assets.source.connect.libpq import LibpqConnection, SystemIdentity
 from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions
-from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.slotstatus import SlotStatus, check_slot, require_slot
-
-T = TypeVar("T")
+from pgcdc_assets.source.connect.walsender import ReplicationConnection, SystemIdentity
+from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
 
 SLOT_PATIENCE_SECONDS = 10.0
 """A slot stays active for a moment after its last holder left (0.3 s seen). Only after this time does it count as held
@@ -27,7 +24,7 @@ _RETRY_SECONDS = 0.1
 
 
 def check_identity(
-    stream: LibpqConnection, log: Identity, log_timeline: int, transform_lsn: Lsn, highest: Lsn = ZERO
+    stream: ReplicationConnection, log: Identity, log_timeline: int, transform_lsn: Lsn, highest: Lsn = ZERO
 ) -> SystemIdentity:
     """Check that the source is the one whose changes the log and the lake hold. Raises IdentityMismatch or LogAhead.
 
@@ -76,7 +73,7 @@ class Stands:
         return f"ends at {self.transform_lsn}"
 
 
-def _check_timeline(stream: LibpqConnection, now: int, log_timeline: int, stands: Stands) -> None:
+def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, stands: Stands) -> None:
     """A promoted standby is followed only if log and lake end before the fork: the new primary never had what they hold
     beyond it, and its own transactions there would be skipped as known."""
     if now == log_timeline:
@@ -126,19 +123,7 @@ def start_stream(
     return status.confirmed_flush_lsn or transform_lsn
 
 
-def free_slot(asked: Subscription) -> SlotStatus:
-    """Wait until nobody holds the slot; returns its status. Raises SlotActive as :func:`start_stream` does."""
-
-    def free() -> SlotStatus:
-        status = require_slot(asked.conn, asked.slot)
-        if status.active:
-            raise SlotActive("is held", thing=status.thing)
-        return status
-
-    return _patiently(asked, free)
-
-
-def _patiently(asked: Subscription, attempt: Callable[[], T]) -> T:
+def _patiently(asked: Subscription, attempt: Callable[[], None]) -> None:
     """Try for SLOT_PATIENCE_SECONDS until the slot is free; then raise SlotActive, which names who holds it."""
     deadline = time.monotonic() + SLOT_PATIENCE_SECONDS
     while True:

@@ -51,9 +51,9 @@ SECONDS = 900.0
 PATIENCE = 3.0
 """How long a run may go on beside open transactions before these are ended: a copy waits for them."""
 WAYS: Sequence[dict[str, Any]] = (
-    {}, {}, {"drain_bytes": 1}, {"replication_connections": False}, {"batch_bytes": 1, "range_bytes": 2_000},
+    {}, {}, {"drain_bytes": 1}, {"batch_bytes": 1, "range_bytes": 2_000},
 )  # fmt: skip
-"""Of a run: streamed, drained, polled, and in many turns."""
+"""Of a run: streamed, drained, and in many turns."""
 SIZE = 8
 """Stories of a cohort. The first copy of its tables is the most expensive part, about 0.3 s a table."""
 TEMPO = 0.3

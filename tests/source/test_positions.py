@@ -1,0 +1,33 @@
+"""Positions of the source's WAL, as SQL."""
+
+from __future__ import annotations
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.source.positions import RECORD_END
+from tests.fix_postgres import Database
+
+
+def test_a_record_ends_before_the_header_of_the_next_page(database: Database) -> None:
+    """At the ends of pages and of files the insert position is after a header. No flush position can be there."""
+    with database.connect() as conn:
+
+        def at(query: str) -> Lsn:
+            return Lsn.parse(str(conn.execute(query.encode()).fetchall()[0][0]))
+
+        # Some milliseconds each: an autovacuum that writes at the same time takes longer than fifty of them.
+        for _ in range(3000):
+            before = at(RECORD_END)
+            bare = at("SELECT pg_logical_emit_message(false, '', '')") - before
+            # This record fills the page to its end, if nobody else writes and the end is not too near.
+            room = (-(before + bare)) % 8192 - bare
+            if room < 0:
+                continue
+            conn.execute("SELECT pg_logical_emit_message(false, '', repeat('x', %s))", [room])
+            end, inserted = at(RECORD_END), at("SELECT pg_current_wal_insert_lsn()")
+            assert end == inserted or (end % 8192 == 0 and inserted - end in (24, 40))
+            if end != inserted:
+                break
+        else:
+            raise AssertionError("no record ended with its page")
+        conn.execute("SELECT pg_switch_wal()")
+        assert at(RECORD_END) % (1 << 20) == 0
