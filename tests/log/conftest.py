@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +21,17 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
+from pgcdc_assets.log.receive.connections import Receiving
 from pgcdc_assets.log.receive.fallback import FALLBACK_SECONDS
-from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event
+from pgcdc_assets.log.receive.messages import (
+    SEGMENT_BYTES,
+    Event,
+    EventName,
+    Order,
+    OrderName,
+    ReceiverSettings,
+)
+from pgcdc_assets.log.receive.orders import Orders
 from pgcdc_assets.source.connect.pluginoptions import Origins
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
@@ -99,14 +110,23 @@ class Source:
         receiver.start()
         return receiver
 
-    def receive(
-        self, log: ChangeLog, until: Lsn, *, messages: Sequence[str] = ("*",), origin: str = Origins.ANY
-    ) -> list[Event]:
-        """One run to a goal; all its events."""
-        receiver = self.receiver(log, messages=messages, origin=origin)
-        receiver.until(until)
-        events = until_event(receiver, "arrived")
-        receiver.join(SECONDS)
+    def receive(self, log: ChangeLog, until: Lsn, *, messages: Sequence[str] = ("*",), **options: Any) -> list[Event]:
+        """One run to a goal, in this process, which saves a second of imports; all its events."""
+        settings = ReceiverSettings(
+            self.database.conninfo, str(Layout.of(log.path.parent.parent).root), (PUBLICATION,), 32 << 20, 0.2,
+            messages=tuple(messages), leader=log.leader, **options,
+        )  # fmt: skip
+        events: list[Event] = []
+        reading, writing = os.pipe()
+        with open(reading, "rb") as orders, open(writing, "wb", buffering=0) as ordering:
+            ordering.write(Order(OrderName.UNTIL, until).to_line())
+            late = threading.Timer(SECONDS, lambda: ordering.write(Order(OrderName.STOP).to_line()))
+            late.start()
+            try:
+                Receiving(settings, Orders(orders.fileno()), events.append).run()
+            finally:
+                late.cancel()
+        assert events[-1].name == EventName.ARRIVED, events
         return events
 
     def slot_row(self, log: ChangeLog, column: str) -> Any:
@@ -120,9 +140,21 @@ class Source:
         return Lsn.parse(self.slot_row(log, "confirmed_flush_lsn"))
 
 
+in_each_place = pytest.mark.parametrize(
+    "place", ["folder", pytest.param("bucket", marks=[pytest.mark.long, pytest.mark.timeout(900)])], indirect=True
+)
+"""For tests of logs in a folder and, in the long set, in an object store."""
+
+
 @pytest.fixture
-def source(database: Database, tmp_path: Path) -> Iterator[Source]:
-    with source_in(database, tmp_path) as source:
+def place(request: pytest.FixtureRequest) -> Location | None:
+    """The bucket of the logs; None for a folder."""
+    return request.getfixturevalue("bucket") if getattr(request, "param", "folder") == "bucket" else None
+
+
+@pytest.fixture
+def source(database: Database, tmp_path: Path, place: Location | None) -> Iterator[Source]:
+    with source_in(database, tmp_path, place) as source:
         yield source
 
 

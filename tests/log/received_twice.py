@@ -94,9 +94,8 @@ class Twin:
         assert [event.lsn for event in told] == [lsn]
 
     def receive(self, goal: Lsn, **options: Any) -> None:
-        """One run to a goal."""
-        self.start(**options)
-        self.arrive(goal)
+        """One run to a goal, in this process."""
+        self.source.receive(self.log, goal, drain_bytes=NO_DRAIN, **{**self.options, **options})
 
     def arrive(self, goal: Lsn) -> None:
         """The running receiver ends at a goal."""
@@ -139,7 +138,6 @@ class Twins:
         """Both logs say the same and are sound; their rows. ``whole`` is received here, where it does not run."""
         if self.whole.receiver is None:
             self.whole.receive(upto or self.flushed())
-            self.whole.receiver = None
         found, expected = (twin.reading.rows(facts=facts) for twin in (self.streamed, self.whole))
         if upto is not None:
             expected = [row for row in expected if (row[0] or row[4]) < upto]

@@ -15,8 +15,19 @@ from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.frames import FrameBlock
 from pgcdc_assets.protocol.layouts import EPOCH
-from pgcdc_assets.protocol.messages import Relation, Truncate
+from pgcdc_assets.protocol.messages import (
+    Begin,
+    Commit,
+    Insert,
+    LogicalMessage,
+    Origin,
+    Relation,
+    RelationColumn,
+    StreamAbort,
+    Truncate,
+)
 from pgcdc_assets.protocol.shape import RelationFacts
+from tests.protocol import wire
 
 
 def frame(payload: bytes, lsn: int = 0) -> bytes:
@@ -27,37 +38,39 @@ def run_of(frames: Sequence[bytes], first: int) -> FrameRun:
     return FrameRun.of(FrameBlock.of(frames), first)
 
 
+# Times are those of the wire: microseconds since 2000.
+
+
 def begin(final_lsn: int, xid: int, commit_ts: int = 0) -> bytes:
-    return b"B" + struct.pack(">Qqi", final_lsn, commit_ts, xid)
+    return wire.message(Begin(Lsn(final_lsn), EPOCH + commit_ts, xid))
 
 
 def commit(commit_lsn: int, end_lsn: int, commit_ts: int = 0) -> bytes:
-    return b"C\0" + struct.pack(">QQq", commit_lsn, end_lsn, commit_ts)
+    return wire.message(Commit(0, Lsn(commit_lsn), Lsn(end_lsn), EPOCH + commit_ts))
 
 
 def insert(relation: int, text: bytes) -> bytes:
-    return b"I" + struct.pack(">I", relation) + b"N\0\1t" + struct.pack(">I", len(text)) + text
+    return wire.message(Insert(relation, (text.decode("utf-8", "surrogateescape"),)))
 
 
 def truncate(relations: list[int]) -> bytes:
-    return b"T" + struct.pack(">IB", len(relations), 0) + struct.pack(f">{len(relations)}I", *relations)
+    return wire.message(Truncate(tuple(relations), False, False))
 
 
 def message(lsn: int, content: bytes, *, transactional: bool) -> bytes:
-    return b"M" + struct.pack(">BQ", transactional, lsn) + b"p\0" + struct.pack(">I", len(content)) + content
+    return wire.message(LogicalMessage(transactional, Lsn(lsn), "p", content))
 
 
 def origin(name: str) -> bytes:
-    return b"O" + struct.pack(">Q", 0) + name.encode() + b"\0"
+    return wire.message(Origin(Lsn(0), name))
 
 
 def stream_abort(xid: int, subxid: int) -> bytes:
-    return b"A" + struct.pack(">II", xid, subxid)
+    return wire.message(StreamAbort(xid, subxid))
 
 
 def relation(relation_id: int, name: str, column: str = "c") -> bytes:
-    head = b"R" + struct.pack(">I", relation_id) + b"public\0" + name.encode() + b"\0d\0\1"
-    return head + b"\1" + column.encode() + b"\0" + struct.pack(">Ii", 25, -1)
+    return wire.message(Relation(relation_id, "public", name, "d", (RelationColumn(True, column, 25, -1),)))
 
 
 @dataclass

@@ -11,7 +11,9 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Insert, LogicalMessage, Truncate, Update
-from tests.log.conftest import Source, rows, until_event
+from tests.log.conftest import Source, in_each_place, rows, until_event
+
+pytestmark = in_each_place
 
 
 def test_rows_of_several_transactions_and_tables(source: Source) -> None:

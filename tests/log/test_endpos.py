@@ -11,7 +11,9 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.reader import ChangeLog
-from tests.log.conftest import Source, batch_ends, content, eventually, rows, until_event
+from tests.log.conftest import Source, batch_ends, content, eventually, in_each_place, rows, until_event
+
+pytestmark = in_each_place
 
 
 @dataclass

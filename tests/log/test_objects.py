@@ -1,21 +1,27 @@
-"""The log in an object store: the tests of its content, ends and restarts, over again."""
+"""The log in an object store. The long set has more: see ``in_each_place``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from pgcdc_assets.core.location import Location
+from pgcdc_assets.core.ranges import LsnRange
 from tests.fix_postgres import Database
-from tests.log.conftest import Source, source_in
-from tests.log.test_content import *  # noqa: F403
-from tests.log.test_endpos import *  # noqa: F403
-from tests.log.test_two_phase import *  # noqa: F403
+from tests.log.conftest import content, source_in
 
 
-@pytest.fixture
-def source(database: Database, tmp_path: Path, bucket: Location) -> Iterator[Source]:
+def test_a_log_in_an_object_store_holds_what_a_log_in_a_folder_holds(
+    database: Database, tmp_path: Path, bucket: Location
+) -> None:
     with source_in(database, tmp_path, bucket) as source:
-        yield source
+        stored = source.log("stored")
+        source.bucket = None
+        local = source.log("local", copy_of=stored)
+        for number in range(2):
+            source.run(f"INSERT INTO a VALUES ({number}, 'x')", "UPDATE a SET v = v || 1", "TRUNCATE b")
+            end = source.lsn()
+            for log in (stored, local):
+                source.receive(log, end)
+                assert source.confirmed(log) == log.position()
+        assert content(stored) == content(local) != []
+        assert stored.verify(LsnRange(stored.start, stored.position()))

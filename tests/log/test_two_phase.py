@@ -14,8 +14,10 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.store import storage
-from tests.log.conftest import SECONDS, Source, eventually, rows, until_event
+from tests.log.conftest import SECONDS, Source, eventually, in_each_place, rows, until_event
 from tests.log.received_twice import Row, Twins, little_memory, many
+
+pytestmark = in_each_place
 
 IN_BLOCKS, WHOLE = {"streaming": True}, {"streaming": False}
 

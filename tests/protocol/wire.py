@@ -44,7 +44,8 @@ def value(item: Value) -> bytes:
         return b"n"
     if item is UNCHANGED:
         return b"u"
-    data = item.encode()
+    # Bytes that are no text are surrogates here.
+    data = item.encode("utf-8", "surrogateescape")
     return b"t" + pack("!I", len(data)) + data
 
 

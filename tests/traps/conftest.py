@@ -1,5 +1,5 @@
 """The receiver's source, as its own tests have it."""
 
-from tests.log.conftest import source
+from tests.log.conftest import place, source
 
-__all__ = ["source"]
+__all__ = ["place", "source"]
