@@ -26,8 +26,7 @@ from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig
-from tests.source.storm import GIVEN_UP_SECONDS, TABLES, Storm, make_tables
-from tests.source.test_storm import BEARABLE_SECONDS, STORMS
+from tests.source.storm import BEARABLE_SECONDS, GIVEN_UP_SECONDS, STORMS, TABLES, Storm, make_tables
 from tests.traps.scenario import empty_rig
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]

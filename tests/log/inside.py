@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from pgcdc_assets.core.lsn import Lsn
@@ -46,6 +47,11 @@ def watched(conn: SourceConnection, confirming: Confirmation) -> SourceConnectio
 
     conn.execute = telling  # type: ignore[method-assign]
     return conn
+
+
+def ranges_of(size: int, **others: Any) -> RangeLimits:
+    """Limits under which every range has this size."""
+    return replace(RANGE_LIMITS, smallest_range=size, largest_range=size, **others)
 
 
 def receive_inside(

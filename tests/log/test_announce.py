@@ -26,7 +26,7 @@ from pgcdc_assets.store.base import Lease
 from pgcdc_assets.store.filelease import FileLease
 from pgcdc_assets.store.local import path_of
 from tests.log.conftest import Source, eventually, until_event
-from tests.log.test_stream_abort import little_memory, many
+from tests.log.received_twice import little_memory, many
 
 SAID = Announcement(2, 5_000_000, 771, Lsn(0x16B374D), datetime(2026, 11, 25, 12, tzinfo=UTC))
 
@@ -43,7 +43,7 @@ def told(log: ChangeLog) -> tuple[int, int] | None:
 
 @contextmanager
 def open_transaction(source: Source, first: int) -> Iterator[tuple[psycopg.Connection[Any], int]]:
-    """A transaction of 400 kB that goes on, and its xid."""
+    """A transaction of 720 kB that goes on, and its xid."""
     with source.database.connect() as conn:
         conn.execute("BEGIN")
         conn.execute(many(first).encode())
@@ -70,7 +70,7 @@ def test_each_is_told_until_it_ends(source: Source) -> None:
         first.execute("ROLLBACK")
         eventually(lambda: told(log) == (1, younger))
         second.execute(many(20_000).encode())
-        eventually(lambda: (now := announced(layout_of(log))) is not None and now.bytes > 700_000)
+        eventually(lambda: (now := announced(layout_of(log))) is not None and now.bytes > 1_300_000)
         second.execute("COMMIT")
         eventually(lambda: told(log) is None)
         assert source.running[0].alive

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import psycopg
 import pytest
@@ -24,14 +23,9 @@ from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.positions import FLUSH_LSN, INSERT_LSN, WITHIN, flush_lsn
 from pgcdc_assets.source.stream.drain import RANGE_LIMITS, RangeLimits
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows
-from tests.log.inside import receive_inside
+from tests.log.inside import ranges_of, receive_inside
 
 LARGE = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 300) g)"
-
-
-def ranges_of(size: int, **others: Any) -> RangeLimits:
-    """Limits under which every range has this size."""
-    return replace(RANGE_LIMITS, smallest_range=size, largest_range=size, **others)
 
 
 @pytest.fixture(params=[20_000, 256 << 20], ids=["ranges", "one range"])

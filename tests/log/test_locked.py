@@ -16,8 +16,8 @@ from pgcdc_assets.log.receive import describe
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from tests.log.conftest import SECONDS, Source, eventually, rows, until_event
 from tests.log.inside import receive_inside
+from tests.log.prepared import durable, gid, kinds, prepare, restart
 from tests.log.received_twice import Row, Twins, little_memory, many
-from tests.log.test_two_phase import durable, gid, kinds, prepare, restart
 
 WHOLE: dict[str, Any] = {"streaming": False}
 IN_BLOCKS: dict[str, Any] = {"streaming": True}

@@ -11,8 +11,7 @@ from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import LogicalMessage
 from tests.log.conftest import Source, rows, until_event
-from tests.log.inside import receive_inside
-from tests.log.test_drain import ranges_of
+from tests.log.inside import ranges_of, receive_inside
 
 BETWEEN = "SELECT pg_logical_emit_message(false, '{}', 'between')"
 INSIDE = "SELECT pg_logical_emit_message(true, '{}', 'inside')"

@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogCorrupt, PgcdcError, PreparedLost
 from pgcdc_assets.log.preparedfolder import PREPARED, PreparedFolder
-from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.store import storage
 from tests.log.conftest import SECONDS, Source, eventually, in_each_place, rows, until_event
+from tests.log.prepared import durable, end, gid, kinds, prepare, recorded, restart
 from tests.log.received_twice import Row, Twins, little_memory, many
 
 pytestmark = in_each_place
@@ -32,23 +31,6 @@ def twins(source: Source, request: pytest.FixtureRequest) -> Twins:
 both = pytest.mark.parametrize("twins", [IN_BLOCKS, WHOLE], ids=["in blocks", "whole"], indirect=True)
 
 
-def gid(source: Source, name: str = "g") -> str:
-    """gids are the server's, not the database's."""
-    return f"{source.database.name} it's {name}".replace("'", "''")
-
-
-def prepare(source: Source, *statements: str, name: str = "g") -> Lsn:
-    return source.run("BEGIN", *statements, f"PREPARE TRANSACTION '{gid(source, name)}'")
-
-
-def end(source: Source, how: str = "COMMIT", name: str = "g") -> Lsn:
-    return source.run(f"{how} PREPARED '{gid(source, name)}'")
-
-
-def kinds(rows: list[Row]) -> str:
-    return "".join(row[5] for row in rows)
-
-
 def kept(twins: Twins) -> list[str]:
     return [transaction.key.gid for transaction in PreparedFolder(twins.streamed.log.path).pending()]
 
@@ -57,28 +39,10 @@ def files(twins: Twins) -> list[str]:
     return [entry.name for entry in storage.list_after(twins.streamed.log.path / PREPARED)]
 
 
-def durable(twins: Twins, lsn: Lsn) -> None:
-    assert twins.streamed.receiver is not None
-    recorded(twins.source, twins.streamed.log, twins.streamed.receiver, lsn)
-
-
-def recorded(source: Source, log: ChangeLog, receiver: ReceiverProcess, lsn: Lsn) -> None:
-    """A mark, for the server's own records may lie between what was received and ``lsn``: nothing is due for them."""
-    receiver.mark(lsn)
-    until_event(receiver, "complete")
-    eventually(lambda: source.confirmed(log) >= lsn)
-
-
 def finish(twins: Twins, *, facts: bool = True) -> list[Row]:
     """All is received and compared; nothing is kept any more."""
     twins.streamed.arrive(twins.flushed())
     return twins.check(facts=facts)
-
-
-def restart(twins: Twins) -> ReceiverProcess:
-    assert twins.streamed.receiver is not None
-    twins.streamed.receiver.kill()
-    return twins.start()
 
 
 def fails(receiver: ReceiverProcess, error: type[PgcdcError]) -> PgcdcError:

@@ -22,6 +22,10 @@ _LOOK_SECONDS = 0.05
 """pg_blocking_pids stops the lock manager for a moment, and so do looks at pg_locks."""
 GIVEN_UP_SECONDS = 30
 """After so long a query fails, and is counted with this wait: nobody would come by otherwise."""
+BEARABLE_SECONDS = 1.0
+"""So much longer than without us a query may take."""
+STORMS = 3
+"""A busy machine makes single queries slow; a lock that is kept makes them slow each time."""
 
 _CREATE = "CREATE TABLE {0} (id int PRIMARY KEY, v text, n int)"
 _FILL = f"INSERT INTO {{0}} SELECT i, repeat('v', 60), i FROM generate_series(1, {ROWS}) AS i"

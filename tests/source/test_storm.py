@@ -24,13 +24,9 @@ from pgcdc_assets.source.snapshot.shown import shown_tables
 from tests.checks import mirrors
 from tests.checks.lakes import Lake, Point
 from tests.fix_postgres import Database
-from tests.source.storm import GIVEN_UP_SECONDS, TABLES, Storm, make_tables
+from tests.source.storm import BEARABLE_SECONDS, GIVEN_UP_SECONDS, STORMS, TABLES, Storm, make_tables
 
 NAMES = [TableName("public", table) for table in TABLES]
-BEARABLE_SECONDS = 1.0
-"""So much longer than without us a query may take."""
-STORMS = 3
-"""A busy machine makes single queries slow; a lock that is kept makes them slow each time."""
 
 
 class Ours:

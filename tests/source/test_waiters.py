@@ -18,7 +18,7 @@ from pgcdc_assets.source.snapshot.pieces import Piece
 from pgcdc_assets.source.snapshot.reading import copy_blocks, read_whole
 from pgcdc_assets.source.snapshot.waiters import giving_way
 from tests.fix_postgres import Database
-from tests.source.test_export import T, copied, cut, publish, read, scalar, wait_for
+from tests.source.snapshots import T, copied, cut, publish, read, scalar, wait_for
 
 ROWS = 200_000
 
