@@ -93,6 +93,15 @@ class StoreFailed(MachineError):
     """Whether trying again may help."""
 
 
+class UnknownFormat(PgcdcError):
+    """A change log, ledger or saved catalog has a format that this version does not read."""
+
+    advice = (
+        "use the version of pgcdc that wrote it, or run `pgcdc teardown --lake` with that version "
+        "and `pgcdc setup` with this one"
+    )
+
+
 class LockHeld(PgcdcError):
     """Another process writes to this lake; names pid and command."""
 

@@ -128,16 +128,14 @@ class LakeAt:
 
     def _as_published(self, table: TableName | str) -> TableName:
         """The name of a table of the point. LakeError if its version is not as published: the version's own position is
-        compared with that in the point. Points of older lakes lack it, and are not compared."""
+        compared with that in the point."""
         name = self._known(table)
         if (changed := self._point.changed.get(name)) is not None:
             raise LakeError(
                 f"is not what the source has: {changed}", thing=f"mirror {name}", lsn=self.lsn,
                 do=f"take an LSN from before that, or copy it anew with `pgcdc snapshot {name.shell}`",
             )  # fmt: skip
-        published, version = self._point.positions.get(name), self._point.tables[name]
-        if published is None:
-            return name
+        published, version = self._point.positions[name], self._point.tables[name]
         delta = DeltaLog(self._layout.mirror(name)).at(version)
         found = own_position(delta.positions, delta.configuration.get(IDENTITY, ""), name)
         if found != published:

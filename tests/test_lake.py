@@ -20,7 +20,7 @@ from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.points.points import ConsistentPoints
-from tests.deltatables import commit
+from tests.deltatables import commit, publish_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,10 +72,10 @@ def test_every_published_version_is_readable(spark: SparkSession, tmp_path: Path
         report = file.finish()
     assert report is not None
     first = commit(path, [report], "append", {mirror.snapshot_app_id: 100})
-    points.publish(Lsn(100), {table.name: first}, {})
+    publish_at(points, 100, {table.name: first})
     spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 2").collect()
     spark.sql(f"UPDATE delta.`{path}` SET `{odd}` = 'new' WHERE id = 3").collect()
-    points.publish(Lsn(200), {table.name: Mirror(layout, SOURCE, table.name).version}, {})
+    points.publish(Lsn(200), {table.name: Mirror(layout, SOURCE, table.name).version}, {table.name: Lsn(100)})
 
     lake = Lake(tmp_path)
     assert lake.tables == [table.name]
@@ -94,6 +94,6 @@ def test_every_published_version_is_readable(spark: SparkSession, tmp_path: Path
 
 def test_a_version_that_is_gone_is_told(tmp_path: Path) -> None:
     name = TableName("public", "t")
-    ConsistentPoints(Layout.of(tmp_path)).publish(Lsn(100), {name: 3}, {})
-    with pytest.raises(LakeError, match="version 3 cannot be read"):
+    publish_at(ConsistentPoints(Layout.of(tmp_path)), 100, {name: 3})
+    with pytest.raises(LakeError, match="lacks a commit"):
         Lake(tmp_path).at().arrow(name)

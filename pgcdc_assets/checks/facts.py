@@ -75,7 +75,7 @@ class LogFacts:
     start: Lsn
     transform_lsn: Lsn
     published: Lsn | None = None
-    """The newest consistent point; read before the log's position, so that a point that seems above it is above it."""
+    """The newest consistent point."""
 
 
 @dataclass(frozen=True)

@@ -163,12 +163,6 @@ def _positions(facts: Facts) -> Iterator[Problem]:
             "change log", f"stands at {log.transform_lsn}, ahead of the source's WAL at {source.flush_lsn}: "
             "the source was restored to an earlier time", NEW_LAKE,
         )  # fmt: skip
-    if log.published is not None and log.published > log.transform_lsn:
-        yield error(
-            "newest consistent point", f"stands at {log.published}, above the change log at {log.transform_lsn}: "
-            "a restored source would not be told from its own",
-            "run `pgcdc sync`: it checks the source, and records the log up to there",
-        )  # fmt: skip
     for table in facts.tables:
         if table.state.readable and table.replay_lsn is not None and table.replay_lsn < log.start:
             yield error(

@@ -167,8 +167,7 @@ def _with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
     try:
         if not log.exists:
             return facts, []
-        published = _published(layout)
-        return replace(facts, log=LogFacts(log.identity, log.start, log.position(), published)), []
+        return replace(facts, log=LogFacts(log.identity, log.start, log.position(), _published(layout))), []
     except PgcdcError as error:
         return facts, [_problem(error, "change log")]
     except (DeltaError, OSError) as error:

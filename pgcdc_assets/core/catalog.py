@@ -72,14 +72,13 @@ class Leaf:
     """What its columns' attnums are at the root: runs of them, each as its first attnum and what the root's are above.
     One of itself for a partition that was made as one, more where the root had lost columns before. It holds for all
     columns that come and go as long as it stays attached, because they change with the root's alone. None if its
-    columns are in another order; also in what earlier versions saved."""
+    columns are in another order."""
     listed: str = ""
-    """Those of its table's :attr:`Table.publication_rows` that list it by itself; also empty in what earlier versions
-    saved."""
+    """Those of its table's :attr:`Table.publication_rows` that list it by itself."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        runs = data.get("numbering")
+        runs = data["numbering"]
         numbering = None if runs is None else tuple((first, above) for first, above in runs)
         return cls(**{**data, "name": TableName(**data["name"]), "numbering": numbering})
 
@@ -128,7 +127,7 @@ class Lineage:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         former = tuple(Column.from_json(column) for column in data["former"])
-        return cls(**{**data, "former": former, "left": tuple(data.get("left", ()))})
+        return cls(**{**data, "former": former, "left": tuple(data["left"])})
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class Table:
     root: TableName | None = None
     """For a leaf: the root whose mirror it is written to."""
     root_oid: int | None = None
-    """For a leaf: its root's OID. None also in facts of older logs, which have the name alone."""
+    """For a leaf: its root's OID."""
     row_filter: str | None = None
     """SQL of the publication's row filter, as pg_publication_tables.rowfilter gives it."""
     updates_seen: bool = True
@@ -247,7 +246,7 @@ class Table:
 
     @property
     def live(self) -> tuple[int, ...]:
-        """attnums of all its columns, published or not; empty for facts of older logs, which do not tell."""
+        """attnums of all its columns, published or not."""
         return tuple(int(mark.split(":")[0]) for mark in self.column_rows.split())
 
     @property
@@ -268,14 +267,7 @@ class Table:
         return f"{number}@{self.columns_since:X}"
 
     def to_json(self) -> dict[str, Any]:
-        data = asdict(self)
-        # The fingerprints of relations in older logs were made without these.
-        if self.lineage is None:
-            del data["lineage"]
-        for name in ("via_root", "unpublished", "comments", "attnums_given", "key_constraint"):
-            if not data[name]:
-                del data[name]
-        return data
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -286,13 +278,13 @@ class Table:
                 "columns": tuple(Column.from_json(column) for column in data["columns"]),
                 "key": tuple(data["key"]),
                 "identity_key": tuple(data["identity_key"]),
-                "enum_labels": tuple((oid, label) for oid, label in data.get("enum_labels", ())),
-                "composites": tuple(Composite(**composite) for composite in data.get("composites", ())),
+                "enum_labels": tuple((oid, label) for oid, label in data["enum_labels"]),
+                "composites": tuple(Composite(**composite) for composite in data["composites"]),
                 "leaves": tuple(Leaf.from_json(leaf) for leaf in data["leaves"]),
-                "unpublished": tuple(Leaf.from_json(leaf) for leaf in data.get("unpublished", ())),
+                "unpublished": tuple(Leaf.from_json(leaf) for leaf in data["unpublished"]),
                 "root": TableName(**data["root"]) if data["root"] else None,
-                "lineage": Lineage.from_json(data["lineage"]) if data.get("lineage") else None,
-                "comments": tuple((attnum, comment) for attnum, comment in data.get("comments", ())),
+                "lineage": Lineage.from_json(data["lineage"]) if data["lineage"] else None,
+                "comments": tuple((attnum, comment) for attnum, comment in data["comments"]),
             }
         )
 

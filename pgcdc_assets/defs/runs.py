@@ -51,11 +51,8 @@ def process_mark() -> str:
 
 def process_lives(mark: str) -> bool | None:
     """Whether the process that a tag names is alive; None for one of another host or container, which cannot be looked
-    up, and for a tag of an earlier version."""
-    try:
-        return ProcessName.parse(mark).lives()
-    except ValueError:
-        return None
+    up from here."""
+    return ProcessName.parse(mark).lives()
 
 
 def report_dead_runs(instance: dg.DagsterInstance, layout: Layout, now: float | None = None) -> list[str]:

@@ -77,9 +77,7 @@ class Router:
 
     def _root(self, shape: Shape) -> Table | None:
         """The followed table of which the relation was a leaf, according to the catalog; None if there is none."""
-        if shape.root_oid is not None:
-            return self.tables.get(shape.root_oid)
-        return self.names.get(shape.root) if shape.root is not None else None
+        return None if shape.root_oid is None else self.tables.get(shape.root_oid)
 
     def _refusals(self, shape: Shape) -> Iterator[tuple[Table, str]]:
         root, known = self._root(shape), self.tables.get(shape.relation_id)

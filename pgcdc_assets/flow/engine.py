@@ -105,7 +105,6 @@ class Engine:
                 drain_bytes=self._settings.drain_bytes,
                 batch_seconds=self._settings.batch_seconds,
                 highest=work.progress.highest,
-                published=work.progress.listed.published,
                 messages=self._settings.messages,
                 origin=self._settings.origin,
                 streaming=self._settings.streaming == "auto",

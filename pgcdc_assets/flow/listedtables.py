@@ -34,14 +34,6 @@ class ListedTables:
         self.naming = Naming(self._left_behind(target) | renamed)
 
     @property
-    def published(self) -> Lsn:
-        """The LSN of the newest consistent point, if it lists a table that is still followed; ZERO otherwise."""
-        newest = self._points.newest()
-        if newest is None or self._followed().keys().isdisjoint(newest.tables):
-            return ZERO
-        return newest.replay_lsn
-
-    @property
     def unlisted(self) -> bool:
         """Whether the newest point lacks a followed table: a run ended after the table's copy, before a point of it."""
         return not self._followed().keys() <= self._newest_names

@@ -43,7 +43,7 @@ class LockHolder:
     gives_way: bool = False
     """Whether it ends its run when a command waits for the lake."""
     process: ProcessName | None = field(default=None, compare=False)
-    """None where an earlier version holds it."""
+    """None if the lock does not say."""
 
     def __str__(self) -> str:
         return f"`pgcdc {self.command}` ({self.process.told if self.process else f'pid {self.pid}'})"
@@ -150,9 +150,8 @@ def holder(layout: Layout) -> LockHolder | None:
         return None
     try:
         content = json.loads(text)
-        # A lock of an earlier version lacks these fields: its sync gives way to nobody.
-        process = ProcessName.parse(content["process"]) if "process" in content else None
-        return LockHolder(int(content["pid"]), str(content["command"]), bool(content.get("gives_way", False)), process)
+        process = ProcessName.parse(content["process"])
+        return LockHolder(int(content["pid"]), str(content["command"]), bool(content["gives_way"]), process)
     except (ValueError, KeyError, TypeError, AttributeError):
         return LockHolder(0, "unknown")
 

@@ -122,8 +122,7 @@ class Maintenance:
         Otherwise a quiet table's position would rest on the version that the newest point names, for ever.
         """
         newest = self._work.progress.points.newest()
-        # A point above the log (made by an earlier version) waits for the sync that brings the log so far.
-        if newest is None or newest.replay_lsn > self._work.log.position():
+        if newest is None:
             return
         now = self._level(newest)
         if any(now[name] != newest.tables[name] for name in now):

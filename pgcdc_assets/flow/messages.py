@@ -18,9 +18,8 @@ from pgcdc_assets.log.summary import BatchSummary
 def begin_messages(work: Work) -> None:
     """Open the feed, before the receiver asks for messages. A new feed begins where the log stands now.
 
-    Messages that an earlier version took without being asked lie below, and stay in the log alone. A feed that cannot
-    be read holds back no table, and the log is kept for it. A feed that cannot be made ends the run, because the next
-    run would not know where the feed was to begin.
+    A feed that cannot be read holds back no table, and the log is kept for it. A feed that cannot be made ends the run,
+    because the next run would not know where the feed was to begin.
     """
     if not work.settings.messages:
         return

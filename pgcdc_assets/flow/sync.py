@@ -38,7 +38,7 @@ class Sync:
     def run(self) -> SyncReport:
         try:
             self._stream.start()
-            # Points of an earlier version, and copies whose run died early, may stand above the log.
+            # Copies whose run died early may stand above the log.
             self._stream.mark(self._work.progress.highest)
             self._stream.mark(self._work.progress.listed.shown_from)
             self._heed_operator()

@@ -15,22 +15,18 @@ from deltalake import Schema
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
+from pgcdc_assets.core.formats import FORMAT, FORMAT_PROPERTY, check_format
 from pgcdc_assets.core.layout import DELTA_LOG, commit_name
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.commit import LEADER, replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport, opened_parquet
-from pgcdc_assets.delta.definition import commit_columns, create_table
+from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
 from pgcdc_assets.errors import CommitLost, LakeError, LogConflict, LogCorrupt, SetupNeeded
-from pgcdc_assets.log.segment import FILLED_SCHEMA, FORMER_COLUMNS, LOG_SCHEMA, OPTIONAL
+from pgcdc_assets.log.segment import FILLED_SCHEMA, LOG_SCHEMA, OPTIONAL
 from pgcdc_assets.store import storage
 
-FORMAT: Final = "pgcdc.format"
-_FORMAT: Final = "3"
-_FORMER_FORMATS: Final = ("1", "2")
-"""Rows of format 1 had ``batch_end``; no file of format 2 had late facts. Both are read as they are; the first writer
-makes the table one of today's."""
 _PROPERTIES: Final = {
     "delta.appendOnly": "true",
     "delta.dataSkippingStatsColumns": "relation_id,commit_lsn,kind",
@@ -64,7 +60,7 @@ def create_log(path: Location, identity: Identity, start: Lsn, timeline: int) ->
         "pgcdc.database": identity.database,
         "pgcdc.slot": identity.slot,
         "pgcdc.start_lsn": str(start),
-        FORMAT: _FORMAT,
+        FORMAT_PROPERTY: FORMAT,
     }
     positions = {identity.app_id(): int(start), timeline_app_id(identity): timeline}
     create_table(path, Schema.from_arrow(LOG_SCHEMA), properties, positions, path.parent.parent)
@@ -72,15 +68,15 @@ def create_log(path: Location, identity: Identity, start: Lsn, timeline: int) ->
 
 
 def newest_of(table: DeltaLog) -> DeltaVersion:
-    """The log's newest version. SetupNeeded where there is no log; LogCorrupt where it cannot be read."""
+    """The log's newest version. SetupNeeded if there is no log, LogCorrupt if it cannot be read, UnknownFormat if its
+    format is another one."""
     try:
         version = table.newest()
     except LakeError as error:
         raise LogCorrupt(error.what, thing=error.thing or str(table.folder)) from None
     if version is None:
         raise SetupNeeded("does not exist", thing=f"change log {table.folder}", do="run `pgcdc sync`: it makes it")
-    if version.configuration.get(FORMAT) not in (_FORMAT, *_FORMER_FORMATS):
-        raise LogCorrupt("has a format that this version does not read", thing=str(table.folder))
+    check_format(version.configuration.get(FORMAT_PROPERTY), f"change log {table.folder}")
     return version
 
 
@@ -99,8 +95,6 @@ class LogWriter:
         self._refuse_others(version)
         # A process that was killed between its last commit and the fsync left the fsync to us.
         storage.settle([path / DELTA_LOG / commit_name(version.number)])
-        if version.configuration[FORMAT] in _FORMER_FORMATS:
-            commit_columns(version, Schema.from_arrow(LOG_SCHEMA), {**_PROPERTIES, FORMAT: _FORMAT})
         settle([path])
 
     @property
@@ -162,7 +156,5 @@ def check_file(path: Location, size: int, rows: int) -> None:
     if footer.num_rows != rows:
         raise LogCorrupt(f"has {footer.num_rows} rows instead of {rows}", thing=str(path))
     schema = footer.schema.to_arrow_schema()
-    for name in FORMER_COLUMNS & set(schema.names):
-        schema = schema.remove(schema.get_field_index(name))
     if not schema.equals(LOG_SCHEMA if OPTIONAL & set(schema.names) else FILLED_SCHEMA):
         raise LogCorrupt("has other columns than the log", thing=str(path))

@@ -95,7 +95,7 @@ class ChangeLog:
         create_log(self.path, identity, start, timeline)
 
     def open(self) -> Self:
-        """Open it, or raise SetupNeeded; LogCorrupt for a format that this version does not know."""
+        """Open it, or raise SetupNeeded; UnknownFormat for a format that this version does not read."""
         self.version()
         return self
 
@@ -224,9 +224,8 @@ def _segment(folder: Location, file: Added) -> Segment:
         path=path,
         size=file.size,
         rows=stats["numRecords"],
-        # In format 1 ``batch_end`` is a column of the rows, so their statistics have it.
-        batch_end=Lsn(int(tags.get(LAST_BATCH_END) or high["batch_end"])),
-        first_batch_end=Lsn(int(tags.get(FIRST_BATCH_END) or low["batch_end"])),
+        batch_end=Lsn(int(tags[LAST_BATCH_END])),
+        first_batch_end=Lsn(int(tags[FIRST_BATCH_END])),
         commit_min=_lsn(low.get("commit_lsn")),
         commit_max=_lsn(high.get("commit_lsn")),
         relation_min=low.get("relation_id"),
@@ -262,7 +261,7 @@ def _shapes_in(file: SegmentFile) -> dict[int, Shape]:
         for (kind, schema_id), payload in payloads.items()
         if kind == "R"
     }
-    # The ids are those that the rows carry: a version that notes more facts would compute others.
+    # The ids are those that the rows carry, whatever the facts would give now.
     return {schema_id: replace(shape, schema_id=schema_id) for schema_id, shape in shapes.items()}
 
 

@@ -2,8 +2,7 @@
 
 A segment is written before the end of its batch is known (an open transaction spills; the batch goes on), and never
 rewritten: what is known only at the end stands once for each file, as tags of its add action. So does what is known
-only at the commit of a transaction that was in progress when its rows were written (:mod:`pgcdc_assets.log.latefacts`):
-format 3. Format 1 had a column ``batch_end`` in each row; such files are read as they are.
+only at the commit of a transaction that was in progress when its rows were written (:mod:`pgcdc_assets.log.latefacts`).
 
 A segment's name ends in the CRC-32 of its bytes: without a checksum a flipped bit in a value reads as another value.
 """
@@ -62,8 +61,6 @@ OWN_FILE_BYTES = 4 << 20
 """A relation with this much of a segment gets a file of its own; the others share one. With 16 MiB
 segments that is at most four files, and a reader of one table skips at least what a row group costs."""
 
-FORMER_COLUMNS: Final = frozenset({"batch_end"})
-"""Columns that files of format 1 have besides."""
 FIRST_BATCH_END: Final = "pgcdc.first_batch_end"
 LAST_BATCH_END: Final = "pgcdc.batch_end"
 """Tags of a file's add action: where the first and the last batch end that have rows in it."""
@@ -148,10 +145,9 @@ def draft_name() -> str:
 
 
 def check_content(path: Location) -> None:
-    """Check that a segment holds the bytes that were written. LogCorrupt otherwise.
+    """Read a whole segment, and check that it holds the bytes that were written. LogCorrupt otherwise.
 
-    The whole file is read. Where the name of a segment carries no checksum (an earlier version wrote it), only its
-    readability is checked.
+    The name of a draft has no checksum: the check is then that the draft can be read.
     """
     told = _CRC.search(path.name)
     try:

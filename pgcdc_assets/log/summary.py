@@ -51,7 +51,7 @@ class BatchSummary:
             bytes=data["bytes"],
             relations={int(key): TableName(*name) for key, name in data["relations"].items()},
             schemas=tuple(data["schemas"]),
-            partitions={int(root): tuple(leaves) for root, leaves in data.get("partitions", {}).items()},
+            partitions={int(root): tuple(leaves) for root, leaves in data["partitions"].items()},
         )
 
 

@@ -19,10 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import Schema
 
+from pgcdc_assets.core.formats import FORMAT, FORMAT_PROPERTY, check_format
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.commit import commit_compaction, commit_files, replace_files, settle
 from pgcdc_assets.delta.datafile import DataFile, FileReport, opened_parquet
-from pgcdc_assets.delta.definition import commit_columns, create_table
+from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
 from pgcdc_assets.errors import CommitLost, LakeError
 
@@ -41,6 +42,7 @@ class Merging:
 
 
 _PROPERTIES: Final = {
+    FORMAT_PROPERTY: FORMAT,
     # A commit a turn makes tens of thousands of files a day; nobody asks for an older version.
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 hours",
@@ -66,11 +68,10 @@ class LedgerFile:
         path = self._folder / self.added.path
         try:
             with opened_parquet(path) as file:
-                there = [name for name in wanted.names if name in file.schema_arrow.names]
-                found = file.read(columns=there)
+                found = file.read(columns=wanted.names)
         except (OSError, pa.ArrowInvalid) as error:
             raise LakeError(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
-        return _widened(found, wanted).cast(wanted)
+        return found.cast(wanted)
 
     @property
     def count(self) -> int:
@@ -98,7 +99,7 @@ class Ledger:
 
     def files(self) -> list[LedgerFile]:
         """The live files, the one with the newest rows first."""
-        table = self._log.newest()
+        table = self._newest()
         live = sorted(table.files, key=_last, reverse=True) if table is not None else []
         names = {file.path for file in live}
         self._read = {name: rows for name, rows in self._read.items() if name in names}
@@ -110,7 +111,7 @@ class Ledger:
 
     def version(self) -> int:
         """The table's version, read from the folder anew; -1 before the first row."""
-        table = self._log.newest()
+        table = self._newest()
         return -1 if table is None else table.number
 
     def append(self, rows: list[dict[str, Any]]) -> None:
@@ -149,17 +150,17 @@ class Ledger:
         return count
 
     def _prepare(self) -> None:
-        """Create the table if it does not exist, and add to one of an older version the columns that came since."""
-        table = self._log.newest()
-        if table is None:
+        """Create the table if it does not exist."""
+        if self._newest() is None:
             with suppress(CommitLost):
                 create_table(self.path, Schema.from_arrow(self._schema), _PROPERTIES, {}, self.path.parent)
-            return
-        have = {field.name for field in table.schema.fields}
-        new = [field for field in Schema.from_arrow(self._schema).fields if field.name not in have]
-        if new:
-            commit_columns(table, Schema([*table.schema.fields, *new]))
-            settle([self.path])
+
+    def _newest(self) -> DeltaVersion | None:
+        """The table's newest version; None before the first row. UnknownFormat if the table has another format."""
+        table = self._log.newest()
+        if table is not None:
+            check_format(table.configuration.get(FORMAT_PROPERTY), f"ledger {self.path}")
+        return table
 
     def _now(self) -> datetime:
         last = next((rows[AT.name][-1].as_py() for rows in self.newest_first()), None)
@@ -168,7 +169,7 @@ class Ledger:
 
     @property
     def _table(self) -> DeltaVersion:
-        table = self._log.newest()
+        table = self._newest()
         assert table is not None
         return table
 
@@ -194,12 +195,6 @@ class Ledger:
         report = self._write(pa.concat_tables([self._rows(file) for file in reversed(small)]))
         commit_compaction(self._table, [file.added for file in small], report)
         settle([self.path])
-
-
-def _widened(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows of a file that an older version wrote, with NULL in the columns that came since."""
-    nothing = {field.name: pa.nulls(len(rows), field.type) for field in schema if field.name not in rows.column_names}
-    return pa.table({name: nothing[name] if name in nothing else rows[name] for name in schema.names})
 
 
 def _last(file: Added) -> str:

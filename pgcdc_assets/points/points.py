@@ -40,9 +40,8 @@ SCHEMA = pa.schema(
 @dataclass(frozen=True)
 class Point:
     """``tables``: the Delta version that each mirror has at ``replay_lsn``; ``positions``: the LSN that this version
-    itself records, of its last change. Points of older lakes lack these. ``changed``: those of the tables whose rows
-    another writer has changed, and how: they are brought to ``replay_lsn`` like the others, but are not what the source
-    has."""
+    itself records, of its last change. ``changed``: those of the tables whose rows another writer has changed, and how:
+    they are brought to ``replay_lsn`` like the others, but are not what the source has."""
 
     replay_lsn: Lsn
     at: datetime
@@ -56,11 +55,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Listing:
-    """The newest mention of a table. ``position`` is the version's own; None in points of older lakes."""
+    """The newest mention of a table. ``position`` is the version's own."""
 
     replay_lsn: Lsn
     version: int
-    position: Lsn | None = None
+    position: Lsn
 
 
 class ConsistentPoints:
@@ -186,8 +185,8 @@ def _microseconds(of: datetime) -> int:
 
 def _point(row: dict[str, Any]) -> Point:
     tables = {TableName.parse(name): version for name, version in row["tables"]}
-    positions = {TableName.parse(name): Lsn(position) for name, position in row["positions"] or ()}
-    changed = {TableName.parse(name): what for name, what in row["changed"] or ()}
+    positions = {TableName.parse(name): Lsn(position) for name, position in row["positions"]}
+    changed = {TableName.parse(name): what for name, what in row["changed"]}
     messages = None if row["messages"] is None else Lsn(row["messages"])
     return Point(Lsn(row["replay_lsn"]), row["at"], tables, positions, changed, messages)
 
@@ -196,12 +195,11 @@ def _listings(rows: pa.Table) -> dict[str, Listing]:
     """The listing of every table in the rows. Rows come in order, so the last mention is the newest."""
     last = _last_mentions(rows)
     columns = (last["name"], last["version_last"], last["row_last"], rows["replay_lsn"].take(last["row_last"]))
-    own = [dict(one or ()) for one in rows["positions"].to_pylist()]
-    found: dict[str, Listing] = {}
-    for name, version, row, lsn in zip(*(column.to_pylist() for column in columns), strict=True):
-        position = own[row].get(name)
-        found[name] = Listing(Lsn(lsn), version, None if position is None else Lsn(position))
-    return found
+    own = [dict(one) for one in rows["positions"].to_pylist()]
+    return {
+        name: Listing(Lsn(lsn), version, Lsn(own[row][name]))
+        for name, version, row, lsn in zip(*(column.to_pylist() for column in columns), strict=True)
+    }
 
 
 def _last_mentions(rows: pa.Table) -> pa.Table:

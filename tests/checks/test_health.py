@@ -153,10 +153,6 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         {"log": LogFacts(SOURCE, Lsn(1), Lsn(AT + 1))},
         "error", "change log", f"stands at {Lsn(AT + 1)}, ahead of the source's WAL at {AT}", "teardown --lake",
     ),
-    "point above the log": (
-        {"log": LogFacts(SOURCE, Lsn(1), AT, Lsn(AT + 1))},
-        "error", "newest consistent point", f"stands at {Lsn(AT + 1)}, above the change log at {AT}", "pgcdc sync",
-    ),
     "another system": (
         {"log": LogFacts(replace(SOURCE, system_identifier="9"), Lsn(1), AT)},
         "error", "change log", "belongs to system 9, database shop, slot pgcdc, but the source is system 7123",

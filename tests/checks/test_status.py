@@ -32,7 +32,7 @@ from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
-from tests.deltatables import commit
+from tests.deltatables import commit, publish_at
 from tests.fix_postgres import Database
 
 
@@ -168,7 +168,7 @@ def test_positions_and_states_of_tables(project: Project) -> None:
     a, b = catalog.tables
     states.set(a, TableState.CATCHING_UP, start)
     states.set(b, TableState.COPYING, start)
-    points.publish(start, {A: 3}, {})
+    publish_at(points, start, {A: 3})
     found = project.status()
     assert found.tables == (TableFacts(A, TableState.STREAMING, start), TableFacts(B, TableState.COPYING))
     assert (found.transform_lsn, found.replay_lsn) == (start, start)
@@ -181,7 +181,7 @@ def test_a_table_set_aside(project: Project) -> None:
     catalog = project.setup()
     start = project.log(catalog)
     states = TableStates(project.settings.layout)
-    ConsistentPoints(project.settings.layout).publish(start, {A: 3, B: 1}, {})
+    publish_at(ConsistentPoints(project.settings.layout), start, {A: 3, B: 1})
     for table in catalog.tables:
         states.set(table, TableState.CATCHING_UP, start)
     states.set(catalog.tables[1], TableState.SET_ASIDE, Lsn(start + 8), "column x was renamed")

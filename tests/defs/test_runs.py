@@ -118,11 +118,10 @@ def test_a_run_that_has_named_no_process_gets_time_to_start(instance: dg.Dagster
     assert status(instance, other) is dg.DagsterRunStatus.STARTED
 
 
-@pytest.mark.parametrize("mark", ["elsewhere.example.1.1", None], ids=["of an earlier version", "of a container"])
 def test_a_run_elsewhere_is_dead_when_the_lake_has_been_silent_for_long(
-    instance: dg.DagsterInstance, lake: Layout, mark: str | None
+    instance: dg.DagsterInstance, lake: Layout
 ) -> None:
-    run = run_of(instance, mark=mark or elsewhere())
+    run = run_of(instance, mark=elsewhere())
     assert runs.report_dead_runs(instance, lake) == [], "it has just begun, and may be on its way to the lake"
     later = time.time() + runs._ELSEWHERE_SECONDS + 1
     with lake_lock(lake, "sync"):

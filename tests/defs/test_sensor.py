@@ -30,6 +30,7 @@ from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup, teardown
 from pgcdc_assets.source.slot.slotstatus import require_slot
 from tests.defs.doubles import dead_mark
+from tests.deltatables import publish_at
 from tests.fix_postgres import Database
 
 
@@ -71,7 +72,7 @@ def level(settings: Settings, catalog: Catalog, conn: psycopg.Connection[Any]) -
     assert start is not None
     ChangeLog(settings.layout).create(catalog.identity, start, 1)
     TableStates(settings.layout).set_all(catalog.tables, TableState.CATCHING_UP, start)
-    ConsistentPoints(settings.layout).publish(start, {table.name: 0 for table in catalog.tables}, {})
+    publish_at(ConsistentPoints(settings.layout), start, {table.name: 0 for table in catalog.tables})
     return start
 
 

@@ -39,6 +39,7 @@ from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.defs.catalogs import catalog_of
 from tests.defs.doubles import RecordingEngines, Script, report_of, span
+from tests.deltatables import publish_at
 
 ORDERS, EVENTS = TableName("public", "orders"), TableName("public", "events")
 CATALOG = catalog_of(("public", "orders"), ("public", "events"))
@@ -115,7 +116,7 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
 def test_a_closed_range_is_registered_and_every_asset_materialised(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    ConsistentPoints(Settings().layout).publish(Lsn(0x20), {ORDERS: 3, EVENTS: 7}, {})
+    publish_at(ConsistentPoints(Settings().layout), 0x20, {ORDERS: 3, EVENTS: 7})
     report = report_of(span(0x10, 0x20), ORDERS)
     script = Script(copies=[CopyReport(ORDERS, Lsn(0x10), 40, 4000, 2, 1.5, 1)], ranges=[report])
     assert sync(instance, script).success
@@ -169,7 +170,7 @@ def test_what_depends_on_a_table_that_was_published_later(
 ) -> None:
     """It lacks the ranges before its copy, and ``eager`` waits for them until the retention drops their keys."""
     points = ConsistentPoints(Settings().layout)
-    points.publish(Lsn(0x20), {ORDERS: 3}, {})
+    publish_at(points, 0x20, {ORDERS: 3})
     assert sync(instance, Script(ranges=[report_of(span(0x10, 0x20), ORDERS)])).success
     assert sync(instance, Script(ranges=[report_of(span(0x20, 0x30), ORDERS)])).success
 
@@ -183,7 +184,7 @@ def test_what_depends_on_a_table_that_was_published_later(
             resources={"engines": RecordingEngines(Script()), "watcher": Nobody()},
         )
     first = dg.evaluate_automation_conditions(defs, instance)
-    points.publish(Lsn(0x40), {ORDERS: 4, EVENTS: 2}, {})
+    publish_at(points, 0x40, {ORDERS: 4, EVENTS: 2})
     copy = CopyReport(EVENTS, Lsn(0x30), 7, 70, 1, 1.5, 1)
     assert sync(instance, Script(copies=[copy], ranges=[report_of(span(0x30, 0x40), EVENTS)])).success
     second = dg.evaluate_automation_conditions(defs, instance, cursor=first.cursor)
@@ -191,7 +192,7 @@ def test_what_depends_on_a_table_that_was_published_later(
 
 
 def test_a_table_that_is_not_published_is_not_called_materialised(instance: dg.DagsterInstance) -> None:
-    ConsistentPoints(Settings().layout).publish(Lsn(0x20), {ORDERS: 3}, {})
+    publish_at(ConsistentPoints(Settings().layout), 0x20, {ORDERS: 3})
     report = report_of(span(0x10, 0x20), ORDERS)
     assert sync(instance, Script(ranges=[report])).success
     found = instance.fetch_materializations(

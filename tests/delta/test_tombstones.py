@@ -15,7 +15,6 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.location import Location
-from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import commit_compaction
 from pgcdc_assets.delta.tombstones import DELETED_FILES, LOG, keeping, lacking
@@ -29,7 +28,7 @@ from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 from tests.delta.rows import OWNER, SCHEMA, Rows
-from tests.deltatables import commit, live_files
+from tests.deltatables import commit, live_files, publish_at
 from tests.history.mirror import make
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def test_a_vacuum_that_takes_what_is_needed_is_told(tmp_path: Path) -> None:
     rows.change([1, 2, 3], set())
     commit(rows.path, [], "append", {mirror.snapshot_app_id: 100})
     version = rows.change([4], {1})
-    points.publish(Lsn(100), {NAME: version}, {})
+    publish_at(points, 100, {NAME: version})
     older(rows.path, timedelta(days=9))
     assert change_since(Location.of(rows.path), OWNER.app_id(), version) is None
     DeltaTable(rows.path).vacuum(dry_run=False)

@@ -234,12 +234,3 @@ def test_a_ledger_goes_on_from_its_last_whole_row(tmp_path: Path, damage: Damage
     assert again.rows()["n"].to_pylist() == [0, 1]
     again.append([{"n": 7}])
     assert again.rows()["n"].to_pylist() == [0, 1, 7]
-
-
-def test_a_ledger_of_an_older_version_gets_the_columns_that_came(tmp_path: Path) -> None:
-    older, newer = pa.schema([("n", pa.int64()), AT]), pa.schema([("n", pa.int64()), AT, ("more", pa.string())])
-    Ledger(Location.of(tmp_path / "l"), older).append([{"n": 1}])
-    ledger = Ledger(Location.of(tmp_path / "l"), newer)
-    assert ledger.rows()["more"].to_pylist() == [None]
-    ledger.append([{"n": 2, "more": "x"}])
-    assert Ledger(Location.of(tmp_path / "l"), newer).rows()["more"].to_pylist() == [None, "x"]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
@@ -201,38 +200,9 @@ def test_a_lake_ahead_of_the_source_is_refused(rig: Rig) -> None:
     points = ConsistentPoints(rig.settings.layout)
     newest = points.newest()
     assert newest is not None
-    points.publish(Lsn(rig.flush() + (1 << 30)), newest.tables, {})
+    points.publish(Lsn(rig.flush() + (1 << 30)), newest.tables, newest.positions)
     with pytest.raises(LogAhead, match="teardown --lake"):
         rig.sync()
-
-
-@pytest.mark.parametrize("restored", [False, True])
-def test_a_point_above_the_log(rig: Rig, restored: bool) -> None:
-    """As earlier versions published them where nothing was published on the source up to it. The log catches up with
-    it; a source that has a change there is not the one that the point was made of."""
-    rig.setup()
-    rig.sync()
-    points, log = ConsistentPoints(rig.settings.layout), ChangeLog(rig.settings.layout)
-    newest = points.newest()
-    assert newest is not None
-    if restored:
-        rig.conn.execute("DELETE FROM t WHERE id = 1")
-    rig.conn.execute("CREATE TEMPORARY TABLE noise AS SELECT 'in WAL that carries nothing published'")
-    at = rig.flush()
-    rig.conn.execute("INSERT INTO t VALUES (300, 'after', NULL)")
-    points.publish(at, newest.tables, {})
-    assert log.position() < at
-    (problem,) = status(rig.settings).problems
-    assert (problem.severity, problem.thing) == ("error", "newest consistent point")
-    assert f"at {at}, above the change log at {log.position()}" in problem.what
-    if restored:
-        with pytest.raises(LogAhead, match=f"stands at {at} with other transactions"):
-            rig.sync()
-        return
-    rig.sync()
-    assert log.position() >= at
-    assert status(rig.settings).problems == ()
-    rig.assert_equal()
 
 
 def test_a_log_begun_anew_has_its_tables_copied_anew(rig: Rig) -> None:

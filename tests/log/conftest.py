@@ -95,7 +95,7 @@ class Source:
 
     def receiver(
         self, log: ChangeLog, *, batch_seconds: float = 0.2, batch_bytes: int = 32 << 20, conninfo: str | None = None,
-        drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO, published: Lsn = ZERO,
+        drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO,
         messages: Sequence[str] = ("*",), origin: str = Origins.ANY, streaming: bool = True,
         two_phase: bool = False, segment_bytes: int = SEGMENT_BYTES, fallback_seconds: float = FALLBACK_SECONDS,
     ) -> ReceiverProcess:  # fmt: skip
@@ -103,7 +103,7 @@ class Source:
         receiver = ReceiverProcess(
             conninfo or self.database.conninfo, Layout.of(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
-            highest=highest, published=published, messages=messages, origin=origin, streaming=streaming,
+            highest=highest, messages=messages, origin=origin, streaming=streaming,
             two_phase=two_phase, segment_bytes=segment_bytes, fallback_seconds=fallback_seconds,
         )  # fmt: skip
         self.running.append(receiver)

@@ -138,7 +138,7 @@ def _same(plain: ChangeLog, early: ChangeLog) -> None:
         assert early.verify(LsnRange(batch.start, batch.end)) == [batch]
     for confirmed in range(START, plain.position() + 1, STEP):
         for origins in (True, False):
-            found = [Overlap.of(log, Lsn(confirmed), ZERO, origins=origins) for log in (plain, early)]
+            found = [Overlap.of(log, Lsn(confirmed), origins=origins) for log in (plain, early)]
             assert found[0] == found[1]
 
 
@@ -236,7 +236,7 @@ def test_only_what_was_aborted_in_a_file_stands_in_its_tags(tmp_path: Path) -> N
 def test_other_engines_read_the_table(tmp_path: Path) -> None:
     plain, log = twins(tmp_path, HISTORY)
     table = DeltaTable(path_of(log.path))
-    assert table.metadata().configuration["pgcdc.format"] == "3"
+    assert table.metadata().configuration["pgcdc.format"] == "1"
     assert [field.name for field in table.schema().fields] == LOG_SCHEMA.names
     engine = QueryBuilder().register("log", table)
     query = "SELECT count(*) AS n, count(subxid) AS early FROM log"

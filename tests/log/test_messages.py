@@ -132,10 +132,10 @@ def test_an_overlap_demands_what_every_subscription_gets(source: Source) -> None
     confirmed = source.confirmed(log)
     source.run("INSERT INTO a VALUES (1, 'x')")
     source.receive(log, source.lsn())
-    of_rows = Overlap.of(log, confirmed, Lsn(0))
+    of_rows = Overlap.of(log, confirmed)
     source.run(INSIDE.format("one"))
     source.receive(log, source.lsn())
-    of_message = Overlap.of(log, confirmed, Lsn(0))
+    of_message = Overlap.of(log, confirmed)
     assert of_rows is not None
     assert of_message is not None
     assert (of_rows.came, of_message.came) == (False, True)

@@ -10,12 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable, QueryBuilder, Schema
 
+from pgcdc_assets.core.formats import FORMAT_PROPERTY
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import LogConflict, LogCorrupt, SetupNeeded
+from pgcdc_assets.delta.definition import create_table
+from pgcdc_assets.errors import LogConflict, LogCorrupt, SetupNeeded, UnknownFormat
+from pgcdc_assets.log.commit import LogWriter
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import LOG_SCHEMA
 from pgcdc_assets.log.spill import SPILL
@@ -43,6 +46,15 @@ def test_no_log_asks_for_setup(tmp_path: Path) -> None:
     assert not log.exists
     with pytest.raises(SetupNeeded):
         log.open()
+
+
+def test_a_log_of_another_format_is_refused(tmp_path: Path) -> None:
+    layout = Layout.of(tmp_path)
+    schema = Schema.from_arrow(LOG_SCHEMA)
+    create_table(layout.change_log, schema, {FORMAT_PROPERTY: "2"}, {}, layout.root)
+    for use in (ChangeLog(layout).open, lambda: LogWriter(layout.change_log, WHO)):
+        with pytest.raises(UnknownFormat, match=r"change log .*: has format 2, .* reads format 1; use the version"):
+            use()
 
 
 def test_positions_alone_add_no_file(log: ChangeLog) -> None:

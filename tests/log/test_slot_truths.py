@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, PgcdcError, SlotAhead, SlotLost
 from pgcdc_assets.log.reader import ChangeLog
@@ -38,12 +37,10 @@ def source(own: EmbeddedServer, tmp_path: Path) -> Iterator[Source]:
             receiver.kill()
 
 
-def refused(
-    source: Source, log: ChangeLog, kind: type[PgcdcError], *, event: str = "started", published: Lsn = ZERO
-) -> str:
+def refused(source: Source, log: ChangeLog, kind: type[PgcdcError], *, event: str = "started") -> str:
     """What the receiver says instead of this event; the log is as before."""
     before = content(log), log.position()
-    receiver = source.receiver(log, published=published)
+    receiver = source.receiver(log)
     with pytest.raises(kind) as caught:
         until_event(receiver, event)
     receiver.join(5)
@@ -133,29 +130,6 @@ def test_a_restored_source_is_noticed_where_the_log_held_nothing_of_it(source: S
     other.create(log.identity, end, 1)
     told = refused(source, other, LogAhead, event="batch")
     assert "other transactions" in told
-
-
-@pytest.mark.parametrize("restored", [True, False])
-def test_a_point_above_the_log(source: Source, restored: bool) -> None:
-    """Lakes of earlier versions hold such points: published where nothing stood between the log's end and them."""
-    log = source.log()
-    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
-    if restored:
-        source.run("INSERT INTO a VALUES (2, 'skipped')")
-    published = source.run("CREATE TABLE foreign_table AS SELECT g FROM generate_series(1, 2000) g")
-    end = source.run("INSERT INTO a VALUES (3, 'y')")
-    if restored:
-        told = refused(source, log, LogAhead, event="batch", published=published)
-        assert f"stands at {published}" in told
-        assert "restored" in told
-    else:
-        receiver = source.receiver(log, published=published)
-        receiver.mark(published)
-        until_event(receiver, "complete")
-        assert log.position() >= published
-        receiver.until(end)
-        until_event(receiver, "arrived")
-        assert len(rows(log, "kind = 'I'")) == 2
 
 
 def test_slot_dropped_and_made_again_under_the_same_name(source: Source) -> None:

@@ -11,22 +11,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from deltalake import Schema as DeltaSchema
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.formats import FORMAT_PROPERTY
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import LakeError
+from pgcdc_assets.delta.definition import create_table
+from pgcdc_assets.errors import LakeError, UnknownFormat
 from pgcdc_assets.lake import Lake
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
 from pgcdc_assets.points import ledger
-from pgcdc_assets.points.ledger import Ledger, Merging
-from pgcdc_assets.points.points import SCHEMA, ConsistentPoints, Listing
+from pgcdc_assets.points.ledger import Merging
+from pgcdc_assets.points.points import SCHEMA, ConsistentPoints
 from pgcdc_assets.store.local import path_of
-from tests.deltatables import commit
+from tests.deltatables import commit, publish_at
 
 A, B = TableName("public", "a"), TableName('Odd "Schema"', "b.c, d")
 
@@ -53,10 +56,10 @@ def test_a_lake_without_points(layout: Layout) -> None:
 
 def test_points_are_found_by_lsn(layout: Layout) -> None:
     points = ConsistentPoints(layout)
-    points.publish(Lsn(100), {A: 1, B: 1}, {})
-    points.publish(Lsn(200), {A: 2}, {})
+    publish_at(points, 100, {A: 1, B: 1})
+    publish_at(points, 200, {A: 2})
     reader = ConsistentPoints(layout)
-    points.publish(Lsn(300), {A: 2, B: 4}, {})
+    publish_at(points, 300, {A: 2, B: 4})
     newest = reader.newest()
     assert newest is not None
     assert (newest.replay_lsn, dict(newest.tables)) == (300, {A: 2, B: 4})
@@ -73,19 +76,19 @@ def test_points_are_found_by_lsn(layout: Layout) -> None:
 
 def test_a_table_left_out_keeps_its_last_position(layout: Layout) -> None:
     points = ConsistentPoints(layout)
-    points.publish(Lsn(100), {A: 1, B: 1}, {})
+    publish_at(points, 100, {A: 1, B: 1})
     assert listed(points, B) == 100
-    points.publish(Lsn(200), {A: 2}, {})
+    publish_at(points, 200, {A: 2})
     points.publish(Lsn(200), {}, {})
     assert (listed(points, A), listed(points, B)) == (200, 100)
 
 
 def test_points_never_fall(layout: Layout) -> None:
     points = ConsistentPoints(layout)
-    points.publish(Lsn(200), {A: 1}, {})
+    publish_at(points, 200, {A: 1})
     with pytest.raises(LakeError, match="fall"):
-        points.publish(Lsn(199), {A: 1}, {})
-    points.publish(Lsn(200), {A: 1, B: 7}, {})
+        publish_at(points, 199, {A: 1})
+    publish_at(points, 200, {A: 1, B: 7})
     newest = points.newest()
     assert newest is not None
     assert set(newest.tables) == {A, B}
@@ -100,7 +103,7 @@ def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.Monke
         monkeypatch.setitem(ledger._PROPERTIES, name, "interval 0 seconds")
     points = ConsistentPoints(layout)
     for number in range(1, 260):
-        points.publish(Lsn(number), {A: number}, {})
+        publish_at(points, number, {A: number})
     log = layout.consistent_points / "_delta_log"
     assert len(list(path_of(log).iterdir())) < 2 * 60
     newest = max(path_of(log).glob("*.checkpoint.parquet"))
@@ -111,7 +114,7 @@ def test_the_log_of_points_stays_short(layout: Layout, monkeypatch: pytest.Monke
 def test_many_points_stay_few_files(layout: Layout) -> None:
     points = ConsistentPoints(layout, Merging(most_files=5, small_rows=12))
     for number in range(1, 41):
-        points.publish(Lsn(number * 10), {A: number, B: number} if number % 3 else {B: number}, {})
+        publish_at(points, number * 10, {A: number, B: number} if number % 3 else {B: number})
         assert len(DeltaTable(path_of(layout.consistent_points)).file_uris()) <= 6 + number // 12
     reader = ConsistentPoints(layout)
     assert [point.replay_lsn for point in reader.all()] == [number * 10 for number in range(1, 41)]
@@ -134,11 +137,11 @@ def test_a_point_of_an_older_copy_says_nothing_of_this_one(layout: Layout) -> No
     def effective() -> Lsn | None:
         return Mirror(layout, identity, A).effective_replay_lsn(points)
 
-    points.publish(Lsn(90), {A: 0}, {})
+    publish_at(points, 90, {A: 0})
     assert effective() is None
     first = commit(path, [], "append", {identity.app_id("snapshot", A.folder): 100})
     assert effective() == 100
-    points.publish(Lsn(300), {A: first}, {})
+    points.publish(Lsn(300), {A: first}, {A: Lsn(100)})
     assert effective() == 300
     commit(path, [], "append", {"another": 1})
     assert effective() == 300
@@ -171,15 +174,12 @@ def test_a_version_that_stands_elsewhere_is_not_the_one_that_was_published(layou
             read(A)
 
 
-def test_points_of_an_older_lake_are_read(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They say nothing of positions; the first new point brings the column."""
-    older = pa.schema([field for field in SCHEMA if field.name != "positions"])
-    Ledger(layout.consistent_points, older).append([{"replay_lsn": 100, "tables": {str(A): 1}}])
+def test_points_of_another_format_are_refused(layout: Layout) -> None:
+    create_table(layout.consistent_points, DeltaSchema.from_arrow(SCHEMA), {FORMAT_PROPERTY: "2"}, {}, layout.root)
     points = ConsistentPoints(layout)
-    assert points.listing(A) == Listing(Lsn(100), 1, None)
-    points.publish(Lsn(200), {A: 2}, {A: Lsn(150)})
-    assert [dict(point.positions) for point in ConsistentPoints(layout).all()] == [{}, {A: 150}]
-    assert points.listing(A) == Listing(Lsn(200), 2, Lsn(150))
+    for use in (points.newest, lambda: points.publish(Lsn(200), {A: 2}, {A: Lsn(150)}), Lake(layout.root).at):
+        with pytest.raises(UnknownFormat, match=r"ledger .*: has format 2, .* reads format 1; use the version"):
+            use()
 
 
 @given(
@@ -194,7 +194,7 @@ def test_pruning_leaves_what_is_promised(lists: list[dict[str, int]], at: int, n
     with tempfile.TemporaryDirectory() as folder:
         points = ConsistentPoints(Layout.of(Path(folder)), Merging(most_files=files))
         for number, tables in enumerate(lists):
-            points.publish(Lsn(number), {TableName("public", name): version for name, version in tables.items()}, {})
+            publish_at(points, number, {TableName("public", name): version for name, version in tables.items()})
         before, followed = points.all(), [TableName("public", name) for name in names]
         said = {name: points.listing(name) for name in followed}
         oldest = before[at].at if at < len(before) else datetime.now(UTC) + timedelta(days=1)
@@ -223,7 +223,7 @@ def test_thinned_points_are_found_by_their_order(rounds: list[tuple[int, int]]) 
         points, lsns = ConsistentPoints(Layout.of(Path(folder)), merging), count(10, 10)
         for added, young in rounds:
             for lsn in islice(lsns, added):
-                points.publish(Lsn(lsn), {A: lsn} if lsn > 30 else {A: lsn, B: lsn}, {})
+                publish_at(points, lsn, {A: lsn} if lsn > 30 else {A: lsn, B: lsn})
             there = points.all()
             points.prune(datetime(2000, 1, 1, tzinfo=UTC), [A, B], there[max(-young - 1, -len(there))].at + day)
             there = points.all()
@@ -243,11 +243,11 @@ def test_an_append_costs_the_same_among_large_files(layout: Layout) -> None:
     """Files that are never merged again do not count, and no look at all points keeps them in memory."""
     points = ConsistentPoints(layout, Merging(most_files=4, small_rows=6))
     for number in range(1, 60):
-        points.publish(Lsn(number), {A: number}, {})
+        publish_at(points, number, {A: number})
     assert sum(file.count >= 6 for file in points._ledger.files()) > 4
     versions = []
     for number in range(60, 80):
-        points.publish(Lsn(number), {A: number}, {})
+        publish_at(points, number, {A: number})
         versions.append(points._ledger.version())
     merges = versions[-1] - versions[0] - 19
     assert merges < 19 // 3

@@ -340,22 +340,6 @@ def test_out_of_the_published_schema_and_back(database: Database) -> None:
         ]  # fmt: skip
 
 
-def test_what_was_saved_before_these_marks_is_no_change(database: Database) -> None:
-    with connect(database.conninfo) as conn, database.connect() as user:
-        user.execute(START)
-        user.execute("CREATE TYPE pair AS (a int, b int); ALTER TABLE t ADD c pair")
-        tables = read_tables(conn, ["p"])
-        saved = [table.to_json() for table in tables]
-        for table in saved:
-            for mark in ("toast", "schema_rows", "composites"):
-                del table[mark]
-            for leaf in table["leaves"]:
-                del leaf["toast"], leaf["attached"]
-        user.execute("VACUUM FULL t")
-        user.execute("VACUUM FULL deep1")
-        assert changes([Table.from_json(table) for table in saved], read_tables(conn, ["p"])) == []
-
-
 @pytest.mark.parametrize("via_root", ["false", "true"])
 def test_a_partition_whose_detaching_was_cut_short_is_lost(database: Database, via_root: str) -> None:
     """DETACH CONCURRENTLY has two halves: after the first one no query of the table sees the partition's rows."""

@@ -82,7 +82,6 @@ def test_a_key_that_was_created_again_has_the_table_copied(identity: ReplicaIden
         (table(ID, Column(2, "a", CHAR)), 'the type of column "a" changed'),
         (table(Column(1, "id", OID), A), 'the type of column "id" changed'),
         (table(Column(1, "id", BIGINT), A), 'the type of column "id" changed'),
-        (replace(T, column_rows=""), "since an earlier version copied it"),
     ],
 )
 def test_copied(now: Table, reason: str) -> None:
@@ -215,18 +214,6 @@ def test_columns_and_leaves_that_change_one_after_the_other() -> None:
     assert thrice.structure == twice.structure == "1@3C"
     last = goes_on(parted(table(ID, Column(3, "c", INT)), leaf(3)), thrice, since=80)
     assert last.lineage == Lineage(4, 2, 80, (A,), (1, 2), 2, 80)
-
-
-def test_what_an_earlier_version_saved_of_partitions_is_of_leaves_alone() -> None:
-    once = with_leaves(P, parted(T, leaf(2)), Lsn(50))
-    saved = once.to_json()
-    for name in ("restructured", "columns_since"):
-        del saved["lineage"][name]
-    for one in saved["leaves"]:
-        del one["numbering"]
-    old = Table.from_json(saved)
-    assert (old.structure, old.columns_since) == ("0", None)
-    assert "in another order" in str(successor(old, parted(MORE, leaf(2)), Lsn(60)))
 
 
 def test_a_column_that_went_before_the_copy_is_known_to_have_been() -> None:

@@ -40,13 +40,13 @@ class ReceiverProcess:
 
     def __init__(
         self, conninfo: str, layout: Layout, publications: tuple[str, ...], *, batch_bytes: int, batch_seconds: float,
-        drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO, published: Lsn = ZERO,
+        drain_bytes: int = LEAST_BYTES, highest: Lsn = ZERO,
         messages: Sequence[str] = (), origin: str = Origins.ANY, streaming: bool = True, two_phase: bool = False,
         segment_bytes: int = SEGMENT_BYTES, fallback_seconds: float = FALLBACK_SECONDS,
     ) -> None:  # fmt: skip
         self._layout = layout
         self._settings = ReceiverSettings(
-            conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, highest, published,
+            conninfo, str(layout.root), publications, batch_bytes, batch_seconds, drain_bytes, highest,
             tuple(messages), origin, streaming, two_phase, segment_bytes, fallback_seconds,
         )  # fmt: skip
         self._child: subprocess.Popen[bytes] | None = None

@@ -79,7 +79,7 @@ class Receiving:
             source = check_identity(stream, identity, timeline, position, settings.highest)
             choice = Choice(settings.messages, origins=settings.origin == Origins.ANY)
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
-            overlap = Overlap.of(log, confirmed, settings.published, origins=choice.origins)
+            overlap = Overlap.of(log, confirmed, origins=choice.origins)
             if overlap is not None:
                 # What comes again is compared with the log, whole transaction by whole transaction, to behind its end.
                 self._fallback.until(Lsn(overlap.end + 1))

@@ -32,8 +32,6 @@ class ReceiverSettings:
     drain_bytes: int = LEAST_BYTES
     highest: Lsn = ZERO
     """The highest position that the lake holds of any table: a source that stands below is another one."""
-    published: Lsn = ZERO
-    """The newest consistent point of followed tables: the source had nothing published between the log's end and it."""
     messages: tuple[str, ...] = ()
     """Patterns of the prefixes of logical messages that are asked for."""
     origin: str = Origins.ANY
@@ -55,8 +53,7 @@ class ReceiverSettings:
     @classmethod
     def from_line(cls, line: bytes) -> ReceiverSettings:
         given = json.loads(line)
-        lsns = {name: Lsn(given[name]) for name in ("highest", "published")}
-        return cls(**{**given, **lsns, "publications": tuple(given["publications"]),
+        return cls(**{**given, "highest": Lsn(given["highest"]), "publications": tuple(given["publications"]),
                       "messages": tuple(given["messages"])})  # fmt: skip
 
 

@@ -4,9 +4,6 @@ A slot behind the log (its confirmation was lost in a crash) can bring the log's
 more. Where another one stands in that place, or none, this WAL is not the one that the log was received
 from: the source was set back to an earlier state, and has gone on from there past the log's end, on the
 same timeline. No position shows that.
-
-Nor may anything new commit below the newest consistent point. Such points are never above the log; in lakes
-of earlier versions they may be, and there the source had nothing published between the two.
 """
 
 from __future__ import annotations
@@ -37,24 +34,21 @@ class Overlap:
     """The WAL in which the source can have no transaction but one: the log's newest."""
 
     start: Lsn
-    """``commit_lsn`` of that transaction; the slot's position, or the log's, where none is to come."""
+    """``commit_lsn`` of that transaction; the slot's position where none is to come."""
     end: Lsn
-    """The position of the log, or of a consistent point above it."""
+    """The position of the log."""
     newest: int | None
     """The xid of that transaction; None where none is to come."""
     came: bool = False
     """Whether it has come, or need not."""
 
     @classmethod
-    def of(cls, log: ChangeLog, confirmed: Lsn | None, published: Lsn, *, origins: bool = True) -> Self | None:
-        """The overlap of a slot at ``confirmed`` and the newest point ``published``; None where the slot stands above
-        both. ``origins``: whether transactions of an origin are asked for."""
-        position = log.position()
-        end = max(position, published)
+    def of(cls, log: ChangeLog, confirmed: Lsn | None, *, origins: bool = True) -> Self | None:
+        """The overlap of a slot at ``confirmed`` and the log; None if the slot is not below the log. ``origins``:
+        whether transactions of an origin are asked for."""
+        end = log.position()
         if confirmed is None or confirmed >= end:
             return None
-        if confirmed >= position:
-            return cls(position, end, None)
         batches = [batch for batch in log.batches(confirmed) if batch.transactions]
         newest = max((s.commit_max for s in log.all_segments() if s.commit_max is not None), default=None)
         if not batches or newest is None or newest < confirmed:

@@ -177,8 +177,7 @@ class Mirror:
         listed = self.at(listing.version)
         if listed is None or listed.snapshot_lsn != self.snapshot_lsn:
             return self.replay_lsn
-        as_published = listing.position is None or listed.replay_lsn == listing.position
-        return listing.replay_lsn if as_published else self.replay_lsn
+        return listing.replay_lsn if listed.replay_lsn == listing.position else self.replay_lsn
 
     @property
     def followed(self) -> Table | None:

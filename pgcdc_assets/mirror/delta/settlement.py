@@ -45,7 +45,7 @@ class Settlement:
         aside: dict[TableName, tuple[str, ...]] = {}
         for name in names:
             listing = points.listing(name)
-            promised = -1 if listing is None or listing.position is None else listing.version
+            promised = -1 if listing is None else listing.version
             found = recover(self._layout.mirror(name), promised)
             if found.number >= 0:
                 self._settled[name] = _Settled(found.number, found.positions)

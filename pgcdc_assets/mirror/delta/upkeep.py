@@ -91,7 +91,7 @@ def _many_gone(file: Added) -> bool:
 
 def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
     """Set the mirror's properties so that no VACUUM, whoever runs it, deletes what is promised for ``retention``.
-    Returns whether they had to be changed. Lakes of earlier versions kept deleted files for an hour."""
+    Returns whether they had to be changed."""
     assert mirror.delta is not None
     properties = lacking(mirror.delta.configuration, retention)
     if properties:

@@ -1,0 +1,37 @@
+"""The catalog as a project saves it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.catalog import Catalog, Column, Identity, Leaf, Lineage, PgType, Table
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import UnknownFormat
+from pgcdc_assets.savedcatalog import load_catalog, save_catalog
+
+NAME = TableName("public", "t")
+COLUMN = Column(1, "id", PgType(20, "int8"))
+TABLE = Table(
+    1, NAME, (COLUMN,), key=(1,), partitioned=True, leaves=(Leaf(2, NAME, 3, numbering=((1, 0),)),),
+    lineage=Lineage(1, 1, 5, former=(COLUMN,), left=(7,)), comments=((0, "of the table"),),
+    enum_labels=((9, "a"),),
+)  # fmt: skip
+CATALOG = Catalog(Identity("7", "shop", "pgcdc"), "pgcdc", 180000, (TABLE,), ("pgcdc",))
+
+
+def test_it_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "catalog.json"
+    assert load_catalog(path) is None
+    save_catalog(CATALOG, path)
+    assert load_catalog(path) == CATALOG
+
+
+@pytest.mark.parametrize(("found", "told"), [("2", "has format 2"), (None, "states no format")])
+def test_another_format_is_refused(tmp_path: Path, found: str | None, told: str) -> None:
+    path = tmp_path / "catalog.json"
+    path.write_text(json.dumps({**({"format": found} if found else {}), "table": "of another form"}))
+    with pytest.raises(UnknownFormat, match=rf"saved catalog .*: {told}, .* reads format 1; use the version"):
+        load_catalog(path)
