@@ -35,7 +35,7 @@ from pydantic_settings import (
 
 from pgcdc_assets import projectfile
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.master import is_local
+from pgcdc_assets.core.master import is_known, is_local
 from pgcdc_assets.core.prefixes import PrefixPatterns
 from pgcdc_assets.errors import SettingsError
 
@@ -171,8 +171,9 @@ class Settings(BaseSettings):
     @classmethod
     def _spark_place(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         master, lake = value[MASTER], info.data.get("lake")
-        if "token=" in master:
-            raise ValueError("holds a token; put it into SPARK_CONNECT_AUTHENTICATE_TOKEN")
+        if not is_known(master):
+            # The text is not quoted, because it may hold a token.
+            raise ValueError("names an unknown master; use local[N], spark://HOST:PORT, yarn or k8s://URL")
         if is_local(master):
             if ARCHIVE in value:
                 raise ValueError(f"`{ARCHIVE}` is for the executors of a cluster, and the master {master} has none")

@@ -113,6 +113,15 @@ def test_executors_elsewhere_need_a_lake_that_they_reach(master: str, monkeypatc
             assert Settings.load().master == master
 
 
+@pytest.mark.parametrize("master", ["sc://host:15002/;token=secret", "mesos://host:5050", "locally", "spark"])
+def test_unknown_masters_are_refused(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))
+    with pytest.raises(SettingsError) as caught:
+        Settings.load()
+    assert str(caught.value).startswith("setting `spark`: names an unknown master; use local[N], spark://HOST:PORT")
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "local[*,4]"])
 def test_executors_in_the_driver_reach_any_lake(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))

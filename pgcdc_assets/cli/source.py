@@ -85,14 +85,12 @@ def _print_script(settings: Settings, role: str | None) -> int:
 def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     """Make publication, slot and saved catalog if they are missing."""
     from pgcdc_assets.checks.origin import remember
-    from pgcdc_assets.core.master import is_connect
     from pgcdc_assets.settings import CATALOG_FILE
     from pgcdc_assets.source.setup.setup import setup
     from pgcdc_assets.spark.maven import java_command
 
     # Check Java first: without it nothing could read the slot, which would hold the source's WAL.
-    if not is_connect(settings.master):
-        java_command()
+    java_command()
     report = setup(settings, conninfo, on_wait=_tell_waiting)
     save_catalog(report.catalog, CATALOG_FILE)
     remember(settings, conninfo, report.catalog.identity)

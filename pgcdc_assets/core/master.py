@@ -6,12 +6,13 @@ import re
 from typing import Final
 
 _LOCAL: Final = re.compile(r"local(\[.*\])?")
+_KNOWN: Final = re.compile(r"local(\[.*\])?|local-cluster\[.*\]|spark://.+|yarn|k8s://.+")
 _OF_THIS_HOST: Final = re.compile(r"local-cluster\[.*\]|spark://(127(\.\d+){3}|localhost|\[::1\])(:\d+)?")
 
 
-def is_connect(master: str) -> bool:
-    """Whether it is a Spark Connect server."""
-    return master.startswith("sc://")
+def is_known(master: str) -> bool:
+    """Whether it is a master that the driver can run on: local, standalone, YARN or Kubernetes."""
+    return _KNOWN.fullmatch(master) is not None
 
 
 def is_local(master: str) -> bool:

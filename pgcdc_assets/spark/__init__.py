@@ -6,6 +6,5 @@ tasks          one function over many specs       attempt     what a worker does
                as one job
 versions       what driver and workers must have  archive     this environment as an archive for the executors
                alike
-connect        a session of a server elsewhere
 jars           Delta's jars, resolved once        maven       artifacts into a private cache
 """

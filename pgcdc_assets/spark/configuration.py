@@ -13,7 +13,6 @@ from typing import Final
 
 from pgcdc_assets.core.master import is_local
 from pgcdc_assets.settings import ARCHIVE, MASTER, Settings
-from pgcdc_assets.spark.connect import UNPACKED
 from pgcdc_assets.spark.jars import delta_jars
 
 EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
@@ -21,6 +20,8 @@ DRIVER_MEMORY: Final = "2g"
 """Heap of the driver; the tasks' Arrow memory lies outside it."""
 PYTHON: Final = "spark.pyspark.python"
 ARCHIVES: Final = "spark.archives"
+UNPACKED: Final = "pgcdc_env"
+"""The folder, in an executor's working directory, into which Spark unpacks the archive."""
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pgcdc_assets.core.master import is_local
 from pgcdc_assets.errors import MachineError
-from pgcdc_assets.spark.connect import is_connected, parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,13 +25,11 @@ _CAN_START: Final = "see in its UI whether it has the cores and the memory that 
 
 def beside(session: SparkSession) -> bool:
     """Whether the tasks run on the driver's machine, in its environment."""
-    return not is_connected(session) and is_local(session.sparkContext.master)
+    return is_local(session.sparkContext.master)
 
 
 def cores(session: SparkSession) -> int:
     """How many tasks run at a time: on the executors that stand, or that may come where Spark asks for more of them."""
-    if is_connected(session):
-        return parallelism(session)
     context = session.sparkContext
     standing = max(1, int(context.defaultParallelism))
     if is_local(context.master):

@@ -19,11 +19,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.location import LOCAL
-from pgcdc_assets.core.master import is_connect, is_local
+from pgcdc_assets.core.master import is_local
 from pgcdc_assets.errors import LakeError, MachineError, SparkDied
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.configuration import EXTENSION, configuration, worker_python
-from pgcdc_assets.spark.connect import connected, is_connected
 from pgcdc_assets.spark.executors import await_executors, cores
 from pgcdc_assets.spark.maven import java_command
 
@@ -38,8 +37,6 @@ def spark_session(settings: Settings) -> SparkSession:
     Raises MachineError if Java, the jars or a cluster's executors are missing, LakeError if a running session has no
     Delta or would write elsewhere.
     """
-    if is_connect(settings.master):
-        return connected(settings)
     if SparkContext._active_spark_context is not None:
         running: SparkSession = SparkSession.builder.getOrCreate()
         _refuse_without_delta(running)
@@ -87,10 +84,6 @@ def _started(builder: SparkSession.Builder) -> SparkSession:
 
 def stop_session(session: SparkSession) -> None:
     """Cancel what runs and stop the session; the JVM itself ends with this process. Stopping twice is fine."""
-    if is_connected(session):
-        session.interruptAll()
-        session.stop()
-        return
     context = session.sparkContext
     if context._jsc is None or _jvm_ended(0):
         return
@@ -100,10 +93,7 @@ def stop_session(session: SparkSession) -> None:
 
 def cancel_jobs(session: SparkSession) -> None:
     """End every job that runs in this session's Spark; their callers see them fail."""
-    if is_connected(session):
-        session.interruptAll()
-    else:
-        session.sparkContext.cancelAllJobs()
+    session.sparkContext.cancelAllJobs()
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.spark.attempt import Kind
-from pgcdc_assets.spark.connect import collected, is_connected
 from pgcdc_assets.spark.executors import beside
 from pgcdc_assets.spark.versions import versions
 
@@ -42,10 +41,7 @@ def run_tasks(session: SparkSession, task: Callable[[Spec], Result], specs: Sequ
         return []
     packed = [pickle.dumps((task, spec)) for spec in specs]
     try:
-        if is_connected(session):
-            attempts = collected(session, _attempt(), packed)
-        else:
-            attempts = session.sparkContext.parallelize(packed, len(packed)).map(_attempt()).collect()
+        attempts = session.sparkContext.parallelize(packed, len(packed)).map(_attempt()).collect()
     except Exception as error:
         # PySpark keeps the worker's words alone, and leaves the host's name with the error of Java that it had.
         if (unfit := _unfit(f"{error} {error.__context__}")) is None:
