@@ -113,7 +113,7 @@ def _readable(row: StateRow, newest: Point) -> bool:
 
 
 def _changed(layout: Layout, catalog: Catalog, table: Table, newest: Point) -> str | None:
-    """What another writer has done to the rows since the point, if no run has seen it yet."""
+    """That another writer has changed rows since the point, in words, if no run has seen it yet."""
     with suppress(LakeError):  # Whoever needs what cannot be read here reports it.
         return change_since(layout.mirror(table.name), catalog.identity.app_id(), newest.tables[table.name])
     return None

@@ -170,7 +170,7 @@ def _tables(facts: Facts) -> Iterator[Problem]:
             )  # fmt: skip
         elif table.state.readable and table.reason:
             yield error(
-                f"table {table.name}", f"is not what the source has: in its mirror, {table.reason}",
+                f"table {table.name}", f"is not what the source has: {table.reason}",
                 f"`pgcdc verify {table.name.shell}` names the rows, `pgcdc snapshot {table.name.shell}` copies it anew",
             )  # fmt: skip
         elif table.state is TableState.WAITING and table.reason:

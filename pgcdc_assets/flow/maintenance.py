@@ -27,7 +27,7 @@ from pgcdc_assets.flow.messages import messages_needed
 from pgcdc_assets.flow.thinning import prune_points
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.upkeep import forget, sweep_log
-from pgcdc_assets.mirror.target import ChoreKind, Freed
+from pgcdc_assets.mirror.target import Freed
 from pgcdc_assets.points.points import Point
 from pgcdc_assets.points.states import StateRow
 from pgcdc_assets.points.untaken import UntakenLedger
@@ -48,8 +48,6 @@ class MaintenanceReport:
     feed_files: int = 0
     """Files of change feeds that were deleted, and those that were merged into others."""
     points: int = 0
-    rewritten: list[TableName] = field(default_factory=list)
-    """Mirrors with files that were rewritten because only Spark read their timestamps right."""
     optimized: list[TableName] = field(default_factory=list)
     vacuumed: list[TableName] = field(default_factory=list)
     deleted_files: int = 0
@@ -66,7 +64,7 @@ class MaintenanceReport:
     def idle(self) -> bool:
         """Whether there was nothing to do."""
         counts = (self.log_files, self.feed_files, self.points, self.deleted_files)
-        return not (any(counts) or self.rewritten or self.optimized)
+        return not (any(counts) or self.optimized)
 
 
 @dataclass(frozen=True)
@@ -105,16 +103,15 @@ class Maintenance:
 
     def optimize(self) -> None:
         """Keep the logs of quiet mirrors readable, and rewrite the mirrors that are in many pieces."""
-        done = {ChoreKind.REWRITTEN: self._report.rewritten, ChoreKind.OPTIMIZED: self._report.optimized}
         newest = self._work.progress.points.newest()
         listed = {} if newest is None else newest.tables
         for name, row in self._copied():
             if name not in listed:
                 continue
             with self._told(name):
-                for chore in self._work.target.upkeep(name, row.table, listed[name], partial(self._may_begin, name)):
-                    self._say(chore.told)
-                    done[chore.kind].append(name)
+                if self._work.target.upkeep(name, row.table, listed[name], partial(self._may_begin, name)):
+                    self._say(f"optimized {name}")
+                    self._report.optimized.append(name)
 
     def publish(self) -> None:
         """Publish the newest point again with the mirrors' present versions, if these are at the same LSN.

@@ -310,7 +310,7 @@ class TablesProgress:
 
     @property
     def changed(self) -> dict[TableName, str]:
-        """The followed tables whose mirrors have rows that another writer changed, and how; a new copy ends it."""
+        """The followed tables of whose mirrors another writer changed rows, in words; a new copy ends it."""
         return {entry.table.name: entry.reason for entry in self.followed() if entry.reason is not None}
 
     def _note_changed(self) -> None:

@@ -109,7 +109,7 @@ class SyncReport:
     seconds: float
     set_aside: list[tuple[TableName, str]]
     changed: list[tuple[TableName, str]] = field(default_factory=list)
-    """Followed tables whose mirrors have rows that another writer changed, and how."""
+    """Followed tables of whose mirrors another writer changed rows, in words."""
     refused: frozenset[TableName] = frozenset()
     """The set-aside tables that cannot be mirrored at all."""
     paused: bool = False

@@ -23,7 +23,7 @@ class TableProgress:
     """The effective position: what lies below it is applied, or known to hold nothing for this table."""
     version: int = -1
     reason: str | None = None
-    """Why the table was set aside or waits; if it is followed, how another writer changed rows of its mirror."""
+    """What is wrong with it: why it was set aside or waits, or that another writer changed rows of its mirror."""
     refused: bool = False
     """Set aside because it cannot be mirrored at all: no copy brings it back."""
     reshaping: bool = False

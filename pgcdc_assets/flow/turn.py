@@ -86,8 +86,6 @@ def _derive_and_apply(
     outrun = {result.table.name for result in applied if result.outrun}
     applied = [result for result in applied if not result.outrun]
     done = [record(work, result, parts[result.table.name].counts, seconds["transform"]) for result in applied]
-    for result in applied:
-        _tell_of_foreign_columns(work, result)
     # A structure that the mirror does not have yet is looked up in the catalog.
     waits = work.settings.schema_changes != "set_aside"
     unread = {name: part.set_aside for name, part in parts.items() if part.set_aside is not None and part.restructured}
@@ -101,18 +99,6 @@ def _derive_and_apply(
         work.progress.put_aside(name, lsn, reason)
         work.observer.progress("apply", f"{name} is set aside: {reason}", lsn=str(lsn))
     return done, outrun, seconds
-
-
-def _tell_of_foreign_columns(work: Work, result: Applied) -> None:
-    """Report, once a run for each table, the columns that others added to its mirror."""
-    name = result.table.name
-    if result.foreign and name not in work.foreign_told:
-        work.foreign_told.add(name)
-        columns = ", ".join(result.foreign)
-        work.observer.progress(
-            "apply", f"the mirror of {name} has columns that are not the table's: {columns}; rows that come or change "
-            "have NULL there",
-        )  # fmt: skip
 
 
 def _changed(work: Work, behind: Sequence[TableProgress], upto: Lsn) -> set[TableName]:

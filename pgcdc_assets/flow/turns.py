@@ -158,7 +158,7 @@ class Turns:
         return whole
 
     def tell_changed(self) -> None:
-        """Report once for each table what another writer did to its mirror."""
+        """Report once for each table that another writer changed rows of its mirror."""
         for name, what in self._work.progress.changed.items():
             if name not in self._work.changed_told:
                 self._work.changed_told.add(name)

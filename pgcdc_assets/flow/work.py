@@ -29,8 +29,6 @@ class Work:
     observer: Observer
     session: SparkOnDemand
     """For the transform; the target uses the same one."""
-    foreign_told: set[TableName] = field(default_factory=set)
-    """Tables for which this run has reported columns that others added to the mirror."""
     changed_told: set[TableName] = field(default_factory=set)
     """Tables for which this run has reported that another writer changed rows of the mirror."""
     drift_told: dict[TableName, str] = field(default_factory=dict)

@@ -38,10 +38,9 @@ there is one flow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from pgcdc_assets.core.catalog import Table
@@ -109,25 +108,6 @@ class Applied:
     """Set if the mirror and the changes disagree, or either cannot be read: from which LSN on, and how."""
     outrun: bool = False
     """Another writer's commits came first at every attempt: nothing was applied, and the next turn tries again."""
-    foreign: tuple[str, ...] = ()
-    """Columns that another writer added to the mirror; new rows have no value there."""
-
-
-class ChoreKind(Enum):
-    """A piece of upkeep that changed a mirror's files, and none of its rows."""
-
-    REWRITTEN = "rewritten"
-    """Files that some readers would read wrong."""
-    OPTIMIZED = "optimized"
-    """Small files, and files with many deleted rows, which slow readers down."""
-
-
-@dataclass(frozen=True)
-class Chore:
-    """A piece of upkeep that is done; ``told`` describes it for people."""
-
-    kind: ChoreKind
-    told: str
 
 
 @dataclass(frozen=True)
@@ -161,7 +141,7 @@ class Target(Protocol):
     @property
     def changed(self) -> Mapping[TableName, str]:
         """Mirrors whose rows another writer changed since their copy, as far as :meth:`recover` and :meth:`settle`
-        have seen, and how."""
+        have seen, in words."""
 
     # Copy ---------------------------------------------------------------------------------------
 
@@ -248,14 +228,12 @@ class Target(Protocol):
         """The mirror's version now, if it holds the same as that earlier one; None if it has taken changes or a copy
         since, if the earlier one cannot be read any more, or if there is no mirror."""
 
-    def upkeep(
-        self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]
-    ) -> Iterator[Chore]:
+    def upkeep(self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]) -> bool:
         """Keep a mirror cheap to read, and what its readers are promised readable, if it is :meth:`unmoved` since its
         published version. Does nothing to a mirror that has moved.
 
-        Each piece of work is yielded once it is done, so that it is reported even if the next one fails; ``may_begin``
-        is asked before a long one. ``table``: as the mirror has it, if that is known.
+        Returns whether the mirror's rows were written to other files; ``may_begin`` is asked before that. ``table``: as
+        the mirror has it, if that is known.
         """
 
     def keeps(self, name: TableName) -> bool:

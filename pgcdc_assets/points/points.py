@@ -40,8 +40,8 @@ SCHEMA = pa.schema(
 @dataclass(frozen=True)
 class Point:
     """``tables``: the Delta version that each mirror has at ``replay_lsn``; ``positions``: the LSN that this version
-    itself records, of its last change. ``changed``: those of the tables whose rows another writer has changed, and how:
-    they are brought to ``replay_lsn`` like the others, but are not what the source has."""
+    itself records, of its last change. ``changed``: those of the tables whose rows another writer has changed, in
+    words: they are brought to ``replay_lsn`` like the others, but are not what the source has."""
 
     replay_lsn: Lsn
     at: datetime

@@ -15,6 +15,6 @@ leaving     rows of partitions that went        rename      the same rows under 
 commented   comments of its table and columns
 rowgroups   a mirror's files as a merge reads them         liverows   all rows, where delta-rs reads none
 repair      a range derived again               settlement  which versions are durable
-othercommits  what other writers did            compaction  small and worn files written anew
+othercommits  changes of rows by others         compaction  small and worn files written anew
 thinning    versions that nobody needs go       upkeep      OPTIMIZE, and what readers are promised
 """

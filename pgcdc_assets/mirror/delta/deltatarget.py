@@ -6,7 +6,7 @@ Durable means synced: :mod:`pgcdc_assets.mirror.delta.settlement`. Points are th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,7 +32,7 @@ from pgcdc_assets.mirror.delta.repair import repair_table
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
 from pgcdc_assets.mirror.delta.settlement import Settlement
 from pgcdc_assets.mirror.delta.thinning import passing
-from pgcdc_assets.mirror.target import Applied, Chore, ChoreKind, CopyReport, Failures, Freed, Generation
+from pgcdc_assets.mirror.target import Applied, CopyReport, Failures, Freed, Generation
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.spark.session import cancel_jobs
@@ -146,23 +146,19 @@ class DeltaTarget:
         mirror = self._mirror(name)
         return mirror.version if mirror.exists and upkeep.stands_as(mirror, version) else None
 
-    def upkeep(
-        self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]
-    ) -> Iterator[Chore]:
+    def upkeep(self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]) -> bool:
         mirror = self._mirror(name)
         if not mirror.exists or not upkeep.stands_as(mirror, published):
-            return
+            return False
         # This must come before any new version: points of the last days name the version of now.
         upkeep.keep_readable(mirror)
         upkeep.keep_promised(mirror, self._retention)
-        if table is not None and may_begin() and (found := upkeep.without_int96(mirror, table)):
-            told = f"{name}: {found} files with INT96 timestamps, by another hand, were written anew"
-            yield Chore(ChoreKind.REWRITTEN, told)
-        mirror = mirror.again()
-        if table is not None and upkeep.worth_optimizing(mirror.delta.files if mirror.delta else ()) and may_begin():
-            upkeep.optimize(self._spark(), mirror, table)
-            passed(FaultPoint.MIRROR_OPTIMIZED)
-            yield Chore(ChoreKind.OPTIMIZED, f"optimized {name}")
+        files = mirror.delta.files if mirror.delta else ()
+        if table is None or not upkeep.worth_optimizing(files) or not may_begin():
+            return False
+        upkeep.optimize(self._spark(), mirror, table)
+        passed(FaultPoint.MIRROR_OPTIMIZED)
+        return True
 
     def keeps(self, name: TableName) -> bool:
         return self._mirror(name).exists

@@ -37,7 +37,7 @@ class Settlement:
         self._owner = owner
         self._settled: dict[TableName, _Settled] = {}
         self.changed: dict[TableName, str] = {}
-        """Mirrors whose rows another writer changed since their copy, as far as this run has seen, and how."""
+        """Mirrors whose rows another writer changed since their copy, as far as this run has seen, in words."""
 
     def recover(self, names: Iterable[TableName], points: ConsistentPoints) -> dict[TableName, tuple[str, ...]]:
         """Put aside the files of these mirrors' logs that a power cut left torn, and settle what remains. Returns the

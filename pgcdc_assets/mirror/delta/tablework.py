@@ -104,12 +104,6 @@ class TableWork:
         return not any(odd_columns(file, self._delta.schema) for file in files)
 
     @property
-    def foreign(self) -> tuple[str, ...]:
-        """The columns that another writer added to the mirror."""
-        ours = set(MirrorSchema.of(self.table).arrow.names)
-        return tuple(field.name for field in self._delta.schema.fields if field.name not in ours)
-
-    @property
     def _position(self) -> dict[str, int]:
         app_id = self.mirror.generation_app_id
         assert app_id is not None
@@ -191,7 +185,7 @@ class TableWork:
 
     def _applied(self, version: int, counts: Counts, seconds: float) -> Applied:
         numbers = (counts.inserted, counts.updated, counts.deleted)
-        return Applied(self.table, version, self.pending.span.end, *numbers, seconds, foreign=self.foreign)
+        return Applied(self.table, version, self.pending.span.end, *numbers, seconds)
 
     def set_aside(self, reason: str, lsn: Lsn | None = None) -> Applied:
         start = self.pending.span.start

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -16,14 +15,13 @@ from pgcdc_assets.core.layout import DELTA_LOG
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.commit import commit_rewritten
-from pgcdc_assets.delta.datafile import in_int96, read_footer
 from pgcdc_assets.delta.definition import commit_properties
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.delta.logfiles import VERSIONED
 from pgcdc_assets.delta.tombstones import lacking
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
-from pgcdc_assets.mirror.delta.compaction import compact_file, compact_mirror
+from pgcdc_assets.mirror.delta.compaction import compact_mirror
 from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
 from pgcdc_assets.spark.tasks import run_tasks
 from pgcdc_assets.store import storage
@@ -97,26 +95,6 @@ def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
     if properties:
         again_after_lost_races(lambda: commit_properties(_version(mirror.again()), properties))
     return bool(properties)
-
-
-def without_int96(mirror: Mirror, table: Table) -> int:
-    """Rewrite the files whose timestamps are INT96, and return how many there were. Readers other than Spark read such
-    timestamps wrong before 1678 and after 2261. Spark writes such files by default, as in a user's OPTIMIZE.
-
-    Rewrites one file at a time, with a row group's worth of rows in memory.
-    """
-
-    def attempt() -> int:
-        now = mirror.again()
-        delta = _version(now)
-        odd = [(file, footer) for file in delta.files if in_int96(footer := read_footer(now.path / file.path))]
-        counted = [replace(file, rows=footer.num_rows) for file, footer in odd]
-        reports = [compact_file(now.target(table, (file,))) for file in counted]
-        if counted:
-            commit_rewritten(delta, counted, [report for report in reports if report is not None])
-        return len(counted)
-
-    return again_after_lost_races(attempt)
 
 
 def stands_as(mirror: Mirror, version: int) -> bool:
