@@ -124,7 +124,7 @@ def test_an_open_transaction_is_waited_for_without_holding_the_sync(
     taken, compared = threading.Event(), threading.Event()
 
     def take() -> None:
-        with _boundary(settings, waited=waited).snapshot([]):
+        with _boundary(settings, waited=waited).snapshot():
             taken.set()
             compared.wait(60)
 
@@ -155,7 +155,7 @@ def test_a_transaction_that_never_ends_is_named(
     with (
         _open_transaction(database),
         pytest.raises(CopyBlocked, match=r"snapshot|slot .* waits for every open transaction: pid"),
-        _boundary(settings).snapshot([]),
+        _boundary(settings).snapshot(),
     ):
         pass
     assert hold.current(settings.layout) is None
@@ -171,7 +171,7 @@ def test_a_snapshot_does_not_stay_open_for_mirrors_that_do_not_come(
     with (
         lock.lake_lock(settings.layout, "test"),
         pytest.raises(LakeError, match=r"no table reached the snapshot's LSN within 0\.5 s, at LSN"),
-        under.snapshot([T]) as snapshot,
+        under.snapshot() as snapshot,
     ):
         under.reach(snapshot.consistent_point)
 
