@@ -128,8 +128,6 @@ class Settings(BaseSettings):
     """What a mirror does when the structure of its table changes. ``rewrite``: it follows by its own rows, or by a new
     copy where these do not tell all; ``metadata``: the same, without touching rows where Delta's column mapping and
     type widening can say what changed, which fewer readers know; ``set_aside``: it waits for a word."""
-    dropped_columns: Literal["drop", "keep"] = "drop"
-    """Whether a mirror keeps columns that were dropped on the source, without values in rows to come."""
     recopy_bytes: Size = 10 << 30
     """A table that is larger on the source waits for a word where its structure can be followed by a copy alone."""
     spark: dict[str, str] = Field(default_factory=lambda: {MASTER: LOCAL_MASTER})

@@ -238,13 +238,6 @@ class Table:
         return self.lineage or Lineage(0, self.attnums_given or self.highest_attnum, 0)
 
     @property
-    def left_behind(self) -> frozenset[str]:
-        """Names of columns that are gone since the copy: the mirror may have kept these columns."""
-        now = {column.attnum for column in self.columns}
-        former = self.lineage.former if self.lineage else ()
-        return frozenset(column.name for column in former if column.attnum not in now)
-
-    @property
     def live(self) -> tuple[int, ...]:
         """attnums of all its columns, published or not."""
         return tuple(int(mark.split(":")[0]) for mark in self.column_rows.split())

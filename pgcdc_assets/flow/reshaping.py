@@ -52,12 +52,8 @@ class Reshapes:
         """Whether some are under way."""
         return bool(self._under_way)
 
-    def begin(
-        self, before: Table, after: Table, what: str, *, keep_dropped: bool, by_metadata: bool = False
-    ) -> None:  # fmt: skip
-        done = self._pool.submit(
-            self._target.reshape, before, after, keep_dropped=keep_dropped, by_metadata=by_metadata
-        )
+    def begin(self, before: Table, after: Table, what: str, *, by_metadata: bool = False) -> None:
+        done = self._pool.submit(self._target.reshape, before, after, by_metadata=by_metadata)
         self._under_way.append(_UnderWay(after, what, None, done))
 
     def begin_rename(self, entry: TableProgress, former: TableName, what: str) -> None:

@@ -33,9 +33,7 @@ def restructure(work: Work, entry: TableProgress, now: Table, since: Lsn, what: 
         copy_by_itself(work, entry, now, since, what)
     else:
         work.progress.reshaping(after.name)
-        settings = work.settings
-        work.reshapes.begin(entry.table, after, what, keep_dropped=settings.dropped_columns == "keep",
-                            by_metadata=settings.schema_changes == "metadata")  # fmt: skip
+        work.reshapes.begin(entry.table, after, what, by_metadata=work.settings.schema_changes == "metadata")
 
 
 def widen(work: Work, entry: TableProgress, now: Table, position: Callable[[], Lsn], what: str) -> None:
@@ -71,7 +69,7 @@ def follow_partitions(
     FeedTable(work.layout, work.identity, entry.table).end_at(entry.replay_lsn)
     after = with_leaves(entry.table, now, since)
     work.progress.reshaping(after.name)
-    work.reshapes.begin(entry.table, after, what, keep_dropped=True)
+    work.reshapes.begin(entry.table, after, what)
 
 
 def copy_by_itself(work: Work, entry: TableProgress, now: Table, lsn: Lsn, what: str) -> None:

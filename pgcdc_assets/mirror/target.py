@@ -174,15 +174,14 @@ class Target(Protocol):
         NotRepairable where the log does not hold enough: nothing is guessed.
         """
 
-    def reshape(self, before: Table, after: Table, *, keep_dropped: bool, by_metadata: bool) -> int:
+    def reshape(self, before: Table, after: Table, *, by_metadata: bool) -> int:
         """Give a mirror another structure by its own rows; returns its version then. Its position stays.
 
         Columns are the same by attnum. A column that ``before`` lacks has its ``missing`` in all rows. Rows and
         structure change together, in one atomic step, and :attr:`Generation.followed` tells the structure. The rows are
         then as the source's would be, had the structure changed before them: it is up to the flow that no point lists
-        them below the change. Rows of leaves that ``after`` lacks go. ``keep_dropped``: a column that was dropped
-        stays, without values in rows to come. ``by_metadata``: rows are not written anew where the target can say
-        without that what changed.
+        them below the change. Rows of leaves that ``after`` lacks go. ``by_metadata``: rows are not written anew where
+        the target can say without that what changed.
         """
 
     def comment(self, table: Table) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,7 +23,7 @@ from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.mirror.delta.liverows import live_rows
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
-from pgcdc_assets.mirror.delta.reshape import make_room, reshape_mirror, taken_by
+from pgcdc_assets.mirror.delta.reshape import reshape_mirror
 from pgcdc_assets.protocol.text.typed import typed
 from pgcdc_assets.source.catalog.successor import successor
 from pgcdc_assets.spark.ondemand import SparkOnDemand
@@ -92,13 +92,10 @@ def test_no_id_is_given_twice(tmp_path: Path) -> None:
     assert int(delta.configuration["delta.columnMapping.maxColumnId"]) == max(found)
 
 
-def test_a_dropped_column_goes_or_stays(tmp_path: Path) -> None:
-    gone, kept = made(tmp_path / "gone", T, PLAIN), made(tmp_path / "kept", T, PLAIN)
-    relabelled(gone, table(ID, A))
-    assert rows(gone)[1] == {"id": 2, "a": "two", "_pgcdc_raw": {}}
-    relabelled(kept, table(ID, A), keep=True)
-    assert rows(kept)[1] == {"id": 2, "a": "two", "n": Decimal("-2.25"), "_pgcdc_raw": {}}
-    assert not kept.again().mapped, "nothing is asked of readers for what needs nothing"
+def test_a_dropped_column_goes(tmp_path: Path) -> None:
+    mirror = made(tmp_path, T, PLAIN)
+    relabelled(mirror, table(ID, A))
+    assert rows(mirror)[1] == {"id": 2, "a": "two", "_pgcdc_raw": {}}
 
 
 def test_decimals_become_wider(spark: SparkSession, tmp_path: Path) -> None:
@@ -129,7 +126,7 @@ def test_texts_that_fit_no_type_stand_under_their_columns(spark: SparkSession, t
         follows = successor(T, after, Lsn(50))
         assert isinstance(follows, Table)
         before = live_files(mirror.path)
-        reshape_mirror(SparkOnDemand(lambda: spark), mirror._layout, OWNER, T, follows, keep=False, by_metadata=True)
+        reshape_mirror(SparkOnDemand(lambda: spark), mirror._layout, OWNER, T, follows, by_metadata=True)
         assert live_files(mirror.path) != before
         assert rows(mirror)[1]["_pgcdc_raw"] == ({} if number else {"m": "NaN"})
 
@@ -149,7 +146,7 @@ def test_a_default_of_older_rows_is_written(spark: SparkSession, tmp_path: Path)
     mirror = made(tmp_path, T, PLAIN)
     follows = successor(T, table(ID, A, N, Column(4, "c", INT, missing="7")), Lsn(50))
     assert isinstance(follows, Table)
-    reshape_mirror(SparkOnDemand(lambda: spark), mirror._layout, OWNER, T, follows, keep=False, by_metadata=True)
+    reshape_mirror(SparkOnDemand(lambda: spark), mirror._layout, OWNER, T, follows, by_metadata=True)
     assert [row["c"] for row in rows(mirror)] == [7] * 3
     assert not mirror.again().mapped
 
@@ -173,37 +170,17 @@ def test_columns_of_other_writers_stay(tmp_path: Path) -> None:
     assert theirs[1]["type"]["elementType"]["fields"][0]["metadata"]["delta.columnMapping.physicalName"] == "z"
 
 
-@pytest.mark.parametrize("by_metadata", [False, True])
-def test_a_kept_column_lends_nothing_to_a_new_one_of_its_name(
-    spark: SparkSession, tmp_path: Path, *, by_metadata: bool
-) -> None:
-    mirror = made(tmp_path, T, ROWS)
-
-    def follow(before: Table, now: Table) -> Table:
-        follows = successor(before, now, Lsn(50))
-        assert isinstance(follows, Table)
-        reshape_mirror(
-            SparkOnDemand(lambda: spark), mirror._layout, OWNER, before, follows, keep=True, by_metadata=by_metadata
-        )
-        return follows
-
-    after = follow(T, table(ID, A))
-    assert rows(mirror)[0]["n"] == Decimal("1.50")
-    follow(after, table(ID, A, replace(N, attnum=4)))
-    assert [(row["n"], row["_pgcdc_raw"]) for row in rows(mirror)] == [(None, {})] * 4
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_new_column_stays_one_whatever_became_of_the_run_that_took_it_up(tmp_path: Path, *, keep: bool) -> None:
+def test_a_new_column_stays_one_whatever_became_of_the_run_that_took_it_up(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     first = relabelled(mirror, table(ID, replace(A, name="b"), N))
-    noted = relabelled(mirror, table(ID, replace(A, name="b")), first, keep=keep)
+    noted = relabelled(mirror, table(ID, replace(A, name="b")), first)
     came = replace(noted, columns=(*noted.columns, replace(N, attnum=4)))
-    make_room(cast(SparkSession, None), mirror.again(), noted, came)
+    delta = mirror.again().delta
+    assert delta is not None
+    commit_columns(delta, stated(delta.metadata).with_more(pa.schema([("n", pa.decimal128(10, 2))])))
     assert [row["n"] for row in rows(mirror)] == [None] * 3
     _append(mirror.again(), came, [["9"], ["nine"], ["9.00"]])
-    assert 4 in taken_by(mirror.again(), noted)
-    relabelled(mirror, table(ID, replace(A, name="c"), replace(N, attnum=4)), noted, keep=keep)
+    relabelled(mirror, table(ID, replace(A, name="c"), replace(N, attnum=4)), noted)
     assert [(row["c"], row["n"]) for row in rows(mirror)][-1] == ("nine", Decimal("9.00"))
 
 

@@ -30,11 +30,11 @@ from tests.mirror.structures import ID, INT, OWNER, ROWS, TEXT, A, N, T, made, n
 pytestmark = pytest.mark.spark
 
 
-def reshaped(mirror: Mirror, spark: SparkSession, after: Table, before: Table = T, *, keep: bool = False) -> Table:
+def reshaped(mirror: Mirror, spark: SparkSession, after: Table, before: Table = T) -> Table:
     follows = successor(before, after, Lsn(50))
     assert isinstance(follows, Table), follows
     layout = mirror._layout
-    reshape_mirror(SparkOnDemand(lambda: spark), layout, OWNER, before, follows, keep=keep)
+    reshape_mirror(SparkOnDemand(lambda: spark), layout, OWNER, before, follows)
     return follows
 
 
@@ -69,14 +69,12 @@ def test_a_column_that_was_made_anew_has_none_of_the_old_values(spark: SparkSess
     assert [row["_pgcdc_raw"] for row in rows(mirror)] == [{}] * 4
 
 
-def test_a_dropped_column_goes_or_stays(spark: SparkSession, tmp_path: Path) -> None:
-    gone, kept = made(tmp_path / "gone"), made(tmp_path / "kept")
-    reshaped(gone, spark, table(ID, A))
-    assert rows(gone)[1] == {"id": 2, "a": None, "_pgcdc_raw": {}}
-    after = reshaped(kept, spark, table(ID, A), keep=True)
-    assert rows(kept)[1] == {"id": 2, "a": None, "n": None, "_pgcdc_raw": {"n": "NaN"}}
-    reshaped(kept, spark, table(ID, A, Column(4, "n", INT, missing="7")), after, keep=True)
-    assert [row["n"] for row in rows(kept)] == [7] * 4, "the name has another column now"
+def test_a_dropped_column_goes(spark: SparkSession, tmp_path: Path) -> None:
+    mirror = made(tmp_path)
+    after = reshaped(mirror, spark, table(ID, A))
+    assert rows(mirror)[1] == {"id": 2, "a": None, "_pgcdc_raw": {}}
+    reshaped(mirror, spark, table(ID, A, Column(4, "n", INT, missing="7")), after)
+    assert [row["n"] for row in rows(mirror)] == [7] * 4, "the name has another column now"
 
 
 def test_decimals_grow(spark: SparkSession, tmp_path: Path) -> None:
@@ -116,7 +114,7 @@ def test_a_column_without_values_touches_no_file(tmp_path: Path) -> None:
     before = live_files(mirror.path)
     follows = successor(T, table(ID, A, N, Column(4, "c", INT)), Lsn(50))
     assert isinstance(follows, Table)
-    reshape_mirror(SparkOnDemand(no_spark), mirror._layout, OWNER, T, follows, keep=False)
+    reshape_mirror(SparkOnDemand(no_spark), mirror._layout, OWNER, T, follows)
     assert live_files(mirror.path) == before
     assert [row["c"] for row in rows(mirror)] == [None] * 4
 

@@ -78,7 +78,7 @@ def _attempted(
     done: list[Applied] = []
     rest: list[tuple[TableWork, list[Collapsing]]] = []
     with ThreadPoolExecutor(_COMMITS, thread_name_prefix="commit") as pool:
-        for begun in pool.map(partial(_begun, spark, layout, identity, upto, known), parts):
+        for begun in pool.map(partial(_begun, layout, identity, upto, known), parts):
             if isinstance(begun, Applied):
                 done.append(begun)
             elif begun is not None:
@@ -91,7 +91,7 @@ def _attempted(
 
 
 def _begun(
-    spark: SparkSession, layout: Layout, identity: Identity, upto: Lsn, known: Mapping[TableName, Table],
+    layout: Layout, identity: Identity, upto: Lsn, known: Mapping[TableName, Table],
     part: FeedPart,
 ) -> Applied | tuple[TableWork, list[Collapsing]] | None:  # fmt: skip
     """Look at a mirror once, and append the feed's files if that is all there is to do; otherwise return the work to
@@ -99,7 +99,7 @@ def _begun(
     work = _own(part.table, part.span.start, partial(TableWork.of, layout, identity, part, upto, known))
     if not isinstance(work, TableWork):
         return work
-    begun = _own(work.table, work.pending.span.start, partial(work.begin, spark))
+    begun = _own(work.table, work.pending.span.start, work.begin)
     return begun if isinstance(begun, Applied) else (work, begun)
 
 

@@ -102,9 +102,8 @@ class DeltaTarget:
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
         return repair_table(self._spark(), log, self._layout, self._identity, table, span, replay_lsn)
 
-    def reshape(self, before: Table, after: Table, *, keep_dropped: bool, by_metadata: bool) -> int:
-        return reshape_mirror(self._spark, self._layout, self._identity, before, after,
-                              keep=keep_dropped, by_metadata=by_metadata)  # fmt: skip
+    def reshape(self, before: Table, after: Table, *, by_metadata: bool) -> int:
+        return reshape_mirror(self._spark, self._layout, self._identity, before, after, by_metadata=by_metadata)
 
     def comment(self, table: Table) -> int:
         return comment_mirror(self._mirror(table.name), table)

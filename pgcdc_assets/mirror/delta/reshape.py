@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 from deltalake import Schema as DeltaSchema
@@ -37,9 +37,6 @@ from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.spark.tasks import run_tasks
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 TASK_BYTES: Final = 64 << 20
 """Size of the files that one task writes anew as one, so that small files do not stay small. A task that has one large
 file writes one."""
@@ -49,37 +46,29 @@ is a job of its own."""
 
 
 def reshape_mirror(
-    spark: SparkOnDemand, layout: Layout, identity: Identity, before: Table, after: Table, *, keep: bool,
+    spark: SparkOnDemand, layout: Layout, identity: Identity, before: Table, after: Table, *,
     by_metadata: bool = False,
 ) -> int:  # fmt: skip
     """Bring the mirror from one structure to the next (of :func:`pgcdc_assets.source.catalog.successor.successor`);
     returns its version then. It may have that structure already.
 
-    ``keep``: columns that were dropped stay, without values in rows that come or change. Otherwise they go. Rows of
-    leaves that ``after`` lacks go; then the columns are the same.
+    Columns that were dropped go. Rows of leaves that ``after`` lacks go; then the columns are the same.
     ``by_metadata``: no file is written anew where Delta's column mapping and type widening can say what changed.
     """
     found = Mirror(layout, identity, after.name)
     if found.snapshot_lsn is None:
         raise LakeError("has no copy whose structure could change", thing=f"mirror {after.name}")
-    return again_after_lost_races(partial(_reshaped, spark, found, before, after, keep, by_metadata))
+    return again_after_lost_races(partial(_reshaped, spark, found, before, after, by_metadata))
 
 
-def make_room(spark: SparkSession, mirror: Mirror, before: Table, after: Table) -> None:
-    """Have columns that were kept give their names to those of ``after`` that ``before`` lacks. May lose a race."""
-    _reshaped(SparkOnDemand(lambda: spark), mirror, before, after, keep=True, by_metadata=mirror.mapped)
-
-
-def _reshaped(
-    spark: SparkOnDemand, found: Mirror, before: Table, after: Table, keep: bool, by_metadata: bool
-) -> int:  # fmt: skip
+def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, by_metadata: bool) -> int:
     mirror = found.again()
     delta = mirror.delta
     if delta is None or mirror.snapshot_lsn != found.snapshot_lsn:
         raise LakeError("was copied anew meanwhile", thing=f"mirror {after.name}")
     if (reason := unfit(delta)) is not None:
         raise LakeError(reason, thing=f"mirror {after.name}")
-    columns = _sourced(delta, taken_by(mirror, before), after, keep)
+    columns = _sourced(delta, _taken_by(mirror, before), after)
     structure = structured(after, mirror.snapshot_lsn)
     passed(FaultPoint.RESHAPE_COMMITTING)
     stay = {leaf.oid for leaf in after.leaves}
@@ -99,16 +88,16 @@ def _held(delta: DeltaVersion) -> pa.Schema:
     return pa.schema(delta.schema.to_arrow())
 
 
-def taken_by(mirror: Mirror, known: Table) -> Mapping[int, str]:
+def _taken_by(mirror: Mirror, known: Table) -> Mapping[int, str]:
     """The table's columns that the mirror has, by attnum. A run that gave it more may have died before it noted so."""
     told = mirror.followed
     columns = (*(told.columns if told is not None else ()), *known.columns)
     return {column.attnum: column.name for column in columns}
 
 
-def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table, keep: bool) -> tuple[Sourced, ...]:
-    """The columns that the mirror gets: the table's, ours, those of other writers, and where wanted those that went.
-    ``names``: of the table's columns that it has."""
+def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tuple[Sourced, ...]:
+    """The columns that the mirror gets: the table's, ours, and those of other writers. ``names``: of the table's
+    columns that it has."""
     held = {field.name: field.type for field in _held(delta)}
     found: list[Sourced] = []
     own = {field.name for field in own_fields(after)}
@@ -121,13 +110,13 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table, keep: 
         source = names.get(column.attnum)
         if source is not None and source not in held:
             raise LakeError(f"has no column {source!r} any more", thing=f"mirror {after.name}")
-        if source is None and column.missing is None and field.name not in {*names.values(), *after.left_behind}:
+        if source is None and column.missing is None and field.name not in names.values():
             # A run may have widened the mirror by it, and died.
             source = field.name if held.get(field.name) == field.type else None
         found.append(Sourced(field.name, field.type, source, column))
     attnums = {column.attnum for column in after.columns}
     dropped = {name for attnum, name in names.items() if attnum not in attnums}
-    elsewhere = {one.held for one in found} | (set() if keep else dropped)
+    elsewhere = {one.held for one in found} | dropped
     used = {one.name.lower() for one in found}
     rest = [name for name in held if name not in elsewhere | OWN_COLUMNS and name.lower() not in used]
     return (*found, *(Sourced(name, held[name], name) for name in rest))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from deltalake import Schema as DeltaSchema
 from pyroaring import BitMap64
-from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
@@ -28,7 +27,6 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
-from pgcdc_assets.mirror.delta.reshape import make_room, taken_by
 from pgcdc_assets.mirror.delta.task import Collapsing, Effect
 from pgcdc_assets.mirror.delta.units import PendingChanges
 from pgcdc_assets.mirror.target import Applied
@@ -60,8 +58,6 @@ class TableWork:
     pending: PendingChanges
     mirror: Mirror
     refused: str | None
-    known: Table | None = None
-    """As the mirror last took it."""
 
     @classmethod
     def of(
@@ -76,17 +72,16 @@ class TableWork:
         start = max(part.span.start, stands)
         pending = PendingChanges.of(layout, part, LsnRange(start, max(start, min(part.span.end, upto))))
         before = (known or {}).get(part.table.name)
-        return cls(pending, mirror, _unmirrorable(part.table, before, mirror), before) if pending else None
+        return cls(pending, mirror, _unmirrorable(part.table, before, mirror)) if pending else None
 
     @property
     def table(self) -> Table:
         return self.pending.table
 
-    def begin(self, spark: SparkSession) -> Applied | list[Collapsing]:
+    def begin(self) -> Applied | list[Collapsing]:
         """Do what one look at the mirror allows: refuse, link, or say what is to be collapsed."""
         if self.refused is not None:
             return self.set_aside(self.refused)
-        self.make_room(spark)
         self.widen()
         return self.link() if self.linkable else self.units()
 
@@ -108,13 +103,6 @@ class TableWork:
         app_id = self.mirror.generation_app_id
         assert app_id is not None
         return {app_id: self.pending.span.end}
-
-    def make_room(self, spark: SparkSession) -> None:
-        """Columns that the mirror keeps though they were dropped give their names to new ones. The commit tells so: a
-        run that dies before it has noted that would else find the new ones, and take them for kept ones."""
-        if self.known is not None and _taken(self.table, self.known, self.mirror):
-            make_room(spark, self.mirror, self.known, self.table)
-            del self.mirror.delta
 
     def widen(self) -> None:
         """Add the columns that appeared to the mirror, before the data: this changes no row."""
@@ -225,12 +213,6 @@ def _missing(table: Table, mirror: Mirror) -> list[pa.Field]:
     return [field for field in MirrorSchema.of(table).arrow if field.name not in have]
 
 
-def _taken(table: Table, known: Table, mirror: Mirror) -> set[str]:
-    """Names of columns that appeared, and that others had which are gone: the mirror may have kept those."""
-    before = taken_by(mirror, known)
-    return {column.name for column in table.columns if column.attnum not in before} & table.left_behind
-
-
 def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | None:
     """Why the mirror cannot take the changes, or the columns that appeared."""
     reason = refusal(table)
@@ -248,7 +230,6 @@ def _altered(table: Table, known: Table | None, mirror: Mirror, delta: DeltaVers
     lacking = [] if known is None else [name for name in MirrorSchema.of(known).arrow.names if name not in have]
     if lacking:
         return f"has no column {lacking[0]!r} any more: it was dropped or renamed there"
-    taken = set[str]() if known is None else _taken(table, known, mirror)
-    ours = [field for field in DeltaSchema.from_arrow(MirrorSchema.of(table).arrow).fields if field.name not in taken]
+    ours = DeltaSchema.from_arrow(MirrorSchema.of(table).arrow).fields
     other = [field for field in ours if have.get(field.name, str(field.type)) != str(field.type)]
     return f"holds column {other[0].name!r} as another type than its own: it was changed there" if other else None
