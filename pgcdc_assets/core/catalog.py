@@ -198,7 +198,7 @@ class Table:
     """Of a mirror that has followed changes of the structure; None while it is as it was copied."""
     comments: tuple[tuple[int, str], ...] = ()
     """attnum and comment of each column that has one, in attnum order; attnum 0 stands for the table. They change no
-    row, so facts of the log have none. In a stored state they are those that the mirror has."""
+    row, so facts of the log have none. In a stored state they are those that were carried to the mirror last."""
 
     @property
     def mirror(self) -> TableName:

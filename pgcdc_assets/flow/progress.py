@@ -227,13 +227,15 @@ class TablesProgress:
             self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
             self._tables[name] = replace(entry, table=table)
 
-    def commented(self, name: TableName, comments: tuple[tuple[int, str], ...], version: int) -> None:
-        """Note that a followed table's mirror has these comments, in this version, and make them durable."""
+    def commented(self, name: TableName, comments: tuple[tuple[int, str], ...], version: int | None) -> None:
+        """Note that these comments were carried to a followed table's mirror, which has them in this version, and make
+        them durable. ``version``: None if the mirror could not take them."""
         entry = self[name]
         table = replace(entry.table, comments=comments)
-        self._target.settle({name: version})
+        if version is not None:
+            self._target.settle({name: version})
         self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
-        self._tables[name] = replace(entry, table=table, version=version)
+        self._tables[name] = replace(entry, table=table, version=entry.version if version is None else version)
 
     def put_aside(self, name: TableName, lsn: Lsn, reason: str) -> None:
         entry = self[name]

@@ -10,7 +10,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.closing import RunRanges
-from pgcdc_assets.flow.commenting import carry_comments, lacks_comments
+from pgcdc_assets.flow.commenting import carry_comments
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import PointDue, Standing, TakeLateTurn, TakeTurn, View, next_step
 from pgcdc_assets.flow.drift import CatalogWatch
@@ -47,12 +47,13 @@ class Turns:
         return level and not self.point.at(complete)
 
     def look(self) -> None:
-        """Publish what is new, and look at the catalog; a table that is listed only from there on again is owed a
-        point."""
+        """Publish what is new, look at the catalog, and carry the comments that it shows. A table that is listed only
+        from there on again, or whose mirror got comments, is owed a point."""
         self._stream.publish_new(self._work)
         before = self._catalog.named
         self._catalog.look()
-        if self._catalog.named != before or lacks_comments(self._work):
+        carried = not self._catalog.paused and carry_comments(self._work)
+        if carried or self._catalog.named != before:
             self.point.owe()
 
     def begin_copies(self) -> None:
@@ -128,8 +129,6 @@ class Turns:
             progress.reread_versions()
         if turn.tables or messages.count or step.exact or self.point.due:
             self.point.published(step.upto, whole=self.publish(step.upto))
-            if lacks_comments(self._work):
-                self.point.owe()
             if not self.point.due:
                 self._succeed()
         self._stream.report_apply(progress.replay_lsn)
@@ -152,7 +151,6 @@ class Turns:
         if not self._catalog.stands:
             self.look()
             self.begin_copies()
-        carry_comments(self._work)
         whole = self._work.progress.publish(upto, self._work.log.position(), messages_at(self._work, upto))
         self.tell_changed()
         return whole

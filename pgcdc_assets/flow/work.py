@@ -39,8 +39,6 @@ class Work:
     astray: dict[TableName, str] = field(default_factory=dict)
     """Tables of which a partition came that their mirrors do not know, as the log shows. The next look tells whether
     they can go on; until then they stand where they are."""
-    uncommented: dict[TableName, tuple[tuple[int, str], ...]] = field(default_factory=dict)
-    """Comments that a mirror could not take, and that this run has reported."""
     reshapes: Reshapes = field(init=False)
     """Mirrors whose structure is being changed."""
     messages: MessageFeed | None = None

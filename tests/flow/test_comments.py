@@ -128,21 +128,6 @@ def test_a_copy_has_them_and_they_change_while_a_run_follows(rig: Rig) -> None:
     assert _version(rig) == before, "what is there is not written again"
 
 
-def test_a_point_lists_the_version_with_them(rig: Rig) -> None:
-    rig.sync()
-    _say(rig, "COLUMN t.v", "said")
-    rig.sync()
-    point = ConsistentPoints(rig.settings.layout).newest()
-    assert point is not None
-    assert point.tables[T] == _version(rig) == 2
-    assert _told(rig) == {"v": "said"}
-    row = TableStates(rig.settings.layout).get(T)
-    assert row is not None
-    assert row.table is not None
-    assert row.table.comments == ((2, "said"),)
-    _no_gap(rig)
-
-
 @pytest.mark.parametrize("way", ["rewrite", "metadata"])
 def test_they_stay_through_other_structures(rig: Rig, way: str) -> None:
     rig = replace(rig, settings=rig.settings.model_copy(update={"schema_changes": way}))
@@ -198,20 +183,6 @@ def test_a_new_copy_has_those_of_now_and_what_others_say(rig: Rig) -> None:
     rig.assert_equal()
 
 
-def test_a_renamed_table_keeps_them(rig: Rig) -> None:
-    _say(rig, "TABLE t", "all")
-    _say(rig, "COLUMN t.v", "said")
-    rig.sync()
-    rig.commit("ALTER TABLE t RENAME TO t2")
-    rig.sync()
-    other = TableName("public", "t2")
-    assert _told(rig, other) == _by_spark(rig, other) == {"": "all", "v": "said"}
-    _say(rig, "TABLE t2", None)
-    rig.sync()
-    assert _told(rig, other) == {"v": "said"}
-    assert len(rig.observer.copies) == 2
-
-
 def test_what_another_writer_says_is_overwritten_by_the_source_alone(rig: Rig) -> None:
     _say(rig, "COLUMN t.v", "said")
     rig.sync()
@@ -228,16 +199,6 @@ def test_what_another_writer_says_is_overwritten_by_the_source_alone(rig: Rig) -
     assert _told(rig) == {"": "theirs"}
 
 
-def test_while_applying_is_paused_no_mirror_changes(rig: Rig) -> None:
-    rig.sync()
-    _say(rig, "COLUMN t.v", "said")
-    rig.sync(receive_only=True)
-    assert _told(rig) == {}
-    rig.sync()
-    assert _told(rig) == {"v": "said"}
-    _no_gap(rig)
-
-
 def test_a_mirror_that_cannot_take_them_holds_nothing_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has got a feature that our commits do not know; changes of its rows would set it aside."""
     rig.sync()
@@ -249,6 +210,7 @@ def test_a_mirror_that_cannot_take_them_holds_nothing_up(rig: Rig, monkeypatch: 
     monkeypatch.setattr(rig.observer, "progress", lambda stage, message, **_: told.append(message))
     report = rig.sync(max_seconds=SECONDS / 2)
     assert report.set_aside == []
+    rig.sync()
     (line,) = [line for line in told if "comments" in line]
     assert line.startswith("the mirror of public.t lacks the comments of its table: ")
     assert _told(rig) == {}
@@ -294,21 +256,6 @@ def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:
     return table, next(spec for spec in specs if spec.key == dg.AssetKey(["public", "t"]))
 
 
-def test_the_definitions_show_them(rig: Rig) -> None:
-    rig.sync()
-    _say(rig, "TABLE t", "all\nof it")
-    _say(rig, "COLUMN t.v", "said")
-    _say(rig, "COLUMN t.big", LONG)
-    rig.sync()
-    table, node = _drawn(rig)
-    assert table.comments == ((0, "all\nof it"), (2, "said"), (3, LONG))
-    assert (node.description or "").startswith("all\nof it\n\npublic.t, equal to")
-    schema = node.metadata["dagster/column_schema"]
-    assert isinstance(schema, dg.TableSchemaMetadataValue)
-    told = {column.name: column.description for column in schema.schema.columns}
-    assert told == {"id": None, "v": "said", "big": f"{'x' * 1000}..."}
-
-
 def test_not_null_reaches_the_definitions_and_nothing_else(rig: Rig) -> None:
     rig.sync()
 
@@ -333,34 +280,17 @@ def test_not_null_reaches_the_definitions_and_nothing_else(rig: Rig) -> None:
     assert not rig.observer.structures
 
 
-def test_states_and_catalogs_of_earlier_versions(rig: Rig) -> None:
-    """They say nothing of comments: the first run carries all there are."""
-    _say(rig, "COLUMN t.v", "said")
-    rig.sync()
-    catalog = load_catalog(CATALOG_FILE)
-    assert catalog is not None
-    states = TableStates(rig.settings.layout)
-    row = states.get(T)
-    assert row is not None
-    assert row.table is not None
-    states.set(replace(row.table, comments=()), row.state, row.lsn)
-    version = _version(rig)
-    rig.sync()
-    assert (_told(rig), _version(rig)) == ({"v": "said"}, version)
-    now = states.get(T)
-    assert now is not None
-    assert now.table is not None
-    assert now.table.comments == ((2, "said"),)
-
-
-def test_a_run_that_dies_behind_their_commit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They stand in the mirror, and its state does not know."""
+def test_a_catalog_check_carries_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While applying is paused they wait. A run that dies after their commit is followed by one that finds them. They
+    reach Dagster, and a new name of the table."""
 
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     rig.sync()
     _say(rig, "COLUMN t.v", "first")
+    rig.sync(receive_only=True)
+    assert _told(rig) == {}
     with monkeypatch.context() as broken:
         broken.setattr(TablesProgress, "commented", dies)
         with pytest.raises(KeyboardInterrupt):
@@ -376,3 +306,18 @@ def test_a_run_that_dies_behind_their_commit(rig: Rig, monkeypatch: pytest.Monke
     assert state is not None
     assert state.comments == ((2, "first"),)
     _no_gap(rig)
+    _say(rig, "TABLE t", "all\nof it")
+    _say(rig, "COLUMN t.big", LONG)
+    rig.sync()
+    table, node = _drawn(rig)
+    assert table.comments == ((0, "all\nof it"), (2, "first"), (3, LONG))
+    assert (node.description or "").startswith("all\nof it\n\npublic.t, equal to")
+    schema = node.metadata["dagster/column_schema"]
+    assert isinstance(schema, dg.TableSchemaMetadataValue)
+    told = {column.name: column.description for column in schema.schema.columns}
+    assert told == {"id": None, "v": "first", "big": f"{'x' * 1000}..."}
+    rig.commit("ALTER TABLE t RENAME TO t2", "COMMENT ON COLUMN t2.big IS NULL")
+    rig.sync()
+    other = TableName("public", "t2")
+    assert _told(rig, other) == {"": "all\nof it", "v": "first"}
+    assert len(rig.observer.copies) == 2

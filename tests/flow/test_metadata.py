@@ -100,6 +100,18 @@ def test_files_stay_and_take_changes_of_every_kind(rig: Rig) -> None:
     old = Lake(rig.lake).at(earlier)
     assert old.arrow(T).column_names[:3] == ["id", "v", "big"]
     assert old.arrow(U).schema.field("v").type == pa.decimal128(10, 2)
+    for was, now in (("", "2"), ("2", "")):
+        rig.commit(*(f"ALTER TABLE {name}{was} RENAME TO {name}{now}" for name in "tu"))
+        rig.commit(f"UPDATE u{now} SET v = v + 1e9 WHERE a < 5", f"UPDATE t{now} SET w = w || 'x' WHERE id < 5")
+        rig.sync()
+    assert_read(rig)
+    # The way back: files are written anew.
+    rig.settings = rig.settings.model_copy(update={"schema_changes": "rewrite"})
+    before = {name: {file.path for file in newest(rig, name).files} for name in (T, U)}
+    rig.commit("ALTER TABLE t RENAME w TO x", "ALTER TABLE u ALTER v TYPE numeric(14,2)", "UPDATE t SET v = id::text")
+    rig.sync()
+    assert not before[T] & {file.path for file in newest(rig, T).files}
+    assert_read(rig)
     assert len(rig.observer.copies) == copies
 
 
@@ -130,16 +142,9 @@ def test_upkeep_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_read(rig)
 
 
-def test_small_files_become_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repair_a_rewrite_and_a_copy_follow(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where small files are merged after each turn."""
     monkeypatch.setattr(DeltaTarget, "compaction", Compaction(look_every=1, most_small=1))
-    follow_all(rig)
-    rig.commit("UPDATE t SET w = 'y' WHERE id < 20", "UPDATE u SET v = 1e9 WHERE a < 20")
-    rig.sync()
-    assert all(len(newest(rig, name).files) == 1 for name in (T, U))
-    assert_read(rig)
-
-
-def test_a_repair_a_rewrite_and_a_copy_follow(rig: Rig) -> None:
     start = rig.flush()
     rig.commit("UPDATE t SET v = 'before' WHERE id < 5", "UPDATE u SET v = 2 WHERE a < 5")
     follow_all(rig)
@@ -156,27 +161,6 @@ def test_a_repair_a_rewrite_and_a_copy_follow(rig: Rig) -> None:
     rig.commit("ALTER TABLE t DROP v", "ALTER TABLE u RENAME c TO d", "UPDATE u SET d = 'd' WHERE a = 7")
     rig.sync()
     assert_read(rig)
-
-
-def test_a_mirror_goes_back_to_files_that_are_written_anew(rig: Rig) -> None:
-    follow_all(rig)
-    rig.settings = rig.settings.model_copy(update={"schema_changes": "rewrite"})
-    before = {file.path for file in newest(rig, T).files}
-    rig.commit("ALTER TABLE t RENAME w TO x", "ALTER TABLE u ALTER v TYPE numeric(14,2)", "UPDATE t SET v = id::text")
-    rig.sync()
-    assert not before & {file.path for file in newest(rig, T).files}
-    assert_read(rig)
-
-
-def test_a_mirror_that_goes_on_under_another_name_takes_its_columns_along(rig: Rig) -> None:
-    follow_all(rig)
-    copies = len(rig.observer.copies)
-    for was, now in (("", "2"), ("2", "")):
-        rig.commit(*(f"ALTER TABLE {name}{was} RENAME TO {name}{now}" for name in "tu"))
-        rig.commit(f"UPDATE u{now} SET v = v + 1e9 WHERE a < 5", f"UPDATE t{now} SET w = w || 'x' WHERE id < 5")
-        rig.sync()
-    assert_read(rig)
-    assert len(rig.observer.copies) == copies
 
 
 def test_a_new_column_is_known_to_be_that_whatever_became_of_the_run(rig: Rig) -> None:

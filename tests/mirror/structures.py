@@ -76,13 +76,13 @@ PLAIN: list[list[str | None]] = [["1", "2", "3"], ["one", "two", None], ["1.50",
 """Rows without a text that fits no type."""
 
 
-def relabelled(mirror: Mirror, after: Table, before: Table = T, *, keep: bool = False) -> Table:
+def relabelled(mirror: Mirror, after: Table, before: Table = T) -> Table:
     """Without Spark, so no file is written anew."""
     follows = successor(before, after, Lsn(50))
     assert isinstance(follows, Table), follows
     files = live_files(mirror.path)
     reshape_mirror(
-        SparkOnDemand(no_spark), mirror._layout, OWNER, before, follows, keep=keep, by_metadata=True
+        SparkOnDemand(no_spark), mirror._layout, OWNER, before, follows, by_metadata=True
     )  # fmt: skip
     assert live_files(mirror.path) == files
     return follows
