@@ -128,14 +128,20 @@ def test_changes_that_contradict_each_other_are_refused(events: list[tuple[Any, 
 
 
 def test_half_a_key_change_is_refused() -> None:
-    with pytest.raises(MergeMismatch, match="half"):
+    with pytest.raises(MergeMismatch, match="half") as refused:
         collapse(feed_rows([("M", 1, 2, "x", "y")]).slice(0, 1), COLUMNS)
+    assert refused.value.lsn == 100
 
 
 def test_truncate_drops_what_came_before() -> None:
     left = after_truncates(feed_rows([("I", 1, "x", "y"), ("T",), ("I", 2, "p", "q"), ("T",), ("I", 3, "r", "s")]))
-    assert left.truncated
+    assert (left.truncated, left.leaves) == (True, ())
     assert left.events["id"].to_pylist() == [3]
+
+
+def test_events_without_a_truncate_remain_as_they_are() -> None:
+    left = after_truncates(feed_rows([("I", 1, "x", "y")]))
+    assert (left.truncated, left.leaves, left.events["id"].to_pylist()) == (False, (), [1])
 
 
 def test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf() -> None:
@@ -143,6 +149,14 @@ def test_truncate_of_a_leaf_drops_what_came_before_on_that_leaf() -> None:
     events = events.append_column("_pgcdc_leaf", pa.array(["a", "b", "a", "a"]))
     left = after_truncates(events)
     assert (left.truncated, left.leaves, left.events["id"].to_pylist()) == (False, ("a",), [2, 3])
+
+
+def test_truncate_of_the_table_beside_one_of_a_leaf_makes_the_rest_the_whole_table() -> None:
+    """A row whose leaf is not known stays where a leaf is truncated."""
+    events = feed_rows([("I", 1, "x", "y"), ("T",), *(("I", key, "x", "y") for key in (2, 3, 4)), ("T",)])
+    events = events.append_column("_pgcdc_leaf", pa.array(["a", None, "a", "b", None, "a"], pa.string()))
+    left = after_truncates(events)
+    assert (left.truncated, left.leaves, left.events["id"].to_pylist()) == (True, (), [3, 4])
 
 
 def test_no_events_are_an_empty_source() -> None:

@@ -88,9 +88,9 @@ def lost_row_is_explained_by_a_delete(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.checks.tablehealth:_publications",
+    "pgcdc_assets.checks.tablehealth:RULES",
     rule="status reports an emptied publication at once",
     test="tests/checks/test_status.py::test_an_emptied_publication",
 )
 def emptied_publication_is_swallowed(original: Original) -> Any:
-    return with_instead(original, "present and not published and catalog.tables", "False")
+    return tuple(rule for rule in original if rule.__name__ != "_publications")

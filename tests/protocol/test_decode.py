@@ -68,3 +68,9 @@ def test_errors_never_tell_a_value() -> None:
     with pytest.raises(ProtocolError) as caught:
         decode(b"I" + bytes(4) + b"N\0\1t\0\0\0\6secret" + b"more", AT)
     assert "secret" not in str(caught.value)
+
+
+def test_value_of_an_unknown_kind_is_refused() -> None:
+    for letter in set(range(256)) - set(b"nut"):
+        with pytest.raises(ProtocolError):
+            decode(b"I" + pack(">I", 7) + b"N" + pack(">H", 1) + bytes([letter]) + pack(">I", 1) + b"a")
