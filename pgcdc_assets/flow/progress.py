@@ -111,7 +111,7 @@ class TablesProgress:
             )
             raise UsageError(why, thing=str(name))
         held, copied_anew = self._target.standing(name), f"copy it anew: `pgcdc snapshot {name.shell}`"
-        if held is None:
+        if held is None or held.oid not in (None, entry.table.oid):
             raise NotRepairable("has no copy", thing=f"mirror {name}", do=copied_anew)
         if not self._standings.in_log(held):
             what = f"stands at {held.replay_lsn}, and the log begins at {self._standings.log_begins}"
@@ -240,7 +240,7 @@ class TablesProgress:
     def put_aside(self, name: TableName, lsn: Lsn, reason: str) -> None:
         entry = self[name]
         self.states.set(entry.table, TableState.SET_ASIDE, lsn, reason)
-        self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, reshaping=False)
+        self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, reshaping=False, former=None)
 
     def refuse(self, table: Table, reason: str) -> None:
         """Set the table aside because no mirror can hold it as it is. Not stored: each look shows it again."""

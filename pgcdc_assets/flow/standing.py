@@ -86,7 +86,7 @@ class Standings:
         held = self._target.standing(table.name)
         if row is None or row.table is None or held is None or row.table.oid != table.oid:
             return TableProgress(table, TableState.WAITING)
-        if held.followed is not None and held.followed.oid != table.oid:
+        if held.oid not in (None, table.oid):
             # Whatever the stored state says: these are another table's rows.
             return TableProgress(table, TableState.WAITING)
         if row.state is TableState.MOVED or (row.state is TableState.COPYING and held.snapshot_lsn < row.lsn):

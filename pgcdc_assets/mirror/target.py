@@ -65,6 +65,8 @@ class Generation:
     replay_lsn: Lsn
     """Effective: the larger of what the mirror itself records, and the newest point that lists this generation."""
     version: int
+    oid: int | None = None
+    """The OID of the table whose rows it has; None where nothing tells."""
     followed: Table | None = None
     """The table as the mirror's rows have it since the last :meth:`Target.reshape` or :meth:`Target.rename`; None
     before any."""

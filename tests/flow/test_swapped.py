@@ -14,7 +14,9 @@ from pgcdc_assets import Lake
 from pgcdc_assets.core.faultpoints import FaultPoint
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import NotRepairable
 from pgcdc_assets.flow import progress
+from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.mirror.delta import rename
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
@@ -162,3 +164,16 @@ def _dies_at(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: FaultPoint, nth: 
         broken.setattr(progress, "passed", passes)
         with pytest.raises(KeyboardInterrupt):
             rig.sync()
+
+
+def test_a_table_that_was_set_aside_is_not_healed_by_another_tables_mirror(rig: Rig) -> None:
+    rig.settings = rig.settings.model_copy(update={"schema_changes": "set_aside"})
+    rig.commit("ALTER TABLE a ADD k int DEFAULT 4")
+    rig.sync()
+    swapped = rig.commit(*_SWAP)
+    rig.sync()
+    with pytest.raises(NotRepairable, match="has no copy"):
+        rig.engine().sync(Bounds(), heal=[B])
+    rig.engine().sync(Bounds(), copy_anew=[B])
+    rig.sync()
+    _hold(rig, copied=len(rig.observer.copies), swapped=swapped)

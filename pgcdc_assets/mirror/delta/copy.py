@@ -32,7 +32,7 @@ from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.table import moved_away
 from pgcdc_assets.mirror.delta.commented import Commented
 from pgcdc_assets.mirror.delta.copytask import CopyPart, CopyTarget, CopyTask, WrittenPart, copy_failure, copy_parts
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_OID, SOURCE_TABLE, Mirror, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.target import CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
@@ -187,7 +187,8 @@ class _Copier:
             columns = schema.columns(mapped=mirror.mapped, highest=highest)
             return CopyTarget(table, mirror.path, physical(schema.arrow, columns.schema), point, columns)
         if not mirror.exists:
-            properties = {IDENTITY: self._identity.app_id(), SOURCE_TABLE: str(table.name), **keeping(self._retention)}
+            properties = {IDENTITY: self._identity.app_id(), SOURCE_TABLE: str(table.name), SOURCE_OID: str(table.oid),
+                          **keeping(self._retention)}  # fmt: skip
             create_mirror(mirror.path, schema, properties, self._layout.root)
             passed(FaultPoint.MIRROR_MADE)
             mirror = Mirror(self._layout, self._identity, table.name)
@@ -209,12 +210,14 @@ class _Copier:
         assert delta is not None
         position = {mirror.snapshot_app_id: target.commit_lsn}
         told = Commented.of(delta, target.table, target.columns)
-        if target.columns is None and told.stands(delta):
+        owner = {SOURCE_OID: str(target.table.oid)}
+        if target.columns is None and told.stands(delta) and mirror.oid == target.table.oid:
             return commit_files(delta, files, "overwrite", position)
         if (held := mirror.snapshot_lsn) is not None and held >= target.commit_lsn:
             raise LakeError(f"holds the copy of {held} already", thing=f"mirror {mirror.name}",
                             lsn=Lsn(target.commit_lsn))  # fmt: skip
-        return replace_table(delta, told.columns, files, position, told.properties, description=told.description)
+        return replace_table(delta, told.columns, files, position, {**told.properties, **owner},
+                             description=told.description)  # fmt: skip
 
 
 def _pieces(

@@ -73,7 +73,8 @@ class DeltaTarget:
         if snapshot_lsn is None:
             return None
         replay_lsn = mirror.effective_replay_lsn(self._points) or snapshot_lsn
-        return Generation(snapshot_lsn, replay_lsn, mirror.version, mirror.followed, mirror.unlisted(self._points))
+        unlisted = mirror.unlisted(self._points)
+        return Generation(snapshot_lsn, replay_lsn, mirror.version, mirror.oid, mirror.followed, unlisted)
 
     def version(self, name: TableName) -> int:
         return self._mirror(name).version
@@ -113,8 +114,8 @@ class DeltaTarget:
         if held is None:
             raise LakeError(f"has no version {version} any more", thing=f"mirror {former}")
         place = self._mirror(table.name)
-        begun = place.followed is not None and place.followed.oid == table.oid
-        if place.snapshot_lsn == position and not begun and place.effective_replay_lsn(self._points) != position:
+        others = place.snapshot_lsn == position and place.oid != table.oid
+        if others and place.effective_replay_lsn(self._points) != position:
             # Whoever found the place later would take where the other table's copy stands for where this one does.
             raise LakeError(f"holds a copy of {position} that has gone on", thing=f"mirror {place.name}", lsn=position)
         return rename_mirror(held, place, table, self._layout.root, position)

@@ -32,6 +32,8 @@ from pgcdc_assets.store import storage
 IDENTITY: Final = "pgcdc.identity"
 """Table property: whose changes the mirror takes."""
 SOURCE_TABLE: Final = "pgcdc.table"
+SOURCE_OID: Final = "pgcdc.oid"
+"""Table property: the OID of the table whose rows the mirror has. A name may be another table's by now."""
 STRUCTURE: Final = "pgcdc.structure"
 """Table property: the table as its rows follow it since a change of its structure, or of its name, with the copy that
 this is of."""
@@ -48,8 +50,10 @@ PROPERTIES: Final = {
 
 
 def structured(table: Table, copy: Lsn | None) -> dict[str, str]:
-    """:data:`STRUCTURE` of a mirror that has these rows. Its comments stand in the columns themselves."""
-    return {STRUCTURE: json.dumps({"copy": copy, "table": replace(table, comments=()).to_json()})}
+    """:data:`SOURCE_OID` and :data:`STRUCTURE` of a mirror that has these rows. Its comments stand in the columns
+    themselves."""
+    told = {"copy": copy, "table": replace(table, comments=()).to_json()}
+    return {SOURCE_OID: str(table.oid), STRUCTURE: json.dumps(told)}
 
 
 def create_mirror(path: Location, schema: MirrorSchema, properties: Mapping[str, str], root: Location) -> None:
@@ -188,6 +192,12 @@ class Mirror:
         found = json.loads(told)
         return Table.from_json(found["table"]) if found["copy"] == self.snapshot_lsn else None
 
+    @property
+    def oid(self) -> int | None:
+        """As of :attr:`Generation.oid`."""
+        told = None if self.delta is None else self.delta.configuration.get(SOURCE_OID)
+        return None if told is None else int(told)
+
     def unlisted(self, points: ConsistentPoints) -> bool:
         """As of :attr:`Generation.unlisted`. The position of a copy does not tell: two tables may have been copied, or
         left, at the same."""
@@ -197,7 +207,7 @@ class Mirror:
         listed = None if listing is None else self.at(listing.version)
         if listed is None or listed.snapshot_lsn != self.snapshot_lsn:
             return True
-        return listed.followed is None or listed.followed.oid != self.followed.oid
+        return listed.followed is None or listed.oid != self.oid
 
     def _position(self, app_id: str) -> Lsn | None:
         found = None if self.delta is None else self.delta.positions.get(app_id)
