@@ -261,8 +261,8 @@ class TablesProgress:
         return lost
 
     def renamed_among(self, published: Iterable[Table]) -> None:
-        """Forget the entries whose names other followed tables have now. :meth:`found` takes these tables in."""
-        oids = {entry.table.oid for entry in self.followed()}
+        """Forget the entries whose names other known tables have now. :meth:`found` takes these tables in."""
+        oids = {entry.table.oid for entry in self}
         for table in published:
             entry = self._tables.get(table.name)
             if entry is None or entry.reshaping or entry.state is TableState.COPYING:

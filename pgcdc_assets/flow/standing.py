@@ -84,11 +84,12 @@ class Standings:
         if (reason := self._target.refusal(table)) is not None:
             return TableProgress(table, TableState.SET_ASIDE, reason=reason, refused=True)
         held = self._target.standing(table.name)
-        if row is None or row.table is None or held is None or row.table.oid != table.oid:
+        if row is None or row.table is None or row.table.oid != table.oid:
             return TableProgress(table, TableState.WAITING)
-        if held.oid not in (None, table.oid):
-            # Whatever the stored state says: these are another table's rows.
-            return TableProgress(table, TableState.WAITING)
+        if held is None or held.oid not in (None, table.oid):
+            # There is no mirror under this name, or it has another table's rows.
+            aside = TableProgress(row.table, row.state, reason=row.reason)
+            return aside if row.state is TableState.SET_ASIDE else TableProgress(table, TableState.WAITING)
         if row.state is TableState.MOVED or (row.state is TableState.COPYING and held.snapshot_lsn < row.lsn):
             return TableProgress(table, TableState.WAITING)
         shape = self._as_followed(row, row.table, held)
