@@ -34,10 +34,9 @@ class Turns:
         self._copies = copies
         self._ranges = ranges
         self._succeed = succeed
-        # If a table was copied, repaired, or changed in structure, and no point lists it so yet, this run owes the
-        # point in any case.
-        listed = work.progress.listed
-        self.point = PointDue(listed.unlisted or listed.renewed or listed.shown_from > ZERO)
+        # If an earlier run copied a table, or followed its structure, and ended before a point listed it, this run owes
+        # the point in any case.
+        self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)
 
     @property
     def level(self) -> bool:

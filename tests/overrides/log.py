@@ -284,7 +284,7 @@ def restored_source_is_followed(_original: Original) -> Any:
 
 
 @override(
-    "pgcdc_assets.source.stream.drain:Ranges._advance_to",
+    "pgcdc_assets.source.stream.drain:Drain._advance_to",
     rule="the slot of a drained backlog is advanced only to what is durable in the log",
     test="tests/log/test_drain.py::test_the_slot_follows_what_is_durable",
 )

@@ -99,7 +99,6 @@ def test_facts_of_the_log_have_no_comments(database: Database) -> None:
         facts = relation_facts(conn, {found["t"].oid: [23]}, ["p"])[found["t"].oid]
     assert facts.table is not None
     assert facts.table.comments == ()
-    assert "comments" not in facts.table.to_json()
     assert found["t"].without_volatile() == facts.table.without_volatile()
 
 
