@@ -166,7 +166,7 @@ def _maintained(rig: Rig) -> None:
 
 def _copied_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new copy ends it, and neither it nor a repair minds a commit that comes first, once."""
-    left = {"public/updated": 1, "public/by_spark": 1}
+    left = {"public/updated": 1, "public/by_rust": 1}
 
     def racing(step: Callable[..., int], *args: Any) -> int:
         folder = args[0].folder
@@ -178,11 +178,11 @@ def _copied_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("pgcdc_assets.mirror.delta.copy.commit_files", lambda *args: racing(commit_files, *args))
     monkeypatch.setattr("pgcdc_assets.mirror.delta.repair.merged", lambda *args: racing(merged, *args))
-    DeltaTable(path_of(rig.settings.layout.mirror(_name("by_spark")))).delete("id = 20")
-    rig.engine().repair(_name("by_spark"), rig.observer.ranges[0].span)
-    rig.assert_equal("public.by_spark")
-    report = rig.engine().sync(Bounds(), copy_anew=[_name(name) for name in [*CHANGED, "by_spark", REFUSED]])
-    assert left == {"public/updated": 0, "public/by_spark": 0}
+    DeltaTable(path_of(rig.settings.layout.mirror(_name("by_rust")))).delete("id = 20")
+    rig.engine().repair(_name("by_rust"), rig.observer.ranges[0].span)
+    rig.assert_equal("public.by_rust")
+    report = rig.engine().sync(Bounds(), copy_anew=[_name(name) for name in [*CHANGED, "by_rust", REFUSED]])
+    assert left == {"public/updated": 0, "public/by_rust": 0}
     assert report.changed == []
     assert {name.name for name, _ in report.set_aside} <= {REFUSED}
     rig.assert_equal(*(f"public.{name}" for name in CHANGED))
