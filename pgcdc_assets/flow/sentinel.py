@@ -18,7 +18,8 @@ from pgcdc_assets.store import storage
 @dataclass(frozen=True)
 class Sentinel:
     endpos: Lsn | None = None
-    """A run that follows ends at the last boundary at or below this position. None: it does not end."""
+    """A run that follows ends at the last boundary at or below this position; a run that is already past it, where it
+    is. None: it does not end."""
     paused: bool = False
     """Nothing is applied: changes go into the log, and the slot is freed."""
 
