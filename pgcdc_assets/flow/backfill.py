@@ -128,7 +128,9 @@ def _repaired(work: Work, entry: TableProgress, span: LsnRange) -> TableTurn:
         do = f"copy it anew: `pgcdc snapshot {table.name.shell}`"
         raise NotRepairable(failure, thing=str(table.name), lsn=span.start, do=do) from None
     work.target.settle({entry.table.name: result.version})
-    return record(work, result, {})
+    turn = record(work, result, {})
+    work.progress.publish_repaired(table.name)
+    return turn
 
 
 def widened(work: Work, span: LsnRange) -> LsnRange:

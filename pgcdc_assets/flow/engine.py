@@ -81,14 +81,12 @@ class Engine:
         while report.gave_way and bounds.max_seconds is None and free_again(self._settings.layout, bounds.stop):
             # Another command may be quicker; then it is waited for as well.
             with suppress(LockHeld):
-                report = self._sync(bounds, resumed=True).after(report)
+                report = self._sync(bounds).after(report)
         return report
 
     def _sync(
-        self, bounds: Bounds, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = (), *,
-        resumed: bool = False,
+        self, bounds: Bounds, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = ()
     ) -> SyncReport:  # fmt: skip
-        """``resumed``: the run goes on after it gave way to a command."""
         waits = bool(copy_anew or heal) and not bounds.follow
         lake = self._in_turn(bounds.stop) if waits else self._at_once(gives_way=bounds.follow)
         with self._operation(OperationKind.SYNC, lake) as operation, connect(self._conninfo) as conn:
@@ -119,7 +117,7 @@ class Engine:
             slotstatus.usable_slot(conn, catalog.identity.slot, two_phase=self._settings.two_phase)
             work.progress.request_copy(copy_anew)
             work.progress.heal(heal)
-            report = Sync(work, self._conninfo, stream, bounds, resumed=resumed).run()
+            report = Sync(work, self._conninfo, stream, bounds).run()
             operation.renewed += [str(copied.table) for copied in report.copied]
             return report
 

@@ -35,8 +35,13 @@ class ListedTables:
 
     @property
     def unlisted(self) -> bool:
-        """Whether the newest point lacks a followed table: a run ended after the table's copy, before a point of it."""
-        return not self._followed().keys() <= self._newest_names
+        """Whether the newest point lacks a followed table, or is below its mirror: an operation ended after the copy or
+        the apply, and before a point of it."""
+        newest, followed = self._points.newest(), self._followed()
+        if newest is None:
+            return bool(followed)
+        above = any(entry.replay_lsn > newest.replay_lsn for entry in followed.values())
+        return above or not followed.keys() <= newest.tables.keys()
 
     @property
     def shown_from(self) -> Lsn:
@@ -46,13 +51,6 @@ class ListedTables:
         lineages = [entry.table.lineage for entry in self._followed().values()]
         highest = Lsn(max((lineage.since for lineage in lineages if lineage is not None), default=0))
         return ZERO if newest is not None and newest.replay_lsn >= highest else highest
-
-    @property
-    def renewed(self) -> bool:
-        """Whether a followed mirror has another version than the newest point lists."""
-        newest = self._points.newest()
-        listed = {} if newest is None else newest.tables
-        return any(listed.get(name, entry.version) != entry.version for name, entry in self._followed().items())
 
     def late(self) -> list[TableProgress]:
         """Followed tables that are below the newest point although others are not: they were copied while the others
@@ -90,17 +88,13 @@ class ListedTables:
     def _followed(self) -> dict[TableName, TableProgress]:
         return {name: entry for name, entry in self._entries.items() if entry.state.readable}
 
-    @property
-    def _newest_names(self) -> set[TableName]:
-        newest = self._points.newest()
-        return set() if newest is None else set(newest.tables)
-
     def _left_behind(self, target: Target) -> set[TableName]:
         """Followed tables that older points list and the newest does not: they were away under another name. A table
         that no point has listed since its copy was not away: its run ended early."""
-        if self._points.newest() is None:
+        newest = self._points.newest()
+        if newest is None:
             return set()
-        return {name for name in self._followed().keys() - self._newest_names if self._was_listed(name, target)}
+        return {name for name in self._followed().keys() - newest.tables.keys() if self._was_listed(name, target)}
 
     def _was_listed(self, name: TableName, target: Target) -> bool:
         """Whether a point has listed the table since its copy."""

@@ -119,12 +119,8 @@ class Maintenance:
         Otherwise a quiet table's position would rest on the version that the newest point names, for ever.
         """
         newest = self._work.progress.points.newest()
-        if newest is None:
-            return
-        now = self._level(newest)
-        if any(now[name] != newest.tables[name] for name in now):
-            changed = self._work.progress.changed
-            self._work.target.publish(newest.replay_lsn, now, changed, newest.messages, beside=newest)
+        if newest is not None:
+            self._work.progress.republish(self._level(newest))
 
     def prune(self) -> None:
         """Take back the promise of points that are older than the retention, and thin out the others."""

@@ -6,7 +6,7 @@ copy and turn, so that quiet tables cost nothing per turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Catalog, Leaf, Table
@@ -309,6 +309,24 @@ class TablesProgress:
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
         return len(versions) == len(self.followed())
+
+    def republish(self, versions: Mapping[TableName, int]) -> None:
+        """Publish the newest point again with these versions of mirrors, which are at its LSN; nothing if it has them
+        already. The other tables stay as it lists them."""
+        newest = self.points.newest()
+        if newest is None or versions.items() <= newest.tables.items():
+            return
+        self._target.settle(versions)
+        self._note_changed()
+        self._target.publish(newest.replay_lsn, versions, self.changed, newest.messages, beside=newest)
+
+    def publish_repaired(self, name: TableName) -> None:
+        """List a repaired mirror at the newest point's LSN, if the table is listed and is there: the next change, and
+        so the next point, may be days away."""
+        newest = self.points.newest()
+        if newest is not None and name in newest.tables:
+            now = self.listed.versions_at(newest.replay_lsn)
+            self.republish({name: now[name]} if name in now else {})
 
     @property
     def changed(self) -> dict[TableName, str]:

@@ -22,10 +22,7 @@ from pgcdc_assets.store import storage
 class Sync:
     """One run. ``run()`` returns when its bounds say so; any failure of a part ends it with that error."""
 
-    def __init__(
-        self, work: Work, conninfo: str, stream: LogStream, bounds: Bounds, *, resumed: bool = False
-    ) -> None:  # fmt: skip
-        """``resumed``: the run goes on after it gave way to a command, which may have repaired a mirror."""
+    def __init__(self, work: Work, conninfo: str, stream: LogStream, bounds: Bounds) -> None:
         self._work = work
         self._stream = stream
         self._bounds = bounds
@@ -33,8 +30,6 @@ class Sync:
         self._catalog = CatalogWatch(work, stream)
         self._ranges = RunRanges(work, stream)
         self._turns = Turns(work, stream, self._catalog, self._copies, self._ranges, self._succeed)
-        if resumed and work.progress.listed.renewed:
-            self._turns.point.owe()
         self._started = self._moved = time.monotonic()
         self._start = work.progress.replay_lsn
         self._sentinel = Sentinel()

@@ -34,8 +34,8 @@ class Turns:
         self._copies = copies
         self._ranges = ranges
         self._succeed = succeed
-        # If an earlier run copied a table, or followed its structure, and ended before a point listed it, this run owes
-        # the point in any case.
+        # If an earlier operation copied a table, applied to it, or followed its structure, and ended before a point
+        # listed that, this run owes the point in any case.
         self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)
 
     @property

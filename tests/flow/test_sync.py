@@ -35,7 +35,7 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store.local import path_of
 from tests.end_to_end.command import wait_for
-from tests.flow.rig import Rig, T, U, children_running
+from tests.flow.rig import Rig, T, U, children_running, newest, version
 
 pytestmark = pytest.mark.spark
 
@@ -274,8 +274,12 @@ def test_by_hand_repair_and_backfill(rig: Rig) -> None:
         rig.assert_equal("public.t")
     checked = rig.engine().check_range(report.span)
     assert checked.transactions == 3
+    before = newest(rig)
     rig.engine().repair(U, report.span)
     rig.assert_equal("public.u")
+    # A point lists the repaired version at once, and the other mirror as it was: its damage is not published.
+    assert newest(rig).replay_lsn == before.replay_lsn
+    assert newest(rig).tables == {T: before.tables[T], U: version(rig, U)}
     with pytest.raises(NotRepairable):
         # Its TOASTed column was never sent: the log lacks it, and nothing is guessed.
         rig.engine().repair(T, report.span)
@@ -288,6 +292,20 @@ def test_by_hand_repair_and_backfill(rig: Rig) -> None:
         rig.engine().check_range(end)
     with pytest.raises((UsageError, RangeGap)):
         rig.engine().repair(T, end)
+
+
+def test_what_was_applied_by_hand_is_in_a_point_after_the_next_sync(rig: Rig) -> None:
+    """The same state as after a kill between apply and point. No table has any other change to wait for."""
+    rig.setup()
+    rig.sync()
+    before = newest(rig).replay_lsn
+    goal = rig.commit("UPDATE t SET v = 'changed' WHERE id = 1")
+    rig.sync(receive_only=True)
+    rig.engine().apply_range([T], LsnRange(before, goal))
+    assert newest(rig).replay_lsn == before
+    rig.sync()
+    assert newest(rig).replay_lsn >= goal
+    assert newest(rig).tables == {T: version(rig, T), U: version(rig, U)}
 
 
 def test_the_lock_is_free_after_a_failure(rig: Rig) -> None:
