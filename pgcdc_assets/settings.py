@@ -289,7 +289,8 @@ def _wrong(error: Mapping[str, Any]) -> SettingsError:
         close = get_close_matches(name, Settings.model_fields, 1)
         do = f"did you mean `{close[0]}`?" if close else "docs/operations.md lists all"
         return SettingsError("is unknown", thing=f"setting `{name}`", do=do)
-    return SettingsError(str(error["msg"]).removeprefix("Value error, "), thing=f"setting `{name}`")
+    what = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+    return SettingsError(what.removesuffix(", unable to interpret input"), thing=f"setting `{name}`")
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -54,7 +54,8 @@ def positions(settings: Settings) -> Positions:
     layout, catalog = settings.layout, load_catalog(CATALOG_FILE)
     with connect(source_of(settings), application_name=f"{APPLICATION}/positions") as conn:
         row = conn.execute(_WRITTEN, [settings.slot]).fetchone()
-        # Before the source's: none of ours seems ahead of it.
+        # The lowest position is read first. Read in this order, no position shows above the one that it follows.
+        replayed = lowest_replayed(layout, catalog) if catalog is not None else None
         log = ChangeLog(layout)
         flushed = log.position() if log.exists else None
         source = flush_lsn(conn)
@@ -64,7 +65,7 @@ def positions(settings: Settings) -> Positions:
         source=source,
         write=max((lsn for lsn in (written, flushed) if lsn is not None), default=None),
         flush=flushed,
-        replay=lowest_replayed(layout, catalog) if catalog is not None else None,
+        replay=replayed,
         endpos=told.endpos,
         paused=told.paused,
         at_work=holder.command if holder else None,

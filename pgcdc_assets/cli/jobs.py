@@ -13,7 +13,7 @@ from pgcdc_assets.errors import PgcdcError, UnknownTable
 from pgcdc_assets.project import LOCATION, dagster_home
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
-from pgcdc_assets.store.private import private_folder
+from pgcdc_assets.store.private import private_log
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -64,9 +64,8 @@ def instance() -> dg.DagsterInstance:
 @contextmanager
 def noise_in_file() -> Iterator[None]:
     """Send what Java and libraries print on stderr into a file, so that the command alone writes to the terminal."""
-    private_folder(RUN_LOG.parent)
     sys.stderr.flush()
-    with RUN_LOG.open("ab") as file, os.fdopen(os.dup(2), "wb") as kept:
+    with private_log(RUN_LOG) as file, os.fdopen(os.dup(2), "wb") as kept:
         os.dup2(file.fileno(), 2)
         try:
             yield

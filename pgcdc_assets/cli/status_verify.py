@@ -50,11 +50,12 @@ def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
     Ends with 1 if a table differs or cannot be read, and with 3 if none differs but some could not be compared.
     """
     from pgcdc_assets.cli.console import ConsoleProgress
-    from pgcdc_assets.cli.jobs import run_sync
+    from pgcdc_assets.cli.jobs import refuse_unknown, run_sync
     from pgcdc_assets.project import started_source
     from pgcdc_assets.settings import Settings
 
     settings = Settings.load()
+    refuse_unknown(tables)
     conninfo = started_source(settings)
     progress = ConsoleProgress()
 

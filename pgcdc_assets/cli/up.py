@@ -29,6 +29,7 @@ from pgcdc_assets.errors import MachineError
 from pgcdc_assets.flow import lock
 from pgcdc_assets.project import started_source, workspace_file
 from pgcdc_assets.settings import STATE_FOLDER, Settings
+from pgcdc_assets.store.private import private_log
 
 PORT = 3000
 """Dagster's own default; the next free one is taken when it is in use."""
@@ -87,7 +88,7 @@ def _start(log: Path, url: str) -> subprocess.Popen[bytes]:
     # At `info` the daemon writes a line or two every second, for as long as it runs.
     quiet = ["--log-level", "warning", "--code-server-log-level", "warning"]
     command = ["--workspace", str(workspace_file()), "--host", host, "--port", port, *quiet]
-    with log.open("wb") as file:
+    with private_log(log) as file:
         return started("pgcdc_assets.cli.dagsterui", command, file, **{SENSOR_ON: "on"})
 
 

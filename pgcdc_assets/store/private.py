@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 OWNER_ONLY: Final = 0o700
+_LOG_BYTES: Final = 10 << 20
 
 
 def private_folder(path: Path) -> Path:
@@ -18,3 +19,13 @@ def private_folder(path: Path) -> Path:
     with suppress(FileExistsError):
         path.mkdir(OWNER_ONLY)
     return path
+
+
+def private_log(path: Path) -> IO[bytes]:
+    """Open a log of a private folder for appending. A log of more than 10 MiB is first moved to ``<name>.1``, in place
+    of the one that was moved before."""
+    private_folder(path.parent)
+    with suppress(FileNotFoundError):
+        if path.stat().st_size > _LOG_BYTES:
+            path.replace(path.with_name(f"{path.name}.1"))
+    return path.open("ab")

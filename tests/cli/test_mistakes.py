@@ -6,6 +6,7 @@ What may never stand there: a traceback, a secret, words of the libraries beneat
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator
@@ -21,12 +22,14 @@ from psycopg.conninfo import make_conninfo
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from tests.cli.conftest import Shell
+from tests.end_to_end.command import wait_for
 from tests.servers import new_server
 
 SECRET = "geheim"
 NEVER = (
     SECRET, "Traceback", "unexpected", "Error:", "Input should", "pydantic", "psycopg", "ScannerError", "see the log"
 )  # fmt: skip
+_PENDING = "SELECT pending_restart FROM pg_settings WHERE name = 'wal_level'"
 LINES = 12
 """One line or a short list."""
 
@@ -112,6 +115,14 @@ def _no_logical(rig: Rig) -> None:
     rig.shell.set(SOURCE=server.conninfo)
 
 
+def _no_restart(rig: Rig) -> None:
+    _no_logical(rig)
+    with psycopg.connect(os.environ["PGCDC_SOURCE"], autocommit=True) as conn:
+        conn.execute("ALTER SYSTEM SET wal_level = logical")
+        conn.execute("SELECT pg_reload_conf()")
+        wait_for(lambda: conn.execute(_PENDING).fetchone() == (True,), what="the new value")
+
+
 def _odd_name(rig: Rig) -> None:
     rig.sql('CREATE TABLE "two\nlines\u202e" (id int PRIMARY KEY)')
     rig.set_up()
@@ -161,6 +172,9 @@ MISTAKES = (
     # What the source lacks.
     Mistake("wal_level", _no_logical, "setup", 1,
             ("source: has wal_level = replica", "ALTER SYSTEM SET wal_level = logical;", "restart the server")),
+    Mistake("wal_level before the restart", _no_restart, "setup", 1,
+            ("source: has wal_level = replica, and another value in its configuration", "restart the server"),
+            ("ALTER SYSTEM",)),
     Mistake("REPLICATION", lambda r: r.source(user=r.role, password=SECRET), "setup", 1,
             ("may not replicate", "ALTER ROLE {role} REPLICATION;")),
     Mistake("SELECT", _few_rights, "setup", 1,
@@ -178,9 +192,14 @@ MISTAKES = (
             ("setting `source`", "holds a password in pgcdc.yaml")),
     Mistake("unknown setting", lambda r: r.file("sorce: host=x\n"), "status", 2,
             ("setting `sorce`: is unknown; did you mean `source`?",)),
+    Mistake("unknown value", lambda r: r.file("schema_changes: rewrit\n"), "status", 2,
+            ("setting `schema_changes`: must be 'rewrite', 'metadata' or 'set_aside'",)),
+    Mistake("negative number", lambda r: r.file("batch_seconds: -1\n"), "status", 2,
+            ("setting `batch_seconds`: must be greater than 0",)),
     Mistake("no YAML", lambda r: r.file(f"lake: x\nsource: host: x {SECRET}\n"), "status", 2,
-            ("pgcdc.yaml: line 2, column 13", "one `name: value` a line")),
-    Mistake("a tab", lambda r: r.file("spark:\n\tmaster: local\n"), "status", 2, ("pgcdc.yaml: line 2, column 1",)),
+            ("pgcdc.yaml: is not YAML at line 2, column 13", "one `name: value` a line")),
+    Mistake("a tab", lambda r: r.file("spark:\n\tmaster: local\n"), "status", 2,
+            ("pgcdc.yaml: is not YAML at line 2, column 1",)),
     Mistake("tables in one text", lambda r: r.file("tables: public.*\n"), "setup", 2,
             ("setting `tables`: is a list of patterns", PATTERNS)),
     Mistake("tables in the environment", lambda r: r.shell.set(TABLES="public.*"), "setup", 2,
@@ -221,6 +240,8 @@ MISTAKES = (
             ("public.aa: is not among the published tables; did you mean public.a?",), ("range",)),
     Mistake("table to copy", lambda r: r.set_up(), "snapshot nowhere", 1,
             ("public.nowhere: is not among the published tables", "`pgcdc status`")),
+    Mistake("table to verify", lambda r: r.set_up(), "verify public.aa", 1,
+            ("public.aa: is not among the published tables; did you mean public.a?",)),
     Mistake("table to heal", lambda r: r.set_up(), "heal public.aa", 1,
             ("public.aa: is not among the published tables; did you mean public.a?",)),
     Mistake("table to forget", _received, "forget nowhere --yes", 1,

@@ -25,11 +25,12 @@ _PLACES = 2
 _NAMES_SHOWN = 10
 
 _SERVER = """
-SELECT pg_is_in_recovery(), current_setting('wal_level'), current_setting('synchronous_standby_names'),
+SELECT pg_is_in_recovery(), w.setting, w.pending_restart, current_setting('synchronous_standby_names'),
        current_setting('max_slot_wal_keep_size'), current_setting('idle_replication_slot_timeout', true),
        current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_catalog.pg_replication_slots),
        current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_catalog.pg_stat_replication),
        EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = %s)
+FROM pg_catalog.pg_settings w WHERE w.name = 'wal_level'
 """
 _NOT_REPLICATED = """
 SELECT CASE WHEN c.relkind = 'f' THEN 'foreign tables' WHEN c.relkind = 'm' THEN 'materialised views'
@@ -76,12 +77,12 @@ def server_findings(conn: psycopg.Connection[Any], slot: str, *, two_phase: bool
     """Findings on the server's settings and free places for slots and connections."""
     row = conn.execute(_SERVER, [slot]).fetchone()
     assert row is not None
-    recovering, wal_level, standbys, keep, idle, slots, senders, has_slot = row
+    recovering, wal_level, pending, standbys, keep, idle, slots, senders, has_slot = row
     return [
         *_version(conn.info.server_version),
         *(_two_phase(conn.info.server_version) if two_phase else ()),
         *_encoding(conn.info.parameter_status("server_encoding")),
-        *_settings(recovering, wal_level, standbys),
+        *_settings(recovering, wal_level, pending, standbys),
         *_places(slots, senders, has_slot),
         *_bounds(keep, idle),
     ]
@@ -114,13 +115,16 @@ def _encoding(name: str | None) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _settings(recovering: bool, wal_level: str, standbys: str) -> Iterator[Finding]:
+def _settings(recovering: bool, wal_level: str, pending: bool, standbys: str) -> Iterator[Finding]:
     if recovering:
         yield Finding("error", "source", "is a standby: publications are made on its primary",
                       "run `pgcdc setup` against the primary")  # fmt: skip
-    if wal_level != "logical":
+    if wal_level != "logical" and pending:
+        yield Finding("error", "source", f"has wal_level = {wal_level}, and another value in its configuration",
+                      "restart the server")  # fmt: skip
+    elif wal_level != "logical":
         yield Finding("error", "source", f"has wal_level = {wal_level}", "restart the server after",
-                      ("ALTER SYSTEM SET wal_level = logical;",))  # fmt: skip
+                      ("ALTER SYSTEM SET wal_level = logical;", "SELECT pg_reload_conf();"))  # fmt: skip
     if matches_standby_names(standbys, APPLICATION):
         yield Finding(
             "error", "source",
