@@ -30,3 +30,24 @@ def load_catalog(path: Path) -> Catalog | None:
         return None
     check_format(content.pop(_FORMAT, None), f"saved catalog {path}")
     return Catalog.from_json(content)
+
+
+class SavedCatalog:
+    """Reads the saved catalog, and reads it again only if it was written since. Each write makes a new file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read: Catalog | None = None
+        self._file: tuple[int, int] | None = None
+
+    def read(self) -> Catalog | None:
+        """The saved catalog; None if there is none yet."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        file = (found.st_ino, found.st_mtime_ns)
+        if file != self._file:
+            self._read = load_catalog(self._path)
+            self._file = file
+        return self._read

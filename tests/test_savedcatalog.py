@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from pgcdc_assets.core.catalog import Catalog, Column, Identity, Leaf, Lineage, PgType, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import UnknownFormat
-from pgcdc_assets.savedcatalog import load_catalog, save_catalog
+from pgcdc_assets.savedcatalog import SavedCatalog, load_catalog, save_catalog
 
 NAME = TableName("public", "t")
 COLUMN = Column(1, "id", PgType(20, "int8"))
@@ -35,3 +36,15 @@ def test_another_format_is_refused(tmp_path: Path, found: str | None, told: str)
     path.write_text(json.dumps({**({"format": found} if found else {}), "table": "of another form"}))
     with pytest.raises(UnknownFormat, match=rf"saved catalog .*: {told}, .* reads format 1; use the version"):
         load_catalog(path)
+
+
+def test_a_catalog_that_was_saved_again_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.json"
+    saved = SavedCatalog(path)
+    assert saved.read() is None
+    save_catalog(CATALOG, path)
+    assert saved.read() == CATALOG
+    assert saved.read() is saved.read()
+    more = replace(CATALOG, tables=())
+    save_catalog(more, path)
+    assert saved.read() == more

@@ -100,18 +100,19 @@ def of_changes(report: RangeReport, turn: TableTurn | None) -> Metadata:
     return of_range(report) | numbers(rows) | numbers(counts, "rows_") | numbers(seconds)
 
 
-def of_mirror(report: RangeReport, turn: TableTurn | None, table: Table | None, version: int | None = None) -> Metadata:
+def of_mirror(report: RangeReport, turn: TableTurn | None, table: Table | None) -> Metadata:
     """A mirror after a range: what changed in it, its own position, its columns and its Delta version."""
     found = of_range(report)
     if turn is not None:
         found |= lsns(replay_lsn=turn.replay_lsn)
-        version = turn.version
     counts = {
         "rows_inserted": turn.inserted if turn else 0,
         "rows_updated": turn.updated if turn else 0,
         "rows_deleted": turn.deleted if turn else 0,
     }
-    found |= numbers({**counts, "delta_version": version, "seconds_apply": turn.seconds_apply if turn else None})
+    if turn is not None:
+        found |= numbers({"delta_version": turn.version, "seconds_apply": turn.seconds_apply})
+    found |= numbers(counts)
     return found | ({"dagster/column_schema": column_schema(table)} if table else {})
 
 

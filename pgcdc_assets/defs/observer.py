@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
-from dagster._core.events import DagsterEvent, DagsterEventBatchMetadata
+from dagster._core.events import DagsterEvent
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
@@ -17,7 +17,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.partitions import DELETE, RangeRegister, register_snapshot
-from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.savedcatalog import SavedCatalog
 from pgcdc_assets.settings import CATALOG_FILE
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class DagsterObserver:
     """The engine's observer inside a run.
 
     Events are recorded by asset key, and assets are never looked up: the catalog may have gained tables since the code
-    location was loaded.
+    location was loaded. Nothing is recorded for a table that did not change: each event costs two transactions of
+    SQLite, and ``consistent_points`` shows every range for all tables.
     """
 
     def __init__(self, context: dg.OpExecutionContext, layout: Layout, watcher: Watcher) -> None:
@@ -72,7 +73,12 @@ class DagsterObserver:
         self._layout = layout
         self._watcher = watcher
         self._ranges = RangeRegister(context.instance)
+        self._catalog = SavedCatalog(CATALOG_FILE)
         self._health = ""
+        self._unchecked: set[dg.AssetKey] = set()
+        """Mirrors that this run materialised without a check since."""
+        self._checked: set[dg.AssetKey] = set()
+        """Assets whose check this run has recorded."""
 
     def known_ranges(self) -> list[LsnRange]:
         """The engine calls this under the lake's lock. Keys are dropped with the part of the log that they stand
@@ -99,8 +105,10 @@ class DagsterObserver:
         found = metadata.of_copy(report, self._table(report.table))
         self._context.log_event(dg.AssetMaterialization(keys.snapshot_key(report.table), partition=key, metadata=found))
         self._context.log_event(self._mirror_copied(report, found))
+        self._materialised([report.table])
         if not self._health:
-            self._tell_health()
+            # Evaluates all: the checks of further copies of this run then need no evaluation of their own.
+            self._tell_health(all_tables=True)
         passed(FaultPoint.COPY_RECORDED)
         self._watcher.copied(report)
 
@@ -125,16 +133,19 @@ class DagsterObserver:
 
     def range_closed(self, report: RangeReport) -> None:
         key = self._ranges.add(report.span).key
-        changed, unchanged = self._events(report, key)
-        for event in changed:
+        for event in self._events(report, key):
             self._context.log_event(event)
-        _record_together(self._context, unchanged)
+        self._materialised(report.tables)
         passed(FaultPoint.RANGE_RECORDED)
         self._tell_health()
         self._watcher.range_closed(report)
 
-    def _tell_health(self) -> None:
-        """Record the checks, once per run and whenever they say something else.
+    def _materialised(self, tables: Iterable[TableName]) -> None:
+        self._unchecked |= {keys.mirror_key(table) for table in tables} - self._checked
+
+    def _tell_health(self, *, all_tables: bool = False) -> None:
+        """Record checks once per run and whenever they say something else. A check that passes as it did before is
+        recorded only if this run materialised its mirror.
 
         Dagster shows a check as not evaluated when the asset has been materialised since, unless both are
         of the same run.
@@ -143,58 +154,61 @@ class DagsterObserver:
 
         health = current_health(self._context.instance)
         digest = health_digest(health)
+        found = evaluations(health)
+        due = [evaluation for evaluation in found if evaluation.asset_key in self._unchecked]
         if digest != self._health:
             self._health = digest
-            step = self._context.get_step_execution_context()
-            for evaluation in evaluations(health):
-                DagsterEvent.asset_check_evaluation(step, evaluation)
+            passed_before = set() if all_tables else self._passed(found)
+            due += [
+                evaluation
+                for evaluation in found
+                if evaluation.asset_key not in self._unchecked
+                and not (evaluation.passed and evaluation.asset_check_key in passed_before)
+            ]
+        step = self._context.get_step_execution_context()
+        for evaluation in due:
+            DagsterEvent.asset_check_evaluation(step, evaluation)
+        self._checked |= {evaluation.asset_key for evaluation in due}
+        self._unchecked -= self._checked
 
-    def _events(
-        self, report: RangeReport, key: str
-    ) -> tuple[list[dg.AssetMaterialization], list[dg.AssetMaterialization]]:
-        """Events for what changed, and events for followed tables without changes."""
+    def _passed(self, found: Iterable[dg.AssetCheckEvaluation]) -> set[dg.AssetCheckKey]:
+        """The checks whose newest recorded evaluation has passed."""
+        storage = self._context.instance.event_log_storage
+        newest = storage.get_latest_asset_check_execution_by_key([evaluation.asset_check_key for evaluation in found])
+        return {key for key, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.SUCCEEDED}
+
+    def _events(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
         from pgcdc_assets.points.points import ConsistentPoints
 
         point = ConsistentPoints(self._layout).newest()
-        versions = dict(point.tables) if point else {}
-        changed = [
+        listed = point.tables if point else {}
+        return [
             dg.AssetMaterialization(keys.CHANGE_LOG, partition=key, metadata=metadata.of_log(report)),
-            *self._of_tables(report, key, report.tables, versions),
+            *self._of_tables(report, key),
             *self._of_messages(report, key),
             dg.AssetMaterialization(
                 keys.CONSISTENT_POINTS,
                 partition=key,
-                metadata=metadata.of_range(report) | metadata.numbers({"tables": len(versions)}),
+                metadata=metadata.of_range(report)
+                | metadata.numbers({"tables": len(listed), "tables_changed": len(report.tables)}),
             ),
         ]
-        quiet = [table for table in versions if table not in report.tables]
-        return changed, self._of_tables(report, key, quiet, versions)
 
     def _of_messages(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
         if report.messages is None:
             return []
         return [dg.AssetMaterialization(keys.MESSAGES, partition=key, metadata=metadata.of_messages(report))]
 
-    def _of_tables(
-        self, report: RangeReport, key: str, tables: Iterable[TableName], versions: dict[TableName, int]
-    ) -> list[dg.AssetMaterialization]:
+    def _of_tables(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
+        """Events for the tables that changed."""
         events = []
-        for table in tables:
-            turn = report.tables.get(table)
-            mirror = metadata.of_mirror(report, turn, self._table(table) if turn else None, versions.get(table))
+        for table, turn in report.tables.items():
+            mirror = metadata.of_mirror(report, turn, self._table(table))
             changes = metadata.of_changes(report, turn)
             events.append(dg.AssetMaterialization(keys.changes_key(table), partition=key, metadata=changes))
             events.append(dg.AssetMaterialization(keys.mirror_key(table), partition=key, metadata=mirror))
         return events
 
     def _table(self, name: TableName) -> Table | None:
-        catalog = load_catalog(CATALOG_FILE)
+        catalog = self._catalog.read()
         return catalog.table(name) if catalog else None
-
-
-def _record_together(context: dg.OpExecutionContext, events: Sequence[dg.AssetMaterialization]) -> None:
-    """Record all events with one write, if the storage can do that (the commands set ``DAGSTER_EVENT_BATCH_SIZE``)."""
-    step = context.get_step_execution_context()
-    batch = uuid.uuid4().hex
-    for number, event in enumerate(events, start=1):
-        DagsterEvent.asset_materialization(step, event, DagsterEventBatchMetadata(batch, number == len(events)))

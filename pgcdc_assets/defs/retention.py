@@ -1,6 +1,7 @@
 """Deletes what Dagster keeps of our runs, together with the ranges that they wrote.
 
-A run of half an hour leaves some ten thousand events if a hundred tables are followed; Dagster itself deletes none.
+A run of half an hour leaves some ten thousand events if a hundred tables change all the time; Dagster itself deletes
+none.
 """
 
 from __future__ import annotations

@@ -17,10 +17,14 @@ from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY
 from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
-from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.checks.facts import TableFacts
+from pgcdc_assets.checks.problem import Problem
+from pgcdc_assets.checks.status import Status
+from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs.assets import pipeline_assets
 from pgcdc_assets.defs.checks import current_health, evaluations
 from pgcdc_assets.defs.downstream import mirror_updated
@@ -35,7 +39,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import LOCATION
-from pgcdc_assets.savedcatalog import save_catalog
+from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.defs.catalogs import catalog_of
 from tests.defs.doubles import RecordingEngines, Script, report_of, span
@@ -113,7 +117,7 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
     return str(data.description)
 
 
-def test_a_closed_range_is_registered_and_every_asset_materialised(
+def test_a_closed_range_is_registered_and_what_changed_is_materialised(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     publish_at(ConsistentPoints(Settings().layout), 0x20, {ORDERS: 3, EVENTS: 7})
@@ -130,15 +134,83 @@ def test_a_closed_range_is_registered_and_every_asset_materialised(
     assert (log["end_lsn_int"], log["lag_bytes"], log["lag_seconds"], log["bytes"]) == (0x20, 16, 0.75, 1000)
     changed = metadata(instance, ["public", "orders"], key)
     assert (changed["rows_inserted"], changed["delta_version"], changed["replay_lsn"]) == (5, 3, "0/20")
-    quiet = metadata(instance, ["public", "events"], key)
-    assert (quiet["rows_inserted"], quiet["delta_version"], quiet["start_lsn"]) == (0, 7, "0/10")
     assert metadata(instance, ["changes", "public", "orders"], key)["rows_insert"] == 5
-    assert metadata(instance, ["changes", "public", "events"], key)["rows"] == 0
-    assert metadata(instance, ["consistent_points"], key)["tables"] == 2
+    points = metadata(instance, ["consistent_points"], key)
+    assert (points["tables"], points["tables_changed"]) == (2, 1)
 
     copied = metadata(instance, ["snapshot", "public", "orders"], "000000000000-000000000010")
     assert (copied["consistent_point"], copied["dagster/row_count"]) == ("0/10", 40)
     assert instance.get_dynamic_partitions("snapshot_ranges") == ["000000000000-000000000010"]
+
+
+def recorded(instance: dg.DagsterInstance, run_id: str, *types: dg.DagsterEventType) -> list[str]:
+    """The assets of a run's events of these types, in order."""
+    found = [entry.get_dagster_event() for entry in instance.all_logs(run_id, of_type=set(types))]
+    return [
+        (event.asset_key or event.asset_check_evaluation_data.asset_key).to_user_string() for event in found
+    ]  # fmt: skip
+
+
+def test_a_table_that_did_not_change_records_nothing(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No materialisation at any range's close, and no check that passes as before."""
+    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda instance: health())
+    publish_at(ConsistentPoints(Settings().layout), 0x50, {ORDERS: 3, EVENTS: 7})
+    events = (dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    first = sync(instance, Script(ranges=[report_of(span(0x10, 0x20)), report_of(span(0x20, 0x30))]))
+    assert recorded(instance, first.run_id, *events) == [
+        "change_log", "consistent_points", "slot", "public/orders", "public/events",
+        "change_log", "consistent_points",
+    ]  # fmt: skip
+    second = sync(instance, Script(ranges=[report_of(span(0x30, 0x40)), report_of(span(0x40, 0x50), ORDERS)]))
+    assert recorded(instance, second.run_id, *events) == [
+        "change_log", "consistent_points",
+        "change_log", "changes/public/orders", "public/orders", "consistent_points", "public/orders",
+    ]  # fmt: skip
+
+
+def test_a_check_is_recorded_when_it_says_something_else(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a later run, and when it passes again."""
+    failing = Problem("error", f"table {EVENTS}", "is set aside", "copy it again")
+    told = iter([health(), health(failing), health(failing), health(), health()])
+    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda instance: next(told))
+    runs = [sync(instance, Script(ranges=[report_of(span(n, n + 16))])) for n in (0x10, 0x20, 0x30, 0x40, 0x50)]
+    checks = [recorded(instance, run.run_id, dg.DagsterEventType.ASSET_CHECK_EVALUATION) for run in runs]
+    assert checks == [["slot", "public/orders", "public/events"], ["public/events"], ["public/events"],
+                      ["public/events"], []]  # fmt: skip
+
+
+def test_a_copy_is_checked_in_its_run(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster calls a check that is older than the newest materialisation not evaluated."""
+    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda instance: health())
+    assert sync(instance, Script(ranges=[report_of(span(0x10, 0x20))])).success
+    copies = [CopyReport(table, Lsn(0x20), 40, 4000, 2, 1.5, 1) for table in (ORDERS, EVENTS)]
+    run = sync(instance, Script(copies=copies))
+    checks = recorded(instance, run.run_id, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    assert {"public/orders", "public/events"} <= set(checks)
+
+
+def health(*problems: Problem) -> Status:
+    tables = [TableFacts(table, TableState.STREAMING, Lsn(0x10)) for table in (ORDERS, EVENTS)]
+    return Status(None, Lsn(0x10), Lsn(0x10), 0, tuple(tables), problems)
+
+
+def test_the_saved_catalog_is_read_once_a_run(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it was saved since."""
+    read: list[Path] = []
+
+    def counted(path: Path) -> Catalog | None:
+        read.append(path)
+        return load_catalog(path)
+
+    monkeypatch.setattr("pgcdc_assets.savedcatalog.load_catalog", counted)
+    copies = [CopyReport(table, Lsn(0x10), 40, 4000, 2, 1.5, 1) for table in (ORDERS, EVENTS)]
+    ranges = [report_of(span(0x10, 0x20), ORDERS, EVENTS), report_of(span(0x20, 0x30), ORDERS, EVENTS)]
+    assert sync(instance, Script(copies=copies, ranges=ranges)).success
+    assert len(read) == 1
 
 
 def latest(instance: dg.DagsterInstance, *key: str) -> dg.AssetMaterialization:
@@ -189,6 +261,11 @@ def test_what_depends_on_a_table_that_was_published_later(
     assert sync(instance, Script(copies=[copy], ranges=[report_of(span(0x30, 0x40), EVENTS)])).success
     second = dg.evaluate_automation_conditions(defs, instance, cursor=first.cursor)
     assert second.total_requested == fires
+    # A range in which another table alone changed.
+    publish_at(points, 0x50, {ORDERS: 5, EVENTS: 2})
+    assert sync(instance, Script(ranges=[report_of(span(0x40, 0x50), ORDERS)])).success
+    third = dg.evaluate_automation_conditions(defs, instance, cursor=second.cursor)
+    assert third.total_requested == 0
 
 
 def test_a_table_that_is_not_published_is_not_called_materialised(instance: dg.DagsterInstance) -> None:
