@@ -55,6 +55,8 @@ class Batches:
         self._pending = PendingBatch()
         self.writing = WritingThread(self._land, confirm)
         self._flush_now = False
+        self._cut_at = time.monotonic()
+        """When transactions were last cut; at first, when the connection began."""
         self.planned = writer.position
         """Where the log stands once all that is cut is durable."""
 
@@ -91,11 +93,17 @@ class Batches:
         """Memory is full."""
         return self._pending.in_memory >= self._limits.segment_bytes
 
+    def due_in(self, now: float) -> float | None:
+        """Seconds until the pending transactions are cut; None if there are none.
+
+        They are counted from the last cut, so a commit after a quiet time is cut at once, and there are never more
+        batches than one each ``batch_seconds``, unless these are full.
+        """
+        return None if self._pending.since is None else max(0.0, self._cut_at + self._limits.batch_seconds - now)
+
     def cut_if_due(self, now: float) -> None:
-        pending = self._pending
-        if pending.since is not None:
-            full = pending.closed_size >= self._limits.batch_bytes
-            if full or self._flush_now or now - pending.since >= self._limits.batch_seconds:
+        if (due_in := self.due_in(now)) is not None:
+            if due_in == 0 or self._flush_now or self._pending.closed_size >= self._limits.batch_bytes:
                 self.cut()
         elif self._positions.boundary - self.planned >= (1 if self._flush_now else self._limits.foreign_wal_bytes):
             self.cut()
@@ -107,6 +115,7 @@ class Batches:
         for transaction, stream in self._pending.streams.take_prepared():
             self.writing.submit(partial(self._writer.keep, transaction, stream))
         if self._pending.since is not None:
+            self._cut_at = time.monotonic()
             closed, ended, staged = self._pending.take_closed()
             self.writing.submit(lambda: self._writer.commit(closed, staged, end, ended))
         elif end > self.planned:

@@ -159,7 +159,7 @@ class Receiver:
                     break
                 continue
             if not frames.held:
-                self._stream.wait(self._limits.linger_seconds if self._writing.busy else _IDLE_SECONDS)
+                self._stream.wait(self._quiet_seconds())
                 self._silence.listened()
                 return True
             time.sleep(_GATHER_SECONDS)
@@ -173,6 +173,13 @@ class Receiver:
             self._silence.listened()
         self._take(taken)
         return False
+
+    def _quiet_seconds(self) -> float:
+        """How long to wait for the next frame before other work is done: no longer than until a cut is due."""
+        if self._writing.busy:
+            return self._limits.linger_seconds
+        due_in = self._batches.due_in(time.monotonic())
+        return _IDLE_SECONDS if due_in is None else min(due_in, _IDLE_SECONDS)
 
     def _take(self, frames: FrameBlock) -> None:
         """Runs of messages, and the keepalives between them."""
