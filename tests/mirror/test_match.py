@@ -11,13 +11,15 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
+from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.delta.log import Added
 from pgcdc_assets.delta.vectors import write_vectors
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import FeedColumn
-from pgcdc_assets.mirror.delta import match
+from pgcdc_assets.mirror.delta import match, rowgroups
+from pgcdc_assets.mirror.delta.keyindex import KeyIndex
 from pgcdc_assets.mirror.delta.match import HOLDS, LACKS, TWICE, Merged, merge_keyed, merge_multiset
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, wanted
 from pgcdc_assets.mirror.net.keyed import collapse
@@ -205,6 +207,31 @@ def test_only_row_groups_that_may_hold_a_key_are_read(held: Held, monkeypatch: p
     assert read == [(held.files[1].path, 2)]
 
 
+def test_row_groups_of_a_file_are_matched_together(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each match hashes all keys of the source. What is matched at a time is bounded by bytes."""
+    held.file(*(row(key, c=f"old {key}") for key in range(10)), gone=[7])
+    held.file(row(20), row(21, c="old 21"))
+    searched: list[int] = []
+    original = KeyIndex.find
+
+    def noted(self: KeyIndex, target: pa.Table) -> tuple[Ints, Ints]:
+        searched.append(target.num_rows)
+        return original(self, target)
+
+    monkeypatch.setattr(KeyIndex, "find", noted)
+    events = [("U", 1, "x", None, True), ("D", 2), ("M", 9, 30, "y", None, True), ("M", 21, 31, "z", None, True)]
+    merged = merge(held, *events)
+    # By the own key, and by the one that the row had before; no wanted key lies in the row groups of 4 to 7.
+    assert searched == [6, 6, 2, 2]
+    assert essence(merged) == [(1, "x", "old 1"), (30, "y", "old 9"), (31, "z", "old 21")]
+    assert held.gone(merged) == [[1, 2, 9], [1]]
+    searched.clear()
+    monkeypatch.setattr(rowgroups, "MATCHED_BYTES", 1)
+    apart = merge(held, *events)
+    assert searched == [2] * 8
+    assert (essence(apart), held.gone(apart)) == (essence(merged), held.gone(merged))
+
+
 def test_texts_prune_by_their_code_points(held: Held) -> None:
     held.file(row(1, b="Z"), row(2, b="a\x00"), row(3, b="a"), row(4, b="é"), group=2)
     held.file(row(5, b="x" * 100), row(6, b="\U0001f600"), row(7, b="\uffee"), group=1)
@@ -256,6 +283,12 @@ def test_as_many_copies_go_as_are_taken_away(tmp_path: Path) -> None:
     assert merged.deleted == 2
     with pytest.raises(MergeMismatch, match=LACKS):
         take(held, *[("x", 5)] * 4)
+
+
+def test_copies_are_taken_from_row_groups_that_are_matched_together(tmp_path: Path) -> None:
+    held = Held(tmp_path, (HASH, ROW))
+    held.file(bag_row("y", 0, 6), *(bag_row("x", number) for number in range(1, 6)), gone=[1])
+    assert held.gone(take(held, ("x", 5), ("y", 6), ("x", 5), ("x", 5))) == [[0, 2, 3, 4]]
 
 
 def test_rows_that_share_a_hash_are_told_apart(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from pgcdc_assets.core.arrays import Bools, Ints, first_of_groups, whole
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import HASH, LEAF, OP, RAW, FeedColumn
 from pgcdc_assets.mirror.delta.keyindex import KeyIndex
-from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, WantedKeys, wanted
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, RowGroups, WantedKeys, wanted
 from pgcdc_assets.mirror.net.keyed import MASK, ORIGIN, PRESENT, UPSERT, key_numbers, map_keys, raw_maps, raw_texts
 from pgcdc_assets.mirror.net.multiset import COUNT, NetRows
 
@@ -63,11 +63,11 @@ def merge_keyed(
     match = _Match(source, columns, masked, write)
     emptied = _Emptied(leaves)
     gone = _Gone()
-    looked_at = target.groups({} if leaves else match.wanted) if leaves or source.num_rows else ()
-    for group in looked_at:
-        left = emptied.of(group)
-        at = match.take(group, left)
-        gone.add(group, at, np.flatnonzero(left))
+    looked_at = target.files_groups({} if leaves else match.wanted) if leaves or source.num_rows else ()
+    for of_file in looked_at:
+        for rows in RowGroups.read(of_file, [*match.columns, *emptied.columns]):
+            left = emptied.of(rows)
+            gone.add(rows, match.take(rows, left), np.flatnonzero(left))
     match.check()
     match.finish()
     changed = int((match.live & (match.hits > 0)).sum())
@@ -82,8 +82,9 @@ def merge_multiset(
     gone = _Gone()
     copies = _Copies(net.removed, columns)
     if leaves or net.removed.num_rows:
-        for group in target.groups({}):
-            gone.add(group, np.flatnonzero(emptied.of(group)), copies.take(group))
+        for of_file in target.files_groups({}):
+            for rows in RowGroups.read(of_file, [HASH, *emptied.columns]):
+                gone.add(rows, np.flatnonzero(emptied.of(rows)), copies.take(rows))
     copies.check()
     write(net.added)
     return Merged(gone.positions, net.added.num_rows, 0, gone.count)
@@ -99,10 +100,10 @@ class _Gone:
     def count(self) -> int:
         return sum(len(positions) for positions in self.positions.values())
 
-    def add(self, group: RowGroup, *places: Ints) -> None:
+    def add(self, rows: RowGroups, *places: Ints) -> None:
         for at in places:
             if len(at):
-                self.positions[group.path] |= BitMap64((at + group.start).astype(np.uint64))
+                self.positions[rows.path] |= BitMap64(rows.positions[at].astype(np.uint64))
 
 
 @dataclass(frozen=True)
@@ -111,17 +112,21 @@ class _Emptied:
 
     leaves: Sequence[str]
 
-    def of(self, group: RowGroup) -> Bools:
-        """The rows of a row group that lie in these leaves."""
+    @property
+    def columns(self) -> list[str]:
+        """The columns that :meth:`of` needs."""
+        return [LEAF] if self.leaves else []
+
+    def of(self, rows: RowGroups) -> Bools:
+        """The places of rows that lie in these leaves."""
         if not self.leaves:
-            return np.zeros(group.rows, dtype=bool)
-        names = group.read([LEAF])[LEAF]
-        held: Bools = pc.is_in(names, pa.array(list(self.leaves), names.type)).to_numpy(zero_copy_only=False)
-        return held.astype(bool) & group.alive
+            return np.zeros(len(rows.alive), dtype=bool)
+        names = rows.columns[LEAF]
+        return _bools(pc.is_in(names, pa.array(list(self.leaves), names.type))) & rows.alive
 
 
 class _Match:
-    """Matches a merge source with its target, one row group after the other."""
+    """Matches a merge source with its target, some row groups at a time."""
 
     def __init__(
         self, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], write: Write
@@ -159,26 +164,26 @@ class _Match:
     def _names(self) -> list[str]:
         return [column.name for column in self._keys]
 
-    def take(self, group: RowGroup, emptied: Bools) -> Ints:
-        """Match one row group; the positions in it that have a key of the source."""
-        if not self._keys:
-            return np.zeros(0, dtype=np.int64)
-        keys = group.read(list(dict.fromkeys([*self._own.columns, *self._from.columns])))
-        at, rows = _alive(group, *self._own.find(keys))
-        self.hits += np.bincount(rows, minlength=len(self.hits))
-        self._emptied_hits += np.bincount(rows[emptied[at]], minlength=len(self.hits))
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the target that :meth:`take` needs."""
+        return list(dict.fromkeys([*self._own.columns, *self._from.columns]))
+
+    def take(self, rows: RowGroups, emptied: Bools) -> Ints:
+        """The places of rows that have a key of the source."""
+        at, of = _alive(rows, *self._own.find(rows.columns))
+        self.hits += np.bincount(of, minlength=len(self.hits))
+        self._emptied_hits += np.bincount(of[emptied[at]], minlength=len(self.hits))
         if self._kept:
-            here = self._lacking_here[rows]
-            moved_at, moved = _alive(group, *self._from.find(keys))
-            self._fetch_kept(
-                group, np.concatenate((at[here], moved_at)), np.concatenate((rows[here], self._moved[moved]))
-            )
+            here = self._lacking_here[of]
+            moved_at, moved = _alive(rows, *self._from.find(rows.columns))
+            places, of = np.concatenate((at[here], moved_at)), np.concatenate((of[here], self._moved[moved]))
+            for group, mine, own_places in rows.apart(places):
+                self._fetch_kept(group, own_places, of[mine])
         return at
 
     def _fetch_kept(self, group: RowGroup, at: Ints, rows: Ints) -> None:
         """Fetch values that were not sent (unchanged TOAST) from the target rows that hold them."""
-        if not len(at):
-            return
         values = group.read([*(column.name for column in self._kept), RAW])
         self._fetched.append((rows, values.take(pa.array(at))))
         self._fetched_count += np.bincount(rows, minlength=len(self._fetched_count))
@@ -240,34 +245,37 @@ class _Copies:
         self._removed = removed
         self._left = removed[COUNT].to_numpy().copy()
 
-    def take(self, group: RowGroup) -> Ints:
-        """The positions in a row group of the copies to take away."""
+    def take(self, rows: RowGroups) -> Ints:
+        """The places of the copies to take away."""
         open_ = self._removed.filter(pa.array(self._left > 0))
-        hashes = group.read([HASH])[HASH]
-        at = np.flatnonzero(_bools(pc.is_in(hashes, pc.unique(open_[HASH]))) & group.alive)
-        if not len(at):
-            return at
-        met = pc.unique(hashes.take(pa.array(at)))
-        asked = np.flatnonzero(_bools(pc.is_in(self._removed[HASH], met)))
-        both = [self._removed.take(pa.array(asked)), group.read(self._names).take(pa.array(at))]
+        hashes = rows.columns[HASH]
+        at = np.flatnonzero(_bools(pc.is_in(hashes, pc.unique(open_[HASH]))) & rows.alive)
+        taken = [at[mine[self._take(group, places)]] for group, mine, places in rows.apart(at)]
+        return np.concatenate(taken) if taken else at
+
+    def _take(self, group: RowGroup, at: Ints) -> Ints:
+        """Which of the rows ``at`` of a row group, whose hashes are those of removed rows, are copies to take away."""
+        theirs = group.read(self._names).take(pa.array(at))
+        asked = np.flatnonzero(_bools(pc.is_in(self._removed[HASH], pc.unique(theirs[HASH]))))
+        both = [self._removed.take(pa.array(asked)), theirs]
         number = key_numbers(
             pa.concat_tables([rows.select(self._names) for rows in both]).combine_chunks(), self._alike
         )
-        own, theirs = number[: len(asked)], number[len(asked) :]
+        own, their = number[: len(asked)], number[len(asked) :]
         counts = np.zeros(int(number.max()) + 1, dtype=np.int64)
         counts[own] = self._left[asked]
-        taken = np.sort(first_of_groups(theirs, counts))
-        self._left[asked] -= np.bincount(theirs[taken], minlength=len(counts))[own]
-        return at[taken]
+        taken = np.sort(first_of_groups(their, counts))
+        self._left[asked] -= np.bincount(their[taken], minlength=len(counts))[own]
+        return taken
 
     def check(self) -> None:
         if (self._left > 0).any():
             raise MergeMismatch(LACKS)
 
 
-def _alive(group: RowGroup, at: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    there = group.alive[at]
-    return at[there], rows[there]
+def _alive(rows: RowGroups, at: Ints, of: Ints) -> tuple[Ints, Ints]:
+    there = rows.alive[at]
+    return at[there], of[there]
 
 
 def _bools(values: pa.ChunkedArray | pa.Array) -> Bools:
