@@ -158,7 +158,7 @@ def _read(folder: Location, version: int) -> pa.Table:
     if not queryable(table):
         return pa.concat_tables([held_columns(table).empty_table(), *live_rows(table)])
     engine = QueryBuilder(READ_EXACTLY).register("mirror", opened(folder, version))
-    return pa.table(engine.execute("SELECT * FROM mirror").read_all())
+    return pa.RecordBatchReader.from_stream(engine.execute("SELECT * FROM mirror")).read_all()
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:

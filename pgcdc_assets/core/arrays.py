@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +18,17 @@ Words = NDArray[np.uint64]
 def whole(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     """The values as one array."""
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
+def in_arrow(values: Ints) -> pa.Int64Array:
+    """The numbers as they lie in memory. Unlike ``pa.array`` this does not import pandas."""
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def in_numpy(values: pa.Array) -> NDArray[Any]:
+    """The numbers, of which none is NULL, as they lie in memory. Unlike ``to_numpy`` this does not import pandas."""
+    kind = values.type.to_pandas_dtype()
+    return np.frombuffer(values.buffers()[1], kind)[values.offset : values.offset + len(values)]
 
 
 def first_of_groups(group: Ints, counts: Ints) -> Ints:

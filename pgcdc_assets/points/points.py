@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.core.arrays import in_arrow, in_numpy, whole
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import sparse
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.points.ledger import AT, Ledger, LedgerFile, Merging
+from pgcdc_assets.points.ledger import AT, EPOCH, Ledger, LedgerFile, Merging, entries
 
 _BY_TABLE = pa.map_(pa.string(), pa.int64())
 _TEXTS = pa.map_(pa.string(), pa.string())
@@ -92,7 +94,7 @@ class ConsistentPoints:
 
     def newest(self) -> Point | None:
         rows = next(self._ledger.newest_first(), None)
-        return None if rows is None else _point(rows.slice(len(rows) - 1).to_pylist()[0])
+        return None if rows is None else _points(rows.slice(len(rows) - 1))[0]
 
     def at(self, lsn: Lsn) -> Point | None:
         """The newest point at or below ``lsn``."""
@@ -100,9 +102,9 @@ class ConsistentPoints:
             if file.lowest("replay_lsn") > lsn:
                 continue
             rows = file.rows()
-            below = rows.filter(pc.less_equal(rows["replay_lsn"], int(lsn)))
-            if len(below):
-                return _point(below.slice(len(below) - 1).to_pylist()[0])
+            below = [place for place, found in enumerate(rows["replay_lsn"].to_pylist()) if found <= lsn]
+            if below:
+                return _points(rows.slice(below[-1], 1))[0]
         return None
 
     def has(self, lsn: Lsn) -> bool:
@@ -112,7 +114,7 @@ class ConsistentPoints:
 
     def all(self) -> list[Point]:
         """All points, which may be many, oldest first."""
-        return [_point(row) for row in self._ledger.rows().to_pylist()]
+        return _points(self._ledger.rows())
 
     def oldest(self) -> Lsn | None:
         """The LSN from which on ``Lake.at`` has a point."""
@@ -174,13 +176,17 @@ class _Pruning:
         if self.wanted:
             last = _last_mentions(file.rows("tables"))
             said = last.filter(pc.is_in(last["name"], value_set=pa.array(sorted(self.wanted), pa.string())))
-            stays[said["row_last"].to_numpy()] = True
+            stays[said["row"].to_numpy()] = True
             self.wanted -= set(said["name"].to_pylist())
         return pa.array(stays)
 
 
 def _microseconds(of: datetime) -> int:
-    return (of - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return (of - EPOCH) // timedelta(microseconds=1)
+
+
+def _points(rows: pa.Table) -> list[Point]:
+    return [_point(row) for row in entries(rows)]
 
 
 def _point(row: dict[str, Any]) -> Point:
@@ -188,13 +194,13 @@ def _point(row: dict[str, Any]) -> Point:
     positions = {TableName.parse(name): Lsn(position) for name, position in row["positions"]}
     changed = {TableName.parse(name): what for name, what in row["changed"]}
     messages = None if row["messages"] is None else Lsn(row["messages"])
-    return Point(Lsn(row["replay_lsn"]), row["at"], tables, positions, changed, messages)
+    return Point(Lsn(row["replay_lsn"]), row[AT.name], tables, positions, changed, messages)
 
 
 def _listings(rows: pa.Table) -> dict[str, Listing]:
     """The listing of every table in the rows. Rows come in order, so the last mention is the newest."""
     last = _last_mentions(rows)
-    columns = (last["name"], last["version_last"], last["row_last"], rows["replay_lsn"].take(last["row_last"]))
+    columns = (last["name"], last["version"], last["row"], rows["replay_lsn"].take(last["row"]))
     own = [dict(one) for one in rows["positions"].to_pylist()]
     return {
         name: Listing(Lsn(lsn), version, Lsn(own[row][name]))
@@ -203,7 +209,13 @@ def _listings(rows: pa.Table) -> dict[str, Listing]:
 
 
 def _last_mentions(rows: pa.Table) -> pa.Table:
-    return _mentions(rows).group_by("name", use_threads=False).aggregate([("version", "last"), ("row", "last")])
+    """Of the mentions, each table's last. Done by hand, because ``group_by`` imports pandas (see ``entries``)."""
+    mentions = _mentions(rows)
+    names = whole(mentions["name"]).dictionary_encode()
+    codes = in_numpy(names.indices)
+    last = np.zeros(len(names.dictionary), dtype=np.int64)
+    last[codes] = np.arange(len(codes))
+    return mentions.take(in_arrow(last))
 
 
 def _mentions(rows: pa.Table) -> pa.Table:

@@ -18,7 +18,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.points.ledger import AT, Ledger
+from pgcdc_assets.points.ledger import AT, Ledger, entries
 
 SCHEMA = pa.schema(
     [
@@ -56,7 +56,7 @@ class TableStates:
         """The last row of every table that has one."""
         found: dict[TableName, dict[str, Any]] = {}
         for rows in self._ledger.newest_first():
-            for row in reversed(rows.to_pylist()):
+            for row in reversed(entries(rows)):
                 found.setdefault(TableName(row["schema"], row["name"]), row)
         return {name: _row(name, row) for name, row in found.items()}
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.points.ledger import AT, Ledger
+from pgcdc_assets.points.ledger import AT, Ledger, entries
 
 SCHEMA = pa.schema(
     [
@@ -57,7 +57,7 @@ class UntakenLedger:
     def all(self) -> dict[int, UntakenRows]:
         """The untaken rows of each relation, summed up, by the relation's OID."""
         found: dict[int, UntakenRows] = {}
-        for row in self._ledger.rows().to_pylist():
+        for row in entries(self._ledger.rows()):
             one = _read(row)
             found[one.relation_id] = found[one.relation_id].and_then(one) if one.relation_id in found else one
         return found
