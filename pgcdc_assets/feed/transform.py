@@ -18,6 +18,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.commit import settle
+from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.events import without_key
 from pgcdc_assets.feed.file import trimmed
@@ -28,6 +29,7 @@ from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.feed.task import Derivation, Derived, FeedTarget, derive
 from pgcdc_assets.log.counting import rows_by_relation
 from pgcdc_assets.log.reader import ChangeLog, Segment
+from pgcdc_assets.log.segment import OWN_FILE_BYTES
 from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks
 
@@ -35,6 +37,8 @@ TASK_BYTES = 4 << 20
 """Bytes of compressed log that are worth a task of their own: some 0.3 s of decoding."""
 BUCKET_ROWS = 400_000
 """Changes collapsed by one task: some 300 MB of a wide table in memory."""
+BUCKET_BYTES = 64 << 20
+"""Bytes of messages collapsed by one task, which takes three to four times as much memory."""
 MOST_BUCKETS = 256
 """Files that a task has open at once, twice as many where keys change."""
 
@@ -122,11 +126,13 @@ def _derived(spark: SparkSession, log: ChangeLog, plans: Sequence[FeedPlan]) -> 
     segments = log.segments(hull(list(todo.values())), relations)
     if not segments:
         return {}
+    sizes = _sizes(log, segments, hull(list(todo.values())))
     base = Derivation(
         segments=(),
         targets={
             plan.table.name: FeedTarget(
-                plan.table, log.layout.changes(plan.table.name), span, _buckets(log, plan.relations, span)
+                plan.table, log.layout.changes(plan.table.name), span,
+                _buckets(log, plan.relations, span, sizes),
             )
             for plan in plans if (span := todo.get(plan.table.name)) is not None
         },
@@ -184,8 +190,41 @@ def _check_taken(log: ChangeLog, router: Router, plans: Sequence[FeedPlan], done
             outcome.set_aside = plan.todo.start, reason
 
 
-def _buckets(log: ChangeLog, relations: frozenset[int], span: LsnRange) -> int:
-    """The number of key buckets, so that no task collapses more than BUCKET_ROWS. Inserts alone are not collapsed."""
+@dataclass(frozen=True)
+class _Size:
+    """Bytes of messages of the relations from ``low`` to ``high``: a row group of the log."""
+
+    low: int
+    high: int
+    bytes: int
+
+    def of(self, relations: frozenset[int]) -> int:
+        """The most that these relations can have of it: with others, a relation has a quarter of a segment at most."""
+        if not any(self.low <= relation <= self.high for relation in relations):
+            return 0
+        return self.bytes if self.low == self.high else max(min(self.bytes, OWN_FILE_BYTES), self.bytes // 4)
+
+
+def _sizes(log: ChangeLog, segments: Sequence[Segment], span: LsnRange) -> list[_Size]:
+    """The sizes of all row groups, from the footers of their files; none are needed if the batches are small together,
+    as those of most turns are."""
+    if sum(batch.bytes for batch in log.batches(span.start) if batch.start < span.end) <= BUCKET_BYTES:
+        return []
+    found = []
+    for segment in segments:
+        with opened_parquet(segment.path) as file:
+            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        place = file.schema_arrow.get_field_index("relation_id")
+        for group in groups:
+            bounds = group.column(place).statistics
+            if bounds is not None and bounds.has_min_max:
+                found.append(_Size(bounds.min, bounds.max, group.total_byte_size))
+    return found
+
+
+def _buckets(log: ChangeLog, relations: frozenset[int], span: LsnRange, sizes: Sequence[_Size]) -> int:
+    """The number of key buckets, so that no task collapses more than BUCKET_ROWS or BUCKET_BYTES. Inserts alone are not
+    collapsed."""
     kinds: Counter[str] = Counter()
     for batch in log.batches(span.start):
         if batch.start < span.end:
@@ -194,4 +233,5 @@ def _buckets(log: ChangeLog, relations: frozenset[int], span: LsnRange) -> int:
     rows = sum(kinds[kind] for kind in "IUD")
     if rows == kinds["I"] and not kinds["T"]:
         return 1
-    return min(-(-rows // BUCKET_ROWS), MOST_BUCKETS) if rows else 1
+    size = sum(one.of(relations) for one in sizes)
+    return max(1, min(max(-(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES)), MOST_BUCKETS, rows))

@@ -1,0 +1,78 @@
+"""How a table's changes are divided by key: by their rows and by their bytes, as the log's files tell them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.feed import transform
+from pgcdc_assets.log.batch import BatchWriter, PendingFrames
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.segment import OWN_FILE_BYTES
+from pgcdc_assets.protocol.messages import Update
+from tests.log.streams import begin, commit, frame, insert, run_of
+from tests.log.written import START, WHO, writer_of
+from tests.protocol import wire
+
+LARGE, SMALL = 1, 2
+VALUE = "x" * 100_000
+"""Compresses to nothing: what counts is what a task holds."""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> ChangeLog:
+    log = ChangeLog(Layout.of(tmp_path))
+    log.create(WHO, START, 1)
+    return log
+
+
+def update(relation: int, text: str) -> bytes:
+    return wire.message(Update(relation, None, None, (text,)))
+
+
+def write(writer: BatchWriter, changes: Sequence[bytes]) -> Lsn:
+    at, frames = int(writer.position), PendingFrames()
+    payloads = [begin(at, 5), *changes, commit(at, at + 50)]
+    frames.append(run_of([frame(payload, at) for payload in payloads], 0))
+    return writer.commit(frames, [], Lsn(at + 50)).end
+
+
+def buckets(log: ChangeLog, end: Lsn, *relations: int) -> int:
+    span = LsnRange(START, end)
+    sizes = transform._sizes(log, log.segments(span), span)
+    return transform._buckets(log, frozenset(relations), span, sizes)
+
+
+def test_large_values_are_divided_by_bytes(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of small rows beside them is not divided."""
+    monkeypatch.setattr(transform, "BUCKET_BYTES", OWN_FILE_BYTES)
+    writer, _ = writer_of(log)
+    for _ in range(4):
+        end = write(writer, [*[update(LARGE, VALUE)] * 60, *[update(SMALL, "x")] * 60])
+    values = 4 * 60 * len(VALUE)
+    assert buckets(log, end, LARGE) == -(-values // OWN_FILE_BYTES) == 6
+    assert buckets(log, end, SMALL) == 1
+    assert buckets(log, end, 77) == 1, "with no row at all"
+
+
+def test_a_bucket_has_a_row_at_least(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transform, "BUCKET_BYTES", 1000)
+    writer, _ = writer_of(log)
+    end = write(writer, [update(LARGE, VALUE * 50)] * 2)
+    assert buckets(log, end, LARGE) == 2
+
+
+def test_small_turns_read_no_footer_and_inserts_are_never_divided(
+    log: ChangeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, _ = writer_of(log)
+    end = write(writer, [insert(LARGE, VALUE.encode())] * 60)
+    span = LsnRange(START, end)
+    assert transform._sizes(log, log.segments(span), span) == []
+    monkeypatch.setattr(transform, "BUCKET_BYTES", 1000)
+    assert buckets(log, end, LARGE) == 1
