@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench import bucket, copies, day, inprogress, latency, scale, sensor, streams
+from bench import bucket, copies, costs, day, inprogress, latency, scale, sensor, streams
 from bench.plot import draw, draw_curves
 from bench.record import Record
 from bench.source import WORKLOADS
@@ -31,7 +31,9 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of the workloads' sizes")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument(
-        "--workloads", default="W1,W2,W3,W4", help="and W6: in progress; B: in a bucket; L: latency; S1 to S6: growth"
+        "--workloads",
+        default="W1,W2,W3,W4",
+        help="and W6: in progress; B: in a bucket; L: latency; S1 to S6: growth; S7 to S10: costs",
     )
     parser.add_argument("--seconds", type=float, default=120, help="of latency")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
@@ -51,10 +53,14 @@ def main() -> None:
                 with bucket.bucket() as url:
                     bucket.Buckets(source, spark, folder, record, url).turns(args.repeat, args.seconds)
             if "L" in chosen:
-                latency.Latency(source, spark, folder, record).two_tables(args.seconds)
-                latency.Latency(source, spark, folder, record).whole_shop(args.seconds)
+                measured = latency.Latency(source, spark, folder, record)
+                measured.at_rest(args.seconds)
+                measured.small_transactions(args.seconds)
+                measured.two_tables(args.seconds)
+                measured.whole_shop(args.seconds)
                 sensor.by_sensor(source, folder, record, args.seconds)
             growth = scale.Scale(source, spark, folder, record)
+            other = costs.Costs(source, spark, folder, record)
             measures: dict[str, Callable[[], None]] = {
                 "S1": growth.tables,
                 "S2": growth.mirrors,
@@ -62,6 +68,10 @@ def main() -> None:
                 "S4": growth.ranges,
                 "S5": growth.versions,
                 "S6": day.Day(source, spark, folder, record).hours,
+                "S7": other.events,
+                "S8": other.keys,
+                "S9": other.values,
+                "S10": other.starts,
             }
             for name in chosen:
                 if name in measures:

@@ -36,6 +36,8 @@ _EACH = 20
 """Rows per transaction: half updates, half inserts."""
 _BETWEEN = 0.5
 """Seconds between two marks, on average."""
+_QUIET = 1.5
+"""Seconds before each mark at rest in which nothing is committed: more than ``batch_seconds``."""
 MARK = "INSERT INTO history (tid) VALUES (-1)"
 WARM_UP = 20.0
 """Seconds before the first mark, because the first turns compile their statements."""
@@ -62,6 +64,17 @@ class Latency:
         with database(self.server, "latency", ("accounts", "history")) as conninfo:
             self._measure(what, conninfo, lambda stop: steady(conninfo, stop), seconds, MARK, **given)
 
+    def at_rest(self, seconds: float) -> None:
+        """The marks alone, each after a quiet time."""
+        with database(self.server, "latency_rest", ("accounts", "history")) as conninfo:
+            self._measure("commit → visible, at rest", conninfo, lambda stop: None, seconds, MARK, quiet=_QUIET)
+
+    def small_transactions(self, seconds: float) -> None:
+        """100 transactions a second, of an update and an insert, over two tables."""
+        with database(self.server, "latency_small", ("accounts", "history")) as conninfo:
+            self._measure("commit → visible, 100 tx/s", conninfo, lambda stop: steady(conninfo, stop, each=2, rows=200),
+                          seconds, MARK)  # fmt: skip
+
     def whole_shop(self, seconds: float) -> None:
         """All tables of the sample shop under its own traffic of 200 transactions, some 1,000 rows, a second."""
         with database(self.server, "latency_shop", ()) as conninfo:
@@ -79,8 +92,8 @@ class Latency:
                           "INSERT INTO events (kind, payload) VALUES ('mark', '{}')")  # fmt: skip
 
     def _measure(
-        self, what: str, conninfo: str, load: Callable[[threading.Event], None], seconds: float, statement: str,
-        **given: Any,
+        self, what: str, conninfo: str, load: Callable[[threading.Event], None], seconds: float, statement: str, *,
+        quiet: float = 0.0, **given: Any,
     ) -> None:  # fmt: skip
         name = conninfo.rsplit("=", 1)[-1]
         with project(self.folder / name, conninfo, f"{name}_main", **given) as settings:
@@ -88,14 +101,14 @@ class Latency:
             ours.sync(Bounds())
             ends = Bounds(follow=True)
             with usage(self.server) as used, beside(load), following(ours, ends):
-                marks = warm_marks(settings, conninfo, statement, seconds)
+                marks = warm_marks(settings, conninfo, statement, seconds, quiet)
             self.record.add(told(what, settings, marks, seconds, used))
 
 
-def warm_marks(settings: Settings, conninfo: str, statement: str, seconds: float) -> list[Mark]:
+def warm_marks(settings: Settings, conninfo: str, statement: str, seconds: float, quiet: float = 0.0) -> list[Mark]:
     """Make marks for this many seconds, after the first turns; returns when all of them are published."""
     time.sleep(WARM_UP)
-    marks = list(random_marks(conninfo, statement, seconds))
+    marks = list(random_marks(conninfo, statement, seconds, quiet))
     published(settings, marks[-1].lsn)
     return marks
 
@@ -108,10 +121,14 @@ def told(what: str, settings: Settings, marks: list[Mark], seconds: float, used:
     durable = sorted(first(batches, mark) - mark.at for mark in marks)
     more = {
         "median s": statistics.median(visible), "p99 s": visible[int(len(visible) * 0.99)],
-        "most s": visible[-1], "durable: median s": statistics.median(durable),
+        "most s": visible[-1], "turns a second": _rate(points), "durable: median s": statistics.median(durable),
         "durable: p99 s": durable[int(len(durable) * 0.99)],
     }  # fmt: skip
     return Run("L", what, seconds, len(marks), 0, used.cpu, used.peak, more)
+
+
+def _rate(points: list[tuple[Lsn, float]]) -> float:
+    return (len(points) - 1) / (points[-1][1] - points[0][1])
 
 
 def publications(settings: Settings) -> list[tuple[Lsn, float]]:
@@ -137,22 +154,23 @@ def first(landed: list[tuple[Lsn, float]], mark: Mark) -> float:
     return min(at for lsn, at in landed if lsn >= mark.lsn)
 
 
-def steady(conninfo: str, stop: threading.Event) -> None:
+def steady(conninfo: str, stop: threading.Event, *, each: int = _EACH, rows: int = ROWS_PER_SECOND) -> None:
+    """Transactions of ``each`` rows, half updates and half inserts: so many ``rows`` a second."""
     chance = random.Random(1)
     with psycopg.connect(conninfo, autocommit=True) as conn:
         due = time.monotonic()
         while not stop.wait(max(0.0, due - time.monotonic())):
-            due += _EACH / ROWS_PER_SECOND
-            ids = [chance.randrange(1, 100_000) for _ in range(_EACH // 2)]
+            due += each / rows
+            ids = [chance.randrange(1, 100_000) for _ in range(each // 2)]
             with conn.transaction():
                 conn.execute("UPDATE accounts SET abalance = abalance + 1 WHERE aid = ANY(%s)", [ids])
                 conn.execute("INSERT INTO history (aid, delta, mtime) SELECT unnest(%s::int[]), 1, now()", [ids])
 
 
-def random_marks(conninfo: str, statement: str, seconds: float) -> Iterator[Mark]:
+def random_marks(conninfo: str, statement: str, seconds: float, quiet: float = 0.0) -> Iterator[Mark]:
     chance, end = random.Random(2), time.monotonic() + seconds
     while time.monotonic() < end:
-        time.sleep(chance.expovariate(1 / _BETWEEN))
+        time.sleep(quiet + chance.expovariate(1 / _BETWEEN))
         yield mark(conninfo, statement)
 
 
