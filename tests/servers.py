@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -47,3 +49,30 @@ def fetched(version: int) -> Path:
                 files.extractall(folder, filter="tar")
 
     return cached(f"postgres/{revision}", fill) / "bin"
+
+
+def copied(folder: Path, into: Path, *, but: Sequence[str] = ()) -> None:
+    """A copy of what belongs to a server at rest, of the same owner."""
+    owner = folder.stat()
+    shutil.copytree(folder, into, ignore=shutil.ignore_patterns(*but))
+    owned(into, owner)
+
+
+def owned(folder: Path, owner: os.stat_result) -> None:
+    """A folder and all in it get an owner."""
+    for path in (folder, *folder.rglob("*")):
+        shutil.chown(path, owner.st_uid, owner.st_gid)
+
+
+def standby_of(
+    primary: EmbeddedServer, folder: Path, *, settings: Mapping[str, str] | None = None, but: Sequence[str] = ()
+) -> EmbeddedServer:
+    """A standby from a copy of a primary at rest, not started yet."""
+    standby, owner = new_server(folder, primary.version, settings=settings), primary.data.stat()
+    folder.mkdir()
+    copied(primary.data, standby.data, but=but)
+    for left_out in but:
+        (standby.data / left_out).mkdir(mode=0o700)
+    (standby.data / "standby.signal").touch()
+    owned(folder, owner)
+    return standby

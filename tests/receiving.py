@@ -1,0 +1,20 @@
+"""A receiver in a process of its own, for one run."""
+
+from __future__ import annotations
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.log.receive.client import ReceiverProcess
+from tests.waiting import wait_for
+
+SECONDS = 120.0
+
+
+def run_to(receiver: ReceiverProcess, goal: Lsn) -> None:
+    """Starts it, and returns once it has ended at the goal."""
+    receiver.start()
+    try:
+        receiver.until(goal)
+        wait_for(lambda: any(event.name == "arrived" for event in receiver.events(0.1)), SECONDS, "the goal")
+        receiver.join(SECONDS)
+    finally:
+        receiver.kill()
