@@ -1,8 +1,9 @@
 """A server that streams transactions with savepoints, in a few lines: what it sends, and what commits.
 
-As real servers do (tests/versions holds that): a subtransaction gets its xid with its first change, after those
-around it; what is rolled back before its block is cut is never sent; a rollback to a savepoint tells of each
-subtransaction that it takes, released ones among them, and a whole rollback of the top transaction as well.
+As real servers do (tests/versions plays savepoints on them): a subtransaction gets its xid with its first
+change, after those around it; what is rolled back before its block is cut is never sent; a rollback to a
+savepoint tells of each subtransaction that it takes, released ones among them, and a whole rollback of the top
+transaction as well.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pgcdc_assets.protocol.messages import (
     Begin,
     Commit,
     Insert,
-    LogicalMessage,
     Relation,
     RelationColumn,
     StreamAbort,
@@ -69,12 +69,6 @@ class StreamingServer:
     def insert(self, number: int) -> None:
         self._row += 1
         self._change(number, Insert(RELATION, (str(self._row),)))
-
-    def message(self, number: int) -> None:
-        """Its xid is the top transaction's. Rolled back it cannot be told from one that is not: not done here behind a
-        savepoint."""
-        if len(self._session(number).levels) == 1:
-            self._change(number, LogicalMessage(True, Lsn(self._lsn), "p", b"content"))
 
     def savepoint(self, number: int) -> None:
         self._session(number).levels.append(Level())

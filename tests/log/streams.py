@@ -163,7 +163,3 @@ def _transaction(
         expect("C", None, payload, final + 48)
     stream.frames.append(frame(payload, final + 48))
     return final + 48
-
-
-def commit_time(number: int) -> int:
-    return EPOCH + number

@@ -10,7 +10,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.protocol.decode import decode
-from pgcdc_assets.protocol.messages import Insert, LogicalMessage, Truncate, Update
+from pgcdc_assets.protocol.messages import Insert, Update
 from tests.log.conftest import Source, in_each_place, rows, until_event
 
 pytestmark = in_each_place
@@ -39,20 +39,6 @@ def test_commit_time_is_the_source_s(source: Source) -> None:
     assert abs((datetime.now(UTC) - rows(log)[0]["commit_ts"]).total_seconds()) < 60
 
 
-def test_truncate_stands_once_per_table(source: Source) -> None:
-    log = source.log()
-    end = source.transaction("INSERT INTO a VALUES (1, 'x')", "TRUNCATE a, b", "INSERT INTO b VALUES (1, 1)")
-    source.receive(log, end)
-    truncates = rows(log, "kind = 'T'")
-    ids = {name.name: relation for batch in log.batches(log.start) for relation, name in batch.relations.items()}
-    assert {row["relation_id"] for row in truncates} == {ids["a"], ids["b"]}
-    assert [row["tx_ordinal"] for row in truncates] == [1, 1]
-    message = decode(truncates[0]["payload"], Lsn(0))
-    assert isinstance(message, Truncate)
-    assert set(message.relation_ids) == {ids["a"], ids["b"]}
-    assert [row["tx_ordinal"] for row in rows(log, "kind IN ('I', 'C')")] == [0, 2, 3]
-
-
 def test_leaves_that_are_published_via_their_root_are_told_of(source: Source) -> None:
     """Also one that came and went before anybody looked, as the rows of no other do."""
     source.run("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)",
@@ -69,33 +55,6 @@ def test_leaves_that_are_published_via_their_root_are_told_of(source: Source) ->
     source.receive(log, end)
     told = {root: set(leaves) for batch in log.batches(log.start) for root, leaves in batch.partitions.items()}
     assert told == {oid["r"]: {oid["leaf"], oid["gone"]}}
-
-
-def test_messages_inside_and_between_transactions(source: Source) -> None:
-    log = source.log()
-    source.run("SELECT pg_logical_emit_message(false, 'loose', 'between')")
-    end = source.transaction("INSERT INTO a VALUES (1, 'x')", "SELECT pg_logical_emit_message(true, 'tx', 'inside')")
-    source.receive(log, end)
-    found = {row["tx_ordinal"]: decode(row["payload"], Lsn(0)) for row in rows(log, "kind = 'M'")}
-    loose, inside = found[None], found[1]
-    assert isinstance(loose, LogicalMessage)
-    assert isinstance(inside, LogicalMessage)
-    assert (loose.content, inside.content) == (b"between", b"inside")
-    assert log.verify(LsnRange(log.start, log.position()))
-
-
-def test_origin_is_a_column(source: Source) -> None:
-    log = source.log()
-    name = f"o_{source.database.name}"
-    source.conn.execute("SELECT pg_replication_origin_create(%s)", [name])
-    try:
-        source.conn.execute("SELECT pg_replication_origin_session_setup(%s)", [name])
-        source.run("INSERT INTO a VALUES (1, 'from elsewhere')", "SELECT pg_replication_origin_session_reset()")
-        end = source.run("INSERT INTO a VALUES (2, 'from here')")
-        source.receive(log, end)
-    finally:
-        source.conn.execute("SELECT pg_replication_origin_drop(%s)", [name])
-    assert [row["origin"] for row in rows(log, "kind = 'I'")] == [name, None]
 
 
 def test_each_batch_describes_its_relations(source: Source) -> None:
@@ -134,26 +93,3 @@ def test_types_stand_beside_the_relation(source: Source) -> None:
     end = source.run("INSERT INTO a VALUES (1, 'x', 'ok')")
     source.receive(log, end)
     assert [b"mood" in row["payload"] for row in rows(log, "kind = 'Y'")] == [True]
-
-
-def test_rolled_back_work_leaves_nothing(source: Source) -> None:
-    log = source.log()
-    end = source.run(
-        "BEGIN", "INSERT INTO a VALUES (1, 'x')", "ROLLBACK",
-        "BEGIN", "INSERT INTO a VALUES (2, 'y')", "SAVEPOINT s", "INSERT INTO a VALUES (3, 'z')", "ROLLBACK TO s",
-        "COMMIT",
-    )  # fmt: skip
-    source.receive(log, end)
-    assert [row["kind"] for row in rows(log)] == ["I", "C"]
-
-
-def test_order_is_that_of_commits(source: Source) -> None:
-    log = source.log()
-    with source.database.connect() as other:
-        other.execute("BEGIN")
-        other.execute("INSERT INTO a VALUES (1, 'began first')")
-        source.run("INSERT INTO a VALUES (2, 'committed first')")
-        other.execute("COMMIT")
-    source.receive(log, source.lsn())
-    texts = [decode(row["payload"], Lsn(0)) for row in rows(log, "kind = 'I'")]
-    assert [text.new[0] for text in texts if isinstance(text, Insert)] == ["2", "1"]

@@ -4,62 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import resource
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import MachineError, ReceiverDied, SourceUnavailable
+from pgcdc_assets.errors import MachineError, SourceUnavailable
 from pgcdc_assets.log.receive.messages import ReceiverSettings
-from pgcdc_assets.log.spill import SPILL
-from pgcdc_assets.store.local import path_of
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
-from tests.log.writers import writing
-
-
-@pytest.mark.long
-def test_killed_again_and_again(source: Source) -> None:
-    log, twin = source.log(), source.log("twin")
-    chance = random.Random(7)
-    with writing(source, 2):
-        for _ in range(6):
-            receiver = source.receiver(log, batch_seconds=0.02)
-            until_event(receiver, "batch")
-            time.sleep(chance.uniform(0, 0.15))
-            assert receiver.pid is not None
-            os.kill(receiver.pid, signal.SIGKILL)
-            with pytest.raises(ReceiverDied):
-                until_event(receiver, "arrived")
-            assert source.confirmed(log) <= log.position()
-    end = source.lsn()
-    source.receive(log, end)
-    source.receive(twin, end)
-    assert content(log) == content(twin)
-    assert len(log.batches(log.start)) > 6
-    assert log.verify(LsnRange(log.start, log.position()))
-
-
-@pytest.mark.long
-def test_killed_while_a_transaction_spills(source: Source) -> None:
-    log, twin = source.log(), source.log("twin")
-    end = source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 10) FROM generate_series(1, 150000) g")
-    receiver = source.receiver(log)
-    spill = log.path / SPILL
-    eventually(lambda: path_of(spill).is_dir() and any(path_of(spill).iterdir()))
-    receiver.kill()
-    assert log.position() == log.start
-    assert rows(log) == []
-    source.receive(log, end)
-    source.receive(twin, end)
-    assert content(log) == content(twin)
-    assert len(content(log)) == 150_001
-    assert not any(path_of(spill).iterdir())
 
 
 def test_a_dead_parent_ends_it_at_a_boundary(source: Source) -> None:

@@ -189,31 +189,6 @@ def test_the_slot_is_touched_while_a_drain_is_at_work(source: Source) -> None:
     assert sum(lsn == log.start for lsn in touched) >= 4
 
 
-@pytest.mark.since(18, "idle_replication_slot_timeout")
-def test_an_idle_slot_outlives_a_drain(source: Source) -> None:
-    limits = ranges_of(4000, touch_seconds=0.2)
-    log = source.log("drained")
-    source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)),
-               "ALTER SYSTEM SET idle_replication_slot_timeout = '2s'", "SELECT pg_reload_conf()")  # fmt: skip
-    rounds: list[str] = []
-
-    def slow(receiver: Receiver) -> None:
-        if len(rounds) < 20:
-            time.sleep(0.2)
-            receiver._send_status()
-            source.run("CHECKPOINT")
-            rounds.append(source.slot_row(log, "wal_status"))
-
-    try:
-        receive_inside(source, log, source.lsn(), lambda lsn: None, drain_bytes=1, limits=limits, orders=slow)
-    finally:
-        source.run("ALTER SYSTEM RESET idle_replication_slot_timeout", "SELECT pg_reload_conf()")
-    # How many rounds a drain has is the server's pace; these outlasted the slot's patience.
-    assert len(rounds) * 0.2 > 2
-    assert set(rounds) == {"reserved"}
-    assert len(rows(log, "kind = 'I'")) == 30
-
-
 def test_a_transaction_open_for_long_is_streamed(source: Source, commands: list[str]) -> None:
     """Each call would read from its begin on."""
     streamed, log = source.log("streamed"), source.log("drained")

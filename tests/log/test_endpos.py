@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,48 +51,28 @@ def _transactions(log: ChangeLog) -> int:
     return len(rows(log, "kind = 'C'"))
 
 
-def test_on_a_commit_boundary(stream: Stream) -> None:
-    end_lsn = stream.commits[1][1]
-    events = stream.source.receive(stream.log, end_lsn)
-    assert events[-1].lsn == stream.log.position() == end_lsn
-    assert _transactions(stream.log) == 2
-    stream.finish()
+GOALS: dict[str, tuple[Callable[[Stream], Lsn], int]] = {
+    "on a commit boundary": (lambda stream: stream.commits[1][1], 2),
+    "between transactions": (lambda stream: Lsn(stream.commits[0][1] + 8), 1),
+    "at the start of a commit record": (lambda stream: stream.commits[1][0], 1),
+    "inside a commit record": (lambda stream: Lsn(stream.commits[1][0] + 8), 1),
+    "inside a transaction": (lambda stream: Lsn(rows(stream.scout, "kind = 'I'")[4]["lsn"]), 1),
+}
+"""The goal, and how many transactions lie below it."""
 
 
-def test_between_transactions(stream: Stream) -> None:
-    (_, end_lsn), (next_commit, _) = stream.commits[0], stream.commits[1]
-    goal = Lsn(end_lsn + 8)
-    stream.source.receive(stream.log, goal)
-    assert end_lsn <= stream.log.position() <= goal < next_commit
-    assert _transactions(stream.log) == 1
-    stream.finish()
-
-
-def test_at_the_start_of_a_commit_record(stream: Stream) -> None:
-    commit_lsn = stream.commits[1][0]
-    stream.source.receive(stream.log, commit_lsn)
-    assert stream.log.position() == commit_lsn
-    assert _transactions(stream.log) == 1
-    stream.finish()
-
-
-def test_inside_a_commit_record(stream: Stream) -> None:
-    commit_lsn, end_lsn = stream.commits[1]
-    goal = Lsn(commit_lsn + 8)
-    assert goal < end_lsn
-    stream.source.receive(stream.log, goal)
-    assert stream.log.position() <= commit_lsn
-    assert _transactions(stream.log) == 1
-    stream.finish()
-
-
-def test_inside_a_transaction(stream: Stream) -> None:
-    first_row = Lsn(rows(stream.scout, "kind = 'I'")[4]["lsn"])
-    commit_lsn = stream.commits[1][0]
-    assert stream.commits[0][1] < first_row < commit_lsn
-    stream.source.receive(stream.log, first_row)
-    assert stream.log.position() <= first_row
-    assert _transactions(stream.log) == 1
+@pytest.mark.parametrize(("goal", "transactions"), GOALS.values(), ids=GOALS)
+def test_a_run_takes_what_ends_at_or_below_its_goal(
+    stream: Stream, goal: Callable[[Stream], Lsn], transactions: int
+) -> None:
+    at, (commit_lsn, end_lsn) = goal(stream), stream.commits[1]
+    assert stream.commits[0][1] < at <= end_lsn
+    stream.source.receive(stream.log, at)
+    assert stream.log.position() <= at
+    assert not commit_lsn < stream.log.position() < end_lsn
+    if at in (commit_lsn, end_lsn):
+        assert stream.log.position() == at
+    assert _transactions(stream.log) == transactions
     stream.finish()
 
 

@@ -62,19 +62,3 @@ def test_idle_then_restart_then_idle(source: Source) -> None:
 
 def _can_log_snapshots(source: Source) -> bool:
     return source.database.server.version >= 16
-
-
-def test_nothing_at_all_is_written(source: Source) -> None:
-    """The run stays quiet for longer than a walsender does, and costs no commit."""
-    log = source.log()
-    receiver = source.receiver(log)
-    until_event(receiver, "started")
-    at = source.lsn()
-    receiver.mark(at)
-    until_event(receiver, "complete")
-    version = _version(log)
-    receiver.events(2)
-    receiver.stop()
-    assert _version(log) <= version + 1
-    assert source.confirmed(log) == log.position()
-    assert _files(log) == []

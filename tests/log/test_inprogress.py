@@ -1,25 +1,13 @@
-"""Which rows of transactions in progress count: a table of cases, and any savepoints of any sessions."""
+"""Which rows of transactions in progress count: a table of cases."""
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun
 from pgcdc_assets.log.inprogress import TransactionsInProgress
-from pgcdc_assets.log.streamed import StreamPlace, located
-from pgcdc_assets.protocol.decode import decode
-from pgcdc_assets.protocol.messages import AnyMessage, StreamAbort, StreamCommit, StreamPrepare, StreamStart
-from pgcdc_assets.protocol.streamed import decode_any
-from tests.log.savepoints import StreamingServer
-from tests.log.streams import run_of
+from pgcdc_assets.protocol.messages import StreamAbort, StreamCommit, StreamPrepare, StreamStart
 
 AT = Lsn(0x123)
 
@@ -113,73 +101,3 @@ def test_a_message_in_front_of_an_abort_cannot_be_told() -> None:
     assert not held[7].ambiguous
     held.abort(StreamAbort(7, 9))
     assert held[7].ambiguous
-
-
-STEPS = st.tuples(
-    st.sampled_from([
-        "insert", "insert", "insert", "message", "savepoint", "release", "rollback_to", "stream", "stream", "commit",
-        "rollback",
-    ]),
-    st.integers(0, 2),
-    st.integers(0, 3),
-)  # fmt: skip
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(STEPS, max_size=60), st.lists(st.integers(0, 200), max_size=4))
-def test_what_counts_is_what_was_committed(steps: list[tuple[str, int, int]], cuts: list[int]) -> None:
-    """Savepoints released and rolled back, within each other, after parts were sent, in sessions beside each other."""
-    server = StreamingServer()
-    for step, session, depth in steps:
-        if step == "rollback_to":
-            server.rollback_to(session, depth)
-        else:
-            getattr(server, step)(session)
-    left = set(server.open())
-    taken = Taken()
-    edges = sorted({0, len(server.frames), *(cut % (len(server.frames) + 1) for cut in cuts)})
-    for start, end in itertools.pairwise(edges):
-        taken.take(run_of(server.frames[start:end], start))
-    assert taken.committed == server.committed
-    assert set(taken.content) == left
-    assert taken.held.bytes == sum(len(payload) for parts in taken.content.values() for _, payload in parts)
-
-
-class Taken:
-    """A receiver in a few lines: content by top xid, which counts or not at the commit."""
-
-    def __init__(self) -> None:
-        self.held = TransactionsInProgress()
-        self.content: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
-        self.committed: dict[int, list[AnyMessage]] = {}
-        self._place = StreamPlace()
-
-    def take(self, run: FrameRun) -> None:
-        found = located(run, self._place, parallel=True)
-        self._place = found.after
-        for stretch in found.stretches():
-            for index in range(stretch.start, stretch.end):
-                if not IS_CHANGE[found.run.kinds[index]]:
-                    self._control(decode_any(found.run.payload(index), parallel=True))
-            changes = np.flatnonzero(IS_CHANGE[found.run.kinds[stretch.start : stretch.end]]) + stretch.start
-            if len(changes):
-                self._hold(found.run, changes, stretch.top, found.subxid)
-
-    def _hold(self, run: FrameRun, changes: np.ndarray, top: int, subxid: np.ndarray) -> None:
-        payloads = [run.payload(index) for index in changes.tolist()]
-        messages = sum(payload[:1] == b"M" for payload in payloads)
-        self.held.add(top, changes=len(payloads), size=sum(map(len, payloads)), messages=messages)
-        self.content[top] += zip(subxid[changes].tolist(), payloads, strict=True)
-
-    def _control(self, message: AnyMessage) -> None:
-        match message:
-            case StreamStart():
-                if self.held.start(message, ZERO, 0.0) is not None:
-                    del self.content[message.xid]
-            case StreamAbort():
-                if self.held.abort(message) is not None:
-                    del self.content[message.xid]
-            case StreamCommit():
-                aborted = self.held.end(message, ZERO).aborted
-                content = self.content.pop(message.xid)
-                self.committed[message.commit_lsn] = [decode(part) for xid, part in content if xid not in aborted]

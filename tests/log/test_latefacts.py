@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.layout import commit_name
@@ -115,15 +113,17 @@ def test_rows_are_filled() -> None:
 # The log as a whole --------------------------------------------------------------------------------
 
 
-def test_a_history_is_the_same(tmp_path: Path) -> None:
-    _same(*twins(tmp_path, HISTORY))
-
-
 @settings(max_examples=15)
 @given(BATCHES)
+@example([list(batch) for batch in HISTORY])
 def test_any_history_is_the_same(batches: list[list[Transaction]]) -> None:
+    """Also once it is compacted, or cut off batch by batch."""
     with TemporaryDirectory() as folder:
-        _same(*twins(Path(folder), batches))
+        plain, early = twins(Path(folder) / "compacted", batches)
+        _same(plain, early)
+        _slices_are_the_rows(early)
+        _same_when_compacted(plain, early)
+        _same_when_cut_off(*twins(Path(folder) / "cut off", batches))
 
 
 def _same(plain: ChangeLog, early: ChangeLog) -> None:
@@ -156,37 +156,14 @@ def _pruned(log: ChangeLog, span: LsnRange) -> list[Any]:
     return found
 
 
-@settings(max_examples=15)
-@given(BATCHES)
-def test_slices_are_the_rows(batches: list[list[Transaction]]) -> None:
+def _slices_are_the_rows(log: ChangeLog) -> None:
     columns = ["kind", "commit_lsn", "commit_ts", "schema_id", "payload"]
-    with TemporaryDirectory() as folder:
-        _, log = twins(Path(folder), batches)
-        for segment in log.all_segments():
-            file = pickle.loads(pickle.dumps(segment.file))
-            slices = list(read_slices(file, columns, 1))
-            assert all("subxid" not in part.column_names for part in slices)
-            whole_rows = read_rows(segment.file, columns)
-            assert [row for part in slices for row in part.select(columns).to_pylist()] == whole_rows.to_pylist()
-
-
-def test_compaction_and_retention_of_a_history(tmp_path: Path) -> None:
-    _same_when_compacted(*twins(tmp_path / "one", HISTORY))
-    _same_when_cut_off(*twins(tmp_path / "other", HISTORY))
-
-
-@settings(max_examples=10)
-@given(BATCHES)
-def test_compaction_leaves_the_same(batches: list[list[Transaction]]) -> None:
-    with TemporaryDirectory() as folder:
-        _same_when_compacted(*twins(Path(folder), batches))
-
-
-@settings(max_examples=10)
-@given(BATCHES)
-def test_retention_leaves_the_same(batches: list[list[Transaction]]) -> None:
-    with TemporaryDirectory() as folder:
-        _same_when_cut_off(*twins(Path(folder), batches))
+    for segment in log.all_segments():
+        file = pickle.loads(pickle.dumps(segment.file))
+        slices = list(read_slices(file, columns, 1))
+        assert all("subxid" not in part.column_names for part in slices)
+        whole_rows = read_rows(segment.file, columns)
+        assert [row for part in slices for row in part.select(columns).to_pylist()] == whole_rows.to_pylist()
 
 
 def _same_when_compacted(plain: ChangeLog, early: ChangeLog) -> None:
@@ -287,31 +264,6 @@ def test_a_wrong_tag_is_noticed(tmp_path: Path, old: str, new: str) -> None:
         ChangeLog(log.layout).verify(span)
 
 
-def test_a_file_without_its_facts_is_refused(tmp_path: Path) -> None:
-    _, log = twins(tmp_path, HISTORY)
-    _retag(log, '"pgcdc.commit_lsn"', '"pgcdc.commit_lsx"')
-    with pytest.raises(LogCorrupt, match="no tags of its commit"):
-        ChangeLog(log.layout).all_segments()
-
-
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def _lose_a_row(path: Path) -> None:
-    table = pq.read_table(path)
-    pq.write_table(table.slice(0, table.num_rows - 1), path)
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, _cut, _lose_a_row])
-def test_damage_is_noticed(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    _, log = twins(tmp_path, HISTORY)
-    segment = next(segment for segment in log.all_segments() if segment.late is not None)
-    damage(path_of(segment.path))
-    with pytest.raises(LogCorrupt):
-        ChangeLog(log.layout).verify(whole(log))
-
-
 def test_a_row_that_was_never_written_is_missed(tmp_path: Path) -> None:
     """Its file is whole, as is its checksum."""
     twin = Twin(tmp_path, early=True)
@@ -337,13 +289,3 @@ def test_rows_keep_the_order_of_their_file(tmp_path: Path) -> None:
     assert found["tx_ordinal"].to_pylist() == [0, 2, 4, 6, 8]
     assert read_rows(late).schema.equals(FILLED_SCHEMA)
     assert read_rows(SegmentFile(late.path)).num_rows == 10
-
-
-def test_what_an_ordinary_file_says_is_as_it_was(tmp_path: Path) -> None:
-    plain, _ = twins(tmp_path, HISTORY)
-    version = plain.version()
-    for file in version.files:
-        stats: dict[str, Any] = json.loads(file.action["stats"])
-        assert "subxid" not in stats["nullCount"]
-        assert sorted(file.action["tags"]) == ["pgcdc.batch_end", "pgcdc.first_batch_end"]
-        assert pq.read_schema(path_of(plain.path / file.path)).names == FILLED_SCHEMA.names

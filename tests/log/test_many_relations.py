@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -79,15 +78,3 @@ def test_the_server_hears_of_us_between_two_rounds(source: Source, monkeypatch: 
     receive_inside(source, log, fill(source, 100), told.append, receiving=receiving)
     assert asking[0] >= 10
     assert asking[1] >= asking[0] - 1, "a status after each round"
-
-
-@pytest.mark.long
-def test_three_thousand(source: Source) -> None:
-    tables(source, 3000)
-    log = source.log()
-    end = fill(source, 3000)
-    started = time.monotonic()
-    source.receive(log, end)
-    seconds = time.monotonic() - started
-    assert len(rows(log, "kind = 'I'")) == 3030
-    assert seconds < 20

@@ -10,7 +10,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.overlap import Overlap
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import LogicalMessage
-from tests.log.conftest import Source, rows, until_event
+from tests.log.conftest import Source, rows
 from tests.log.inside import ranges_of, receive_inside
 
 BETWEEN = "SELECT pg_logical_emit_message(false, '{}', 'between')"
@@ -103,19 +103,6 @@ def test_the_setting_may_change_while_the_slot_is_behind(source: Source, first: 
     added = [prefix for prefix in ("two", "one") if second == ["*"] or prefix in second]
     assert told(log) == before + added
     assert [row["kind"] for row in rows(log, "kind = 'I'")] == ["I", "I"]
-
-
-def test_a_kill_between_messages_loses_none(source: Source) -> None:
-    log = source.log()
-    for number in range(8):
-        receiver = source.receiver(log, batch_seconds=0.02)
-        source.run(BETWEEN.format(f"{number}a"), INSIDE.format(f"{number}b"))
-        if number % 2:
-            until_event(receiver, "batch")
-        receiver.kill()
-    source.receive(log, source.lsn())
-    assert told(log) == [f"{number}{kind}" for number in range(8) for kind in "ab"]
-    assert log.verify(_all(log))
 
 
 def test_ranges_of_a_drain_may_end_inside_a_message(source: Source) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, QueryBuilder, Schema
+from deltalake import DeltaTable, Schema
 
 from pgcdc_assets.core.formats import FORMAT_PROPERTY
 from pgcdc_assets.core.layout import Layout
@@ -90,18 +90,6 @@ def test_batches_and_segments_by_span(log: ChangeLog) -> None:
     assert len(log.segments(LsnRange(START, Lsn(450)), [3])) == 0
     assert {shape.relation_id for shape in log.shapes(LsnRange(Lsn(250), Lsn(350))).values()} == {2}
     assert {shape.relation_id for shape in log.shapes(LsnRange(Lsn(210), Lsn(450))).values()} == {1, 2}
-
-
-def test_another_engine_reads_it(log: ChangeLog) -> None:
-    writer, _ = writer_of(log)
-    writer.commit(frames_of(200), [], Lsn(250))
-    query = (
-        "SELECT kind, count(*) AS n FROM log WHERE commit_lsn IS NULL OR commit_lsn = 200 GROUP BY kind ORDER BY kind"
-    )
-    table = QueryBuilder().register("log", DeltaTable(path_of(log.path))).execute(query).read_all()
-    assert dict(zip(table["kind"].to_pylist(), table["n"].to_pylist(), strict=True)) == {
-        "#": 1, "=": 1, "C": 1, "I": 2, "R": 1,
-    }  # fmt: skip
 
 
 def _first_file(log: ChangeLog) -> Path:
@@ -195,24 +183,6 @@ def test_all_is_synced_before_the_commit_and_the_commit_before_it_is_told(
 
 def _version(log: ChangeLog) -> int:
     return int(DeltaTable(path_of(log.path)).version())
-
-
-def test_checkpoints_are_synced_too(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, _ = writer_of(log)
-    synced: list[str] = []
-    fsync = os.fsync
-
-    def note(descriptor: int) -> None:
-        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", note)
-    for step in range(1, 103):
-        writer.advance(Lsn(START + step))
-    assert path_of(log.path / "_delta_log" / "_last_checkpoint").exists()
-    assert any("_last_checkpoint" in name for name in synced)
-    assert any("checkpoint" in name and name.endswith(".parquet") for name in synced)
-    assert ChangeLog(Layout.of(log.path.parent.parent)).position() == START + 102
 
 
 def test_what_a_dead_process_left_is_dropped_at_the_next_start(log: ChangeLog) -> None:

@@ -14,7 +14,7 @@ from pgcdc_assets.errors import IdentityMismatch, LogAhead, PgcdcError, SlotAhea
 from pgcdc_assets.log.reader import ChangeLog
 from tests.fix_postgres import TEST_SETTINGS, fresh_database
 from tests.log.conftest import Source, content, rows, until_event
-from tests.servers import new_server
+from tests.servers import copied, new_server
 
 
 @pytest.fixture(scope="module")
@@ -97,17 +97,15 @@ def test_log_ahead_of_a_restored_backup(own: EmbeddedServer, source: Source, tmp
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.conn.close()
     own.stop()
-    backup, owner = tmp_path / "backup", own.data.stat()
-    shutil.copytree(own.data, backup)
+    backup = tmp_path / "backup"
+    copied(own.data, backup)
     start_again(own, source)
     source.receive(log, source.run("INSERT INTO a SELECT g, 'never was' FROM generate_series(2, 20000) g"))
     position = log.position()
     source.conn.close()
     own.stop()
     shutil.rmtree(own.data)
-    shutil.copytree(backup, own.data)
-    for path in (own.data, *own.data.rglob("*")):
-        shutil.chown(path, owner.st_uid, owner.st_gid)
+    copied(backup, own.data)
     start_again(own, source)
     if gone_on:
         source.run(*(f"INSERT INTO a SELECT {number}0000 + g, 'new' FROM generate_series(1, 9000) g"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks
 from pgcdc_assets.source.snapshot.waiters import giving_way
 from tests.fix_postgres import TEST_SETTINGS, Database
 from tests.log.conftest import Source, content, eventually, until_event
-from tests.servers import new_server
+from tests.servers import new_server, standby_of
 
 SYNCHRONISED_SINCE = 17
 """Failover slots, and pg_sync_replication_slots()."""
@@ -45,14 +44,7 @@ def _standby(primary: EmbeddedServer, folder: Path) -> EmbeddedServer:
         **TEST_SETTINGS, "hot_standby_feedback": "on", "primary_slot_name": "standby",
         "primary_conninfo": f"host={primary.socket_folder} port=5432 user=postgres dbname=postgres",
     }  # fmt: skip
-    standby, owner = new_server(folder, primary.version, settings=settings), primary.data.stat()
-    folder.mkdir()
-    shutil.copytree(primary.data, standby.data, ignore=shutil.ignore_patterns("pg_replslot"))
-    (standby.data / "pg_replslot").mkdir(mode=0o700)
-    (standby.data / "standby.signal").touch()
-    for path in (folder, *folder.rglob("*")):
-        shutil.chown(path, owner.st_uid, owner.st_gid)
-    return standby
+    return standby_of(primary, folder, settings=settings, but=["pg_replslot"])
 
 
 @pytest.mark.parametrize("version", [16, pytest.param(17, marks=pytest.mark.long), 18])

@@ -7,7 +7,7 @@ import pytest
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Insert
-from tests.log.conftest import SECONDS, Source, content, rows, until_event
+from tests.log.conftest import SECONDS, Source, rows, until_event
 
 SENDS_STREAM_ABORTS = 18
 WAYS = ["stream", "drain"]
@@ -77,21 +77,3 @@ def test_rollbacks_are_passed_over(source: Source, way: str) -> None:
     messages = [decode(row["payload"]) for row in inserted if row["relation_id"] == b]
     assert [message.new[0] for message in messages if isinstance(message, Insert)] == ["1", "2", "5", "6", "7", "8"]
     assert sum(batch.transactions for batch in log.verify(LsnRange(start, log.position()))) == 4
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_rollbacks_alone_make_no_batch(source: Source, way: str) -> None:
-    """The log moves over them as over any WAL that carries nothing, by a position without files."""
-    little_memory(source)
-    log = source.log()
-    receiver = source.receiver(log, drain_bytes=1 if way == "drain" else 1 << 40, streaming=False)
-    # The walwriter flushes a rollback some time later, a commit is flushed at once; and its end is a boundary.
-    end = source.run(*rolled_back(1), *rolled_back(1), "CREATE TABLE foreign_to_us ()")
-    # The source may go on by itself meanwhile, past the goal: then only a mark says that the log may stand at it.
-    receiver.mark(end)
-    receiver.until(end)
-    names = {event.name for event in until_event(receiver, "arrived")}
-    receiver.join(SECONDS)
-    assert names == {"started", "position", "complete", "arrived"}
-    assert log.position() == source.confirmed(log) >= end
-    assert content(log) == []

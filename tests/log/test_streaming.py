@@ -10,14 +10,10 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import SourceUnavailable
-from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.log.receive.client import ReceiverProcess
-from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 from tests.fix_postgres import committed
 from tests.log.conftest import SECONDS, Source, eventually, until_event
-from tests.log.inside import receive_inside
-from tests.log.received_twice import NO_DRAIN, Reading, Row, Twins, assert_same, little_memory, many
+from tests.log.received_twice import Row, Twins, little_memory, many
 
 
 @pytest.fixture
@@ -82,44 +78,6 @@ def history(source: Source) -> None:
         source.run("BEGIN", many(5001), "ROLLBACK", "INSERT INTO b VALUES (3, 3)")
 
 
-@pytest.mark.timeout(120)
-def test_goals_anywhere_around_streamed_commits(twins: Twins) -> None:
-    """The case table of endpos: on a boundary, at the start of a commit record, in it, in a transaction, behind all.
-
-    Each run has a slot of its own: one that has moved past the beginning of a transaction gets it whole.
-    """
-    source = twins.source
-    history(source)
-    end = twins.flushed()
-    twins.whole.receive(end)
-    whole = twins.whole.reading.rows()
-    commits = {row[0]: row[4] for row in whole if row[5] == "C"}
-    first, second = list(commits)[2:4]
-    block = next(row[4] for row in whole if row[0] == second)
-    late = 0
-    for number, goal in enumerate([block, *(goal for at in (first, second) for goal in (
-        at - 8, at, at + 8, commits[at], commits[at] + 8
-    ))]):  # fmt: skip
-        reading = Reading(source.log(f"at{number}", copy_of=twins.streamed.log))
-        receive_streamed(source, reading.log, Lsn(goal))
-        position, found = reading.log.position(), reading.rows()
-        # The place of a message outside of transactions is the end of its record.
-        last = max((row[4] for row in found if row[5] in "CM"), default=0)
-        assert last <= position <= goal
-        assert_same(found, [row for row in whole if commits.get(row[0], row[4]) <= goal])
-        receive_streamed(source, reading.log, end)
-        assert_same(reading.rows(), whole)
-        assert twins.spooled == []
-        late += reading.late
-    assert late > 10
-
-
-def receive_streamed(source: Source, log: ChangeLog, goal: Lsn) -> None:
-    options = PluginOptions.of(source.database.server.version, streaming=True)
-    limits = Limits(1 << 20, 0.02, segment_bytes=1 << 16)
-    receive_inside(source, log, goal, lambda lsn: None, receiving=limits, drain_bytes=NO_DRAIN, plugin=options)
-
-
 def test_a_run_that_fails_leaves_no_file(twins: Twins) -> None:
     source, receiver = twins.source, twins.start()
     with source.database.connect() as other:
@@ -144,18 +102,11 @@ def terminated(receiver: ReceiverProcess) -> None:
     eventually(lambda: not receiver.alive)
 
 
-def orphaned(receiver: ReceiverProcess) -> None:
-    assert receiver._child is not None
-    assert receiver._child.stdin is not None
-    receiver._child.stdin.close()
-    eventually(lambda: not receiver.alive)
-
-
 def killed(receiver: ReceiverProcess) -> None:
     receiver.kill()
 
 
-@pytest.mark.parametrize("end", [stopped, terminated, orphaned, killed])
+@pytest.mark.parametrize("end", [stopped, terminated, killed])
 def test_what_is_open_at_the_end_of_a_run_comes_again(twins: Twins, end: Callable[[ReceiverProcess], None]) -> None:
     """From its start, in other blocks, or whole: nothing twice, and nothing is left of what came before."""
     source, receiver = twins.source, twins.start()

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import (
     IdentityMismatch,
     LogAhead,
     PgcdcError,
     SetupNeeded,
     SlotActive,
-    SlotAhead,
     SlotMissing,
 )
 from pgcdc_assets.log.reader import ChangeLog
@@ -25,7 +20,7 @@ from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.slotstatus import identity
 from tests.fix_postgres import Database
 from tests.log.conftest import PUBLICATION, Source, content, eventually, until_event
-from tests.servers import new_server
+from tests.servers import new_server, standby_of
 
 
 def _refused(source: Source, log: ChangeLog, kind: type[PgcdcError], *, highest: Lsn = ZERO) -> PgcdcError:
@@ -40,16 +35,6 @@ def _log_at(source: Source, name: str, who: Identity, start: Lsn, timeline: int 
     log = ChangeLog(Layout.of(source.folder / name))
     log.create(who, start, timeline)
     return log
-
-
-def test_slot_ahead_of_the_log(source: Source) -> None:
-    log = source.log()
-    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
-    old = _log_at(source, "old", log.identity, log.start)
-    error = _refused(source, old, SlotAhead)
-    assert str(log.position()) in str(error)
-    assert str(old.position()) in str(error)
-    assert source.confirmed(log) == log.position()
 
 
 def test_log_ahead_of_the_source(source: Source) -> None:
@@ -74,13 +59,6 @@ def test_a_lower_timeline(source: Source) -> None:
     log = source.log()
     error = _refused(source, _log_at(source, "later", log.identity, log.start, timeline=2), IdentityMismatch)
     assert "timeline" in str(error)
-
-
-def test_two_phase_slot(source: Source) -> None:
-    slot = source.slot("tp")
-    source.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", [slot])
-    error = _refused(source, _log_at(source, "tp", identity(source.conn, slot), source.lsn()), IdentityMismatch)
-    assert "set `two_phase` to true" in str(error)
 
 
 def test_missing_slot(source: Source) -> None:
@@ -119,25 +97,6 @@ SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pgcdc%/catalog' AND 
 """
 
 
-def _promoted_copy(source: Source, server: EmbeddedServer) -> EmbeddedServer:
-    """A second server from a base backup, promoted: the next timeline of the same system."""
-    folder = source.folder / "standby"
-    copy = new_server(folder, server.version)
-    folder.mkdir()
-    shutil.copytree(server.data, copy.data)
-    runner = copy.runner
-    for path in (folder, *folder.rglob("*")):
-        runner.own(path) if path.is_dir() else shutil.chown(path, *_owner(server.data))
-    (copy.data / "standby.signal").touch()
-    shutil.chown(copy.data / "standby.signal", *_owner(server.data))
-    return copy
-
-
-def _owner(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_uid, status.st_gid
-
-
 @pytest.mark.parametrize("beyond_fork", ["nothing", "log", "lake"])
 def test_a_promoted_standby_is_followed_only_before_the_fork(
     source: Source, database: Database, beyond_fork: str
@@ -152,7 +111,7 @@ def test_a_promoted_standby_is_followed_only_before_the_fork(
             log = own.log()
             own.receive(log, own.run("INSERT INTO a VALUES (1, 'x')"))
         server.stop()
-        copy = _promoted_copy(source, server)
+        copy = standby_of(server, source.folder / "standby")
         if beyond_fork != "nothing":
             server.start(survive=False)
             with Database(server, "postgres").connect() as conn:

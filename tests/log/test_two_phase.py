@@ -122,20 +122,6 @@ def test_several_at_a_time(twins: Twins) -> None:
     assert kinds(finish(twins)) == "ICIC"
 
 
-def test_one_that_was_prepared_before_the_slot(source: Source) -> None:
-    """A slot waits for it; one that is prepared while the slot is made comes at its commit."""
-    prepare(source, "INSERT INTO a VALUES (1, 'x')")
-    with source.database.connect() as other:
-        other.execute("SET lock_timeout = '1s'")
-        with pytest.raises(Exception, match="lock timeout"):
-            other.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", [source.slot("w")])
-    end(source)
-    twins = Twins.of(source, two_phase=True)
-    twins.start()
-    source.run("INSERT INTO a VALUES (2, 'x')")
-    assert kinds(finish(twins)) == "IC"
-
-
 def test_relations_that_it_was_told_hold_for_those_after_it(twins: Twins) -> None:
     """The server does not tell them again, though the catalog cannot be asked while the transaction holds a lock."""
     source = twins.source

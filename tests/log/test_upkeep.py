@@ -120,13 +120,6 @@ def test_what_a_busy_stream_wrote_is_not_written_again(log: ChangeLog, writer: B
     assert large == {segment.path for segment in _fresh(log).all_segments() if not segment.notes}
 
 
-def test_the_receiver_commits_on_beside_it(log: ChangeLog, writer: BatchWriter) -> None:
-    compact(log, LsnRange(Lsn(100), Lsn(6050)))
-    _batch(writer, 8000, [1])
-    assert log.position() == 8050
-    assert len(log.verify(LsnRange(Lsn(100), Lsn(8050)))) == BATCHES + 1
-
-
 def test_a_compaction_that_commits_first_is_built_on(
     log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,7 @@ def resume_by_begin_lsn(original: Original) -> Any:
 @override(
     "pgcdc_assets.log.receive.whole:WholeTransactions._first_beyond",
     rule="a transaction that ends past endpos is not taken",
-    test="tests/log/test_endpos.py::test_inside_a_commit_record",
+    test="tests/log/test_endpos.py::test_a_run_takes_what_ends_at_or_below_its_goal[inside a commit record]",
 )
 def straddling_transaction_is_taken(original: Original) -> Any:
     return without(original, "beyond.append(")
@@ -228,7 +228,7 @@ def savepoint_rollback_takes_the_whole(original: Original) -> Any:
 @override(
     "pgcdc_assets.log.latefacts:LateFacts.fill",
     rule="rows of a subtransaction that was rolled back do not count",
-    test="tests/log/test_latefacts.py::test_a_history_is_the_same",
+    test="tests/log/test_latefacts.py::test_any_history_is_the_same",
 )
 def rolled_back_rows_are_counted(original: Original) -> Any:
     return with_instead(original, "self.aborted", "()")
@@ -240,7 +240,7 @@ def rolled_back_rows_are_counted(original: Original) -> Any:
 @override(
     "pgcdc_assets.source.slot.slotstatus:check_slot",
     rule="a slot confirmed past the log is refused: changes are gone",
-    test="tests/log/test_subscribe.py::test_slot_ahead_of_the_log",
+    test="tests/log/test_slot_truths.py::test_slot_ahead_advanced_by_someone",
 )
 def slot_ahead_is_accepted(original: Original) -> Any:
     return without(original, "raise SlotAhead")
