@@ -29,9 +29,9 @@ from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database, inside
 from tests.oracle import assert_equal
+from tests.waiting import wait_for
 
 T = TableName("public", "t")
 U = TableName("public", "u")
@@ -55,6 +55,13 @@ class Rig:
     def engine(self, command: str = "test") -> Engine:
         assert self.settings.source is not None
         return Engine(self.settings, self.settings.source, self.observer, self.session, command)
+
+    def started(self, **settings: Any) -> Rig:
+        """With these settings, set up and copied."""
+        self.settings = self.settings.model_copy(update=settings)
+        self.setup()
+        self.sync()
+        return self
 
     def setup(self) -> None:
         assert self.settings.source is not None

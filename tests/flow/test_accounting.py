@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +21,6 @@ from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.feed.schema import COMMIT_LSN, ORDINAL
 from pgcdc_assets.flow.accounting import Why, untaken
-from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.standing import TableProgress
@@ -37,13 +35,11 @@ from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.spark.ondemand import SparkOnDemand
 from pgcdc_assets.store.local import path_of
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.flow.mirrors import delta_target, no_spark
-from tests.flow.rig import Rig, rig
+from tests.flow.rig import Rig, following
 from tests.mirror.pipeline import Pipeline
-
-__all__ = ["rig"]
+from tests.waiting import wait_for
 
 _PARTITIONED = (
     "CREATE TABLE p (id int, part int, PRIMARY KEY (id, part)) PARTITION BY LIST (part); "
@@ -170,16 +166,13 @@ def test_a_partition_that_is_away_while_a_run_follows_is_never_silent(rig: Rig) 
     rig.setup()
     rig.sync()
     p, copies = TableName("public", "p"), len(rig.observer.copies)
-    stop = threading.Event()
-    thread = threading.Thread(target=lambda: rig.engine("follow").sync(Bounds(follow=True, stop=stop)))
-    thread.start()
     log = ChangeLog(rig.settings.layout)
 
     def written(statement: str) -> None:
         goal = rig.commit(statement)
         wait_for(lambda: log.position() >= goal, what="the change log")
 
-    try:
+    with following(rig):
         wait_for(rig.streaming, what="the stream")
         written("INSERT INTO p VALUES (101, 2)")
         rig.conn.execute("ALTER TABLE p DETACH PARTITION p_2")
@@ -194,8 +187,5 @@ def test_a_partition_that_is_away_while_a_run_follows_is_never_silent(rig: Rig) 
             return anew or states.all()[p].state is not TableState.CATCHING_UP
 
         wait_for(told, what="a word about the table")
-    finally:
-        stop.set()
-        thread.join(120)
     rig.sync()
     rig.assert_equal("public.p", "public.t")

@@ -16,9 +16,7 @@ from pgcdc_assets.mirror.delta import deltatarget
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
-from tests.flow.rig import Rig, T, U, rig
-
-__all__ = ["rig"]
+from tests.flow.rig import Rig, T, U
 
 pytestmark = pytest.mark.spark
 

@@ -23,9 +23,9 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import SourceConnection, connect
 from pgcdc_assets.source.slot.blockers import Blocker, transactions
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig
+from tests.waiting import wait_for
 
 T = TableName("public", "t")
 

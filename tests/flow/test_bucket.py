@@ -17,10 +17,10 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store import chainlease, objects
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig, T, U, following, newest, rig_of
 from tests.store.faultproxy import Faults, spoiling
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 

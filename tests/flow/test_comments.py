@@ -3,18 +3,13 @@ table, because of them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import dagster as dg
 import pytest
 from deltalake import DeltaTable
 from deltalake.schema import Field, PrimitiveType
-from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
@@ -25,10 +20,10 @@ from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.savedcatalog import load_catalog
-from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.store.local import path_of
-from tests.fix_postgres import Database
-from tests.flow.rig import Rig, T, U, rig_of
+from tests.flow.rig import Rig, T, U, following
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -38,12 +33,10 @@ ODD = 'it\'s "so" `ü` \\ \n\n two\tlines %s {} ;\u2028 🐘'
 
 
 @pytest.fixture
-def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.chdir(tmp_path)
-    settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.1, range_seconds=1)
-    with rig_of(database, spark, settings) as rig:
-        rig.setup()
-        yield rig
+def rig(rig: Rig) -> Rig:
+    rig.settings = rig.settings.model_copy(update={"batch_seconds": 0.1, "range_seconds": 1})
+    rig.setup()
+    return rig
 
 
 def _say(rig: Rig, on: str, comment: str | None) -> None:
@@ -78,13 +71,6 @@ def _version(rig: Rig, name: TableName = T) -> int:
     return _mirror(rig, name).version()
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def _no_gap(rig: Rig) -> None:
     """Each point since the first copy lists all tables, and nothing was copied again."""
     assert all({T, U} <= point.tables.keys() for point in ConsistentPoints(rig.settings.layout).all())
@@ -102,23 +88,16 @@ def test_a_copy_has_them_and_they_change_while_a_run_follows(rig: Rig) -> None:
     assert _by_spark(rig) == first
     assert (_version(rig), _version(rig, U)) == (1, 1), "the commit of the copy brings them"
     assert _told(rig, U) == {}
-    bounds = Bounds(follow=True)
-    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
-    run.start()
-    try:
+    with following(rig):
         _say(rig, "TABLE t", None)
         _say(rig, "COLUMN t.id", None)
         _say(rig, "COLUMN t.v", "came")
         _say(rig, "COLUMN t.big", "short\nnow")
         _say(rig, "TABLE u", "the others")
-        _until(lambda: _told(rig) == {"v": "came", "big": "short\nnow"} and _told(rig, U) == {"": "the others"})
+        wait_for(lambda: _told(rig) == {"v": "came", "big": "short\nnow"} and _told(rig, U) == {"": "the others"})
         rig.commit("UPDATE t SET v = 'x' WHERE id = 1", "INSERT INTO u VALUES (1000, 1, 1)")
         newest = ConsistentPoints(rig.settings.layout)
-        _until(lambda: (point := newest.newest()) is not None and point.tables[T] == _version(rig) > 2)
-    finally:
-        bounds.stop.set()
-        run.join(SECONDS)
-    assert not run.is_alive()
+        wait_for(lambda: (point := newest.newest()) is not None and point.tables[T] == _version(rig) > 2)
     assert _by_spark(rig) == {"v": "came", "big": "short\nnow"}
     rig.assert_equal()
     _no_gap(rig)
@@ -181,22 +160,6 @@ def test_a_new_copy_has_those_of_now_and_what_others_say(rig: Rig) -> None:
     assert _told(rig) == {"id": "theirs"}
     assert _version(rig) <= version + 2
     rig.assert_equal()
-
-
-def test_what_another_writer_says_is_overwritten_by_the_source_alone(rig: Rig) -> None:
-    _say(rig, "COLUMN t.v", "said")
-    rig.sync()
-    mirror = _mirror(rig)
-    mirror.alter.set_table_description("theirs")
-    _mirror(rig).alter.set_column_metadata("big", {"comment": "theirs"})
-    rig.sync()
-    assert _told(rig) == {"": "theirs", "big": "theirs", "v": "said"}
-    _say(rig, "COLUMN t.big", "ours")
-    rig.sync()
-    _say(rig, "COLUMN t.big", None)
-    _say(rig, "COLUMN t.v", None)
-    rig.sync()
-    assert _told(rig) == {"": "theirs"}
 
 
 def test_a_mirror_that_cannot_take_them_holds_nothing_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,7 @@ from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import live_files
-from tests.flow.rig import Rig, rig
-
-__all__ = ["rig"]
+from tests.flow.rig import Rig
 
 pytestmark = pytest.mark.spark
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from dataclasses import replace
@@ -11,10 +10,9 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.errors import CopyBlocked, IdentityMismatch, LogAhead
+from pgcdc_assets.errors import CopyBlocked, IdentityMismatch
 from pgcdc_assets.flow import copies, copying
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
@@ -28,10 +26,8 @@ from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.settings import CATALOG_FILE
 from pgcdc_assets.source.snapshot import export
 from pgcdc_assets.store.local import path_of
-from tests.end_to_end.command import wait_for
-from tests.flow.rig import Rig, T, U, rig
-
-__all__ = ["rig"]
+from tests.flow.rig import Rig, T, U
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -73,21 +69,6 @@ def test_a_feed_with_a_new_column_is_not_derived_beside_itself(rig: Rig, monkeyp
     rig.assert_equal()
     feed = QueryBuilder().register("f", DeltaTable(rig.lake / "_pgcdc/changes/public/t"))
     assert len(feed.execute("SELECT id FROM f").read_all()) == 1
-
-
-def test_a_copy_outlasts_the_time_of_its_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.setup()
-    real = copying.copy
-
-    def slow(*args: Any) -> Any:
-        time.sleep(1)
-        return real(*args)
-
-    monkeypatch.setattr(copies, "copy", slow)
-    report = rig.sync(follow=True, max_seconds=0.1)
-    assert {copy.table for copy in report.copied} == {T, U}
-    rig.sync()
-    rig.assert_equal()
 
 
 def test_a_copy_is_given_up_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,36 +132,6 @@ def test_a_copy_that_no_point_lists_is_published_by_the_next_run(rig: Rig, monke
     assert len(ConsistentPoints(rig.settings.layout).all()) == 1, "a quiet run publishes nothing"
 
 
-def test_a_table_out_of_the_publication_is_out_of_the_points(rig: Rig) -> None:
-    rig.settings = rig.settings.model_copy(update={"range_seconds": 0.1})
-    rig.setup()
-    rig.sync()
-    stop = threading.Event()
-    points = ConsistentPoints(rig.settings.layout)
-    thread = threading.Thread(target=lambda: rig.sync(follow=True, stop=stop))
-    thread.start()
-
-    def reached(statement: str) -> set[Any]:
-        goal = rig.commit(statement)
-        wait_for(lambda: (newest := points.newest()) is not None and newest.replay_lsn >= goal, what="the insert")
-        newest = points.newest()
-        assert newest is not None
-        return set(newest.tables)
-
-    try:
-        rig.conn.execute(f"ALTER PUBLICATION {rig.settings.publication} DROP TABLE u")
-        reached("INSERT INTO t VALUES (700, 'the watch looks when its range closes', NULL)")
-        rig.conn.execute("DELETE FROM u")
-        time.sleep(1)
-        assert reached("INSERT INTO t VALUES (701, 'and then u is followed no more', NULL)") == {T}
-    finally:
-        stop.set()
-        thread.join(60)
-    rig.conn.execute(f"ALTER PUBLICATION {rig.settings.publication} ADD TABLE u")
-    assert [copy.table for copy in rig.sync().copied] == [U]
-    rig.assert_equal()
-
-
 def test_another_source_is_refused_before_anything_is_copied(rig: Rig) -> None:
     rig.setup()
     rig.sync()
@@ -192,28 +143,6 @@ def test_another_source_is_refused_before_anything_is_copied(rig: Rig) -> None:
     save_catalog(replace(saved, identity=replace(saved.identity, slot="other")), CATALOG_FILE)
     with pytest.raises(IdentityMismatch, match="change log"):
         rig.engine().sync(Bounds(), copy_anew=[T])
-
-
-def test_a_lake_ahead_of_the_source_is_refused(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    points = ConsistentPoints(rig.settings.layout)
-    newest = points.newest()
-    assert newest is not None
-    points.publish(Lsn(rig.flush() + (1 << 30)), newest.tables, newest.positions)
-    with pytest.raises(LogAhead, match="teardown --lake"):
-        rig.sync()
-
-
-def test_a_log_begun_anew_has_its_tables_copied_anew(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    rig.conn.execute("UPDATE t SET v = 'the slot is confirmed past the copies'")
-    rig.sync()
-    shutil.rmtree(path_of(rig.settings.layout.change_log))
-    rig.conn.execute("DELETE FROM u")
-    assert {copy.table for copy in rig.sync().copied} == {T, U}
-    rig.assert_equal()
 
 
 def test_a_feed_derived_by_hand_leaves_no_hole_and_no_row_twice(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,8 @@ from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
-from tests.end_to_end.command import wait_for
-from tests.flow.rig import Rig, T, U, following, newest, rig, version
-
-__all__ = ["rig"]
+from tests.flow.rig import Rig, T, U, following, newest, version
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -83,23 +81,6 @@ def test_ranges_and_copies_beside_a_run_that_follows(rig: Rig) -> None:
             rig.sync()
     assert rig.sync().copied == []
     rig.assert_equal()
-
-
-def test_a_table_is_healed_beside_a_run_that_follows(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    follows, rig.settings = rig.settings, rig.settings.model_copy(update={"schema_changes": "set_aside"})
-    rig.commit("ALTER TABLE u ADD w int DEFAULT 5", "DELETE FROM u WHERE a = 2")
-    assert [name for name, _ in rig.sync().set_aside] == [U]
-    rig.settings, copies = follows, len(rig.observer.copies)
-    with following(rig):
-        caught_up(rig)
-        assert U not in newest(rig).tables
-        assert rig.engine("heal public.u").sync(Bounds(), heal=[U]).set_aside == []
-        caught_up(rig)
-        assert set(newest(rig).tables) == {T, U}
-        rig.assert_equal()
-    assert len(rig.observer.copies) == copies
 
 
 def test_maintenance_beside_a_run_that_follows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.lsn import Lsn
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import committed
-from tests.flow.rig import Rig, following, newest, rig  # noqa: F401
+from tests.flow.rig import Rig, following, newest
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -20,13 +20,13 @@ SIZE = 4 << 20
 MANY = "INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(%s::int, %s::int) g"
 
 
-def _open(rig: Rig) -> dict[str, Any] | None:  # noqa: F811
+def _open(rig: Rig) -> dict[str, Any] | None:
     found: dict[str, Any] | None = status(rig.settings).to_json()["in_progress"]
     return found
 
 
 @pytest.mark.timeout(300)
-def test_status_shows_open_transactions_with_size_and_age(rig: Rig) -> None:  # noqa: F811
+def test_status_shows_open_transactions_with_size_and_age(rig: Rig) -> None:
     rig.conn.execute(f"ALTER DATABASE {rig.conn.info.dbname} SET logical_decoding_work_mem = '64kB'".encode())
     rig.setup()
     rig.sync()
@@ -36,7 +36,7 @@ def test_status_shows_open_transactions_with_size_and_age(rig: Rig) -> None:  # 
     rig.assert_equal()
 
 
-def _followed(rig: Rig, other: psycopg.Connection[Any]) -> None:  # noqa: F811
+def _followed(rig: Rig, other: psycopg.Connection[Any]) -> None:
     """Ends with a transaction that is open."""
     with following(rig):
         wait_for(rig.streaming, what="the stream")

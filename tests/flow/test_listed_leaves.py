@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from psycopg import sql
-from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.points.points import ConsistentPoints
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
-from tests.flow.rig import Rig, T, following, named_settings, newest, rig_of
+from tests.flow.rig import Rig, T, following, newest
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -37,14 +33,10 @@ _REASON = (
 
 
 @pytest.fixture
-def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+def rig(rig: Rig) -> Rig:
     """Looks are seldom: only a change of the catalog brings one before a point."""
-    monkeypatch.chdir(tmp_path)
-    with rig_of(database, spark, named_settings(database, range_seconds=600)) as rig:
-        rig.commit(*_MAKE)
-        rig.setup()
-        rig.sync()
-        yield rig
+    rig.commit(*_MAKE)
+    return rig.started(batch_seconds=0.1, range_seconds=600)
 
 
 def _days(rig: Rig) -> list[tuple[int, int]]:
@@ -96,17 +88,6 @@ def test_one_without_an_identity_is_told(rig: Rig) -> None:
     rig.commit(_FULL)
     assert rig.sync().set_aside == []
     rig.assert_equal("public.k")
-
-
-def test_a_run_that_follows_takes_it_up_as_soon_as_it_can(rig: Rig) -> None:
-    with following(rig):
-        wait_for(rig.streaming, what="the stream")
-        rig.commit(_NEW, _ROW, "INSERT INTO t VALUES (1001)")
-        wait_for(lambda: K not in newest(rig).tables, what="a point without it")
-        rig.commit(_FULL, "INSERT INTO t VALUES (1002)")
-        wait_for(lambda: K in newest(rig).tables, what="a point with it")
-    rig.sync()
-    rig.assert_equal("public.k", "public.t")
 
 
 def test_one_that_is_locked_is_told_until_it_is_not(rig: Rig, database: Database) -> None:

@@ -15,7 +15,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LockHeld, MachineError
 from pgcdc_assets.flow import hold
 from pgcdc_assets.flow.lock import LockHolder, free_again, holder, lake_in_turn, lake_lock, waiting
-from tests.end_to_end.command import wait_for
+from tests.waiting import wait_for
 
 HOLD_IT = """
 import sys

@@ -19,7 +19,6 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.definition import commit_properties
 from pgcdc_assets.delta.log import DeltaLog
-from pgcdc_assets.errors import RangeGap
 from pgcdc_assets.feed import table
 from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
 from pgcdc_assets.log.reader import ChangeLog
@@ -27,7 +26,7 @@ from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
-from tests.flow.rig import Rig, T, U, promised, rig, sorted_rows, turns  # noqa: F401
+from tests.flow.rig import Rig, T, U, promised, sorted_rows, turns
 
 pytestmark = pytest.mark.spark
 
@@ -36,7 +35,7 @@ def no_spark() -> SparkSession:
     raise AssertionError("nothing was to be done, and Spark was asked for")
 
 
-def maintain(rig: Rig, days: int | None = None, **allowance: Any) -> MaintenanceReport:  # noqa: F811
+def maintain(rig: Rig, days: int | None = None, **allowance: Any) -> MaintenanceReport:
     if days is not None:
         rig.settings = rig.settings.model_copy(update={"retention": timedelta(days=days)})
     return rig.engine("maintain").maintain(Allowance(**allowance))
@@ -51,7 +50,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.takes(40)
-def test_nothing_promised_or_needed_goes_and_the_second_time_does_nothing(rig: Rig) -> None:  # noqa: F811
+def test_nothing_promised_or_needed_goes_and_the_second_time_does_nothing(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 2)
@@ -86,24 +85,7 @@ def test_nothing_promised_or_needed_goes_and_the_second_time_does_nothing(rig: R
 
 
 @pytest.mark.long
-def test_a_range_that_is_gone_is_refused_and_a_kept_one_repaired(rig: Rig) -> None:  # noqa: F811
-    rig.setup()
-    rig.sync()
-    turns(rig, 1)
-    assert maintain(rig, days=0, max_seconds=0).log_files > 0
-    log, gone = ChangeLog(rig.settings.layout), rig.observer.ranges[-1].span
-    turns(rig, 1, first=2000)
-    with pytest.raises(RangeGap, match=f"starts at {log.start}"):
-        rig.engine().repair(U, gone)
-    rig.session().sql(f"DELETE FROM delta.`{rig.lake}/public/u` WHERE a = 1")
-    with pytest.raises(AssertionError):
-        rig.assert_equal("public.u")
-    assert rig.engine().repair(U, rig.observer.ranges[-1].span).tables[U].inserted == 1
-    rig.assert_equal()
-
-
-@pytest.mark.long
-def test_a_kill_between_any_two_steps_is_harmless(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_kill_between_any_two_steps_is_harmless(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 2)
@@ -131,7 +113,7 @@ def test_a_kill_between_any_two_steps_is_harmless(rig: Rig, monkeypatch: pytest.
 
 
 @pytest.mark.long
-def test_a_table_that_is_behind_keeps_the_log(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_table_that_is_behind_keeps_the_log(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Received and not applied: a run that died before its turn."""
     rig.setup()
     rig.sync()
@@ -153,7 +135,7 @@ def _failing(*_: Any) -> None:
     raise ZeroDivisionError
 
 
-def test_no_time_leaves_tables_for_later(rig: Rig) -> None:  # noqa: F811
+def test_no_time_leaves_tables_for_later(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 1)
@@ -165,7 +147,7 @@ def test_no_time_leaves_tables_for_later(rig: Rig) -> None:  # noqa: F811
 
 
 @pytest.mark.long
-def test_the_log_of_a_version_that_stood_for_long_outlives_it(rig: Rig) -> None:  # noqa: F811
+def test_the_log_of_a_version_that_stood_for_long_outlives_it(rig: Rig) -> None:
     """Delta would delete it with the first checkpoint after the table moves on."""
     rig.setup()
     rig.sync()
@@ -194,7 +176,7 @@ def test_the_log_of_a_version_that_stood_for_long_outlives_it(rig: Rig) -> None:
     assert sorted(row["a"] for row in kept.to_pylist()) == sorted(row[0] for row in before[newest, str(U)])
 
 
-def test_a_mirror_that_cannot_be_read_or_is_a_stranger_s_ends_no_maintenance(rig: Rig) -> None:  # noqa: F811
+def test_a_mirror_that_cannot_be_read_or_is_a_stranger_s_ends_no_maintenance(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 1)
@@ -211,7 +193,7 @@ def test_a_mirror_that_cannot_be_read_or_is_a_stranger_s_ends_no_maintenance(rig
 
 
 @pytest.mark.long
-def test_what_killed_runs_left_goes(rig: Rig, tmp_path: Path) -> None:  # noqa: F811
+def test_what_killed_runs_left_goes(rig: Rig, tmp_path: Path) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 1)

@@ -28,9 +28,9 @@ from pgcdc_assets.flow.outcomes import OperationKind
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig, children_running
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 

@@ -4,13 +4,10 @@ and after."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
 from pgcdc_assets.core import retention
@@ -25,9 +22,7 @@ from pgcdc_assets.mirror.delta import upkeep
 from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.settings import Settings
-from tests.fix_postgres import Database
-from tests.flow.rig import Rig, T, U, rig_of
+from tests.flow.rig import Rig, T, U
 from tests.oracle import RAW, source_rows, written
 
 pytestmark = [pytest.mark.spark, pytest.mark.takes(60)]
@@ -36,16 +31,8 @@ CHANGES = ("ALTER TABLE t RENAME v TO w", "ALTER TABLE t RENAME big TO v", "ALTE
 
 
 @pytest.fixture
-def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.chdir(tmp_path)
-    settings = Settings(
-        source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.1, range_seconds=1,
-        schema_changes="metadata",
-    )  # fmt: skip
-    with rig_of(database, spark, settings) as rig:
-        rig.setup()
-        rig.sync()
-        yield rig
+def rig(rig: Rig) -> Rig:
+    return rig.started(batch_seconds=0.1, range_seconds=1, schema_changes="metadata")
 
 
 def newest(rig: Rig, name: TableName) -> DeltaVersion:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
-
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.core.states import TableState
-from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
-from tests.end_to_end.command import wait_for
-from tests.fix_postgres import Database
-from tests.flow.rig import Rig, named_settings, rig_of
+from tests.flow.rig import Rig
 
 pytestmark = pytest.mark.spark
 
@@ -39,17 +26,19 @@ _MAKE = (
 
 
 @pytest.fixture
-def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.chdir(tmp_path)
-    name = f"s_{database.name}"[:60]
-    with rig_of(database, spark, named_settings(database, range_seconds=1)) as rig:
-        # That of setup would list the leaves of a table without a key one by one.
-        rig.commit(*_MAKE, f"CREATE PUBLICATION {name} FOR TABLE p, k, t")
-        rig.setup()
-        rig.sync()
-        rig.commit("UPDATE p SET v = v || '!' WHERE id % 4 = 0", "DELETE FROM k WHERE v = 'v3'")
-        rig.sync()
-        yield rig
+def via_root() -> bool:
+    return False
+
+
+@pytest.fixture
+def rig(rig: Rig, via_root: bool) -> Rig:
+    # That of setup would list the leaves of a table without a key one by one.
+    root = f" WITH (publish_via_partition_root = {via_root})"
+    rig.commit(*_MAKE, f"CREATE PUBLICATION {rig.settings.publication} FOR TABLE p, k, t{root}")
+    rig.started(batch_seconds=0.1, range_seconds=1)
+    rig.commit("UPDATE p SET v = v || '!' WHERE id % 4 = 0", "DELETE FROM k WHERE v = 'v3'")
+    rig.sync()
+    return rig
 
 
 def _assert_followed(rig: Rig, *copied: TableName) -> None:
@@ -134,53 +123,16 @@ def test_a_partition_with_the_name_that_another_had_has_its_table_copied(rig: Ri
     _assert_followed(rig, P)
 
 
-def test_partitions_come_and_go_while_a_run_follows(rig: Rig) -> None:
-    """As with a table of the last days: the next one is made ahead, and the oldest dropped."""
-    bounds = Bounds(follow=True)
-    run = threading.Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
-    run.start()
-    try:
-        for day in range(4, 9):
-            rig.commit(f"CREATE TABLE p_{day} PARTITION OF p FOR VALUES IN ({day})")
-            wait_for(partial(_listed_with, rig, f"p_{day}"), what=f"a point with p_{day}")
-            rig.commit(f"INSERT INTO p SELECT g, {day}, 'v' FROM generate_series(1, 50) g")
-            rig.commit(f"UPDATE p SET v = 'w' WHERE day = {day - 1}", f"DROP TABLE p_{day - 3}")
-    finally:
-        bounds.stop.set()
-        run.join(120)
-    assert not run.is_alive()
-    rig.sync()
-    _assert_followed(rig)
-
-
-def _listed_with(rig: Rig, leaf: str) -> bool:
-    row = TableStates(rig.settings.layout).get(P)
-    newest = ConsistentPoints(rig.settings.layout).newest()
-    if row is None or row.table is None or newest is None or row.state is not TableState.CATCHING_UP:
-        return False
-    known = leaf in {one.name.name for one in row.table.leaves}
-    return known and row.table.lineage is not None and newest.replay_lsn >= row.table.lineage.since
-
-
+@pytest.mark.parametrize("via_root", [True])
 @pytest.mark.parametrize("change", ["come", "go"])
-def test_via_the_root(
-    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_via_the_root(rig: Rig, change: str) -> None:
     """The stream does not tell whose rows they are: those of one that goes cannot be taken out."""
-    monkeypatch.chdir(tmp_path)
-    name = f"s_{database.name}"[:60]
-    settings = Settings(source=database.conninfo, slot=name, publication=name)
-    with rig_of(database, spark, settings) as rig:
-        rig.commit(*_MAKE, f"CREATE PUBLICATION {name} FOR TABLE p, k, t WITH (publish_via_partition_root)")
-        rig.setup()
+    if change == "come":
+        rig.commit("CREATE TABLE p_4 PARTITION OF p FOR VALUES IN (4)")
         rig.sync()
-        if change == "come":
-            rig.commit("CREATE TABLE p_4 PARTITION OF p FOR VALUES IN (4)")
-            rig.sync()
-            rig.commit("INSERT INTO p VALUES (100, 4, 'new')", "UPDATE p SET day = 4 WHERE id = 5")
-            rig.commit("DELETE FROM k WHERE v = 'v1' AND day = 2", "UPDATE k SET day = 1, v = 'v2' WHERE v = 'v4'")
-        else:
-            rig.commit("UPDATE p SET v = 'x' WHERE id = 5", "DROP TABLE p_1")
-        rig.sync()
-        rig.assert_equal("public.p", "public.k", "public.t")
-        assert [copy.table for copy in rig.observer.copies[3:]] == ([] if change == "come" else [P])
+        rig.commit("INSERT INTO p VALUES (100, 4, 'new')", "UPDATE p SET day = 4 WHERE id = 5")
+        rig.commit("DELETE FROM k WHERE v = 'v1' AND day = 2", "UPDATE k SET day = 1, v = 'v2' WHERE v = 'v4'")
+    else:
+        rig.commit("UPDATE p SET v = 'x' WHERE id = 5", "DROP TABLE p_1")
+    rig.sync()
+    _assert_followed(rig, *([] if change == "come" else [P]))

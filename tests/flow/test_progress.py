@@ -45,11 +45,6 @@ def progress(tmp_path: Path) -> TablesProgress:
     return TablesProgress(layout, Catalog(OWNER, "p", 180000, (A, B, C)), delta_target(layout, OWNER), Lsn(1), Lsn(1))
 
 
-def copied_at_10(layout: Layout, table: Table) -> None:
-    """In version 1 of its mirror."""
-    copied_mirror(layout, OWNER, table.name, 10)
-
-
 def both_published(
     layout: Layout, catalog: Catalog, lsn: Lsn, mirror: Callable[[Layout, Table], None] = copied_at_10_applied_to_20
 ) -> TablesProgress:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.publications import publish_new
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
-from tests.flow.rig import Rig, T, U, following, newest, rig_of
+from tests.flow.rig import Rig, T, U, newest
 
 pytestmark = pytest.mark.spark
 
@@ -21,17 +15,8 @@ NEW, KEYLESS = TableName("public", "new"), TableName("public", "keyless")
 
 
 @pytest.fixture
-def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.chdir(tmp_path)
-    name = f"s_{database.name}"[:60]
-    settings = Settings(
-        source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, range_seconds=1,
-        tables=("public.*", "-public.secret"),
-    )  # fmt: skip
-    with rig_of(database, spark, settings) as rig:
-        rig.setup()
-        rig.sync()
-        yield rig
+def rig(rig: Rig) -> Rig:
+    return rig.started(batch_seconds=0.1, range_seconds=1, tables=("public.*", "-public.secret"))
 
 
 def test_a_table_that_came_is_published_and_copied(rig: Rig) -> None:
@@ -47,14 +32,6 @@ def test_a_table_that_came_is_published_and_copied(rig: Rig) -> None:
     rig.assert_equal("public.new", "public.t", "public.u")
     assert set(newest(rig).tables) == {T, U, NEW, KEYLESS}
     rig.commit("DELETE FROM keyless")
-
-
-def test_a_run_that_follows_takes_it_up(rig: Rig) -> None:
-    with following(rig):
-        rig.commit("CREATE TABLE new (id int PRIMARY KEY, v text)", "INSERT INTO new VALUES (1, 'before')")
-        wait_for(lambda: NEW in newest(rig).tables, what="a point that lists it")
-    rig.sync()
-    rig.assert_equal("public.new", "public.t", "public.u")
 
 
 def test_a_table_that_is_locked_is_left_for_later(rig: Rig, database: Database) -> None:

@@ -15,9 +15,8 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.points.points import Point
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
-from tests.flow.rig import Rig, rig
+from tests.flow.rig import Rig
 
-__all__ = ["rig"]
 pytestmark = pytest.mark.spark
 
 ODD = TableName("public", "odd")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
@@ -19,11 +15,9 @@ from pgcdc_assets.errors import UnknownTable, UsageError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
-from tests.end_to_end.command import wait_for
-from tests.fix_postgres import Database
-from tests.flow.rig import Rig, T, following, rig_of
+from tests.flow.rig import Rig, T, following
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -31,15 +25,11 @@ W, ELSEWHERE = TableName("public", "w"), TableName("else", "w")
 
 
 @pytest.fixture
-def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.chdir(tmp_path)
-    settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.1, range_seconds=1)
-    with rig_of(database, spark, settings) as rig:
-        rig.setup()
-        rig.sync()
-        rig.commit("UPDATE t SET v = 'x' WHERE id < 20", "DELETE FROM t WHERE id = 7")
-        rig.sync()
-        yield rig
+def rig(rig: Rig) -> Rig:
+    rig.started(batch_seconds=0.1, range_seconds=1)
+    rig.commit("UPDATE t SET v = 'x' WHERE id < 20", "DELETE FROM t WHERE id = 7")
+    rig.sync()
+    return rig
 
 
 def test_a_mirror_goes_on_under_the_new_name(rig: Rig) -> None:
@@ -56,19 +46,6 @@ def test_a_mirror_goes_on_under_the_new_name(rig: Rig) -> None:
     assert (told.table, told.what, told.before.name) == (W, "was called public.t", T)
     rig.commit("UPDATE w SET v = v || '!'", "TRUNCATE u")
     rig.sync()
-    rig.assert_equal("public.w", "public.u")
-
-
-def test_below_the_look_the_new_name_is_not_listed(rig: Rig) -> None:
-    """Where the log ended, the table had its old name."""
-    before = rig.commit("UPDATE t SET v = 'y' WHERE id = 1")
-    rig.commit("ALTER TABLE t RENAME TO w")
-    rig.sync(until=before)
-    newest = ConsistentPoints(rig.settings.layout).newest()
-    assert newest is not None
-    assert set(newest.tables) == {TableName("public", "u")}
-    rig.sync()
-    assert _listed(rig, W)
     rig.assert_equal("public.w", "public.u")
 
 
@@ -108,21 +85,6 @@ def test_there_and_back_and_to_another_schema(rig: Rig) -> None:
     assert states[ELSEWHERE].reason == "goes on as public.t"
 
 
-def test_a_new_table_under_the_old_name(rig: Rig) -> None:
-    """What a migration does that swaps a table: the old one is kept under another name."""
-    rig.commit(
-        "ALTER TABLE t RENAME TO w", "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t SELECT id, v FROM w",
-        "UPDATE w SET v = 'old' WHERE id = 1",
-    )  # fmt: skip
-    rig.setup()
-    rig.sync()
-    rig.assert_equal("public.t", "public.w", "public.u")
-    assert [copy.table for copy in rig.observer.copies[2:]] == [T]
-    rig.commit("UPDATE w SET v = 'older' WHERE id = 1", "UPDATE t SET v = 'newer' WHERE id = 1")
-    rig.sync()
-    rig.assert_equal("public.t", "public.w", "public.u")
-
-
 def test_renamed_with_another_structure(rig: Rig) -> None:
     rig.commit(
         "INSERT INTO t VALUES (1000, 'a', NULL)", "ALTER TABLE t ADD n int DEFAULT 5", "ALTER TABLE t RENAME v TO x",
@@ -132,24 +94,6 @@ def test_renamed_with_another_structure(rig: Rig) -> None:
     rig.assert_equal("public.w", "public.u")
     assert len(rig.observer.copies) == 2
     assert [one.table for one in rig.observer.structures] == [W, W]
-
-
-def test_renamed_under_a_run_that_follows(rig: Rig) -> None:
-    """Other tables' points go on, and the new name is listed soon."""
-    bounds = Bounds(follow=True)
-    run = threading.Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
-    run.start()
-    try:
-        for name, former in (("w", "t"), ("t", "w"), ("w", "t")):
-            rig.commit(f"ALTER TABLE {former} RENAME TO {name}", f"UPDATE {name} SET v = '{name}' WHERE id = 5")
-            wait_for(partial(_listed, rig, TableName("public", name)), what=f"a point that lists {name}")
-    finally:
-        bounds.stop.set()
-        run.join(120)
-    assert not run.is_alive()
-    rig.sync()
-    rig.assert_equal("public.w", "public.u")
-    assert len(rig.observer.copies) == 2
 
 
 def test_a_mirror_whose_files_are_gone_is_copied(rig: Rig) -> None:
@@ -182,17 +126,6 @@ def test_what_a_renamed_table_leaves_is_deleted_by_a_word(rig: Rig) -> None:
     rig.sync()
     rig.assert_equal()
     assert len(rig.observer.copies) == 2
-
-
-def test_a_running_sync_deletes_what_it_is_asked_to(rig: Rig) -> None:
-    rig.commit("ALTER TABLE t RENAME TO w")
-    with following(rig):
-        wait_for(partial(_listed, rig, W), what="a point that lists w")
-        (gone,) = rig.engine("forget").forget([T]).tables
-        assert gone.table == T
-        with pytest.raises(UsageError, match="is followed"):
-            rig.engine("forget").forget([W])
-    assert not path_of(rig.settings.layout.mirror(T)).exists()
 
 
 def test_a_forgotten_name_is_used_again(rig: Rig) -> None:

@@ -15,10 +15,8 @@ from pgcdc_assets.flow import hold
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.fix_postgres import TEST_SETTINGS, Database, fresh_database
-from tests.flow.rig import Rig, rig
-from tests.servers import new_server
-
-__all__ = ["rig"]
+from tests.flow.rig import Rig
+from tests.servers import copied, new_server
 
 pytestmark = pytest.mark.spark
 
@@ -42,13 +40,6 @@ def foreign(server: EmbeddedServer, *, beyond: Lsn | None = None) -> None:
                 return
 
 
-def put(folder: Path, into: Path) -> None:
-    owner = folder.stat()
-    shutil.copytree(folder, into)
-    for path in (into, *into.rglob("*")):
-        shutil.chown(path, owner.st_uid, owner.st_gid)
-
-
 def test_a_source_restored_between_the_log_and_a_point(
     rig: Rig, server: EmbeddedServer, database: Database, tmp_path: Path
 ) -> None:
@@ -62,7 +53,7 @@ def test_a_source_restored_between_the_log_and_a_point(
     rig.conn.close()
     server.stop()
     backup = tmp_path / "backup"
-    put(server.data, backup)
+    copied(server.data, backup)
     server.start(survive=False)
     points, log = ConsistentPoints(rig.settings.layout), ChangeLog(rig.settings.layout)
     with hold.placed(rig.settings.layout) as request, database.connect() as conn:
@@ -76,7 +67,7 @@ def test_a_source_restored_between_the_log_and_a_point(
     assert log.position() >= at
     server.stop()
     shutil.rmtree(server.data)
-    put(backup, server.data)
+    copied(backup, server.data)
     server.start(survive=False)
     with database.connect() as conn:
         rig.conn = conn

@@ -16,29 +16,29 @@ from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.flow.sentinel import Sentinel
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.store import storage
-from tests.end_to_end.command import wait_for
-from tests.flow.rig import Rig, T, U, following, newest, rig  # noqa: F401
+from tests.flow.rig import Rig, T, U, following, newest
 from tests.oracle import mirror_rows
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
 
-def _write(rig: Rig, number: int) -> Lsn:  # noqa: F811
+def _write(rig: Rig, number: int) -> Lsn:
     """A position behind the commit. A record of the server's own may lie between: nothing is due for that, so a wait is
     for the change itself."""
     rig.conn.execute("INSERT INTO t VALUES (%s, 'new')", (number,))
     return rig.flush()
 
 
-def _logged(rig: Rig) -> Lsn:  # noqa: F811
+def _logged(rig: Rig) -> Lsn:
     return ChangeLog(rig.settings.layout).position()
 
 
-def _ids(rig: Rig) -> set[int]:  # noqa: F811
+def _ids(rig: Rig) -> set[int]:
     return {int(row[0]) for row in mirror_rows(rig.lake, "public/t", ["id"])}
 
 
-def test_each_word_stands_until_it_is_taken_back(rig: Rig) -> None:  # noqa: F811
+def test_each_word_stands_until_it_is_taken_back(rig: Rig) -> None:
     layout = rig.settings.layout
     assert sentinel.read(layout) == Sentinel()
     sentinel.follow_until(layout, Lsn(0x10))
@@ -54,7 +54,7 @@ def test_each_word_stands_until_it_is_taken_back(rig: Rig) -> None:  # noqa: F81
         sentinel.read(layout)
 
 
-def test_the_slot_drains_while_nothing_is_applied(rig: Rig) -> None:  # noqa: F811
+def test_the_slot_drains_while_nothing_is_applied(rig: Rig) -> None:
     layout = rig.settings.layout
     rig.setup()
     rig.sync()
@@ -84,7 +84,7 @@ def test_the_slot_drains_while_nothing_is_applied(rig: Rig) -> None:  # noqa: F8
     rig.assert_equal()
 
 
-def test_a_run_that_only_receives_ends_well_and_copies_nothing(rig: Rig) -> None:  # noqa: F811
+def test_a_run_that_only_receives_ends_well_and_copies_nothing(rig: Rig) -> None:
     rig.setup()
     at = _write(rig, 1001)
     report = rig.sync(receive_only=True)
@@ -97,7 +97,7 @@ def test_a_run_that_only_receives_ends_well_and_copies_nothing(rig: Rig) -> None
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["before the run", "meanwhile"])
-def test_whoever_follows_ends_at_the_word(rig: Rig, early: bool) -> None:  # noqa: F811
+def test_whoever_follows_ends_at_the_word(rig: Rig, early: bool) -> None:
     layout = rig.settings.layout
     rig.setup()
     rig.sync()

@@ -3,20 +3,11 @@ the order of the root's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from threading import Thread
-
 import pytest
-from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.flow.decide import Bounds
-from pgcdc_assets.settings import Settings
-from tests.fix_postgres import Database
-from tests.flow.rig import Rig, following, rig_of
+from tests.flow.rig import Rig, following
 
 pytestmark = pytest.mark.spark
 
@@ -58,22 +49,15 @@ def via_root() -> bool:
 
 
 @pytest.fixture
-def rig(
-    via_root: bool, database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Rig]:
+def rig(rig: Rig, via_root: bool) -> Rig:
     """With a table for each of the changes."""
-    monkeypatch.chdir(tmp_path)
-    name = f"s_{database.name}"[:60]
-    settings = Settings(source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, range_seconds=1)
-    with rig_of(database, spark, settings) as rig:
-        for one in _TABLES:
-            rig.commit(*_make(one))
-        root = f" WITH (publish_via_partition_root = {via_root})"
-        rig.commit(f"CREATE PUBLICATION {name} FOR TABLE t, {', '.join(_TABLES)}{root}")
-        rig.setup()
-        rig.sync()
-        rig.observer.copies.clear()
-        yield rig
+    for one in _TABLES:
+        rig.commit(*_make(one))
+    root = f" WITH (publish_via_partition_root = {via_root})"
+    rig.commit(f"CREATE PUBLICATION {rig.settings.publication} FOR TABLE t, {', '.join(_TABLES)}{root}")
+    rig.started(batch_seconds=0.1, range_seconds=1)
+    rig.observer.copies.clear()
+    return rig
 
 
 def _on(rig: Rig, name: str, *statements: str) -> None:
@@ -112,24 +96,10 @@ def test_rows_before_within_and_behind(rig: Rig, *, via_root: bool) -> None:
     assert "x" in Lake(rig.lake).at(before).arrow(TableName("public", "p_drop")).column_names
 
 
-def test_while_a_run_follows(rig: Rig) -> None:
-    with following(rig) as run:
-        for name, change in _TABLES.items():
-            _on(rig, name, *_WRITES[:3])
-            _on(rig, name, _WRITES[1], _CHANGES[change], *_WRITES[2:])
-            run.join(0.4)
-            _on(rig, name, *_WRITES)
-    rig.sync()
-    _assert_followed(rig, None)
-
-
 def test_rows_that_come_before_anybody_looks(rig: Rig) -> None:
     """Of a column that has the name of another one, made anew or swapped: they are applied before the look, or wait."""
-    bounds = Bounds(follow=True)
     rig.settings = rig.settings.model_copy(update={"range_seconds": 5})
-    run = Thread(target=lambda: rig.engine().sync(bounds), daemon=True)
-    run.start()
-    try:
+    with following(rig) as run:
         rig.commit("UPDATE t SET v = 'begun' WHERE id = 1")
         run.join(3)
         _on(rig, "p_made_anew", _CHANGES["made anew"])
@@ -139,10 +109,6 @@ def test_rows_that_come_before_anybody_looks(rig: Rig) -> None:
         _on(rig, "p_swap", "UPDATE {} SET s = 'in s' WHERE id % 4 = 0",
             "INSERT INTO {} (id, day, x) VALUES (700, 1, 'in x')")  # fmt: skip
         run.join(8)
-    finally:
-        bounds.stop.set()
-        run.join(120)
-    assert not run.is_alive()
     rig.sync()
     rig.assert_equal(*_ALL)
 
@@ -219,14 +185,3 @@ def test_files_that_were_made_anew_before(rig: Rig) -> None:
     _on(rig, "p_add", *_WRITES, _CHANGES["add"], *_WRITES)
     rig.sync()
     _assert_followed(rig, 1)
-
-
-def test_a_repair_across_changes_has_the_values_of_older_rows(rig: Rig) -> None:
-    start = rig.flush()
-    _on(rig, "p_add", *_WRITES, _CHANGES["add"], *_WRITES)
-    rig.sync()
-    _on(rig, "p_add", *_WRITES, "ALTER TABLE {} RENAME s TO s2", "UPDATE {} SET k = 8 WHERE id = 21")
-    rig.sync()
-    rig.assert_equal(*_ALL)
-    rig.engine().repair(TableName("public", "p_add"), LsnRange(start, rig.observer.known_ranges()[-1].end))
-    _assert_followed(rig, 2)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.setup.setup import setup
-from tests.end_to_end.command import wait_for
-from tests.fix_postgres import Database
-from tests.flow.rig import Rig, following, rig_of
+from tests.flow.rig import Rig, following
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -46,17 +40,12 @@ _ALL = ("public.t", *(f"public.{name}" for name in _CHANGES))
 
 
 @pytest.fixture
-def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.chdir(tmp_path)
-    settings = Settings(source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.1, range_seconds=1)
-    with rig_of(database, spark, settings) as rig:
-        for name in _CHANGES:
-            _on(rig, name, *_MAKE)
-        setup(settings, database.conninfo)
-        rig.setup()
-        rig.sync()
-        rig.observer.copies.clear()
-        yield rig
+def rig(rig: Rig) -> Rig:
+    for name in _CHANGES:
+        _on(rig, name, *_MAKE)
+    rig.started(batch_seconds=0.1, range_seconds=1)
+    rig.observer.copies.clear()
+    return rig
 
 
 def _on(rig: Rig, name: str, *statements: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.mirror.delta import rename
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.points.points import ConsistentPoints
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
-from tests.flow.rig import Rig, following, named_settings, newest
+from tests.flow.rig import Rig, named_settings
 
 pytestmark = pytest.mark.spark
 
@@ -87,22 +85,6 @@ def test_two_that_swap_names(rig: Rig) -> None:
     _change(rig, "b", "a", 3)
     rig.sync()
     _hold(rig, copied=2, swapped=swapped)
-
-
-def test_three_in_a_circle_while_a_run_follows(rig: Rig) -> None:
-    with following(rig):
-        wait_for(rig.streaming, what="the stream")
-        for number in range(3):
-            rig.commit(*_SWAP[:2], "ALTER TABLE c RENAME TO b", "ALTER TABLE x RENAME TO c")
-            goal = rig.commit("UPDATE a SET n = n + 1", "DELETE FROM b WHERE id = 9", f"UPDATE c SET n = {number}")
-            wait_for(partial(_whole, rig, goal), what="a point of all")
-    rig.sync()
-    _hold(rig, copied=len(rig.observer.copies))
-
-
-def _whole(rig: Rig, goal: int) -> bool:
-    point = newest(rig)
-    return point.replay_lsn >= goal - 1 and len(point.tables) == 3
 
 
 _DEPLOY = ("ALTER TABLE a RENAME TO a_old", "ALTER TABLE b RENAME TO a")

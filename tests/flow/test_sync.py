@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from functools import partial
 from itertools import pairwise
@@ -13,29 +11,24 @@ from deltalake import DeltaTable
 
 from pgcdc_assets import Lake
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.errors import (
     LockHeld,
     NotRepairable,
     RangeGap,
-    ReceiverDied,
     SetupNeeded,
     SourceUnavailable,
-    UnknownTable,
     UsageError,
 )
 from pgcdc_assets.feed import table
-from pgcdc_assets.flow import hold, outcomes
+from pgcdc_assets.flow import outcomes
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.points.points import ConsistentPoints
-from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store.local import path_of
-from tests.end_to_end.command import wait_for
-from tests.flow.rig import Rig, T, U, children_running, newest, version
+from tests.flow.rig import Rig, T, U, newest, version
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -143,118 +136,6 @@ def test_follow_stops_at_a_boundary_and_a_second_writer_is_refused(rig: Rig) -> 
     assert reports[0].transactions == 1
 
 
-def test_a_hold_gets_a_boundary_at_its_lsn(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    with hold.placed(rig.settings.layout) as request:
-        rig.conn.execute("INSERT INTO t VALUES (200, 'before', NULL)")
-        at = rig.flush()
-        rig.conn.execute("INSERT INTO t VALUES (201, 'after', NULL)")
-        request.at(at)
-        rig.sync()
-    assert ConsistentPoints(rig.settings.layout).has(at)
-    then = {row["id"] for row in Lake(rig.lake).at(str(at)).arrow("public.t").select(["id"]).to_pylist()}
-    assert 200 in then
-    assert 201 not in then
-    rig.assert_equal()
-
-
-def test_a_killed_receiver_ends_the_run_and_the_next_one_goes_on(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    # The slot stays active for a moment after its last reader left: only then is an active one the next run's.
-    wait_for(lambda: not rig.streaming(), what="the end of the first stream")
-    errors: list[ReceiverDied] = []
-    stop = threading.Event()
-
-    def run() -> None:
-        try:
-            rig.engine("follow").sync(Bounds(follow=True, stop=stop))
-        except ReceiverDied as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        wait_for(rig.streaming, what="the stream")
-        rig.conn.execute("UPDATE t SET v = 'meanwhile'")
-        for child in children_running("pgcdc_assets.log.receive.process"):
-            os.kill(child, signal.SIGKILL)
-        wait_for(lambda: not thread.is_alive(), what="the end of the run")
-    finally:
-        stop.set()
-        thread.join(120)
-    assert len(errors) == 1
-    rig.sync()
-    rig.assert_equal()
-
-
-def test_a_table_copied_anew_meets_the_others(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    rig.conn.execute("UPDATE t SET v = 'later'")
-    report = rig.engine().sync(Bounds(), copy_anew=[U])
-    assert [copy.table for copy in report.copied] == [U]
-    rig.assert_equal()
-    newest = ConsistentPoints(rig.settings.layout).newest()
-    assert newest is not None
-    assert set(newest.tables) == {T, U}
-    assert newest.replay_lsn >= report.copied[0].consistent_point
-    with pytest.raises(UnknownTable):
-        rig.engine().sync(Bounds(), copy_anew=[TableName("public", "nope")])
-
-
-def test_what_was_rewritten_is_copied_by_itself(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    rig.conn.execute("ALTER TABLE u ALTER v TYPE text USING 'was ' || v")
-    rig.conn.execute("INSERT INTO u VALUES (2000, 1, 'text')")
-    report = rig.sync()
-    assert (report.set_aside, [copied.table for copied in report.copied]) == ([], [U])
-    rig.assert_equal()
-
-
-def test_what_cannot_be_followed_is_set_aside_and_brought_back(rig: Rig) -> None:
-    rig.settings = rig.settings.model_copy(update={"schema_changes": "set_aside"})
-    rig.setup()
-    rig.sync()
-    rig.conn.execute("ALTER TABLE u ALTER v TYPE text USING 'was ' || v")
-    rig.conn.execute("INSERT INTO u VALUES (2000, 1, 'text')")
-    rig.conn.execute("INSERT INTO t VALUES (300, 'goes on', NULL)")
-    report = rig.sync()
-    assert [table for table, _ in report.set_aside] == [U]
-    rig.assert_equal("public.t")
-    row = TableStates(rig.settings.layout).get(U)
-    assert row is not None
-    assert row.reason
-    report = rig.engine().sync(Bounds(), copy_anew=[U])
-    assert report.set_aside == []
-    rig.assert_equal()
-
-
-def test_a_nullable_column_appears(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    rig.conn.execute("ALTER TABLE t ADD COLUMN extra int")
-    rig.conn.execute("INSERT INTO t VALUES (400, 'wider', NULL, 7)")
-    rig.conn.execute("UPDATE t SET extra = id WHERE id < 10")
-    assert rig.sync().set_aside == []
-    rig.assert_equal()
-
-
-def test_truncates_and_unchanged_toast(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    with rig.conn.transaction():
-        rig.conn.execute("INSERT INTO u VALUES (5000, 1, 1)")
-        rig.conn.execute("TRUNCATE u")
-        rig.conn.execute("INSERT INTO u VALUES (5001, 1, 1)")
-    rig.conn.execute("UPDATE t SET v = 'kept' WHERE id <= 5")
-    rig.conn.execute("UPDATE t SET id = id + 500 WHERE id <= 10")
-    rig.sync()
-    rig.assert_equal()
-
-
 def test_by_hand_repair_and_backfill(rig: Rig) -> None:
     rig.setup()
     rig.sync()
@@ -306,12 +187,3 @@ def test_what_was_applied_by_hand_is_in_a_point_after_the_next_sync(rig: Rig) ->
     rig.sync()
     assert newest(rig).replay_lsn >= goal
     assert newest(rig).tables == {T: version(rig, T), U: version(rig, U)}
-
-
-def test_the_lock_is_free_after_a_failure(rig: Rig) -> None:
-    rig.setup()
-    rig.conn.execute("SELECT pg_drop_replication_slot(%s)", (rig.settings.slot,))
-    with pytest.raises(Exception, match="slot"):
-        rig.sync()
-    with lake_lock(rig.settings.layout, "test"):
-        pass

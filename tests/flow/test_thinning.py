@@ -12,16 +12,16 @@ from pgcdc_assets.flow import thinning
 from pgcdc_assets.mirror.delta.mirror import PROPERTIES
 from pgcdc_assets.mirror.delta.thinning import Passing
 from pgcdc_assets.points.points import ConsistentPoints
-from tests.flow.rig import Rig, T, promised, rig, turns  # noqa: F401
+from tests.flow.rig import Rig, T, promised, turns
 
 pytestmark = pytest.mark.spark
 
 
-def commits(rig: Rig, table: str) -> int:  # noqa: F811
+def commits(rig: Rig, table: str) -> int:
     return len(list((rig.lake / f"public/{table}/_delta_log").glob("*.json")))
 
 
-def test_nothing_grows_with_the_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_nothing_grows_with_the_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(retention, "LADDER", ((timedelta(0), timedelta(days=40_000)),))
     monkeypatch.setattr(thinning, "EVERY", 3)
