@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import psycopg
 
 from pgcdc_assets.core.names import TableName
@@ -15,13 +12,6 @@ from pgcdc_assets.source.snapshot.reading import copy_blocks, read_whole
 from tests.fix_postgres import Database
 
 T = TableName("public", "t")
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition not met in time"
-        time.sleep(0.02)
 
 
 def scalar(conn: psycopg.Connection, query: str) -> object:

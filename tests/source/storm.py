@@ -56,36 +56,17 @@ WHERE NOT wanted.granted AND a.application_name LIKE 'pgcdc%' AND a.datname = cu
   AND held.relation >= 16384
 """
 
-# However long the queue is in which it stands behind us; a statement is known by its session and its time.
-_BEHIND_US = """
-WITH RECURSIVE waiting AS MATERIALIZED (
-  SELECT pid, query_start::text, unnest(pg_blocking_pids(pid)) AS blocker FROM pg_stat_activity
-  WHERE datname = current_database() AND wait_event_type = 'Lock'
-), behind AS (
-  SELECT pid, query_start, blocker FROM waiting
-  UNION SELECT b.pid, b.query_start, w.blocker FROM behind b JOIN waiting w ON w.pid = b.blocker
-)
-SELECT DISTINCT b.pid, b.query_start FROM behind b JOIN pg_stat_activity ours ON ours.pid = b.blocker
-JOIN pg_stat_activity theirs ON theirs.pid = b.pid
-WHERE ours.application_name LIKE 'pgcdc%' AND theirs.application_name NOT LIKE 'pgcdc%'
-"""
-
 
 @dataclass
 class Storm:
     """Sessions that alter and ask until it is over. ``longest``: the longest time that a query took."""
 
     database: Database
-    rest_seconds: float = PAUSE_SECONDS
-    """Between two alterations of one session."""
     longest: float = 0
     queries: int = 0
     altered: int = 0
     held: list[Any] = field(default_factory=list)
     """Sessions of ours that waited for a lock with another one in hand."""
-    behind_us: float = 0
-    """The longest time that a statement of the application was seen to wait behind a session of ours, look for look:
-    what the machine alone makes slow is not in it."""
     _over: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
@@ -101,7 +82,7 @@ class Storm:
             for thread in threads:
                 thread.join()
 
-    def _statements(self, templates: tuple[str, ...], rest_seconds: float) -> Iterator[tuple[psycopg.Connection, str]]:
+    def _statements(self, templates: tuple[str, ...]) -> Iterator[tuple[psycopg.Connection, str]]:
         with self.database.connect(
             options=f"-c lock_timeout={GIVEN_UP_SECONDS}s", prepare_threshold=None
         ) as conn:  # fmt: skip
@@ -110,17 +91,17 @@ class Storm:
                 yield conn, chance.choice(templates).format(chance.choice(TABLES))
                 if not conn.autocommit or conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
                     conn.execute("ROLLBACK")
-                time.sleep(rest_seconds)
+                time.sleep(PAUSE_SECONDS)
 
     def _alter(self) -> None:
-        for conn, text in self._statements(_ALTER, self.rest_seconds):
+        for conn, text in self._statements(_ALTER):
             for statement in text.split("; "):
                 with suppress(psycopg.Error):
                     conn.execute(statement.encode())
                     self.altered += 1
 
     def _ask(self) -> None:
-        for conn, statement in self._statements(_ASK, PAUSE_SECONDS):
+        for conn, statement in self._statements(_ASK):
             started = time.monotonic()
             # Gone, renamed, or ended as the victim of a deadlock with DDL.
             with suppress(psycopg.errors.UndefinedTable, psycopg.errors.DeadlockDetected):
@@ -132,16 +113,11 @@ class Storm:
     def _look(self) -> None:
         """What stands so at two looks: the server lists its locks while they come and go."""
         before: list[Any] = []
-        since: dict[Any, float] = {}
         with self.database.connect() as conn:
             while not self._over.wait(_LOOK_SECONDS):
                 now = conn.execute(_HELD_AND_WAITED_FOR).fetchall()
                 self.held += [row for row in now if row in before]
                 before = now
-                behind = {row: since.get(row) for row in conn.execute(_BEHIND_US).fetchall()}
-                seen = time.monotonic()
-                since = {row: seen if first is None else first for row, first in behind.items()}
-                self.behind_us = max([self.behind_us, *(seen - first for first in since.values())])
 
 
 @contextmanager

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import struct
-import threading
 import traceback
 from pathlib import Path
 
@@ -153,18 +150,6 @@ def test_a_refused_replication_connection_names_what_is_missing(text: str, kind:
     assert advice in str(error.do)
 
 
-def test_a_role_without_replication_is_told_which_right_it_lacks(database: Database) -> None:
-    role = f"plain_{database.name}"
-    with database.connect() as admin:
-        admin.execute(f"CREATE ROLE {role} LOGIN".encode())
-        try:
-            with pytest.raises(SourceNotReady) as caught:
-                ReplicationConnection.open(f"{database.conninfo} user={role}")
-        finally:
-            admin.execute(f"DROP ROLE {role}".encode())
-    assert WITHOUT_REPLICATION in str(caught.value)
-
-
 def test_a_server_without_walsenders_is_told(tmp_path: Path, pg_version: int) -> None:
     with new_server(tmp_path / "pg", pg_version, settings={**TEST_SETTINGS, "max_wal_senders": "0"}) as server:
         with pytest.raises(SourceUnavailable) as caught:
@@ -186,43 +171,6 @@ def test_a_pooler_that_drops_the_parameter_replication_is_told(
             with pytest.raises(SourceNotReady) as caught:
                 command()
             assert POOLER in str(caught.value)
-
-
-def test_a_pooler_that_refuses_the_parameter_replication_is_told() -> None:
-    """As PgBouncer before 1.23 does."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=_refuse, args=(listening,), daemon=True).start()
-        port = listening.getsockname()[1]
-        with pytest.raises(SourceNotReady) as caught:
-            ReplicationConnection.open(f"host=127.0.0.1 port={port} user=u dbname=d sslmode=disable gssencmode=disable")
-    assert POOLER in str(caught.value)
-
-
-def _refuse(listening: socket.socket) -> None:
-    connection, _ = listening.accept()
-    with connection:
-        (length,) = struct.unpack("!I", connection.recv(4))
-        started = connection.recv(length)
-        assert b"\0replication\0database\0" in started
-        body = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: replication\0\0"
-        connection.sendall(b"E" + struct.pack("!I", len(body) + 4) + body)
-
-
-def test_row_security_fails_loudly_when_copying(database: Database) -> None:
-    with database.connect() as admin:
-        admin.execute(
-            "CREATE TABLE t AS SELECT generate_series(1, 11) AS i;"
-            "ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON t USING (i <= 6);"
-            f"CREATE ROLE reader_{database.name} LOGIN; GRANT SELECT ON t TO reader_{database.name}".encode()
-        )
-        try:
-            conninfo = f"{database.conninfo} user=reader_{database.name}"
-            with connect(conninfo) as conn:
-                assert conn.execute("SELECT count(*) FROM public.t").fetchone() == (6,)
-            with connect(conninfo, row_security=False) as conn, pytest.raises(psycopg.errors.InsufficientPrivilege):
-                conn.execute("SELECT count(*) FROM public.t")
-        finally:
-            admin.execute(f"DROP OWNED BY reader_{database.name}; DROP ROLE reader_{database.name}".encode())
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 from pgcdc_assets.errors import CopyBlocked, CopyOutdated, SourceUnavailable
 from pgcdc_assets.source.snapshot import reading
 from pgcdc_assets.source.snapshot.export import _Xids, exported_snapshot
-from pgcdc_assets.source.snapshot.pieces import Piece
 from tests.fix_postgres import Database, fresh_database
-from tests.source.snapshots import T, copied, cut, publish, read, scalar, wait_for
+from tests.source.snapshots import T, copied, cut, publish, read, scalar
+from tests.waiting import wait_for
 
 
 def test_the_snapshot_is_shared_and_the_slot_is_gone(database: Database) -> None:
@@ -301,14 +301,3 @@ def test_the_gate_holds_back_until_commit_status_is_there(database: Database) ->
         taking.join(20)
         writer.close()
         assert counted == [1]
-
-
-def test_pieces_are_picklable(database: Database) -> None:
-    import pickle
-
-    with database.connect() as conn:
-        publish(conn)
-        with exported_snapshot(database.conninfo) as snapshot:
-            (piece,) = cut(snapshot, target=1)
-            assert pickle.loads(pickle.dumps(piece)) == piece
-            assert isinstance(piece, Piece)

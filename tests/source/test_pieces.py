@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import secrets
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -17,6 +16,7 @@ from pgcdc_assets.source.snapshot.export import exported_snapshot
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
 from pgcdc_assets.source.snapshot.reading import copy_blocks
 from tests.fix_postgres import Database
+from tests.waiting import wait_for
 
 MIB = 1 << 20
 
@@ -162,6 +162,4 @@ def test_a_generator_left_early_leaves_no_session(database: Database) -> None:
             copying = (
                 "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgcdc_assets/copy' AND datname = %s"
             )
-            deadline = time.monotonic() + 20
-            while conn.execute(copying, [database.name]).fetchone() != (0,):
-                assert time.monotonic() < deadline, "none should be left"
+            wait_for(lambda: conn.execute(copying, [database.name]).fetchone() == (0,), what="its end")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Iterator
 
 import psycopg
@@ -20,6 +19,7 @@ from pgcdc_assets.source.setup.publications import inserts_name
 from pgcdc_assets.source.setup.setup import check_source, setup, teardown
 from pgcdc_assets.source.slot.blockers import Blocker
 from tests.fix_postgres import Database
+from tests.waiting import wait_for
 
 DDL = """
 CREATE TABLE keyed (id int PRIMARY KEY); CREATE TABLE bag (a int); ALTER TABLE bag REPLICA IDENTITY FULL;
@@ -155,17 +155,12 @@ def test_setup_waits_for_one_table_with_no_other_locked(
         told: list[list[Blocker]] = []
         run = threading.Thread(target=lambda: setup(settings, database.conninfo, on_wait=told.append))
         run.start()
-        deadline = time.monotonic() + 20
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'b'::regclass"
-        while conn.execute(waiting).fetchone() == (0,):
-            assert time.monotonic() < deadline
+        wait_for(lambda: conn.execute(waiting).fetchone() != (0,), what="setup's wait")
         conn.execute("SET lock_timeout = 100")
         conn.execute("ALTER TABLE a ADD COLUMN n int")
-        while published(conn, settings.publication) != {"a", "c"}:
-            assert time.monotonic() < deadline
-        while not told:
-            assert time.monotonic() < deadline, "nobody was told whom it waits for"
-            time.sleep(0.02)
+        wait_for(lambda: published(conn, settings.publication) == {"a", "c"}, what="the free tables")
+        wait_for(lambda: told, what="a word about whom it waits for")
         assert [holder.pid for holder in told[0]] == [owner.info.backend_pid]
         owner.execute("COMMIT")
         run.join(20)

@@ -11,14 +11,15 @@ import psycopg
 import pytest
 
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import CopyBlocked, CopyOutdated
+from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.source.snapshot import reading
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 from pgcdc_assets.source.snapshot.pieces import Piece
 from pgcdc_assets.source.snapshot.reading import copy_blocks, read_whole
 from pgcdc_assets.source.snapshot.waiters import giving_way
 from tests.fix_postgres import Database
-from tests.source.snapshots import T, copied, cut, publish, read, scalar, wait_for
+from tests.source.snapshots import T, copied, cut, publish, read, scalar
+from tests.waiting import wait_for
 
 ROWS = 200_000
 
@@ -139,17 +140,6 @@ def test_a_storm_does_not_hold_a_copy_up_for_ever(database: Database, monkeypatc
         with pytest.raises(CopyBlocked, match=r"table public\.t: others wanted it each of the 3 times"):
             read_whole(taken)
         altering.join()
-
-
-def test_a_rewrite_in_the_middle_of_a_copy_is_noticed(database: Database) -> None:
-    with snapshot_of_many_rows(database) as (conn, snapshot, piece):
-        blocks = copy_blocks(database.conninfo, snapshot.name, piece, 1 << 12)
-        next(blocks)
-        conn.execute("TRUNCATE t")
-        with pytest.raises(reading.Interrupted):
-            list(blocks)
-        with pytest.raises(CopyOutdated, match="truncated"):
-            read(database, snapshot, piece)
 
 
 def test_an_index_that_is_rebuilt_is_not_waited_for_with_the_table_in_hand(database: Database) -> None:
