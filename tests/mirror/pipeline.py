@@ -5,7 +5,6 @@ Mirrors begin empty at the slot's consistent point, so tables must be empty when
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +34,7 @@ from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit
 from tests.fix_postgres import Database
+from tests.receiving import run_to
 
 SECONDS = 120.0
 
@@ -98,15 +98,7 @@ class Pipeline:
         receiver = ReceiverProcess(
             self.database.conninfo, self.layout, ("p",), batch_bytes=32 << 20, batch_seconds=0.1, messages=["*"]
         )  # fmt: skip
-        receiver.start()
-        try:
-            receiver.until(goal)
-            deadline = time.monotonic() + SECONDS
-            while not any(event.name == "arrived" for event in receiver.events(0.1)):
-                assert time.monotonic() < deadline, "the receiver did not arrive"
-            receiver.join(SECONDS)
-        finally:
-            receiver.kill()
+        run_to(receiver, goal)
         return self.log.position()
 
     def derive(self, upto: Lsn, *, again: bool = False) -> dict[TableName, FeedPart]:

@@ -170,28 +170,6 @@ def test_a_mirror_of_many_turns_has_few_files(pipe: Pipeline) -> None:
             pipe.same(name)
 
 
-def test_a_nullable_column_appears(pipe: Pipeline) -> None:
-    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
-    pipe.follow("t, u")
-    pipe.run("INSERT INTO t SELECT g, 'v' FROM generate_series(1, 3) g")
-    pipe.turn()
-    pipe.run(
-        "UPDATE t SET v = 'before' WHERE id = 1",
-        "ALTER TABLE t ADD COLUMN at timestamp, ADD COLUMN tags text[]",
-        "UPDATE t SET at = '2024-02-03 04:05:06', tags = '{a,b}' WHERE id = 2",
-        "INSERT INTO t VALUES (4, 'd', NULL, '{}')",
-        "INSERT INTO u VALUES (1)",
-    )
-    pipe.turn()
-    assert pipe.set_aside == {}
-    assert [column.name for column in pipe.tables["t"].columns] == ["id", "v", "at", "tags"]
-    assert pipe.mirrored("t", ["id", "v"]) == [row[:2] for row in pipe.source("t")]
-    assert sorted(tags for tags in pipe.content("t")["tags"].to_pylist() if tags is not None) == [[], ["a", "b"]]
-    pipe.run("INSERT INTO t VALUES (5, 'e', NULL, '{z}')")
-    pipe.turn()
-    assert pipe.content("t").num_rows == 5
-
-
 def test_what_cannot_be_followed_is_set_aside_alone(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
@@ -257,20 +235,3 @@ def test_columns_and_features_of_another_writer(pipe: Pipeline) -> None:
     pipe.same("t")
     assert pipe.content("t")["more"].null_count == 3
     assert pipe.set_aside["u"][1] == "its mirror has a feature that changes cannot be applied to: checkConstraints"
-
-
-def test_values_and_names_that_fit_nowhere(pipe: Pipeline) -> None:
-    pipe.run('CREATE TABLE t ("a key" numeric(5,2) PRIMARY KEY, "x,y" date, "Z;" int[])')
-    pipe.follow("t")
-    pipe.run("INSERT INTO t VALUES ('NaN', 'infinity', '{1,2}'), (1, '2024-01-01', '{{1},{2}}'), (2, NULL, NULL)")
-    pipe.turn()
-    pipe.run(
-        """UPDATE t SET "x,y" = '4000-01-01 BC' WHERE "a key" = 'NaN'""",
-        """UPDATE t SET "Z;" = '{3}' WHERE "a key" = 1""",
-        """DELETE FROM t WHERE "a key" = 2""",
-    )
-    done = pipe.turn()["t"]
-    assert (done.inserted, done.updated, done.deleted) == (0, 2, 1)
-    rows = {str(row["a key"]): row for row in pipe.content("t").to_pylist()}
-    assert dict(rows["None"]["_pgcdc_raw"]) == {"a key": "NaN", "x,y": "4000-01-01 BC"}
-    assert (rows["1.00"]["Z;"], rows["1.00"]["_pgcdc_raw"]) == ([3], None)

@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LakeError, LogCorrupt, MachineError, ProtocolError, SourceUnavailable, SparkDied
-from pgcdc_assets.failures import ATTEMPTS, machine_told, of_one_table, of_the_machine
+from pgcdc_assets.failures import ATTEMPTS, machine_told, of_one_table
 from pgcdc_assets.mirror.delta import tablework
 from pgcdc_assets.mirror.delta.apply import apply_tables
 from pgcdc_assets.mirror.delta.compaction import Compaction
@@ -40,12 +40,6 @@ def test_failures_of_one_table(error: Exception) -> None:
 ])  # fmt: skip
 def test_failures_of_everybody(error: BaseException) -> None:
     assert of_one_table(error) is None
-
-
-def test_what_the_machine_refuses_is_told_in_words() -> None:
-    told = of_the_machine(OSError(28, "No space left on device", "/lake/t/part-1.parquet"))
-    assert isinstance(told, MachineError)
-    assert "No space left on device" in str(told)
 
 
 @pytest.mark.parametrize("error", [

@@ -18,7 +18,7 @@ from psycopg import sql
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import CopyOutdated, LakeError, PgcdcError
+from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.mirror.delta import copy
 from pgcdc_assets.mirror.delta.copy import TABLES_PER_JOB, copy_tables
 from pgcdc_assets.mirror.delta.copyblock import BlockReader
@@ -236,14 +236,6 @@ def test_many_pieces_hold_every_row_once(copying: Copying, monkeypatch: pytest.M
     assert min(told["min.id"].to_pylist()) == 1
 
 
-def test_rows_are_those_of_the_snapshot(copying: Copying) -> None:
-    copying.run("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 10); "
-                "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
-    name = TableName("public", "t")
-    copying.copy(name, also=lambda: copying.run("INSERT INTO t VALUES (11); DELETE FROM t WHERE id < 5"))
-    assert sorted(copying.rows(name)["id"].to_pylist()) == list(range(1, 11))
-
-
 def test_a_copy_again_is_a_new_generation(copying: Copying) -> None:
     copying.run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'), (2, 'b'); "
                 "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
@@ -346,18 +338,6 @@ def test_nothing_of_a_copy_goes_on_after_its_failure(copying: Copying) -> None:
         with pytest.raises(KeyboardInterrupt):
             copy_tables(copying.spark, copying.database.conninfo, tables, copying.layout, SOURCE, snapshot, fail)
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("copy_")]
-
-
-def test_a_table_rewritten_meanwhile_is_not_committed_and_the_others_are(copying: Copying) -> None:
-    copying.run(
-        "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); "
-        "CREATE TABLE u (id int PRIMARY KEY); INSERT INTO u VALUES (1); CREATE PUBLICATION p FOR TABLE t, u"
-    )
-    name, other = TableName("public", "t"), TableName("public", "u")
-    with pytest.raises(CopyOutdated, match=r"public\.t"):
-        copying.copy(name, other, also=lambda: copying.run("TRUNCATE t"))
-    assert copying.mirror(name).snapshot_lsn is None
-    assert copying.rows(other)["id"].to_pylist() == [1]
 
 
 def test_text_that_is_no_utf8_is_told_without_the_row() -> None:

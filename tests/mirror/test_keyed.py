@@ -27,62 +27,15 @@ def essence(row: dict[str, Any]) -> tuple[Any, ...]:
             origin and origin["id"])  # fmt: skip
 
 
-def test_the_last_image_of_a_key_wins() -> None:
-    rows = net(("I", 1, "x", "y"), ("U", 1, "x2", "y"), ("I", 2, "p", "q"))
-    assert [essence(row) for row in rows] == [
-        ("U", 1, False, "x2", "y", False, None),
-        ("U", 2, False, "p", "q", False, None),
-    ]
-
-
 def test_order_of_rows_in_files_does_not_matter() -> None:
     events = feed_rows([("I", 1, "x", "y"), ("U", 1, "x2", "y"), ("D", 1)])
     reverse = events.take(pa.array([2, 1, 0]))
     assert collapse(reverse, COLUMNS).num_rows == 0
 
 
-def test_delete_of_an_older_row_and_a_row_that_was_only_passing() -> None:
-    rows = net(("D", 1), ("I", 2, "x", "y"), ("D", 2))
-    assert [essence(row) for row in rows] == [("D", 1, True, None, None, False, None)]
-
-
-def test_delete_then_insert_is_an_update_of_the_target_row() -> None:
-    assert [essence(row) for row in net(("D", 1), ("I", 1, "x", "y"))] == [("U", 1, True, "x", "y", False, None)]
-
-
-def test_key_change_is_a_delete_and_an_insert() -> None:
-    assert sorted(essence(row) for row in net(("M", 1, 2, "x", "y"))) == [
-        ("D", 1, True, None, None, False, None),
-        ("U", 2, False, "x", "y", False, None),
-    ]
-
-
-def test_swap_through_a_temporary_value() -> None:
-    rows = net(("M", 1, 9, "x", None, True), ("M", 2, 1, "p", "q"), ("M", 9, 2, "x", None, True))
-    assert [essence(row) for row in sorted(rows, key=lambda row: row["id"])] == [
-        ("U", 1, True, "p", "q", False, None),
-        ("U", 2, True, "x", None, True, 1),
-    ]
-
-
 def test_unchanged_value_comes_from_an_earlier_image_of_the_row() -> None:
     rows = net(("U", 1, "x", "big"), ("U", 1, "x2", None, True), ("U", 1, "x3", None, True))
     assert [essence(row) for row in rows] == [("U", 1, True, "x3", "big", False, None)]
-
-
-def test_unchanged_value_that_no_image_holds_stays_in_the_target() -> None:
-    rows = net(("U", 1, "x", None, True), ("U", 1, "x2", None, True))
-    assert [essence(row) for row in rows] == [("U", 1, True, "x2", None, True, None)]
-
-
-def test_unchanged_value_follows_the_row_to_its_new_key() -> None:
-    rows = net(("U", 1, "x", "big"), ("M", 1, 2, "x", None, True))
-    assert ("U", 2, False, "x", "big", False, None) in [essence(row) for row in rows]
-
-
-def test_unchanged_value_that_no_image_holds_is_looked_up_under_the_old_key() -> None:
-    rows = net(("M", 1, 2, "x", None, True))
-    assert ("U", 2, False, "x", None, True, 1) in [essence(row) for row in rows]
 
 
 def test_unchanged_value_never_crosses_a_delete() -> None:

@@ -36,7 +36,7 @@ def table_of(*names: str, **kwargs: object) -> Table:
     return Table(16384, TableName("public", "t"), columns, **kwargs)  # type: ignore[arg-type]
 
 
-def made(spark: SparkSession, root: Path, table: Table) -> Mirror:
+def made(root: Path, table: Table) -> Mirror:
     layout = Layout.of(root)
     create_mirror(
         layout.mirror(table.name), MirrorSchema.of(table), {IDENTITY: IDENTITY_1.app_id()}, layout.mirror(table.name)
@@ -90,7 +90,7 @@ def test_values_come_back_under_their_names(spark: SparkSession, tmp_path: Path,
     columns = [Column(1, "id", INT8), *(Column(number, name, TEXT) for number, name in enumerate(names, 2))]
     table = Table(16384, TableName(f"s {names[-1]}", names[-1]), tuple(columns), key=(1,))
     schema = MirrorSchema.of(table)
-    mirror = made(spark, tmp_path, table)
+    mirror = made(tmp_path, table)
     assert mirror.holds(schema)
     texts = [pa.array([f"x{number}", None, "z"]) for number, _ in enumerate(names)]
     own = [pa.array([9, 9, 9]), *(pa.nulls(3, schema.arrow.field(len(names) + place).type) for place in (2, 3))]
@@ -106,10 +106,9 @@ def test_values_come_back_under_their_names(spark: SparkSession, tmp_path: Path,
     assert (again.version, again.snapshot_lsn, again.replay_lsn) == (version, 9, 9)
 
 
-@pytest.mark.spark
-def test_properties_and_positions(spark: SparkSession, tmp_path: Path) -> None:
+def test_properties_and_positions(tmp_path: Path) -> None:
     table = table_of("id", key=(1,))
-    mirror = made(spark, tmp_path, table)
+    mirror = made(tmp_path, table)
     assert mirror.delta is not None
     told = mirror.delta.configuration
     assert told["delta.enableDeletionVectors"] == "true"
@@ -129,17 +128,15 @@ def test_properties_and_positions(spark: SparkSession, tmp_path: Path) -> None:
     assert (anew.snapshot_lsn, anew.replay_lsn) == (120, 120)
 
 
-@pytest.mark.spark
-def test_a_table_of_somebody_else_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_of_somebody_else_is_refused(tmp_path: Path) -> None:
     table = table_of("id")
-    made(spark, tmp_path, table)
+    made(tmp_path, table)
     other = Identity(IDENTITY_1.system_identifier, "other", "pgcdc")
     with pytest.raises(IdentityMismatch, match="other"):
         _ = Mirror(Layout.of(tmp_path), other, table.name).exists
 
 
-@pytest.mark.spark
-def test_a_mirror_that_a_dead_run_began_is_made(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_mirror_that_a_dead_run_began_is_made(tmp_path: Path) -> None:
     """Spark makes the folder of Delta's log, writes a draft of the first commit, then names it."""
     log = tmp_path / "t" / "_delta_log"
     log.mkdir(parents=True)
@@ -148,8 +145,7 @@ def test_a_mirror_that_a_dead_run_began_is_made(spark: SparkSession, tmp_path: P
     assert DeltaTable(log.parent).version() == 0
 
 
-@pytest.mark.spark
-def test_a_copy_whose_log_a_power_cut_took_begins_anew(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_copy_whose_log_a_power_cut_took_begins_anew(tmp_path: Path) -> None:
     """The names of its files were on disk, that of Delta's folder was not."""
     left = tmp_path / "t" / f"part-{uuid4().hex}.parquet"
     left.parent.mkdir()
