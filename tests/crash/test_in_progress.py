@@ -22,7 +22,7 @@ from tests.crash.faults import Faults, Kind, wait_until
 from tests.crash.proxy import Proxy
 from tests.crash.tally import Tally
 from tests.fix_postgres import fresh_database
-from tests.log.conftest import SECONDS, Source, until_event
+from tests.log.conftest import SECONDS, source_in, until_event
 from tests.log.received_twice import Row, Twins, assert_same, little_memory, many, sent
 
 LEVEL = "with transactions in progress"
@@ -100,14 +100,10 @@ class Rig:
 def rig(crash_server: EmbeddedServer, tmp_path: Path) -> Iterator[Rig]:
     with ExitStack() as stack:
         database = stack.enter_context(fresh_database(crash_server))
-        conn, *others = (stack.enter_context(database.connect()) for _ in range(5))
-        source = Source(database, conn, tmp_path)
-        source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE TABLE b (id int PRIMARY KEY, n numeric)",
-                   "CREATE TABLE foreign_table (id int)", "CREATE PUBLICATION p FOR TABLE a, b")  # fmt: skip
+        source = stack.enter_context(source_in(database, tmp_path))
+        others = [stack.enter_context(database.connect()) for _ in range(4)]
         little_memory(source)
         yield Rig(Twins.of(source), others)
-        for receiver in source.running:
-            receiver.kill()
 
 
 @pytest.mark.timeout(600)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from pgcdc_assets.store.local import path_of
 from tests.crash.faults import Faults, Kind, wait_until
 from tests.crash.tally import Tally
 from tests.fix_postgres import fresh_database
-from tests.log.conftest import SECONDS, Source, until_event
+from tests.log.conftest import SECONDS, source_in, until_event
 from tests.log.received_twice import Twins, little_memory, many
 
 LEVEL = "with prepared transactions"
@@ -41,15 +40,9 @@ def case(point: FaultPoint, when: str) -> Any:
 
 @pytest.fixture
 def twins(crash_server: EmbeddedServer, tmp_path: Path) -> Iterator[Twins]:
-    with ExitStack() as stack:
-        database = stack.enter_context(fresh_database(crash_server))
-        source = Source(database, stack.enter_context(database.connect()), tmp_path)
-        source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE TABLE b (id int PRIMARY KEY, n numeric)",
-                   "CREATE TABLE foreign_table (id int)", "CREATE PUBLICATION p FOR TABLE a, b")  # fmt: skip
+    with fresh_database(crash_server) as database, source_in(database, tmp_path) as source:
         little_memory(source)
         yield Twins.of(source, two_phase=True)
-        for receiver in source.running:
-            receiver.kill()
 
 
 def killed_at(point: FaultPoint, twins: Twins, faults: Faults, tally: Tally) -> None:

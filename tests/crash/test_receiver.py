@@ -30,10 +30,9 @@ from pgcdc_assets.store.local import path_of
 from tests.crash.faults import Faults, Kind, kill, wait_until
 from tests.crash.proxy import Proxy
 from tests.crash.tally import ANY_TIME, Tally
-from tests.crash.witness import assert_same, folded, logged, peeked
+from tests.crash.witness import assert_same, logged, peeked
 from tests.crash.workload import RECEIVER_WORK, Writers, large
 from tests.fix_postgres import fresh_database
-from tests.journal import Journal
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,6 @@ FEW = 20
 KINDS = (Kind.RECEIVER, Kind.PARENT, Kind.SERVER, Kind.CUT)
 SECONDS = 180.0
 """Longest wait for anything: the machine may be busy with other things."""
-TABLES = {"public.a": (0,), "public.b": (0,), "public.c": ()}
 _MAKE = """
 CREATE TABLE a (id int PRIMARY KEY, v text);
 CREATE TABLE b (id int PRIMARY KEY, n numeric(12,2));
@@ -122,7 +120,6 @@ class Rig:
     writers: Writers
     points: Sequence[FaultPoint | None] = ALL
     """A cycle draws one of them."""
-    journal: Journal = field(init=False)
     log: ChangeLog = field(init=False)
     slot: str = field(init=False)
     stood: int = 0
@@ -133,7 +130,6 @@ class Rig:
             conn.execute(_MAKE)
             name = conn.info.dbname
             self.slot = f"s_{name}"
-            self.journal = Journal.keep(conn, *TABLES)
             for slot in (self.slot, f"twin_{name}"):
                 row = conn.execute(
                     "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", [slot]
@@ -237,19 +233,13 @@ class Rig:
         assert self.stood < 10, "crashes again and again keep the log where it is"
 
     def compare(self) -> None:
-        """The whole log with the witness's bytes, and folded with the journal."""
+        """The whole log with the witness's bytes."""
         position = self.log.position()
         with self.connect() as conn:
             # The witness reads what is flushed: at least what the log holds.
             assert_same(
                 logged(path_of(self.log.path), position), peeked(conn, f"twin_{conn.info.dbname}", "p", position)
             )
-            self.journal.conn = conn
-            commits = self.journal.commits()
-            oids = {table: _oid(conn, table) for table in TABLES}
-            found = folded(path_of(self.log.path), {oids[table]: key for table, key in TABLES.items()}, position)
-            for table, oid in oids.items():
-                assert found[oid] == self.journal.rows_at(table, position, commits)[1], table
 
     def finish(self) -> None:
         """An undisturbed run to the end; then nothing lacks, and every batch is whole."""
@@ -280,12 +270,6 @@ def _lsn(conn: psycopg.Connection[Any], expression: str, of: str = "", *values: 
     row = conn.execute(f"SELECT ({expression})::text {of}".encode(), values).fetchone()
     assert row is not None
     return int(Lsn.parse(row[0]))
-
-
-def _oid(conn: psycopg.Connection[Any], table: str) -> int:
-    row = conn.execute("SELECT %s::regclass::oid", [table]).fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 @pytest.mark.timeout(7200)

@@ -32,10 +32,6 @@ _MAKE = """
 CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(10,2));
 INSERT INTO t SELECT g, 'v' || g, g / 4.0 FROM generate_series(1, 50) g
 """
-_UNKEYED = """
-CREATE TABLE t (id int, v text, n numeric(10,2)); ALTER TABLE t REPLICA IDENTITY FULL;
-INSERT INTO t SELECT g, 'v' || g % 3, g / 4.0 FROM generate_series(1, 50) g; INSERT INTO t SELECT * FROM t WHERE id < 30
-"""
 _PARTED = """
 CREATE TABLE t (id int PRIMARY KEY, gone int, v text, n numeric(10,2)) PARTITION BY RANGE (id);
 CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (7); ALTER TABLE t DROP gone;
@@ -141,8 +137,8 @@ def test_killed_at_each_step(stage: _Stage) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("made", [_UNKEYED, _PARTED], ids=["without a key", "partitioned"])
-def test_others_killed_at_each_step(stage: _Stage, made: str) -> None:
+@pytest.mark.parametrize("made", [_PARTED])
+def test_killed_at_each_step_of_a_partitioned_table(stage: _Stage, made: str) -> None:
     _kill(stage, dict(zip(STEPS, CHANGES, strict=True)))
 
 

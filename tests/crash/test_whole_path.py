@@ -7,11 +7,10 @@ import random
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -34,6 +33,7 @@ from tests.crash.lakes import TABLES, LakeRig, work
 from tests.crash.proxy import Proxy
 from tests.crash.tally import ANY_TIME, Tally
 from tests.fix_postgres import fresh_database
+from tests.flow.rig import children_running
 
 pytestmark = pytest.mark.spark
 
@@ -165,7 +165,7 @@ class InProcess(LakeRig):
     def _inflict(self, kind: Kind, point: FaultPoint | None) -> bool:
         """Whether there was somebody to hit."""
         if kind is Kind.RECEIVER:
-            found = _receivers()
+            found = children_running("pgcdc_assets.log.receive.process")
             for pid in found:
                 kill(pid)
             self.faults.clear()
@@ -182,15 +182,6 @@ class InProcess(LakeRig):
             self.server.start(survive=False)
         self.faults.clear()
         return True
-
-
-def _receivers() -> list[int]:
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if "pgcdc_assets.log.receive.process" in " ".join(child.cmdline()):
-                found.append(child.pid)
-    return found
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The bytes that PostgreSQL sends, by a second slot and by hand, and what they make of tables.
+"""The bytes that PostgreSQL sends, by a second slot and by hand.
 
 Nothing of the project's codec takes part: messages are cut by struct, as the protocol's document has them.
 """
@@ -75,39 +75,6 @@ def assert_same(log: Sent, source: Sent) -> None:
     assert log.loose == source.loose
 
 
-def folded(path: Path, relations: dict[int, tuple[int, ...]], below: int) -> dict[int, Counter[tuple[str | None, ...]]]:
-    """Tables by their OID as the log leaves them, from empty ones; ``relations``: places of the key, () for none."""
-    rows: dict[int, Counter[tuple[str | None, ...]]] = {oid: Counter() for oid in relations}
-    by_key: dict[int, dict[tuple[str | None, ...], tuple[str | None, ...]]] = {oid: {} for oid in relations}
-    listed = ", ".join(map(str, relations))
-    order = "ORDER BY commit_lsn, tx_ordinal"
-    for commit_lsn, _, kind, relation, _, payload in _stored(
-        path, f"kind IN ('I','U','D','T') AND relation_id IN ({listed}) {order}"
-    ):
-        if commit_lsn >= below:
-            continue
-        if kind == "T":
-            rows[relation].clear()
-            by_key[relation].clear()
-            continue
-        old, new = _images(payload)
-        key = relations[relation]
-        if not key:
-            rows[relation].update({old: -1} if old else {})
-            rows[relation].update({new: 1} if new else {})
-            continue
-        if old or kind == "U":
-            gone = old or new
-            assert gone is not None
-            del by_key[relation][tuple(gone[place] for place in key)]
-        if new:
-            place = tuple(new[place] for place in key)
-            assert place not in by_key[relation], f"relation {relation}: {place} came twice"
-            by_key[relation][place] = new
-    keyed = {oid: Counter(by_key[oid].values()) for oid, key in relations.items() if key}
-    return {oid: Counter({row: n for row, n in found.items() if n}) for oid, found in {**rows, **keyed}.items()}
-
-
 def _stored(path: Path, where: str) -> Iterator[tuple[Any, ...]]:
     query = f"SELECT commit_lsn, tx_ordinal, kind, relation_id, lsn, payload FROM log WHERE {where}"
     for batch in QueryBuilder().register("log", DeltaTable(path)).execute(query):
@@ -129,28 +96,3 @@ def _relations(kind: str, data: bytes) -> list[int | None]:
         number, _ = struct.unpack_from(">IB", data, 1)
         return list(struct.unpack_from(f">{number}I", data, 6))
     return [None]
-
-
-def _images(data: bytes) -> tuple[tuple[str | None, ...] | None, tuple[str | None, ...] | None]:
-    """Old image (or key) and new image of a row message."""
-    at, found = 5, {}
-    while at < len(data):
-        letter = chr(data[at])
-        found[letter], at = _tuple(data, at + 1)
-    return found.get("O", found.get("K")), found.get("N")
-
-
-def _tuple(data: bytes, at: int) -> tuple[tuple[str | None, ...], int]:
-    (number,) = struct.unpack_from(">H", data, at)
-    at += 2
-    values: list[str | None] = []
-    for _ in range(number):
-        form, at = chr(data[at]), at + 1
-        assert form in "nt", "the tables of this test have no value that is left out"
-        if form == "n":
-            values.append(None)
-            continue
-        (length,) = struct.unpack_from(">I", data, at)
-        values.append(data[at + 4 : at + 4 + length].decode())
-        at += 4 + length
-    return tuple(values), at
