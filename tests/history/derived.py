@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,15 +33,15 @@ from tests.history.steps import Step
 from tests.history.tables import Spec
 from tests.history.workload import Workload
 from tests.journal import Journal
+from tests.receiving import run_to
 
 SECONDS = 180.0
 
 
 @dataclass
-class Received:
-    """A workload in the log, from empty tables on."""
+class Derived:
+    """A log, from empty tables on."""
 
-    workload: Workload
     journal: Journal
     layout: Layout
     log: ChangeLog
@@ -50,6 +49,11 @@ class Received:
     parts: dict[str, FeedPart]
     """The whole feed of each table that changed, by its title."""
     commits: dict[int, str]
+
+    @classmethod
+    def of(cls, journal: Journal, log: ChangeLog, publications: Sequence[str], patterns: Sequence[str] = ()) -> Derived:
+        tables = list(read_tables(journal.conn, publications, patterns))
+        return cls(journal, log.layout, log, tables, _derived(log, tables), journal.commits())
 
     @property
     def boundaries(self) -> list[Lsn]:
@@ -93,7 +97,9 @@ class Received:
 
 
 @contextmanager
-def received(server: EmbeddedServer, specs: Sequence[Spec], steps: Sequence[Step]) -> Iterator[Received]:
+def received(
+    server: EmbeddedServer, specs: Sequence[Spec], steps: Sequence[Step]
+) -> Iterator[tuple[Derived, Workload]]:
     """Make the tables, take the steps, and receive all that they did."""
     with (
         tempfile.TemporaryDirectory() as folder, fresh_database(server) as database, database.connect() as conn
@@ -115,9 +121,7 @@ def received(server: EmbeddedServer, specs: Sequence[Spec], steps: Sequence[Step
             workload.finish(random.Random(0))
             _receive(workload, settings, catalog.publications)
             log.open()
-            tables = list(read_tables(conn, catalog.publications, settings.tables))
-            parts = _derived(log, settings.layout, tables)
-            yield Received(workload, journal, settings.layout, log, tables, parts, journal.commits())
+            yield Derived.of(journal, log, catalog.publications, settings.tables), workload
         finally:
             workload.close()
 
@@ -129,18 +133,10 @@ def _receive(workload: Workload, settings: Settings, publications: tuple[str, ..
     receiver = ReceiverProcess(settings.source, settings.layout, publications, batch_bytes=1 << 20, batch_seconds=0.2,
                                drain_bytes=1 if len(workload.positions) % 2 else LEAST_BYTES,
                                messages=["*"])  # fmt: skip
-    receiver.start()
-    try:
-        receiver.until(Lsn.parse(str(row[0])))
-        deadline = time.monotonic() + SECONDS
-        while not any(told.name == "arrived" for told in receiver.events(0.1)):
-            assert time.monotonic() < deadline, "the receiver did not arrive"
-        receiver.join(SECONDS)
-    finally:
-        receiver.kill()
+    run_to(receiver, Lsn.parse(str(row[0])))
 
 
-def _derived(log: ChangeLog, layout: Layout, tables: Sequence[Table]) -> dict[str, FeedPart]:
+def _derived(log: ChangeLog, tables: Sequence[Table]) -> dict[str, FeedPart]:
     """The feeds of the whole log, by one task."""
     span = LsnRange(log.start, log.position())
     by_name = {table.name: table for table in tables}
@@ -149,7 +145,7 @@ def _derived(log: ChangeLog, layout: Layout, tables: Sequence[Table]) -> dict[st
     segments = log.segments(span, {shape.relation_id for shape, _ in places})
     task = Derivation(
         segments=tuple(segment.file for segment in segments),
-        targets={name: FeedTarget(table, layout.changes(name), span) for name, table in by_name.items()},
+        targets={name: FeedTarget(table, log.layout.changes(name), span) for name, table in by_name.items()},
         routes={s.schema_id: Route.of(s, by_name[p.table], p.leaf) for s, p in places if p.table is not None},
     )
     for target in task.targets.values():

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, event, settings
 from pyspark.sql import SparkSession
@@ -24,25 +20,23 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import NotRepairable, ReceiverDied
+from pgcdc_assets.errors import NotRepairable
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
-from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.savedcatalog import save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import fresh_database
-from tests.history.damage import damage
 from tests.history.steps import Doing, History, Step
 from tests.history.tables import Spec
 from tests.history.workload import Workload
 from tests.journal import Journal, published
+from tests.receiving import run_to
 
 SECONDS = 200.0
 """For any one run."""
@@ -112,13 +106,6 @@ class Project:
 
     def version(self, spec: Spec) -> int:
         return DeltaTable(str(self.path(spec))).version()
-
-    def copied(self, spec: Spec) -> Lsn:
-        """Consistent point of the copy that the table's mirror holds."""
-        identity = ChangeLog(self.settings.layout).open().identity
-        found = Mirror(self.settings.layout, identity, TableName(spec.schema, spec.name)).snapshot_lsn
-        assert found is not None
-        return found
 
     def path(self, spec: Spec) -> Path:
         return path_of(self.settings.layout.mirror(TableName(spec.schema, spec.name)))
@@ -225,15 +212,7 @@ def _receive(at: Project, batch_bytes: int) -> None:
         batch_seconds=0.2,
         messages=at.settings.messages,
     )
-    receiver.start()
-    try:
-        receiver.until(Lsn(at.insert_position()))
-        deadline = time.monotonic() + SECONDS
-        while not any(told.name == "arrived" for told in receiver.events(0.1)):
-            assert time.monotonic() < deadline, "the receiver did not arrive"
-        receiver.join(SECONDS)
-    finally:
-        receiver.kill()
+    run_to(receiver, Lsn(at.insert_position()))
 
 
 def _backfill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
@@ -259,27 +238,6 @@ def _repair(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
         at.assert_now()
 
 
-def _damage(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    """Rows that a range changed are changed, removed or brought back by hand: its repair restores them.
-
-    Where the log does not hold all that is needed, the repair says so, and a new copy restores them.
-    """
-    at.sync(doing)
-    span = _some_ranges(at, doing.pick)
-    keyed = [spec for spec in at.specs if spec.keyed]
-    if span is None or not keyed:
-        return
-    spec = keyed[doing.pick % len(keyed)]
-    known = {lsn: versions[spec.title] for lsn, versions in published(at.lake) if spec.title in versions}
-    versions = (known[span.start], known[span.end]) if {span.start, span.end} <= known.keys() else None
-    done = damage(at.spark, at.path(spec), spec, span, at.copied(spec), versions, doing.pick)
-    event(f"damaged: {done or 'nothing'}")
-    if not _again(at, spec, lambda name: at.engine().repair(name, span)) and done:
-        at.workload.finish(random.Random(doing.pick))
-        at.sync(anew=[spec])
-    at.assert_now()
-
-
 def _again(at: Project, spec: Spec, act: Callable[[TableName], Any]) -> bool:
     """Whether it was done: some tables' logs do not hold what their repair needs, and only these may refuse."""
     try:
@@ -298,38 +256,6 @@ def _some_ranges(at: Project, pick: int) -> LsnRange | None:
     first = pick % len(spans)
     last = first + (pick >> 4) % (len(spans) - first)
     return LsnRange(spans[first].start, spans[last].end)
-
-
-def _kill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    """The receiver dies in the middle; the next run goes on."""
-    stop = threading.Event()
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-
-    def steps() -> None:
-        try:
-            wait_for(lambda: receiving(at), what="the receiver")
-            for step in beside:
-                at.workload.take(step)
-            for child in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if child.pid not in before and "pgcdc_assets.log.receive.process" in " ".join(child.cmdline()):
-                        os.kill(child.pid, signal.SIGKILL)
-        except BaseException:
-            stop.set()
-            raise
-
-    try:
-        beside_it(lambda: at.sync(doing, follow=True, stop=stop), steps)
-    except ReceiverDied:
-        event("receiver died")
-    wait_for(lambda: not receiving(at), what="the receiver's end")
-
-
-def receiving(at: Project) -> bool:
-    """From the slot itself, or from a temporary copy of it: a run that polls never holds the slot for long."""
-    query = "SELECT count(active_pid) > 0 FROM pg_replication_slots WHERE database = %s AND slot_name ~ %s"
-    given = (at.workload.database.name, f"^({at.settings.slot}|pgcdc_drain_.*)$")
-    return at.workload.conn.execute(query, given).fetchone() == (True,)
 
 
 def _while_running(at: Project, run: Callable[[], Any], steps: Sequence[Step], *, finish: bool = False) -> None:
@@ -369,5 +295,4 @@ def beside_it(run: Callable[[], Any], act: Callable[[], None]) -> None:
 
 _DOINGS: dict[str, Callable[[Project, Doing, Sequence[Step]], None]] = {
     "sync": _sync, "until": _until, "copy": _copy, "ahead": _ahead, "backfill": _backfill, "repair": _repair,
-    "damage": _damage, "kill": _kill,
 }  # fmt: skip

@@ -18,7 +18,7 @@ _WEIGHTS = {
 ACTS = {*_WEIGHTS, "commit prepared", "rollback prepared"} - {"begin", "savepoint", "empty", "finish prepared"}
 """As a workload counts them."""
 RARE = ("negate", "swap", "reinsert", "move leaf", "truncate leaf", "truncate", "churn")
-_DOINGS = ("sync", "sync", "sync", "until", "until", "ahead", "copy", "backfill", "repair", "damage", "kill")
+_DOINGS = ("sync", "sync", "sync", "until", "until", "ahead", "copy", "backfill", "repair")
 """``ahead``: into the log only, then one table applied by hand to a batch's end."""
 
 

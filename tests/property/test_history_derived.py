@@ -36,7 +36,7 @@ def hold(
     done, by act.
     """
     first = [Step("insert", 0, table, 0, number) for table in range(5) for number in range(3)]
-    with received(server, specs, [*first, Step("commit", 0, 0, 0, 0), *steps]) as at:
+    with received(server, specs, [*first, Step("commit", 0, 0, 0, 0), *steps]) as (at, workload):
         every = at.boundaries
         some = [every[0], *(every[cut] for cut in sorted(cuts) if 0 < cut < len(every) - 1), every[-1]]
         for number, table in enumerate(at.tables):
@@ -48,7 +48,7 @@ def hold(
                 whole = {spec.title: not spec.has_large or spec.whole_rows for spec in specs}[title(table)]
                 for start, end in pairwise(some):
                     at.repair(model, every[-1], LsnRange(start, end), damaged=whole)
-        return at.workload.done
+        return workload.done
 
 
 @pytest.mark.takes(40)
