@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import pytest
 
@@ -16,8 +17,9 @@ from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.slotstatus import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from tests.fix_postgres import TEST_SETTINGS, Database, fresh_database
+from tests.history.derived import Derived
 from tests.journal import Journal
-from tests.log.conftest import until_event
+from tests.receiving import run_to
 from tests.servers import VERSIONS, new_server
 from tests.versions.workload import LISTS_SINCE, TABLES, Workload, make, publish
 
@@ -43,6 +45,11 @@ class Received:
     raw: str
     boundaries: list[Lsn] = field(default_factory=list)
 
+    @cached_property
+    def derived(self) -> Derived:
+        """All of it, without Spark."""
+        return Derived.of(self.journal, self.log, self.publications)
+
     @property
     def version(self) -> int:
         return self.database.server.version
@@ -56,13 +63,7 @@ class Received:
             self.database.conninfo, Layout.of(self.log.path.parent.parent), self.publications, batch_bytes=1 << 20,
             batch_seconds=0.2, drain_bytes=LEAST_BYTES if turn % 2 else 1, messages=["*"],
         )  # fmt: skip
-        receiver.start()
-        try:
-            receiver.until(Lsn.parse(row[0]))
-            until_event(receiver, "arrived")
-            receiver.join(30)
-        finally:
-            receiver.kill()
+        run_to(receiver, Lsn.parse(row[0]))
         self.boundaries.append(self.log.position())
 
 

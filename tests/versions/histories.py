@@ -11,6 +11,8 @@ import psycopg
 from hypothesis import strategies as st
 
 SESSIONS: Final = 3
+IMMEDIATE_SINCE: Final = 16
+"""Each change can be a block of its own."""
 SETUP: Final = """
 CREATE TABLE bag (id int, v text); ALTER TABLE bag REPLICA IDENTITY FULL;
 CREATE TYPE mood AS ENUM ('ok');

@@ -15,8 +15,18 @@ from pgcdc_assets.log.preparedfolder import PreparedFolder
 from tests.fix_postgres import fresh_database
 from tests.log.conftest import Source, until_event
 from tests.log.received_twice import Row, Twins, assert_same, little_memory
-from tests.versions.histories import ALL, PLAIN, PREPARED, SESSIONS, SETUP, Action, Sessions, Step, histories
-from tests.versions.streaming import IMMEDIATE_SINCE
+from tests.versions.histories import (
+    ALL,
+    IMMEDIATE_SINCE,
+    PLAIN,
+    PREPARED,
+    SESSIONS,
+    SETUP,
+    Action,
+    Sessions,
+    Step,
+    histories,
+)
 
 MANNERS = settings(
     deadline=None, database=None, phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False,
