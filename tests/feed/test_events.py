@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from pgcdc_assets.core.catalog import Column, PgType, Table
@@ -140,14 +139,3 @@ def test_columns_are_taken_by_their_places_where_names_mislead() -> None:
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][3] == {1: ["1"], 3: ["x"], 4: ["y"]}
     gone = Route.of(route().shape, table, None, (1, None, 4))
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], gone)[0][3] == {1: ["1"], 3: [None], 4: ["y"]}
-
-
-def test_rows_of_each_half_name_their_message() -> None:
-    messages = [
-        row_message("U", ("K", [str(n), None, None]), ("N", [str(n + n % 2), "x", None])) for n in range(6)
-    ]  # fmt: skip
-    pre, post = changes("U", pa.array(messages, pa.binary()), route(), pa.array(range(6)))
-    assert isinstance(pre, RowChanges)
-    assert isinstance(post, RowChanges)
-    assert np.array_equal(pre.rows, [1, 3, 5])
-    assert np.array_equal(post.rows, range(6))

@@ -66,23 +66,21 @@ def test_feeds_of_a_history_are_the_same(tmp_path: Path) -> None:
         assert _messages(early, span) == _messages(plain, span)
 
 
-@settings(max_examples=5)
+@settings(max_examples=10)
 @given(BATCHES)
 def test_feeds_are_the_same(batches: list[list[Transaction]]) -> None:
+    """And the feed of messages, and which shapes rows have."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder), batches)
+        ids = set(plain.shapes(whole(plain)))
+        assert plan._facts(early, ids) == plan._facts(plain, ids)
         for span in spans(plain):
             assert _derived(early, span) == _derived(plain, span)
-
-
-@settings(max_examples=5)
-@given(BATCHES)
-def test_messages_are_the_same(batches: list[list[Transaction]]) -> None:
-    with TemporaryDirectory() as folder:
-        pair = twins(Path(folder), batches)
-        for span in spans(pair[0]):
-            plain, early = (_messages(log, span) for log in pair)
-            assert early == plain
+            assert _messages(early, span) == _messages(plain, span)
+            for one in ids:
+                assert plan._used(early, span, {one}, {1, 2, 3}) == plan._used(plain, span, {one}, {1, 2, 3})
+            # Numbers that only rows in progress have.
+            assert plan._used(early, span, set(range(6)), {1, 2, 3}) == set()
 
 
 def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
@@ -91,22 +89,6 @@ def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
     rows = dataset([log.layout.messages / file.path for file in files], messages.SCHEMA).to_table()
     # Readers of the feed put them into their order.
     return sorted(rows.to_pylist(), key=str), taken
-
-
-@settings(max_examples=5)
-@given(BATCHES)
-def test_shapes_that_rows_have_are_the_same(batches: list[list[Transaction]]) -> None:
-    with TemporaryDirectory() as folder:
-        plain, early = twins(Path(folder), batches)
-        ids = set(plain.shapes(whole(plain)))
-        assert plan._facts(early, ids) == plan._facts(plain, ids)
-        for span in spans(plain):
-            for schema_id in ids:
-                assert plan._used(early, span, {schema_id}, {1, 2, 3}) == plan._used(
-                    plain, span, {schema_id}, {1, 2, 3}
-                )
-            # Numbers that only rows in progress have.
-            assert plan._used(early, span, set(range(6)), {1, 2, 3}) == set()
 
 
 @pytest.mark.spark

@@ -16,11 +16,11 @@ from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
-from pgcdc_assets.feed import table, task
+from pgcdc_assets.feed import task
 from pgcdc_assets.feed import transform as transform_module
 from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.routing import Place, Router
-from pgcdc_assets.feed.schema import feed_name, feed_schema
+from pgcdc_assets.feed.schema import feed_name
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.feed.transform import grouped, transform
 from pgcdc_assets.log.counting import rows_by_relation
@@ -66,16 +66,10 @@ def test_a_feed_holds_every_change_in_its_place(pipe: Pipeline) -> None:
 
 @pytest.mark.spark
 def test_a_feed_names_the_origin_of_each_transaction(pipe: Pipeline) -> None:
-    """Also one that was made before feeds had the column."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
     pipe.follow("t")
     name = f"o_{pipe.database.name}"
     pipe.run("INSERT INTO t VALUES (1)")
-    with pytest.MonkeyPatch.context() as before:
-        schema = feed_schema(pipe.tables["t"])
-        former = schema.remove(schema.get_field_index("_pgcdc_origin"))
-        before.setattr(table, "feed_schema", lambda _: former)
-        pipe.derive(pipe.receive())
     pipe.run(f"SELECT pg_replication_origin_create('{name}')", f"SELECT pg_replication_origin_session_setup('{name}')")
     pipe.run("INSERT INTO t VALUES (2)", "SELECT pg_replication_origin_session_reset()", "INSERT INTO t VALUES (3)")
     pipe.run(f"SELECT pg_replication_origin_drop('{name}')")
