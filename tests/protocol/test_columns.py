@@ -15,7 +15,7 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.columns import images
 from pgcdc_assets.protocol.messages import UNCHANGED, Delete, Insert, Update
 from tests.protocol import wire
-from tests.protocol.by_row import by_row, messages
+from tests.protocol.by_row import messages
 
 UPDATES = [
     Update(7, None, None, ("1", "a", None)),
@@ -25,12 +25,6 @@ UPDATES = [
     Update(7, "K", ("5", None, None), ("6", "", "z")),
 ]
 PAYLOADS = [wire.update(message) for message in UPDATES]
-
-
-def test_updates_of_every_shape_in_one_batch() -> None:
-    found = images(pa.array(PAYLOADS, pa.binary()), "U", 3)
-    assert [(item.image, item.rows.tolist()) for item in found] == [("K", [1, 4]), ("O", [2]), ("N", [0, 1, 2, 3, 4])]
-    assert messages(found, "U", 7, 5) == UPDATES
 
 
 def test_columns_are_strings_and_say_where_nothing_was_sent() -> None:
@@ -43,29 +37,6 @@ def test_columns_are_strings_and_say_where_nothing_was_sent() -> None:
     ]
     assert keys.text[1].null_count == 2
     assert keys.unchanged == [None, None, None]
-
-
-def test_inserts_and_deletes() -> None:
-    inserts = [Insert(7, ("1", None)), Insert(7, ("", "b"))]
-    found = images(pa.array([wire.insert(m) for m in inserts], pa.binary()), "I", 2)
-    assert messages(found, "I", 7, 2) == inserts
-    deletes = [Delete(7, "O", ("1", None)), Delete(7, "K", ("2", None)), Delete(7, "O", ("", "b"))]
-    found = images(pa.array([wire.delete(m) for m in deletes], pa.binary()), "D", 2)
-    assert messages(found, "D", 7, 3) == deletes
-
-
-def test_tables_without_columns() -> None:
-    (item,) = images(pa.array([wire.insert(Insert(7, ()))] * 3, pa.binary()), "I", 0)
-    assert (item.rows.tolist(), item.text, item.unchanged) == ([0, 1, 2], [], [])
-
-
-@pytest.mark.parametrize("type_", [pa.binary(), pa.large_binary()])
-def test_slices_and_chunks(type_: pa.DataType) -> None:
-    whole = pa.array([b"junk", *PAYLOADS, b"junk"], type_)
-    sliced = whole.slice(1, 5)
-    assert messages(images(sliced, "U", 3), "U", 7, 5) == UPDATES
-    chunked = pa.chunked_array([sliced.slice(0, 2), sliced.slice(2, 0), sliced.slice(2, 3)], type=type_)
-    assert messages(images(chunked, "U", 3), "U", 7, 5) == UPDATES
 
 
 @pytest.mark.parametrize("type_", [pa.binary(), pa.large_binary()])
@@ -157,10 +128,3 @@ def test_updates_hold_one_new_tuple_and_at_most_one_old(payload: bytes) -> None:
 def test_rows_without_payload_are_refused() -> None:
     with pytest.raises(ProtocolError, match="no payload"):
         images(pa.array([PAYLOADS[0], None]), "U", 3)
-
-
-def test_every_row_of_a_batch_keeps_its_own_values() -> None:
-    rows = [Insert(7, (str(i), None if i % 3 else f"r{i}", "" if i % 2 else "x" * (i % 40))) for i in range(5000)]
-    found = images(pa.array([wire.insert(row) for row in rows]), "I", 3)
-    assert [by_row(found)[i]["N"] for i in (0, 2999, 4999)] == [rows[i].new for i in (0, 2999, 4999)]
-    assert messages(found, "I", 7, 5000) == rows

@@ -1,4 +1,4 @@
-"""What a real server writes: its messages through both decoders, its edge values through the casts."""
+"""What a real server writes: its edge values through the casts, times and positions of a transaction."""
 
 from __future__ import annotations
 
@@ -15,27 +15,15 @@ import pytest
 
 from pgcdc_assets.core.catalog import PgType
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.protocol.columns import images
 from pgcdc_assets.protocol.decode import decode
-from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.messages import (
-    UNCHANGED,
     Begin,
     Commit,
-    Delete,
-    Insert,
-    LogicalMessage,
-    Message,
-    Relation,
-    Truncate,
-    Type,
-    Update,
 )
 from pgcdc_assets.protocol.text.arraytext import elements, not_plain
 from pgcdc_assets.protocol.text.types import cast
 from pgcdc_assets.source.connect.connection import session_options
 from tests.fix_postgres import Database
-from tests.protocol.by_row import messages
 from tests.protocol.pg_types import (
     BOOL,
     BYTEA,
@@ -177,12 +165,6 @@ def test_edge_values_as_the_server_prints_them(
         assert cast(pa.array([text]), of).values.to_pylist() == [None if value is UNFIT else value]
 
 
-def test_signs_of_zero_and_nan(reader: Connection) -> None:
-    nan, negative = cast(pa.array(printed(reader, ["'NaN'", "'-0'"], "float8")), FLOAT8).values.to_pylist()
-    assert math.isnan(nan)
-    assert math.copysign(1, negative) == -1
-
-
 def test_domains_over_domains(conn: Connection) -> None:
     conn.execute("CREATE DOMAIN amount AS numeric(10,2)")
     conn.execute("CREATE DOMAIN price AS amount CHECK (VALUE >= 0)")
@@ -223,73 +205,6 @@ def test_any_list_of_texts_as_the_server_writes_it(conn: Connection) -> None:
     values = found.text.to_pylist()
     offsets = found.offsets.tolist()
     assert [values[offsets[i] : offsets[i + 1]] for i in range(len(lists))] == lists
-
-
-def test_every_message_of_a_real_stream(conn: Connection) -> None:
-    conn.execute("CREATE TYPE mood AS ENUM ('sad', 'ok')")
-    conn.execute('CREATE TABLE "Odd Näme" (id int PRIMARY KEY, m mood, big text)')
-    conn.execute("CREATE TABLE whole (a int, b text)")
-    conn.execute("ALTER TABLE whole REPLICA IDENTITY FULL")
-    conn.execute('ALTER TABLE "Odd Näme" ALTER big SET STORAGE EXTERNAL')
-    start(conn)
-    with conn.transaction():
-        conn.execute("""INSERT INTO "Odd Näme" VALUES (1, 'ok', repeat('x', 5000)), (2, NULL, ''), (3, 'sad', 'é')""")
-        conn.execute("""UPDATE "Odd Näme" SET m = 'sad' WHERE id = 1""")
-        conn.execute("""UPDATE "Odd Näme" SET id = 10 WHERE id = 2""")
-        conn.execute("""DELETE FROM "Odd Näme" WHERE id = 3""")
-        conn.execute("INSERT INTO whole VALUES (1, NULL)")
-        conn.execute("UPDATE whole SET b = 'b'")
-        conn.execute("DELETE FROM whole")
-        conn.execute('TRUNCATE whole, "Odd Näme" RESTART IDENTITY CASCADE')
-        conn.execute("SELECT pg_logical_emit_message(true, 'pre', 'content')")
-    payloads = stream(conn)
-    found = [decode(payload) for payload in payloads]
-    kinds = [type(message) for message in found]
-    assert kinds[0] is Begin
-    assert kinds[-1] is Commit
-    # Once each before the first row, and again where TRUNCATE made the server forget what it sent.
-    relations = {message.name: message for message in found if isinstance(message, Relation)}
-    odd, whole = relations["Odd Näme"], relations["whole"]
-    assert (odd.name, odd.replica_identity, [column.key for column in odd.columns]) == (
-        "Odd Näme", "d", [True, False, False])  # fmt: skip
-    assert (whole.replica_identity, [column.key for column in whole.columns]) == ("f", [True, True])
-    assert next(message for message in found if isinstance(message, Type)).name == "mood"
-    assert rows_of(found, odd.relation_id) == [
-        Insert(odd.relation_id, ("1", "ok", "x" * 5000)),
-        Insert(odd.relation_id, ("2", None, "")),
-        Insert(odd.relation_id, ("3", "sad", "é")),
-        Update(odd.relation_id, None, None, ("1", "sad", UNCHANGED)),
-        Update(odd.relation_id, "K", ("2", None, None), ("10", None, "")),
-        Delete(odd.relation_id, "K", ("3", None, None)),
-    ]
-    assert rows_of(found, whole.relation_id) == [
-        Insert(whole.relation_id, ("1", None)),
-        Update(whole.relation_id, "O", ("1", None), ("1", "b")),
-        Delete(whole.relation_id, "O", ("1", "b")),
-    ]
-    (truncate,) = (message for message in found if isinstance(message, Truncate))
-    assert set(truncate.relation_ids) == {odd.relation_id, whole.relation_id}
-    assert (truncate.cascade, truncate.restart_identity) == (True, True)
-    (emitted,) = (message for message in found if isinstance(message, LogicalMessage))
-    assert (emitted.transactional, emitted.prefix, emitted.content) == (True, "pre", b"content")
-    for relation in (odd, whole):
-        by_columns(payloads, relation)
-
-
-def rows_of(found: list[Message], relation_id: int) -> list[Message]:
-    rows = [message for message in found if isinstance(message, Insert | Update | Delete)]
-    return [message for message in rows if message.relation_id == relation_id]
-
-
-def by_columns(payloads: list[bytes], relation: Relation) -> None:
-    """Assert that the columnar decoder reads the relation's rows as the scalar one does."""
-    kinds: tuple[RowKind, ...] = ("I", "U", "D")
-    for kind in kinds:
-        head = kind.encode() + relation.relation_id.to_bytes(4, "big")
-        rows = [payload for payload in payloads if payload.startswith(head)]
-        assert rows
-        found = images(pa.array(rows, pa.binary()), kind, len(relation.columns))
-        assert messages(found, kind, relation.relation_id, len(rows)) == [decode(row) for row in rows]
 
 
 def test_times_and_positions_of_a_transaction(conn: Connection) -> None:

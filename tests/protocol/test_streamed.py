@@ -1,4 +1,4 @@
-"""Messages of versions 2 to 4, against bytes written by hand, and where they may stand."""
+"""Messages of versions 2 to 4, against bytes written by hand."""
 
 from __future__ import annotations
 
@@ -10,25 +10,17 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.messages import (
     AnyMessage,
-    Begin,
     BeginPrepare,
-    Commit,
     CommitPrepared,
-    Insert,
-    LogicalMessage,
-    Origin,
     Prepare,
-    Relation,
     RollbackPrepared,
     StreamAbort,
     StreamCommit,
     StreamPrepare,
     StreamStart,
     StreamStop,
-    Truncate,
-    Type,
 )
-from pgcdc_assets.protocol.streamed import Placed, StreamDecoder, decode_any
+from pgcdc_assets.protocol.streamed import decode_any
 from tests.protocol import wire
 from tests.protocol.examples import EXAMPLES as FIRST_VERSION
 
@@ -72,20 +64,6 @@ PARALLEL_ABORT = (
     StreamAbort(7, 4_294_967_294, LSN_ONE, AT_TIME),
 )
 SHORT_ABORT = (b"A" + bytes.fromhex(f"00000007 {XID}"), StreamAbort(7, 4_294_967_294))
-CARRIED: list[AnyMessage] = [
-    Insert(7, ("a", None)),
-    Truncate((7, 9), True, False),
-    Relation(7, "public", "t", "d", ()),
-    Type(16390, "public", "mood"),
-    LogicalMessage(True, Lsn(16), "p", b"a\0\xff"),
-]
-"""They carry an xid in a block; the layouts behind it are those of version 1."""
-
-BEGIN, COMMIT = Begin(LSN_ONE, AT_TIME, 5), Commit(0, LSN_ONE, LSN_TWO, AT_TIME)
-START, STOP = StreamStart(7, True), StreamStop()
-BEGIN_PREPARE, PREPARE = (of for _, of in EXAMPLES[4:6])
-ROW, LOOSE = Insert(7, ("a",)), LogicalMessage(False, Lsn(16), "p", b"")
-HELD = LogicalMessage(True, Lsn(16), "p", b"")
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -108,8 +86,6 @@ def test_an_abort_has_the_length_that_was_agreed() -> None:
         decode_any(PARALLEL_ABORT[0], parallel=False)
     with pytest.raises(ProtocolError, match="truncated"):
         decode_any(SHORT_ABORT[0], parallel=True)
-    assert StreamDecoder(parallel=True).take(PARALLEL_ABORT[0]).message == PARALLEL_ABORT[1]
-    assert StreamDecoder(parallel=False).take(SHORT_ABORT[0]).message == SHORT_ABORT[1]
     assert StreamAbort(7, 7).whole
     assert not StreamAbort(7, 8).whole
 
@@ -143,89 +119,3 @@ def test_what_is_malformed_says_kind_and_lsn(payload: bytes, what: str) -> None:
     with pytest.raises(ProtocolError, match="at LSN 16/B374D848") as caught:
         decode_any(payload, AT, parallel=True)
     assert what in str(caught.value)
-
-
-@pytest.mark.parametrize("message", CARRIED, ids=lambda item: type(item).__name__)
-def test_what_stands_in_a_block_carries_an_xid(message: AnyMessage) -> None:
-    decoder = StreamDecoder(parallel=True)
-    payload = wire.within(wire.message(message), 4_000_000_000)
-    assert decoder.take(wire.message(START)) == Placed(START, 7)
-    assert decoder.take(payload) == Placed(message, 7, 4_000_000_000)
-    assert decoder.take(wire.message(STOP)) == Placed(STOP, 7)
-    for end in range(1, len(payload)):
-        decoder = StreamDecoder(parallel=True)
-        decoder.take(wire.message(START))
-        with pytest.raises(ProtocolError):
-            decoder.take(payload[:end])
-
-
-def test_an_origin_in_a_block_carries_none() -> None:
-    decoder = StreamDecoder(parallel=False)
-    decoder.take(wire.message(START))
-    origin = Origin(Lsn(0), "elsewhere")
-    assert decoder.take(wire.message(origin)) == Placed(origin, 7)
-
-
-def test_blocks_and_whole_transactions_take_turns() -> None:
-    stream: list[AnyMessage] = [
-        START, ROW, STOP, BEGIN, ROW, COMMIT, StreamStart(9, True), STOP, LOOSE, StreamAbort(9, 11),
-        BEGIN_PREPARE, ROW, PREPARE, StreamStart(7, False), HELD, STOP,
-    ]  # fmt: skip
-    decoder = StreamDecoder(parallel=False)
-    placed: list[Placed] = []
-    inside = {1, 14}
-    for number, of in enumerate(stream):
-        payload = wire.message(of)
-        placed.append(decoder.take(wire.within(payload, 8) if number in inside else payload))
-    assert [one.message for one in placed] == stream
-    assert isinstance(BEGIN_PREPARE, BeginPrepare)
-    prepared = BEGIN_PREPARE.xid
-    assert [one.top for one in placed] == [7] * 3 + [None] * 3 + [9] * 2 + [None] * 2 + [prepared] * 3 + [7] * 3
-    assert {n: one.subxid for n, one in enumerate(placed) if one.subxid} == {1: 8, 11: prepared, 14: 8}
-
-
-@pytest.mark.parametrize(
-    "stream",
-    [
-        [START, START],
-        [STOP],
-        [START, STOP, STOP],
-        [START, BEGIN],
-        [START, COMMIT],
-        [START, StreamCommit(7, 0, LSN_ONE, LSN_TWO, 0)],
-        [START, StreamAbort(7, 7)],
-        [START, EXAMPLES[6][1]],
-        [START, EXAMPLES[7][1]],
-        [START, EXAMPLES[8][1]],
-        [START, BEGIN_PREPARE],
-        [BEGIN, START],
-        [BEGIN, BEGIN],
-        [BEGIN, PREPARE],
-        [BEGIN, StreamAbort(7, 7)],
-        [BEGIN, STOP],
-        [BEGIN_PREPARE, COMMIT],
-        [BEGIN_PREPARE, START],
-        [BEGIN_PREPARE, BEGIN],
-        [COMMIT],
-        [PREPARE],
-        [ROW],
-        [HELD],
-        [Relation(7, "public", "t", "d", ())],
-        [START, STOP, ROW],
-        [START, STOP, BEGIN, COMMIT, HELD],
-    ],
-    ids=lambda stream: " ".join(type(of).__name__ for of in stream),
-)
-def test_what_stands_outside_of_its_place_is_refused(stream: list[AnyMessage]) -> None:
-    decoder = StreamDecoder(parallel=False)
-    for of in stream[:-1]:
-        decoder.take(wire.message(of))
-    with pytest.raises(ProtocolError, match="stands outside of its place, at LSN 16/B374D848"):
-        decoder.take(wire.message(stream[-1]), AT)
-
-
-def test_a_loose_message_is_of_no_block() -> None:
-    decoder = StreamDecoder(parallel=False)
-    decoder.take(wire.message(START))
-    with pytest.raises(ProtocolError, match="stands outside of its place"):
-        decoder.take(wire.within(wire.message(LOOSE), 7))
