@@ -86,19 +86,6 @@ def project(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 A, B = TableName("public", "a"), TableName("public", "b")
 
 
-def test_a_table_that_cannot_be_mirrored(project: Project) -> None:
-    with project.source.connect() as conn:
-        conn.execute('CREATE TABLE c (id int PRIMARY KEY, "_PGCDC_raw" text)')
-    project.log(project.setup())
-    found = project.status()
-    reason = "column _PGCDC_raw has a name that the mirror keeps for itself"
-    (table,) = [table for table in found.tables if table.name.name == "c"]
-    assert (table.state, table.reason) == (TableState.SET_ASIDE, reason)
-    (problem,) = [problem for problem in found.problems if problem.thing == "table public.c"]
-    assert (problem.severity, problem.what) == ("error", f"was set aside: {reason}")
-    assert "'-public.c' in the setting `tables`" in problem.do
-
-
 def test_before_setup(project: Project) -> None:
     found = project.status()
     assert json.loads(json.dumps(found.to_json())) == {
@@ -181,22 +168,6 @@ def test_positions_and_states_of_tables(project: Project) -> None:
     assert found.ok
 
 
-def test_a_table_set_aside(project: Project) -> None:
-    catalog = project.setup()
-    start = project.log(catalog)
-    states = TableStates(project.settings.layout)
-    publish_at(ConsistentPoints(project.settings.layout), start, {A: 3, B: 1})
-    for table in catalog.tables:
-        states.set(table, TableState.CATCHING_UP, start)
-    states.set(catalog.tables[1], TableState.SET_ASIDE, Lsn(start + 8), "column x was renamed")
-    found = project.status()
-    assert not found.ok
-    assert project.problem("table public.b") == f"was set aside at {Lsn(start + 8)}: column x was renamed"
-    (row,) = [table for table in found.to_json()["tables"] if table["name"] == "public.b"]
-    assert (row["state"], row["reason"]) == ("set_aside", "column x was renamed")
-    assert found.tables[0].state is TableState.STREAMING
-
-
 def test_status_and_lake_at_import_no_pandas(project: Project) -> None:
     """pyarrow imports it in many of its calls, which takes a new process 0.2 s: half of what they need otherwise."""
     settings, catalog = project.settings, project.setup()
@@ -221,36 +192,6 @@ assert "pandas" not in sys.modules
     assert done.returncode == 0, done.stderr
     assert "public.a" in done.stdout
     assert "for some reason" in done.stdout
-
-
-def test_a_table_made_anew_waits_for_its_copy(project: Project) -> None:
-    catalog = project.setup()
-    start = project.log(catalog)
-    states = TableStates(project.settings.layout)
-    states.set(replace(catalog.tables[0], oid=1), TableState.CATCHING_UP, start)
-    assert project.status().tables[0].state is TableState.WAITING
-
-
-def test_a_slot_dropped_meanwhile(project: Project) -> None:
-    catalog = project.setup()
-    start = project.log(catalog)
-    with project.source.connect() as conn:
-        conn.execute("SELECT pg_drop_replication_slot(%s)", [project.settings.slot])
-    assert (
-        project.problem(f"slot {project.settings.slot}") == f"does not exist: changes after {start} are not kept for us"
-    )
-
-
-def test_a_slot_ahead_of_the_log(project: Project) -> None:
-    catalog = project.setup()
-    before = project.confirmed()
-    project.log(catalog, Lsn(before - 8))
-    assert project.problem("change log").startswith(f"ends at {Lsn(before - 8)}, but the slot was confirmed up to")
-
-
-def test_a_log_ahead_of_the_source(project: Project) -> None:
-    project.log(project.setup(), Lsn(1 << 60))
-    assert "ahead of the source's WAL" in project.problem("change log")
 
 
 def test_another_source_under_the_same_name(project: Project) -> None:
@@ -373,14 +314,6 @@ def test_a_key_that_came_asks_for_setup(project: Project) -> None:
     assert found.do.startswith("run `pgcdc setup`")
     project.setup()
     assert not [problem for problem in project.status().problems if problem.thing == "table public.c"]
-
-
-def test_a_slot_of_another_plugin(project: Project) -> None:
-    project.setup()
-    with project.source.connect() as conn:
-        conn.execute("SELECT pg_drop_replication_slot(%s)", [project.settings.slot])
-        conn.execute("SELECT pg_create_physical_replication_slot(%s, true)", [project.settings.slot])
-    assert "of plugin None" in project.problem(f"slot {project.settings.slot}")
 
 
 def test_a_slot_held_by_somebody_else(project: Project) -> None:

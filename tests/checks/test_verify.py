@@ -324,15 +324,6 @@ def test_only_what_is_published_is_compared(lake: Lake, pg_version: int) -> None
     assert (table.equal, table.source_rows) == (True, 2)
 
 
-def test_an_inheritance_parent_is_compared_without_its_children(lake: Lake) -> None:
-    lake.script(
-        "CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE child () INHERITS (t);"
-        "INSERT INTO t VALUES (1, 'a'); INSERT INTO child VALUES (2, 'b')",
-    )
-    lake.write("t", NOTE_SCHEMA, _notes((1, "a")))
-    assert lake.verify("t").ok
-
-
 def test_what_happens_after_the_snapshot_is_not_seen(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
     lake.write("t", NOTE_SCHEMA, _notes((1, "a")))
