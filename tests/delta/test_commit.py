@@ -60,13 +60,6 @@ def test_every_version_holds_what_it_should(tmp_path: Path, steps: list[tuple[in
     assert len(checkpoints) == len(steps) // 10
 
 
-def test_a_file_without_rows_left_is_none_of_the_table_s(rows: Rows) -> None:
-    rows.change([1, 2], set())
-    rows.change([3], {1, 2})
-    assert len(live_files(rows.path)) == 1
-    assert rows.read() == [3]
-
-
 def test_a_version_is_taken_once(rows: Rows) -> None:
     table = rows.delta
     rows.change([1], set())

@@ -111,14 +111,6 @@ def test_a_handle_that_slept_through_a_clean_up_sees_what_came(tmp_path: Path, h
     same(early.newest(), DeltaTable(table.folder))
 
 
-def test_an_old_hint_in_front_of_a_hole_is_not_believed(tmp_path: Path) -> None:
-    table = Grown(tmp_path / "t")
-    for kind in ("append", "checkpoint", "append", "append", "checkpoint", "hint old"):
-        table.step(kind)
-    (table.log / f"{2:020}.json").unlink()
-    same(open_delta(Location.of(table.folder)), DeltaTable(table.folder))
-
-
 def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
     table = Grown(tmp_path / "t")
     for _ in range(3):
