@@ -22,6 +22,9 @@ from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.processname import ProcessName
 
+QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
+"""Dagster's loggers of a run."""
+
 
 @dataclass
 class Script:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,7 @@ from pgcdc_assets.defs.observer import Nobody
 from pgcdc_assets.defs.sensors import SENSOR_ON
 from pgcdc_assets.errors import LockHeld
 from pgcdc_assets.flow.maintenance import MaintenanceReport
-from tests.defs.doubles import RecordingEngines, Script
-
-QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as instance:
-        yield instance
+from tests.defs.doubles import QUIET, RecordingEngines, Script
 
 
 @pytest.fixture(autouse=True)

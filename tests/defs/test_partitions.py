@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import dagster as dg
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs.partitions import LSN_RANGES, RangeRegister, Selection, register_snapshot
 from pgcdc_assets.errors import BadRange, RangeGap
-
-
-def span(start: int, end: int) -> LsnRange:
-    return LsnRange(Lsn(start), Lsn(end))
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as instance:
-        yield instance
+from tests.defs.doubles import span
 
 
 @pytest.fixture
@@ -62,12 +50,6 @@ def test_a_copy_is_registered_once(instance: dg.DagsterInstance) -> None:
     assert register_snapshot(instance, Lsn(0xABC)) == "000000000000-000000000ABC"
     register_snapshot(instance, Lsn(0xABC))
     assert instance.get_dynamic_partitions("snapshot_ranges") == ["000000000000-000000000ABC"]
-
-
-def test_selected_keys_make_one_range(register: RangeRegister) -> None:
-    for known in (span(0x10, 0x20), span(0x20, 0x30)):
-        register.add(known)
-    assert Selection([span(0x20, 0x30).key, span(0x10, 0x20).key], register).span == span(0x10, 0x30)
 
 
 def test_no_keys_or_keys_that_leave_a_range_out_fail(register: RangeRegister) -> None:

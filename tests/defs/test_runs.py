@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,12 +36,6 @@ def sync() -> None:
 @dg.job
 def foreign() -> None:
     nothing()
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as instance:
-        yield instance
 
 
 def run_of(instance: dg.DagsterInstance, job: dg.JobDefinition = sync, mark: str | None = None) -> str:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,18 +42,11 @@ from pgcdc_assets.project import LOCATION
 from pgcdc_assets.savedcatalog import load_catalog, save_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
 from tests.defs.catalogs import catalog_of
-from tests.defs.doubles import RecordingEngines, Script, report_of, span
+from tests.defs.doubles import QUIET, RecordingEngines, Script, report_of, span
 from tests.deltatables import publish_at
 
 ORDERS, EVENTS = TableName("public", "orders"), TableName("public", "events")
 CATALOG = catalog_of(("public", "orders"), ("public", "events"))
-QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as instance:
-        yield instance
 
 
 @pytest.fixture(autouse=True)
@@ -307,10 +300,6 @@ def test_our_errors_are_failures_in_one_line(instance: dg.DagsterInstance) -> No
     assert failure(result) == "/lake: `pgcdc follow` (pid 7) is writing to this lake; wait for it, or stop it"
 
 
-def test_an_unreadable_lsn_is_a_failure(instance: dg.DagsterInstance) -> None:
-    assert "is not an LSN" in failure(sync(instance, Script(), until="nonsense"))
-
-
 def test_a_signal_ends_the_run_at_a_boundary_and_well(instance: dg.DagsterInstance) -> None:
     def until_stopped(bounds: Bounds) -> None:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -371,16 +360,6 @@ def test_messages_are_told_by_range_and_derived_again(instance: dg.DagsterInstan
     later = span(0x20, 0x30)
     assert sync(instance, Script(ranges=[report_of(later, ORDERS)])).success
     assert later.key not in instance.get_materialized_partitions(dg.AssetKey(["messages"]))
-
-
-def test_a_selection_against_the_order_of_keys_fails(instance: dg.DagsterInstance) -> None:
-    """Dagster turns it into an empty list of keys."""
-    ranges = [span(0x10, 0x20), span(0x20, 0x30)]
-    for known in ranges:
-        RangeRegister(instance).add(known)
-    result = materialize(instance, Script(), [["public", "orders"]], [ranges[1].key, ranges[0].key])
-    assert not result.success
-    assert "no range was selected" in failure(result)
 
 
 def test_an_odd_key_and_a_deleted_one_stop_no_run(instance: dg.DagsterInstance) -> None:
