@@ -166,6 +166,7 @@ MISTAKES = (
     Mistake("no password", lambda r: r.source(user=r.role), "setup", 1, ("no password supplied", "check PGPASSWORD")),
     Mistake("conninfo", lambda r: r.shell.set(SOURCE=f"host=x password='{SECRET}"), "status", 2,
             ("setting `source`", "is not a libpq conninfo or URL", "write it like `host=")),
+    Mistake("port in words", lambda r: r.shell.set(SOURCE=f"host=x port={SECRET}"), "setup", 2, ("setting `source`",)),
     Mistake("no source", lambda r: r.shell.set(SOURCE=None), "status", 2, ("PGCDC_SOURCE is not set", "embedded")),
     Mistake("mistyped variable", lambda r: r.shell.set(SOURCE=None, SORCE=f"host=x password={SECRET}"), "status", 2,
             ("PGCDC_SORCE is no setting; did you mean PGCDC_SOURCE?", "PGCDC_SOURCE is not set")),

@@ -76,23 +76,6 @@ def test_a_table_that_came_later(shell: Shell, conn: psycopg.Connection, role: s
     assert "hr.later" in shell.pgcdc("setup")
 
 
-def test_what_is_lacking_stands_line_by_line(shell: Shell, conn: psycopg.Connection, role: str) -> None:
-    """Every statement can be run as it stands, and then nothing of it is told again."""
-    conn.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
-    shell.set(SOURCE=as_role(shell, role))
-    said = shell.pgcdc("setup", expect=1)
-    assert "..." not in said
-    assert "`pgcdc setup --sql` prints one script for the owner" in said
-    statements = [line.strip() for line in said.splitlines() if line.strip().endswith(";")]
-    assert len(statements) == 8, said
-    for statement in statements:
-        conn.execute(statement.encode())
-    assert traces(conn) == []
-    (left,) = shell.pgcdc("setup", expect=1).splitlines()
-    assert "not owned by role" in left
-    assert "nor make a publication in database" in left
-
-
 def test_a_publication_of_the_owners_is_enough(shell: Shell, conn: psycopg.Connection, role: str) -> None:
     """Somebody's own, of any kind, beside a role with REPLICATION and SELECT."""
     quoted = sql.Identifier(role)

@@ -52,34 +52,6 @@ def test_wrong_settings_exit_with_2_and_name_the_field(
     assert "\n" not in err
 
 
-@pytest.mark.parametrize("command", ["status", "setup"])
-@pytest.mark.parametrize("source", ["host=localhost password='geheim", "host=localhost port=geheim"])
-def test_a_broken_conninfo_is_the_settings_fault(
-    command: str, source: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PGCDC_SOURCE", source)
-    assert run([command]) == 2
-    err = capfd.readouterr().err.strip()
-    assert err.startswith("pgcdc: setting `source`:")
-    assert "password" not in err
-
-
-def test_a_password_in_the_file_is_refused_and_not_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "pgcdc.yaml").write_text("source: postgresql://u:geheim@host/db\n")
-    assert run(["status"]) == 2
-    err = capfd.readouterr().err
-    assert "password" in err
-    assert "geheim" not in err
-
-
-def test_an_unreachable_source_is_one_line_and_exit_1(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["setup"]) == 1
-    err = capfd.readouterr().err.strip()
-    assert err.startswith("pgcdc: ")
-    assert "/nowhere" in err
-    assert "\n" not in err
-
-
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["sync", "-h"], ["--version"]])
 def test_help_is_no_failure(arguments: list[str]) -> None:
     assert run(arguments) in (0, 2) if not arguments else run(arguments) == 0
