@@ -204,42 +204,6 @@ def _versioned(version: int, *statements: str) -> str:
 
 MIGRATIONS = (
     Migration(
-        "AddBioToUsers",
-        (
-            _versioned(20260201000000, "ALTER TABLE users ADD bio text"),
-            "UPDATE users SET bio = 'is ' || login WHERE id % 2 = 0",
-        ),
-    ),
-    Migration(
-        "AddPinnedToTopics",
-        (
-            _versioned(20260202000000, "ALTER TABLE topics ADD pinned boolean DEFAULT FALSE NOT NULL"),
-            "UPDATE topics SET pinned = TRUE WHERE id % 5 = 0",
-        ),
-    ),
-    Migration(
-        "IndexPostsOnUser",
-        (
-            "CREATE INDEX CONCURRENTLY index_posts_on_user_id ON posts (user_id)",
-            _versioned(20260203000000),
-        ),
-    ),
-    Migration(
-        "RequireLogin",
-        (
-            "UPDATE users SET login = 'nobody' WHERE login IS NULL",
-            _versioned(
-                20260204000000, "ALTER TABLE users ADD CONSTRAINT login_null CHECK (login IS NOT NULL) NOT VALID"
-            ),
-            "ALTER TABLE users VALIDATE CONSTRAINT login_null",
-            _versioned(
-                20260204000001,
-                "ALTER TABLE users ALTER COLUMN login SET NOT NULL",
-                "ALTER TABLE users DROP CONSTRAINT login_null",
-            ),
-        ),
-    ),
-    Migration(
         "CreateBadges",
         (
             _versioned(
@@ -250,20 +214,6 @@ MIGRATIONS = (
             "INSERT INTO badges (name, user_id, created_at) SELECT 'pioneer', id, now() FROM users",
         ),
         setup=True,
-    ),
-    Migration(
-        "RenameViews",
-        (
-            _versioned(20260206000000, "ALTER TABLE topics RENAME COLUMN views TO seen"),
-            "ALTER TABLE topics RENAME COLUMN seen TO views",
-        ),
-    ),
-    Migration(
-        "WidenScore",
-        (
-            _versioned(20260207000000, "ALTER TABLE posts ALTER COLUMN score TYPE decimal(12,3)"),
-            "UPDATE posts SET score = score * 100000 WHERE id % 7 = 0",
-        ),
     ),
     Migration(
         "KindToBigint, without downtime",
@@ -311,7 +261,6 @@ MIGRATIONS = (
         ),
         setup=True,
     ),
-    Migration("RemoveLastIp", (_versioned(20260211000000, "ALTER TABLE users DROP COLUMN last_ip"),)),
     Migration(
         "RenameNotifications",
         (

@@ -219,18 +219,6 @@ MIGRATIONS = (
         ),
     ),
     Migration(
-        "a new plan",
-        (
-            "ALTER TYPE hub.plan ADD VALUE 'trial' BEFORE 'free'",
-            "UPDATE hub.tenant SET plan = 'trial' WHERE id IN (SELECT id FROM hub.tenant LIMIT 3)",
-            "ALTER TYPE hub.plan RENAME VALUE 'company' TO 'enterprise'",
-        ),
-    ),
-    Migration(
-        "a column with a random default",
-        ("ALTER TABLE hub.tenant ADD COLUMN token uuid NOT NULL DEFAULT gen_random_uuid()",),
-    ),
-    Migration(
         "an enum made anew, as Prisma does",
         (
             "BEGIN; CREATE TYPE hub.job_state_new AS ENUM ('queued', 'done', 'failed', 'given up');"
@@ -241,26 +229,12 @@ MIGRATIONS = (
         ),
     ),
     Migration(
-        "words of the body too",
-        (
-            "ALTER TABLE hub.task DROP COLUMN words; ALTER TABLE hub.task ADD COLUMN words tsvector"
-            " GENERATED ALWAYS AS (to_tsvector('simple', title || coalesce(left(body, 50), ''))) STORED",
-        ),
-    ),
-    Migration(
         "a month restored from the archive",
         (
             "CREATE TABLE hub.archived (LIKE hub.event INCLUDING ALL)",
             "INSERT INTO hub.archived (at, what) SELECT '2025-12-05', '{\"old\": true}' FROM generate_series(1, 7)",
             "ALTER TABLE hub.event ATTACH PARTITION hub.archived FOR VALUES FROM ('2025-12-01') TO ('2026-01-01')",
             "UPDATE hub.event SET what = '[1]' WHERE at < '2026-01-01'",
-        ),
-    ),
-    Migration(
-        "wider names",
-        (
-            "ALTER TABLE hub.tenant ALTER COLUMN name TYPE text",
-            "UPDATE hub.tenant SET name = repeat(name, 20) WHERE id IN (SELECT id FROM hub.tenant LIMIT 2)",
         ),
     ),
     Migration(

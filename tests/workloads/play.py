@@ -7,10 +7,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 from psycopg import errors
@@ -24,9 +24,9 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE
-from tests.end_to_end.command import Project, wait_for
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig
+from tests.waiting import wait_for
 from tests.workloads.application import Application, Migration
 from tests.workloads.look import BEAT, Look, beat, look, violations
 from tests.workloads.traffic import Traffic
@@ -40,28 +40,10 @@ LOCK_TRIES = 60
 """Of a migration, a second each, as the tools for migrations without downtime do."""
 
 
-class Follower(Protocol):
-    """The project, used in process or by its commands."""
-
-    @property
-    def lake(self) -> Path: ...
-
-    def setup(self) -> None: ...
-
-    def following(self) -> AbstractContextManager[Callable[[], str | None]]:
-        """Follow meanwhile; what it gives says why following ended, if it has."""
-
-    def snapshot(self, tables: Sequence[str]) -> None:
-        """Copy tables anew, and catch up."""
-
-    def status(self) -> dict[str, Any]: ...
-
-    def unequal(self) -> list[str]:
-        """Tables that `verify` compares and finds unequal; beside following too."""
-
-
 @dataclass
-class InProcess:
+class Follower:
+    """The project, in this process."""
+
     rig: Rig
 
     @property
@@ -117,42 +99,6 @@ class InProcess:
 
             reports = verify(self.rig.settings, catalog, None, reach).tables
         return [str(report.table) for report in reports if report.missing or report.extra or report.different]
-
-
-@dataclass
-class ByCommand:
-    project: Project
-
-    @property
-    def lake(self) -> Path:
-        return self.project.lake
-
-    def setup(self) -> None:
-        self.project.run("setup")
-
-    @contextmanager
-    def following(self) -> Iterator[Callable[[], str | None]]:
-        with self.project.running("follow") as follow:
-            yield lambda: None if follow.poll() is None else self.project.log("follow")
-            follow.terminate()
-            code = follow.wait(SETTLE_SECONDS)
-            said = self.project.log("follow")
-            assert code == (3 if "is set aside" in said else 0), said
-
-    def snapshot(self, tables: Sequence[str]) -> None:
-        self.project.run(*(("snapshot", *tables) if tables else ("sync",)))
-
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.project.run("status", "--json", expect=None).json
-        return found
-
-    def unequal(self) -> list[str]:
-        report = self.project.run("verify", "--json", expect=None).json
-        return [table["name"] for table in report["tables"] if _differs(table)]
-
-
-def _differs(table: dict[str, Any]) -> bool:
-    return bool(table["missing"] or table["extra"] or table["different"])
 
 
 @dataclass

@@ -15,27 +15,26 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.settings import Settings
 from tests.conftest import SEED
-from tests.end_to_end.command import Project
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig
 from tests.workloads.application import Application
 from tests.workloads.forum import FORUM
 from tests.workloads.hub import HUB
-from tests.workloads.play import LOOK_SECONDS, ByCommand, InProcess, Play
+from tests.workloads.play import LOOK_SECONDS, Follower, Play
 
 APPLICATIONS = [pytest.param(application, id=application.name) for application in (FORUM, HUB)]
 
 
 @pytest.fixture
-def in_process(
+def follower(
     database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[InProcess]:
+) -> Iterator[Follower]:
     monkeypatch.chdir(tmp_path)
     settings = Settings(
         source=database.conninfo, slot=f"s_{database.name}"[:60], batch_seconds=0.2, range_seconds=LOOK_SECONDS
     )
     with database.connect() as conn:
-        yield InProcess(Rig(settings, conn, lambda: spark, Silent()))
+        yield Follower(Rig(settings, conn, lambda: spark, Silent()))
 
 
 @pytest.mark.spark
@@ -43,25 +42,11 @@ def in_process(
 @pytest.mark.timeout(1200)
 @pytest.mark.takes(120)
 @pytest.mark.parametrize("application", APPLICATIONS)
-def test_an_application_is_followed(application: Application, database: Database, in_process: InProcess) -> None:
+def test_an_application_is_followed(application: Application, database: Database, follower: Follower) -> None:
     """All migrations, in chapters; every kind of request is served."""
-    with Play.begun(application, database, in_process, seed=int(SEED), sessions=4) as play:
-        in_process.setup()
+    with Play.begun(application, database, follower, seed=int(SEED), sessions=4) as play:
+        follower.setup()
         for first in range(0, len(application.migrations), 4):
             play.chapter(application.migrations[first : first + 4], requests=60, verified=True)
         served = {request.__name__ for request in application.requests if request is not application.rejected}
         assert play.traffic.done.keys() >= served
-
-
-@pytest.mark.process
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("application", APPLICATIONS)
-def test_an_application_is_followed_by_the_commands(
-    application: Application, database: Database, tmp_path: Path
-) -> None:
-    names = {"PGCDC_SOURCE": database.conninfo, "PGCDC_SLOT": f"s_{database.name}"[:60]}
-    follower = ByCommand(Project(tmp_path, {**names, "PGCDC_RANGE_SECONDS": str(LOOK_SECONDS)}))
-    with Play.begun(application, database, follower) as play:
-        follower.setup()
-        play.chapter(application.migrations, requests=30, verified=True)
