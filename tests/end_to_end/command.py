@@ -7,15 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import dagster as dg
-from dagster._core.instance import InstanceRef
 
 TIMEOUT = 240
 
@@ -76,26 +72,7 @@ class Project:
         )  # fmt: skip
 
 
-def runs(project: Project) -> list[tuple[str, str]]:
-    """Job and status of every run, newest first, as the UI lists them."""
-    with dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(project.folder / ".dagster"))) as instance:
-        return [(run.job_name, run.status.value) for run in instance.get_runs()]
-
-
-def ranges(project: Project) -> list[str]:
-    with dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(project.folder / ".dagster"))) as instance:
-        return list(instance.get_dynamic_partitions("lsn_ranges"))
-
-
 def end_group(process: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120, what: str = "the condition") -> None:
-    """Poll for something that another process brings about."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come about within {seconds:.0f} s"
-        time.sleep(0.05)

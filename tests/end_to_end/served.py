@@ -17,9 +17,10 @@ import dagster as dg
 import psutil
 import psycopg
 
-from tests.end_to_end.command import Project, wait_for
+from tests.end_to_end.command import Project
 from tests.fix_postgres import Database
 from tests.ports import held_port
+from tests.waiting import wait_for
 
 SHOP = """
 CREATE TABLE public.customers (id int PRIMARY KEY, name text NOT NULL, credit numeric(12,2));

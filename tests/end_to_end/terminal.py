@@ -18,7 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.end_to_end.command import Project, wait_for
+from tests.end_to_end.command import Project
+from tests.waiting import wait_for
 
 SECONDS = 10
 """In which a command must end."""

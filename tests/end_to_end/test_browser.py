@@ -102,16 +102,6 @@ def test_the_graph_reads_from_slot_to_mirrors(up: Served, page: Page, pictures: 
     page.screenshot(path=pictures / "asset-graph.png", clip=CANVAS)
 
 
-def test_a_partition_shows_its_lsns(up: Served, page: Page) -> None:
-    key = up.follow("UPDATE public.orders SET status = 'paid' WHERE id <= 100")
-    page.goto(f"{up.url}/assets/public/orders?view=partitions&partition={key}")
-    expect(page.get_by_text("Materialized", exact=True)).to_be_visible()
-    found = up.materialised("public", "orders")[key]
-    for name in ("start_lsn", "end_lsn", "transform_lsn", "replay_lsn", "rows_updated", "delta_version"):
-        row = page.get_by_role("row").filter(has=page.get_by_text(name, exact=True))
-        expect(row).to_contain_text(str(found[name]))
-
-
 def test_past_ranges_are_backfilled_and_so_repaired(up: Served, page: Page) -> None:
     while len(up.ranges()) < 2:
         up.follow("UPDATE public.products SET price = price + 1 WHERE sku IN ('P-1', 'P-2')")
@@ -121,16 +111,6 @@ def test_past_ranges_are_backfilled_and_so_repaired(up: Served, page: Page) -> N
     assert done in ("COMPLETED_SUCCESS", "SUCCESS")
     with up.connect() as conn:
         assert_equal(conn, up.project.lake, "public.products")
-
-
-def test_a_snapshot_partition_asks_for_a_new_copy(up: Served, page: Page) -> None:
-    up.wait(lambda: all(up.materialised("snapshot", "public", table) for table in TABLES), "the copies")
-    before = set(up.materialised("snapshot", "public", "customers"))
-    done = launch_all(up, page, "snapshot/public/customers")
-    assert done in ("COMPLETED_SUCCESS", "SUCCESS")
-    assert set(up.materialised("snapshot", "public", "customers")) > before
-    with up.connect() as conn:
-        assert_equal(conn, up.project.lake, "public.customers")
 
 
 def launch_all(up: Served, page: Page, asset: str) -> str:

@@ -9,11 +9,12 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from tests.end_to_end.command import Project, wait_for
+from tests.end_to_end.command import Project
 from tests.end_to_end.terminal import ends, terminal
 from tests.fix_postgres import Database
 from tests.journal import published
 from tests.oracle import assert_equal
+from tests.waiting import wait_for
 
 SCHEMA = """
 CREATE SCHEMA "Odd Schema"; CREATE SCHEMA other; CREATE SCHEMA changes;

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.deadpath import DeadPath
-from tests.end_to_end.command import Project, wait_for
+from tests.end_to_end.command import Project
 from tests.end_to_end.terminal import ends, terminal
 from tests.fix_postgres import Database
+from tests.waiting import wait_for
 
 
 @pytest.fixture
