@@ -11,7 +11,6 @@ class Base(StrEnum):
     KEYED = "keyed"
     PARTED = "partitioned"
     """One partition was made before a column went, the others since."""
-    UNKEYED = "without a key"
 
 
 class Result(StrEnum):
@@ -44,9 +43,6 @@ class Migration:
         """What makes the table, with its rows."""
         if self.base is Base.PARTED:
             return _made(", gone int, PRIMARY KEY (id)", " PARTITION BY RANGE (id)", *_PARTS)
-        if self.base is Base.UNKEYED:
-            whole, twice = "ALTER TABLE t REPLICA IDENTITY FULL", "INSERT INTO t SELECT * FROM t WHERE id < 5"
-            return f"{_made('', '', whole)}; {twice}"
         return BASE
 
 
@@ -102,12 +98,10 @@ def migrations(version: int) -> list[Migration]:
 
 
 def on_other_bases(version: int) -> list[Migration]:
-    """Those of columns, on partitioned tables and on tables without a key."""
+    """Those of columns, on partitioned tables."""
     found = [*_columns(), *_names(), *_drops(), *_types(), *_mixed()]
     chosen = [one for one in found if one.since <= version and one.what != "rename the key"]
-    # A table without a key is copied again at each change of its columns.
-    return [*(replace(one, base=Base.PARTED) for one in chosen),
-            *(replace(one, base=Base.UNKEYED, result=Result.COPIED, late=None) for one in chosen)]  # fmt: skip
+    return [replace(one, base=Base.PARTED) for one in chosen]
 
 
 def _columns() -> Iterator[Migration]:

@@ -35,7 +35,7 @@ from tests.fix_postgres import fresh_database
 from tests.history.structure.chronicle import Chronicle
 from tests.history.structure.cohort import Run
 from tests.history.structure.judge import Judge
-from tests.migrations.steps import Base, Migration, Result, migrations, on_other_bases
+from tests.migrations.steps import Migration, Result, migrations, on_other_bases
 from tests.readers import Tally, at_hand, lacking, tallied
 from tests.servers import VERSIONS
 
@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.takes(300)]
 FEW = 6
 """Steps in the default set; the long set plays all."""
 FEW_ELSEWHERE = 1
-"""Steps on partitioned tables, and as many on tables without a key."""
+"""Steps on partitioned tables."""
 SOME_ELSEWHERE = 60
 """Such steps of each test in the long set."""
 READ = 4
@@ -229,10 +229,7 @@ def _chosen(version: int) -> list[Migration]:
     """A few of every kind. The seed decides which."""
     chance = random.Random(f"chosen {SEED}")
     few = chance.sample(migrations(version), FEW)
-    others = on_other_bases(version)
-    for base in (Base.PARTED, Base.UNKEYED):
-        few += chance.sample([one for one in others if one.base is base], FEW_ELSEWHERE)
-    return few
+    return [*few, *chance.sample(on_other_bases(version), FEW_ELSEWHERE)]
 
 
 @pytest.mark.takes(50)
