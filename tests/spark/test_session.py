@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.spark.session import TXN_APP_ID, spark_session, table_session
+from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.spark.tasks import run_tasks
 
 if TYPE_CHECKING:
@@ -67,23 +67,6 @@ def test_an_error_of_ours_arrives_as_itself(spark: SparkSession) -> None:
 def test_another_error_fails_the_job(spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match="ZeroDivisionError"):
         run_tasks(spark, broken, [1])
-
-
-def test_application_transactions_do_not_leak(spark: SparkSession) -> None:
-    own = table_session(spark, "app", 7)
-    assert own.conf.get(TXN_APP_ID) == "app"
-    assert spark.conf.get(TXN_APP_ID, None) is None
-    assert own.conf.get("spark.sql.session.timeZone") == "UTC"
-
-
-def test_a_skipped_replay_is_seen(spark: SparkSession, tmp_path: Path) -> None:
-    path = str(tmp_path / "t")
-    frame = table_session(spark, "app", 7).range(3)
-    frame.write.format("delta").save(path)
-    table_session(spark, "app", 7).range(3).write.format("delta").mode("append").save(path)
-    assert spark.read.format("delta").load(path).count() == 3
-    table_session(spark, "app", 8).range(3).write.format("delta").mode("append").save(path)
-    assert spark.read.format("delta").load(path).count() == 6
 
 
 def test_the_process_has_one_session(spark: SparkSession, tmp_path: Path) -> None:

@@ -65,7 +65,6 @@ TRAPS = {
     ),
     "a merge that reports success and changed nothing": (
         "tests/mirror/test_apply.py::test_a_mirror_that_differs_is_told_and_left_as_it_was",
-        "tests/spark/test_session.py::test_a_skipped_replay_is_seen",
     ),
     "root and leaves with different identities": (f"{_ROWS}[root_and_leaves_with_different_identities]",),
     "a row filter that moves a TOASTed row in": (f"{_PUBLICATIONS}filters_lists_and_partitions_via_their_root",),
