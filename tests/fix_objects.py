@@ -20,8 +20,8 @@ import pytest
 
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.spark.maven import Artifact, cached, java_command, retrieve
-from tests.end_to_end.command import wait_for
 from tests.ports import held_port
+from tests.waiting import wait_for
 
 S3PROXY: Final = "4.1.0"
 BUCKET: Final = "lakes"

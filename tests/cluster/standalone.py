@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pyspark
 
-from tests.end_to_end.command import wait_for
 from tests.ports import held_port
+from tests.waiting import wait_for
 
 WORKERS, CORES = 2, 3
 """Workers, and cores of each: more than Spark takes for granted before an executor stands."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from pgcdc_assets.core.faultpoints import FaultPoint
 from tests.cluster.conftest import Rig
-from tests.end_to_end.command import wait_for
+from tests.waiting import wait_for
 
 SECONDS = 300
 

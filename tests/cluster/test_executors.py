@@ -18,7 +18,8 @@ from pgcdc_assets.core.faultpoints import FaultPoint
 from tests.cluster.conftest import Rig
 from tests.cluster.standalone import Cluster, standalone
 from tests.cluster.steps import SECONDS, ends_well, standing_at
-from tests.end_to_end.command import Project, wait_for
+from tests.end_to_end.command import Project
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(1800)]
 

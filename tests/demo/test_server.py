@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,13 +17,7 @@ import pytest
 from pgcdc_assets.demo.binaries import Runner, programs
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import MachineError
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition not met in time"
-        time.sleep(0.05)
+from tests.waiting import wait_for
 
 
 @pytest.mark.parametrize("version", [16, 18])

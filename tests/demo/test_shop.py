@@ -11,8 +11,8 @@ from psycopg import sql
 
 from pgcdc_assets.demo import shop
 from pgcdc_assets.demo.generator import Generator
-from tests.end_to_end.command import wait_for
 from tests.fix_postgres import Database
+from tests.waiting import wait_for
 
 TABLES = ("carts", "customers", "events", "order_lines", "orders", "payments", "products")
 SLOT_CONTENT = """

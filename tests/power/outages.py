@@ -22,10 +22,10 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.recovery import recover
 from pgcdc_assets.settings import Settings
-from tests.end_to_end.command import wait_for
 from tests.power.images import Image
 from tests.power.supply import Supply
 from tests.power.victim import often
+from tests.waiting import wait_for
 
 _RECEIVED = "SELECT count(active_pid) FROM pg_replication_slots WHERE database = current_database() AND slot_name ~ %s"
 

@@ -16,7 +16,7 @@ import pytest
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.errors import LeaseLost
 from pgcdc_assets.store import chainlease, lease, storage
-from tests.end_to_end.command import wait_for
+from tests.waiting import wait_for
 
 HOLDER = """
 import sys, time

@@ -12,8 +12,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
-from tests.end_to_end.command import wait_for
 from tests.flow.rig import Rig
+from tests.waiting import wait_for
 
 
 @dataclass

@@ -11,11 +11,11 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.points.points import ConsistentPoints, Point
-from tests.end_to_end.command import wait_for
 from tests.flow.rig import Rig
 from tests.oracle import assert_equal
 from tests.traps.following import following_run
 from tests.traps.scenario import empty_rig
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 

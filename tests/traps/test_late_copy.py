@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.flow import copies, copying
 from pgcdc_assets.flow.decide import LATE_SHARE, Bounds
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.log.reader import ChangeLog
@@ -20,8 +19,8 @@ from pgcdc_assets.mirror.delta import deltatarget
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.mirror.target import Failures
 from pgcdc_assets.points.points import ConsistentPoints
-from tests.end_to_end.command import wait_for
 from tests.traps.scenario import empty_rig
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -83,22 +82,3 @@ _SNAPSHOTS = (
 def _newest(points: ConsistentPoints, tables: set[TableName]) -> Lsn:
     newest = points.newest()
     return newest.replay_lsn if newest is not None and set(newest.tables) == tables else Lsn(0)
-
-
-def test_a_table_dropped_before_its_copy_holds_nobody_up(
-    server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with empty_rig(server, spark, tmp_path / "project") as rig:
-        rig.conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)")
-        rig.setup()
-        names: list[list[TableName]] = []
-
-        def late(work: Any, conninfo: str, asked: Any, beside: Any) -> Failures:
-            names.append(list(asked))
-            rig.conn.execute("DROP TABLE IF EXISTS u")
-            return copying.copy(work, conninfo, asked, beside)
-
-        monkeypatch.setattr(copies, "copy", late)
-        assert [copied.table for copied in rig.sync().copied] == [T]
-        assert names == [[T, U]]
-        rig.assert_equal("public.t")
