@@ -52,6 +52,7 @@ def test_an_lsn_below_the_first_point_is_refused(tmp_path: Path) -> None:
         Lake(tmp_path).at().arrow("orders")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_every_published_version_is_readable(spark: SparkSession, tmp_path: Path) -> None:
     odd = "two words, and = more"

@@ -33,6 +33,7 @@ def test_workers_are_given_whole_groups(pytestconfig: pytest.Config, monkeypatch
     assert scheduler._split_scope("tests/crash/test_process.py::test_a") == "tests/crash/test_process.py::test_a"
 
 
+@pytest.mark.long
 def test_what_kills_its_worker_is_run_once(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     tests = """
 import os, pathlib

@@ -55,7 +55,7 @@ class Kinds:
         return compare_sides(replace(self.source, comparison=comparison), MirrorSide(mirror, comparison, held))
 
 
-@pytest.fixture(params=["engine", "files"])
+@pytest.fixture(params=["engine", pytest.param("files", marks=pytest.mark.long)])
 def kinds(lake: Lake, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Kinds]:
     lake.script(mirrors.TYPES)
     lake.script(mirrors.source_script("public.kinds"))
@@ -81,6 +81,7 @@ def test_one_other_value_of_any_type_is_found(kinds: Kinds) -> None:
             _one_difference(kinds.compared(rows), key="1", column=name)
 
 
+@pytest.mark.long
 def test_a_value_in_place_of_null_is_found(kinds: Kinds) -> None:
     nulls = len(mirrors.mirror_rows())
     for name in mirrors.KINDS:
@@ -89,6 +90,7 @@ def test_a_value_in_place_of_null_is_found(kinds: Kinds) -> None:
         _one_difference(kinds.compared(rows), key=str(nulls), column=name)
 
 
+@pytest.mark.long
 def test_every_value_tells_from_every_other_of_its_column(kinds: Kinds) -> None:
     """-0.0 from 0.0, NaN from infinity, '' from NULL, {} from {NULL} ...: all rows turned round by one."""
     for name, kind in mirrors.KINDS.items():
@@ -446,6 +448,7 @@ def test_the_json_form(lake: Lake) -> None:
 # What is not compared, and why -------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("columns", "key"), [(1599, "PRIMARY KEY"), (1599, "")])
 def test_a_table_as_wide_as_can_be_is_compared_and_its_differences_named(lake: Lake, columns: int, key: str) -> None:
     """Each column twice is more than a SELECT of PostgreSQL takes."""

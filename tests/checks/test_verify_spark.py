@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 def test_deletion_vectors_and_mapped_columns(lake: Lake, spark: SparkSession) -> None:
     lake.script(
         'CREATE TABLE t (id int PRIMARY KEY, "a b" text, "c=(d)" int[]);'

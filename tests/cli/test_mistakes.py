@@ -22,8 +22,8 @@ from psycopg.conninfo import make_conninfo
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from tests.cli.conftest import Shell
-from tests.end_to_end.command import wait_for
 from tests.servers import new_server
+from tests.waiting import wait_for
 
 SECRET = "geheim"
 NEVER = (

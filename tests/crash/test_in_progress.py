@@ -155,6 +155,7 @@ def _killed_in_a_round(rig: Rig, faults: Faults, point: FaultPoint, at: str) -> 
     return killed
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.takes(20)
 def test_cut_at_any_time(

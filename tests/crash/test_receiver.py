@@ -272,6 +272,7 @@ def _lsn(conn: psycopg.Connection[Any], expression: str, of: str = "", *values: 
     return int(Lsn.parse(row[0]))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.takes(40)
 def test_killed_at_every_step_and_at_any_time(

@@ -56,6 +56,7 @@ def rows(folder: Path) -> int:
     return count
 
 
+@pytest.mark.long
 def test_what_is_forgotten_and_what_stays(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     gone, kept = span(0x10, 0x20), span(0x20, 0x30)
     register = RangeRegister(instance)

@@ -167,6 +167,7 @@ def test_a_compaction_that_lost_rows_is_refused(rows: Rows) -> None:
     assert rows.read() == [1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_spark_reads_and_goes_on_with_it(spark: SparkSession, tmp_path: Path) -> None:
     """Its DELETE grows our vectors, ours grow its own, OPTIMIZE ends them; its change feed tells the rows."""

@@ -111,6 +111,7 @@ def test_wide_tables_have_bounded_statistics_and_always_ours(tmp_path: Path) -> 
     assert set(told["maxValues"]) == {*(f"c{at}" for at in range(32)), "_pgcdc_commit_lsn"}
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_statistics_hide_no_rows_from_spark(spark: SparkSession, tmp_path: Path) -> None:
     columns = {

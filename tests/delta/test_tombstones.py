@@ -117,6 +117,7 @@ def test_a_vacuum_by_delta_rs_spares_what_is_promised(tmp_path: Path) -> None:
     _as_promised(rows)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_vacuum_by_spark_spares_what_is_promised(spark: SparkSession, tmp_path: Path) -> None:
     path = Layout.of(tmp_path).mirror(NAME)

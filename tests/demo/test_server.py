@@ -20,6 +20,7 @@ from pgcdc_assets.errors import MachineError
 from tests.waiting import wait_for
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [16, 18])
 def test_starts_anew_is_joined_and_keeps_its_rows(tmp_path: Path, version: int) -> None:
     with EmbeddedServer(tmp_path / "pg", version=version, fsync=False, database="shop") as server:
@@ -114,6 +115,7 @@ def test_survives_a_killed_starter_only_when_asked(tmp_path: Path, survive: bool
         server.stop()
 
 
+@pytest.mark.long
 def test_two_starters_at_once_make_one_server(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path; from pgcdc_assets.demo.server import EmbeddedServer\n"

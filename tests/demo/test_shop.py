@@ -47,6 +47,7 @@ def test_two_who_make_it_at_once_make_one(database: Database) -> None:
     assert sorted(made) == [False, True]
 
 
+@pytest.mark.long
 def test_traffic_has_every_kind_of_change(database: Database) -> None:
     shop.ensure(database.conninfo, scale=0.1)
     slot = f"s_{database.name}"

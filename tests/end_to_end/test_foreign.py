@@ -70,6 +70,7 @@ def project(database: Database, tmp_path: Path) -> Project:
     return Project(tmp_path, {"PGCDC_SOURCE": database.conninfo, "PGCDC_SLOT": f"s_{database.name}"[:60]})
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.timeout(600)  # Eight commands, one after the other.
 @pytest.mark.takes(80)

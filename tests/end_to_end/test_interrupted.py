@@ -50,6 +50,7 @@ def test_a_signal_at_any_moment(project: Project, database: Database, pause: flo
     assert project.run("verify", "--json").json["ok"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_setup_waits_for_a_transaction_and_says_so(project: Project, database: Database, number: int) -> None:
     with database.connect() as other, terminal(project, "setup") as shown:

@@ -91,6 +91,7 @@ def _status(request: urllib.request.Request) -> int:
         return error.code
 
 
+@pytest.mark.long
 @pytest.mark.takes(40)
 def test_a_table_that_comes_appears_in_the_graph(up: Served) -> None:
     """And the run that has found it goes on, whose code was loaded again meanwhile."""
@@ -105,6 +106,7 @@ def test_a_table_that_comes_appears_in_the_graph(up: Served) -> None:
         assert_equal(conn, up.project.lake, "public.wishes")
 
 
+@pytest.mark.long
 @pytest.mark.takes(40)
 def test_checks_are_of_the_newest_materialisation(up: Served) -> None:
     """Else the UI shows them as not evaluated."""
@@ -113,6 +115,7 @@ def test_checks_are_of_the_newest_materialisation(up: Served) -> None:
         up.wait(partial(check_passed, up, table), f"the check of {table}", seconds=30)
 
 
+@pytest.mark.long
 def test_a_change_after_an_idle_run_comes_by_the_next_one(up: Served) -> None:
     layout = Layout.of(up.project.lake)
     up.wait(lambda: lock.holder(layout) is None, "the end of the idle run")

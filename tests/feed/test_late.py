@@ -91,6 +91,7 @@ def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
     return sorted(rows.to_pylist(), key=str), taken
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_transform_takes_what_the_log_counts(spark: SparkSession, tmp_path: Path) -> None:
     """With late facts on their way to Spark's workers."""

@@ -145,6 +145,7 @@ def test_changes_are_split_by_key_and_applied_in_parts(pipe: Pipeline, monkeypat
     pipe.same("t")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_changes_of_keys_are_applied_in_parts_too(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless a value was not sent with one: its row has to be followed from key to key."""

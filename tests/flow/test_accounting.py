@@ -60,6 +60,7 @@ _TURNS = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_every_row_of_every_turn_is_accounted_for(rig: Rig) -> None:

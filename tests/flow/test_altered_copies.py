@@ -55,6 +55,7 @@ def test_a_table_dropped_meanwhile_is_let_go_of(rig: Rig, monkeypatch: pytest.Mo
     rig.assert_equal("public.t")
 
 
+@pytest.mark.long
 def test_a_locked_table_waits_for_the_next_run_and_says_for_whom(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.setup()
     monkeypatch.setattr(copies, "COPY_ROUNDS", 1)
@@ -85,6 +86,7 @@ def test_a_table_that_never_rests_does_not_keep_the_run_from_its_end(rig: Rig, m
     rig.assert_equal("public.t")
 
 
+@pytest.mark.long
 def test_a_copy_that_is_no_good_when_it_lands_is_made_again_by_the_next_run(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_table_that_is_truncated_between_snapshot_and_reading_is_equal(rig: Ri
     assert table.lsn == snapshots[-1]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_mirrors_catch_up_before_the_snapshot_is_taken(rig: Rig) -> None:
     rig.setup()

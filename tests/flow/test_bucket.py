@@ -35,6 +35,7 @@ def rig(
         yield rig
 
 
+@pytest.mark.long
 def test_the_whole_path(rig: Rig) -> None:
     """Copy, changes of each kind, a new column, a new copy with other columns, a repair, upkeep, readers."""
     rig.setup()
@@ -74,6 +75,7 @@ def counted(bucket: Location, spark: SparkSession, monkeypatch: pytest.MonkeyPat
     objects._bucket.cache_clear()
 
 
+@pytest.mark.long
 def test_what_a_turn_and_the_time_between_cost(counted: Faults, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """In requests that cost as much as a PUT. A turn of a table: a file and a commit of its feed, its mirror, and the
     consistent points."""

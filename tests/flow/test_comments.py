@@ -107,6 +107,7 @@ def test_a_copy_has_them_and_they_change_while_a_run_follows(rig: Rig) -> None:
     assert _version(rig) == before, "what is there is not written again"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["rewrite", "metadata"])
 def test_they_stay_through_other_structures(rig: Rig, way: str) -> None:
     rig = replace(rig, settings=rig.settings.model_copy(update={"schema_changes": way}))
@@ -138,6 +139,7 @@ def test_they_stay_through_other_structures(rig: Rig, way: str) -> None:
     assert len(rig.observer.copies) == 2
 
 
+@pytest.mark.long
 def test_a_new_copy_has_those_of_now_and_what_others_say(rig: Rig) -> None:
     _say(rig, "TABLE t", "all")
     _say(rig, "COLUMN t.v", "said")
@@ -162,6 +164,7 @@ def test_a_new_copy_has_those_of_now_and_what_others_say(rig: Rig) -> None:
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_a_mirror_that_cannot_take_them_holds_nothing_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has got a feature that our commits do not know; changes of its rows would set it aside."""
     rig.sync()
@@ -186,6 +189,7 @@ def test_a_mirror_that_cannot_take_them_holds_nothing_up(rig: Rig, monkeypatch: 
     assert {T, U} <= point.tables.keys()
 
 
+@pytest.mark.long
 def test_the_root_of_partitions(rig: Rig) -> None:
     rig.conn.execute("CREATE TABLE r (id int, v text, PRIMARY KEY (id)) PARTITION BY LIST (id)")
     rig.conn.execute("CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")
@@ -219,6 +223,7 @@ def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:
     return table, next(spec for spec in specs if spec.key == dg.AssetKey(["public", "t"]))
 
 
+@pytest.mark.long
 def test_not_null_reaches_the_definitions_and_nothing_else(rig: Rig) -> None:
     rig.sync()
 
@@ -243,6 +248,7 @@ def test_not_null_reaches_the_definitions_and_nothing_else(rig: Rig) -> None:
     assert not rig.observer.structures
 
 
+@pytest.mark.long
 def test_a_catalog_check_carries_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """While applying is paused they wait. A run that dies after their commit is followed by one that finds them. They
     reach Dagster, and a new name of the table."""

@@ -113,6 +113,7 @@ def _tear(rig: Rig, table: str) -> None:
         (log / commit_name(old)).unlink(missing_ok=True)
 
 
+@pytest.mark.long
 def test_a_log_that_cannot_be_read_is_moved_aside_by_a_new_copy(rig: Rig) -> None:
     """As `pgcdc snapshot TABLE` has it done; the others have gone on, and the table does again."""
     for name in UNREADABLE:

@@ -32,6 +32,7 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 def test_a_table_that_cannot_be_copied_keeps_no_other_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.setup()
     rig.sync()
@@ -51,6 +52,7 @@ def test_a_table_that_cannot_be_copied_keeps_no_other_back(rig: Rig, monkeypatch
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_a_feed_with_a_new_column_is_not_derived_beside_itself(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run dies between the commit of a feed that got a column and the apply."""
     rig.setup()
@@ -71,6 +73,7 @@ def test_a_feed_with_a_new_column_is_not_derived_beside_itself(rig: Rig, monkeyp
     assert len(feed.execute("SELECT id FROM f").read_all()) == 1
 
 
+@pytest.mark.long
 def test_a_copy_is_given_up_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it has no job yet that could be cancelled."""
     rig.setup()
@@ -111,6 +114,7 @@ def test_a_run_ends_though_no_table_is_left_to_be_published(rig: Rig) -> None:
     assert [table for table, _ in reports[0].set_aside] == [T]
 
 
+@pytest.mark.long
 def test_a_copy_that_no_point_lists_is_published_by_the_next_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run died between the two, and the source is quiet since."""
 
@@ -145,6 +149,7 @@ def test_another_source_is_refused_before_anything_is_copied(rig: Rig) -> None:
         rig.engine().sync(Bounds(), copy_anew=[T])
 
 
+@pytest.mark.long
 def test_a_feed_derived_by_hand_leaves_no_hole_and_no_row_twice(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.setup()
     rig.sync()

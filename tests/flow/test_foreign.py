@@ -61,6 +61,7 @@ CHANGED = [*SPARK_CHANGES_ROWS, RUST_CHANGES_ROWS]
 TABLES = [*HARMLESS, *CHANGED, REFUSED]
 
 
+@pytest.mark.long
 @pytest.mark.takes(60)
 def test_commits_of_others_are_harmless_or_reported(
     rig: Rig, spark: SparkSession, monkeypatch: pytest.MonkeyPatch

@@ -83,6 +83,7 @@ def test_ranges_and_copies_beside_a_run_that_follows(rig: Rig) -> None:
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_maintenance_beside_a_run_that_follows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(upkeep, "MOST_SMALL", 1)
@@ -109,6 +110,7 @@ def test_maintenance_beside_a_run_that_follows(rig: Rig, monkeypatch: pytest.Mon
     assert outcomes.read(rig.settings.layout)["maintenance"].succeeded is not None
 
 
+@pytest.mark.long
 def test_a_verify_comes_first_and_one_command_at_a_time_waits(rig: Rig) -> None:
     rig.setup()
     rig.sync()
@@ -136,6 +138,7 @@ def test_a_verify_comes_first_and_one_command_at_a_time_waits(rig: Rig) -> None:
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_a_run_with_a_time_limit_ends_instead(rig: Rig) -> None:
     rig.setup()
     rig.sync()

@@ -63,6 +63,7 @@ def test_no_point_lacks_its_rows(rig: Rig) -> None:
     rig.assert_equal("public.k", "public.t")
 
 
+@pytest.mark.long
 def test_one_that_comes_empty_has_nothing_copied(rig: Rig) -> None:
     """Also where the table has a key by now, by which setup would list it as a whole."""
     rig.commit("ALTER TABLE k ADD id int GENERATED ALWAYS AS IDENTITY", "ALTER TABLE k ADD PRIMARY KEY (day, id)")
@@ -76,6 +77,7 @@ def test_one_that_comes_empty_has_nothing_copied(rig: Rig) -> None:
     assert len(rig.observer.copies) == copies
 
 
+@pytest.mark.long
 def test_one_without_an_identity_is_told(rig: Rig) -> None:
     """An UPDATE of a published one would fail."""
     rig.commit(_NEW, _ROW, "UPDATE t SET v = 'a' WHERE id = 1")
@@ -90,6 +92,7 @@ def test_one_without_an_identity_is_told(rig: Rig) -> None:
     rig.assert_equal("public.k")
 
 
+@pytest.mark.long
 def test_one_that_is_locked_is_told_until_it_is_not(rig: Rig, database: Database) -> None:
     """As by an index that is built on it: nobody is waited for."""
     rig.commit(_NEW, _FULL, _ROW)
@@ -101,6 +104,7 @@ def test_one_that_is_locked_is_told_until_it_is_not(rig: Rig, database: Database
     rig.assert_equal("public.k")
 
 
+@pytest.mark.long
 def test_one_that_our_role_may_not_publish_is_told(rig: Rig, database: Database) -> None:
     """Nothing of ours is altered by a role that owns neither."""
     role, source = f"r_{database.name}"[:60], rig.settings.source
@@ -113,6 +117,7 @@ def test_one_that_our_role_may_not_publish_is_told(rig: Rig, database: Database)
     rig.assert_equal("public.k")
 
 
+@pytest.mark.long
 def test_one_that_somebody_took_out_is_told(rig: Rig) -> None:
     rig.commit(_NEW, _FULL)
     rig.sync()

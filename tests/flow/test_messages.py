@@ -130,6 +130,7 @@ def test_a_point_inside_a_batch_has_the_messages_below_it(rig: Rig) -> None:
     assert above > middle
 
 
+@pytest.mark.long
 def test_quiet_turns_make_no_commit_and_lose_no_position(rig: Rig) -> None:
     order(rig, 1)
     rig.sync()
@@ -146,6 +147,7 @@ def test_quiet_turns_make_no_commit_and_lose_no_position(rig: Rig) -> None:
     assert contents(Lake(rig.lake).at().messages()) == ["1", "2"]
 
 
+@pytest.mark.long
 def test_what_is_asked_for_later_begins_then(rig: Rig) -> None:
     emit(rig, "later.a", "before")
     order(rig, 1)
@@ -164,6 +166,7 @@ def test_what_is_asked_for_later_begins_then(rig: Rig) -> None:
     assert contents(Lake(rig.lake).at().messages()) == ["1", "3", "behind"]
 
 
+@pytest.mark.long
 def test_a_range_is_derived_again(rig: Rig) -> None:
     for number in range(4):
         order(rig, number)
@@ -188,6 +191,7 @@ def test_a_range_is_derived_again(rig: Rig) -> None:
         rig.engine().messages_range(spans[0])
 
 
+@pytest.mark.long
 def test_a_feed_that_cannot_be_written_keeps_no_table_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> Any:
         raise LakeError("is not well", thing="messages")
@@ -208,6 +212,7 @@ def test_a_feed_that_cannot_be_written_keeps_no_table_back(rig: Rig, monkeypatch
     assert status(rig.settings, rig.settings.source).ok
 
 
+@pytest.mark.long
 def test_maintenance_forgets_merges_and_keeps_what_is_needed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_messages, "FEWEST_MERGED", 2)
     for number in range(5):
@@ -222,6 +227,7 @@ def test_maintenance_forgets_merges_and_keeps_what_is_needed(rig: Rig, monkeypat
         assert flow_messages.messages_needed(work) == [work.log.start]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["feed", "point"])
 def test_a_run_that_ends_between_feed_and_point(rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     def dies(*_: Any, **__: Any) -> Any:
@@ -241,6 +247,7 @@ def test_a_run_that_ends_between_feed_and_point(rig: Rig, monkeypatch: pytest.Mo
     assert contents(Lake(rig.lake).at().messages()) == ["1", "2"]
 
 
+@pytest.mark.long
 def test_killed_receivers_bring_each_message_once(rig: Rig) -> None:
     """SIGKILL of the receiver while an application writes; what failed is done again."""
     written = 0

@@ -65,6 +65,7 @@ def follow_all(rig: Rig) -> None:
     rig.observer.structures.clear()
 
 
+@pytest.mark.long
 def test_files_stay_and_take_changes_of_every_kind(rig: Rig) -> None:
     """Values that were not sent are found under the name that the files have."""
     before = {name: {file.path for file in newest(rig, name).files} for name in (T, U)}
@@ -102,6 +103,7 @@ def test_files_stay_and_take_changes_of_every_kind(rig: Rig) -> None:
     assert len(rig.observer.copies) == copies
 
 
+@pytest.mark.long
 def test_upkeep_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of before and after are merged, a checkpoint stands for them, and what nobody needs goes."""
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
@@ -129,6 +131,7 @@ def test_upkeep_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_read(rig)
 
 
+@pytest.mark.long
 def test_a_repair_a_rewrite_and_a_copy_follow(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where small files are merged after each turn."""
     monkeypatch.setattr(DeltaTarget, "compaction", Compaction(look_every=1, most_small=1))

@@ -46,6 +46,7 @@ def _assert_followed(rig: Rig, *copied: TableName) -> None:
     assert [copy.table for copy in rig.observer.copies[3:]] == list(copied)
 
 
+@pytest.mark.long
 def test_a_partition_that_comes_without_rows(rig: Rig) -> None:
     rig.commit("CREATE TABLE p_4 PARTITION OF p FOR VALUES IN (4)", "UPDATE p SET v = 'x' WHERE id = 1")
     rig.commit("CREATE TABLE k_4 (v text, day int)", "ALTER TABLE k_4 REPLICA IDENTITY FULL",
@@ -61,6 +62,7 @@ def test_a_partition_that_comes_without_rows(rig: Rig) -> None:
     assert [one.table for one in rig.observer.structures] == [K, P]
 
 
+@pytest.mark.long
 def test_a_partition_that_goes_takes_its_rows_along(rig: Rig) -> None:
     """Rows that moved between it and others before it went are in the log behind the mirror's position."""
     rig.commit(
@@ -78,6 +80,7 @@ def test_a_partition_that_goes_takes_its_rows_along(rig: Rig) -> None:
     _assert_followed(rig)
 
 
+@pytest.mark.long
 def test_what_was_derived_of_a_partition_that_went_is_forgotten(rig: Rig) -> None:
     """The feed was ahead of the mirror; what came before stays in it."""
     before = _fed(rig)
@@ -104,6 +107,7 @@ def test_a_partition_that_comes_with_rows_has_its_table_copied(rig: Rig) -> None
     _assert_followed(rig, P)
 
 
+@pytest.mark.long
 def test_a_partition_that_went_and_came_back_has_its_table_copied(rig: Rig) -> None:
     rig.commit("ALTER TABLE p DETACH PARTITION p_1")
     rig.sync()
@@ -113,6 +117,7 @@ def test_a_partition_that_went_and_came_back_has_its_table_copied(rig: Rig) -> N
     _assert_followed(rig, P)
 
 
+@pytest.mark.long
 def test_a_partition_with_the_name_that_another_had_has_its_table_copied(rig: Rig) -> None:
     """The mirror knows a leaf by the name that it had when it came."""
     rig.commit("ALTER TABLE p_1 RENAME TO p_old", "CREATE TABLE p_1 PARTITION OF p FOR VALUES IN (4)")
@@ -123,6 +128,7 @@ def test_a_partition_with_the_name_that_another_had_has_its_table_copied(rig: Ri
     _assert_followed(rig, P)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("via_root", [True])
 @pytest.mark.parametrize("change", ["come", "go"])
 def test_via_the_root(rig: Rig, change: str) -> None:

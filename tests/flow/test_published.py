@@ -55,6 +55,7 @@ def test_nothing_is_added_without_the_right_or_to_another_s_publication(rig: Rig
         assert publish_new(conn, "theirs", rig.settings.slot, rig.settings.tables, tuple) == []
 
 
+@pytest.mark.long
 def test_what_somebody_took_out_stays_out(rig: Rig) -> None:
     rig.commit(f"ALTER PUBLICATION {rig.settings.publication} DROP TABLE u")
     for number in range(2):

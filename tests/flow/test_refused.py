@@ -55,6 +55,7 @@ def test_one_answer_everywhere(rig: Rig, capsys: pytest.CaptureFixture[str]) -> 
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_a_partition_that_is_unlogged(rig: Rig) -> None:
     """Never copied, or followed until then: it is set aside for that, and comes back by itself."""
     rig.conn.execute("CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY LIST (id); "

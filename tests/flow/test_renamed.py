@@ -49,6 +49,7 @@ def test_a_mirror_goes_on_under_the_new_name(rig: Rig) -> None:
     rig.assert_equal("public.w", "public.u")
 
 
+@pytest.mark.long
 def test_status_tells_that_it_waits_while_a_run_only_receives(rig: Rig) -> None:
     rig.commit("ALTER TABLE t RENAME TO w")
     rig.sync(receive_only=True)
@@ -67,6 +68,7 @@ def test_status_tells_that_it_waits_while_a_run_only_receives(rig: Rig) -> None:
     assert "waits" not in told.what
 
 
+@pytest.mark.long
 def test_there_and_back_and_to_another_schema(rig: Rig) -> None:
     rig.commit('CREATE SCHEMA "else"', "ALTER TABLE t RENAME TO w", "UPDATE w SET v = '1' WHERE id = 1")
     rig.sync()
@@ -110,6 +112,7 @@ def _listed(rig: Rig, name: TableName) -> bool:
     return newest is not None and name in newest.tables
 
 
+@pytest.mark.long
 def test_what_a_renamed_table_leaves_is_deleted_by_a_word(rig: Rig) -> None:
     with pytest.raises(UsageError, match="is followed"):
         rig.engine("forget").forget([T])
@@ -128,6 +131,7 @@ def test_what_a_renamed_table_leaves_is_deleted_by_a_word(rig: Rig) -> None:
     assert len(rig.observer.copies) == 2
 
 
+@pytest.mark.long
 def test_a_forgotten_name_is_used_again(rig: Rig) -> None:
     """By a renamed table, and by a new one, while the run that forgot it goes on."""
     rig.commit("CREATE TABLE gone (id int PRIMARY KEY)", "INSERT INTO gone VALUES (1)")

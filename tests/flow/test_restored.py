@@ -40,6 +40,7 @@ def foreign(server: EmbeddedServer, *, beyond: Lsn | None = None) -> None:
                 return
 
 
+@pytest.mark.long
 def test_a_source_restored_between_the_log_and_a_point(
     rig: Rig, server: EmbeddedServer, database: Database, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_the_slot_drains_while_nothing_is_applied(rig: Rig) -> None:
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_a_run_that_only_receives_ends_well_and_copies_nothing(rig: Rig) -> None:
     rig.setup()
     at = _write(rig, 1001)

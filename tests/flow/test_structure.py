@@ -50,6 +50,7 @@ def test_a_quiet_table_gets_its_structure_while_a_run_follows(rig: Rig) -> None:
     assert not rig.observer.copies[2:], "the source was not read again"
 
 
+@pytest.mark.long
 def test_a_table_that_was_set_aside_catches_up_from_the_log(rig: Rig) -> None:
     aside = Rig(rig.settings.model_copy(update={"schema_changes": "set_aside"}), rig.conn, rig.session, rig.observer)
     rig.commit(
@@ -68,6 +69,7 @@ def test_a_table_that_was_set_aside_catches_up_from_the_log(rig: Rig) -> None:
     assert len(rig.observer.copies) == copies
 
 
+@pytest.mark.long
 def test_a_repair_across_a_change_has_the_values_of_older_rows(rig: Rig) -> None:
     start = rig.flush()
     rig.commit("INSERT INTO t (id, v) VALUES (1000, 'before'), (1001, 'before')")
@@ -82,6 +84,7 @@ def test_a_repair_across_a_change_has_the_values_of_older_rows(rig: Rig) -> None
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_a_range_by_hand_does_not_pass_over_another_structure(rig: Rig) -> None:
     rig.commit("UPDATE t SET v = 'x' WHERE id = 1")
     bounds = Bounds(receive_only=True)
@@ -97,6 +100,7 @@ def test_a_range_by_hand_does_not_pass_over_another_structure(rig: Rig) -> None:
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_a_column_without_a_value_comes_with_the_look(rig: Rig) -> None:
     """No row comes under it; each point has the columns of its time."""
     before = Lake(rig.lake).at().lsn

@@ -77,6 +77,7 @@ def _assert_followed(rig: Rig, changes: int | None, *copied: str) -> None:
         assert [one.copied for one in rig.observer.structures] == [False] * changes, whys
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("via_root", [False, True], ids=["leaves", "via root"])
 def test_rows_before_within_and_behind(rig: Rig, *, via_root: bool) -> None:
     before = Lake(rig.lake).at().lsn
@@ -96,6 +97,7 @@ def test_rows_before_within_and_behind(rig: Rig, *, via_root: bool) -> None:
     assert "x" in Lake(rig.lake).at(before).arrow(TableName("public", "p_drop")).column_names
 
 
+@pytest.mark.long
 def test_rows_that_come_before_anybody_looks(rig: Rig) -> None:
     """Of a column that has the name of another one, made anew or swapped: they are applied before the look, or wait."""
     rig.settings = rig.settings.model_copy(update={"range_seconds": 5})
@@ -113,6 +115,7 @@ def test_rows_that_come_before_anybody_looks(rig: Rig) -> None:
     rig.assert_equal(*_ALL)
 
 
+@pytest.mark.long
 def test_partitions_that_come_and_go_between_changes_of_columns(rig: Rig) -> None:
     """The feed goes on where leaves change alone. A leaf that is made after a column went has attnums of its own; one
     that was a table before may have another order."""
@@ -166,6 +169,7 @@ _COPIED = {
 """Statements, each by itself."""
 
 
+@pytest.mark.long
 def test_what_the_rows_do_not_tell_is_copied(rig: Rig) -> None:
     for name, statements in _COPIED.items():
         _on(rig, name, *_WRITES)
@@ -177,6 +181,7 @@ def test_what_the_rows_do_not_tell_is_copied(rig: Rig) -> None:
     _assert_followed(rig, None, *_COPIED)
 
 
+@pytest.mark.long
 def test_files_that_were_made_anew_before(rig: Rig) -> None:
     """A partition that was emptied, or written anew by VACUUM FULL, at an earlier look is none that was rewritten."""
     rig.conn.execute("VACUUM FULL p_add_1")

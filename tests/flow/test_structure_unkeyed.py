@@ -57,6 +57,7 @@ def _copied(rig: Rig) -> list[str]:
     return sorted(copy.table.name for copy in rig.observer.copies)
 
 
+@pytest.mark.long
 def test_they_are_copied_again(rig: Rig) -> None:
     """With rows before the change, within its transaction and after it."""
     before = Lake(rig.lake).at().lsn
@@ -75,6 +76,7 @@ def test_they_are_copied_again(rig: Rig) -> None:
     assert "x" in old.column_names, "earlier points show the old columns"
 
 
+@pytest.mark.long
 def test_a_key_that_is_dropped_and_created_again(rig: Rig) -> None:
     """In between, it did not tell rows apart, and at the end none of them is left."""
     _on(rig, "w_key", *_APART, "ALTER TABLE w ADD PRIMARY KEY (x)")
@@ -93,6 +95,7 @@ def test_a_key_that_is_dropped_and_created_again(rig: Rig) -> None:
     assert _copied(rig) == ["w_key"]
 
 
+@pytest.mark.long
 def test_a_key_that_goes_while_a_run_follows(rig: Rig) -> None:
     """A row without a value of the key may come before the catalog check: the table waits for its copy, in no point."""
     _on(rig, "w_key", *_APART, "ALTER TABLE w ADD PRIMARY KEY (x)")

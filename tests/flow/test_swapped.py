@@ -72,6 +72,7 @@ def _hold(rig: Rig, *tables: str, copied: int = 0, swapped: Lsn = ZERO) -> None:
     assert len(rig.observer.copies) == copied, [copy.table for copy in rig.observer.copies]
 
 
+@pytest.mark.long
 def test_two_that_swap_names(rig: Rig) -> None:
     """With rows before, in the same transaction and after it."""
     before = Lake(rig.lake).at().lsn
@@ -100,6 +101,7 @@ def test_one_takes_the_name_of_another(rig: Rig) -> None:
     assert rig.observer.copies[0].table == A
 
 
+@pytest.mark.long
 def test_what_was_derived_under_the_name_is_of_the_other_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run derives both, and dies before it applies them. Each feed then holds the other table's rows."""
 
@@ -118,6 +120,7 @@ def test_what_was_derived_under_the_name_is_of_the_other_table(rig: Rig, monkeyp
     _hold(rig, copied=2, swapped=swapped)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "point", [FaultPoint.RENAMED_FILES_LINKED, FaultPoint.RENAME_COMMITTED, FaultPoint.RENAME_RECORDED]
 )
@@ -148,6 +151,7 @@ def _dies_at(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: FaultPoint, nth: 
             rig.sync()
 
 
+@pytest.mark.long
 def test_a_table_that_was_set_aside_is_not_healed_by_another_tables_mirror(rig: Rig) -> None:
     rig.settings = rig.settings.model_copy(update={"schema_changes": "set_aside"})
     rig.commit("ALTER TABLE a ADD k int DEFAULT 4")

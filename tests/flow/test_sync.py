@@ -95,6 +95,7 @@ def test_ranges_are_contiguous_and_cover_every_run(rig: Rig, monkeypatch: pytest
     rig.assert_equal()
 
 
+@pytest.mark.long
 def test_until_in_the_past_and_in_a_transaction(rig: Rig) -> None:
     rig.setup()
     rig.sync()

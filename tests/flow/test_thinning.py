@@ -21,6 +21,7 @@ def commits(rig: Rig, table: str) -> int:
     return len(list((rig.lake / f"public/{table}/_delta_log").glob("*.json")))
 
 
+@pytest.mark.long
 def test_nothing_grows_with_the_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(retention, "LADDER", ((timedelta(0), timedelta(days=40_000)),))

@@ -90,6 +90,7 @@ def _alive(pid: int) -> bool:
         return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
 
 
+@pytest.mark.long
 def test_a_disk_that_takes_no_more_is_named(source: Source) -> None:
     """With its folder and the system's word for it. The system's own refusal, by a limit on files, stands for all."""
     log = source.log()

@@ -96,6 +96,7 @@ def walsender(twins: Twins) -> Any:
     return twins.source.slot_row(twins.streamed.log, "active_pid")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_messages_that_may_have_been_rolled_back(twins: Twins) -> None:
     """PostgreSQL does not say which subtransaction a message of a streamed transaction is of."""
@@ -128,6 +129,7 @@ def test_messages_that_may_have_been_rolled_back(twins: Twins) -> None:
     assert len(messages) == 5
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_slot_behind_the_log(twins: Twins) -> None:
     """What comes again is compared with the log, whole; what commits behind it is streamed."""
@@ -146,6 +148,7 @@ def test_a_slot_behind_the_log(twins: Twins) -> None:
     twins.check(facts=True)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_source_that_was_set_back_is_noticed_in_streamed_transactions(twins: Twins) -> None:
     """The log's newest transaction is large, and stands no longer where the log has it."""
@@ -186,6 +189,7 @@ def test_patience_grows_and_positions_are_waited_for() -> None:
     assert not Fallback(False).over(Lsn(1))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_an_origin_that_a_stream_does_not_name(twins: Twins) -> None:
     """The server takes it from the first thing that it decodes. A change of the catalog has none, nor has a message."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.log.reader import ChangeLog
@@ -20,6 +21,7 @@ def _version(log: ChangeLog) -> int:
     return int(DeltaTable(path_of(log.path)).version())
 
 
+@pytest.mark.long
 def test_only_another_database_writes(source: Source) -> None:
     """A logical slot sees the WAL of the whole cluster, and would hold all of it back."""
     log = source.log()
@@ -39,6 +41,7 @@ def test_only_another_database_writes(source: Source) -> None:
     assert _version(log) <= 5
 
 
+@pytest.mark.long
 def test_idle_then_restart_then_idle(source: Source) -> None:
     """Each start sends positions and asks for keepalives; none of it may add a commit, or set the slot back."""
     log = source.log()

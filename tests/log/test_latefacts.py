@@ -113,6 +113,7 @@ def test_rows_are_filled() -> None:
 # The log as a whole --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(BATCHES)
 @example([list(batch) for batch in HISTORY])

@@ -107,6 +107,7 @@ def stopped(receiver: ReceiverProcess) -> None:
     receiver.events(0)
 
 
+@pytest.mark.long
 def test_a_stop_while_it_waits(twins: Twins) -> None:
     """The run ends at the last boundary, and the next one takes the transaction, once."""
     source, log = twins.source, twins.streamed.log
@@ -126,6 +127,7 @@ def test_a_stop_while_it_waits(twins: Twins) -> None:
     assert kinds(finish(twins)) == "IC" + MANY + "IC"
 
 
+@pytest.mark.long
 def test_a_goal_that_is_set_while_it_waits(source: Source) -> None:
     """It lies below what waits: the run has arrived."""
     twins = filtered(source, WHOLE)
@@ -156,6 +158,7 @@ def test_whom_it_waits_for_is_told(
     assert len(rows(log)) == 2
 
 
+@pytest.mark.long
 def test_nothing_of_ours_stands_in_the_line_between_two_questions(source: Source) -> None:
     """All who want the table would stand behind it."""
     twins = filtered(source, WHOLE)
@@ -172,6 +175,7 @@ def test_nothing_of_ours_stands_in_the_line_between_two_questions(source: Source
     assert 0 < sum(seen) < 0.6 * len(seen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_prepared_transaction_that_locks_the_table_stops_no_others(source: Source, streaming: bool) -> None:
     """Perhaps for days. Rows of the table itself are kept away by the lock."""

@@ -61,6 +61,7 @@ def test_the_log_is_the_one_of_questions_one_by_one(source: Source) -> None:
     assert content(log) == content(twin)
 
 
+@pytest.mark.long
 def test_the_server_hears_of_us_between_two_rounds(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     receiving = replace(RECEIVING, status_seconds=0.0, run_seconds=5.0, linger_seconds=1.0, relations_at_once=10)
     tables(source, 100)

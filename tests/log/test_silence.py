@@ -83,6 +83,7 @@ def test_an_idle_source_is_not_silent(source: Source, path: DeadPath) -> None:
     assert end > log.start
 
 
+@pytest.mark.long
 def test_a_walsender_at_work_is_waited_for(source: Source, path: DeadPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that decodes what is not for us sends nothing, and reads no request either."""
     looked: list[bool] = []

@@ -87,6 +87,7 @@ def test_slot_ahead_advanced_by_someone(source: Source) -> None:
     assert str(source.confirmed(log)) in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gone_on", [False, True])
 def test_log_ahead_of_a_restored_backup(own: EmbeddedServer, source: Source, tmp_path: Path, gone_on: bool) -> None:
     """An older copy of the data directory is put back: the log holds what this source does not know.

@@ -89,6 +89,7 @@ class SlowDisk(BatchWriter):
         return super().commit(closed, parts, end)
 
 
+@pytest.mark.long
 def test_a_slow_disk_keeps_no_request_waiting(source: Source, tmp_path: Path) -> None:
     """Here the session's own timeout is a second too. While one batch is written the next one is already due."""
     log, asked = source.log(), list[float]()

@@ -104,6 +104,7 @@ def _synchronise(source: Source, log: ChangeLog, standby: EmbeddedServer) -> Non
         eventually(done)
 
 
+@pytest.mark.long
 def test_ddl_that_a_standby_replays_does_not_wait_for_a_copy_there(tmp_path: Path) -> None:
     """It waits for 30 s (max_standby_streaming_delay) where nobody gives way, and the standby's queries behind it."""
     primary = new_server(tmp_path / "primary", 18, settings=TEST_SETTINGS)

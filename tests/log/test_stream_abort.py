@@ -44,6 +44,7 @@ def stream_aborts(source: Source) -> int:
     return int(row[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_rollbacks_are_passed_over(source: Source, way: str) -> None:
     """Savepoint trees rolled back in whole and in part, alone, in a row, and while others are open and large."""

@@ -71,6 +71,7 @@ def test_missing_log(source: Source) -> None:
     _refused(source, ChangeLog(Layout.of(source.folder / "nowhere")), SetupNeeded)
 
 
+@pytest.mark.long
 def test_slot_held_by_another(source: Source) -> None:
     log = source.log()
     with ReplicationConnection.open(source.database.conninfo, application_name="somebody else") as other:
@@ -79,6 +80,7 @@ def test_slot_held_by_another(source: Source) -> None:
     assert "somebody else" in str(error)
 
 
+@pytest.mark.long
 def test_slot_held_for_a_moment_is_waited_for(source: Source) -> None:
     log = source.log()
     other = ReplicationConnection.open(source.database.conninfo)

@@ -83,6 +83,7 @@ def test_one_that_ends_at_once_is_never_kept(twins: Twins) -> None:
     assert kinds(twins.check(facts=True)) == "I" * 1000 + "C"
 
 
+@pytest.mark.long
 @both
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
 def test_it_ends_after_a_restart(twins: Twins, how: str) -> None:
@@ -99,6 +100,7 @@ def test_it_ends_after_a_restart(twins: Twins, how: str) -> None:
     assert files(twins) == []
 
 
+@pytest.mark.long
 def test_a_gid_is_used_again(twins: Twins) -> None:
     source = twins.source
     twins.start()
@@ -136,6 +138,7 @@ def test_relations_that_it_was_told_hold_for_those_after_it(twins: Twins) -> Non
     assert kinds(finish(twins, facts=False)) == "IC" + "IIIC" + "IC" + "IC"
 
 
+@pytest.mark.long
 def test_relations_that_were_told_before_it_hold_in_it(twins: Twins) -> None:
     source = twins.source
     twins.start()
@@ -146,6 +149,7 @@ def test_relations_that_were_told_before_it_hold_in_it(twins: Twins) -> None:
     assert kinds(finish(twins)) == "IC" + "ITIC"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["log", "server"])
 def test_a_commit_whose_confirmation_was_lost_comes_again(twins: Twins, first: str) -> None:
     """The log holds it, and its content is kept no longer; or the whole comes once more, from its PREPARE on."""
@@ -176,6 +180,7 @@ def test_a_goal_between_prepare_and_commit(twins: Twins) -> None:
     assert kinds(twins.check(facts=True)) == "IC"
 
 
+@pytest.mark.long
 def test_messages_and_origins(twins: Twins) -> None:
     source = twins.source
     origin = f"o_{source.database.name}"
@@ -197,6 +202,7 @@ def test_messages_and_origins(twins: Twins) -> None:
     assert [row[3] for row in found] == [None, origin, origin, origin]
 
 
+@pytest.mark.long
 def test_what_is_lost_is_told(twins: Twins) -> None:
     """Never a transaction less than the source has."""
     source = twins.source
@@ -230,6 +236,7 @@ def test_a_manifest_that_is_gone_is_no_loss_after_a_rollback(twins: Twins) -> No
     assert "is missing; run `pgcdc teardown`" in str(error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "damaged"),
     [(".parquet", lambda content: content[:20]), (".json", lambda _: b""), (".json", lambda _: b"[1]")],
@@ -268,6 +275,7 @@ def test_no_copy_of_the_slot_is_drained(source: Source) -> None:
     assert len(rows(log)) == 2003
 
 
+@pytest.mark.long
 @both
 def test_what_is_told_of_it_is_what_counts(twins: Twins) -> None:
     """Without what was rolled back to a savepoint; the places of its rows have holes there."""

@@ -232,6 +232,7 @@ def _chosen(version: int) -> list[Migration]:
     return [*few, *chance.sample(on_other_bases(version), FEW_ELSEWHERE)]
 
 
+@pytest.mark.long
 @pytest.mark.takes(50)
 def test_some(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> None:
     played = _played(server, spark, tmp_path, _chosen(server.version), following=True, read=READ)

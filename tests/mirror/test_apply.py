@@ -135,6 +135,7 @@ def test_changes_of_every_kind_in_one_turn(pipe: Pipeline) -> None:
     assert pipe.turn() == {}, "nothing new"
 
 
+@pytest.mark.long
 def test_values_of_many_megabytes(pipe: Pipeline) -> None:
     """Larger than any buffer on the way: sent, kept while its row changes, and sent anew with another key."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, n int, v text)")
@@ -150,6 +151,7 @@ def test_values_of_many_megabytes(pipe: Pipeline) -> None:
     assert pipe.set_aside == {}
 
 
+@pytest.mark.long
 def test_a_mirror_of_many_turns_has_few_files(pipe: Pipeline) -> None:
     pipe.compaction = Compaction(look_every=2, most_small=3)
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (a int, v text)",
@@ -186,6 +188,7 @@ def test_what_cannot_be_followed_is_set_aside_alone(pipe: Pipeline) -> None:
     pipe.same("u")
 
 
+@pytest.mark.long
 def test_a_mirror_that_differs_is_told_and_left_as_it_was(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
@@ -221,6 +224,7 @@ def test_an_apply_can_be_repeated_and_resumed(pipe: Pipeline) -> None:
     assert len(pipe.feed("t")) == 4
 
 
+@pytest.mark.long
 def test_columns_and_features_of_another_writer(pipe: Pipeline) -> None:
     """Columns are kept, as after a run that widened a mirror and died. Features that ask more set the table aside."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")

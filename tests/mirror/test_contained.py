@@ -68,6 +68,7 @@ def _garble(path: Path) -> None:
     path.write_bytes(held)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_broken_mirrors_keep_no_other_from_its_turn(pipe: Pipeline) -> None:
     names = ["sound", "emptied", "removed", "garbled", "vector", "retyped", "dropped", "taken", "feed"]
@@ -124,6 +125,7 @@ def test_broken_mirrors_keep_no_other_from_its_turn(pipe: Pipeline) -> None:
     pipe.same("sound")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_column_of_another_hand_is_left_empty(pipe: Pipeline) -> None:
     """Whatever is in the turn: the feed's files lack it, so they are not the mirror's."""
@@ -144,6 +146,7 @@ def test_a_column_of_another_hand_is_left_empty(pipe: Pipeline) -> None:
     assert pipe.mirrored("t", ["id", "note"]) == [("1", "mine"), ("2", None), ("3", None)]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_mirror_that_is_mapped_is_not_given_the_feeds_files(pipe: Pipeline) -> None:
     """Whatever its names are now: its files call the columns otherwise."""
@@ -163,6 +166,7 @@ def test_a_mirror_that_is_mapped_is_not_given_the_feeds_files(pipe: Pipeline) ->
     pipe.same("t")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_small_files_that_cannot_be_merged(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
@@ -183,6 +187,7 @@ def test_small_files_that_cannot_be_merged(pipe: Pipeline) -> None:
     pipe.same("u")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("times", [1, ATTEMPTS])
 def test_a_lost_race_sets_nothing_aside(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, times: int) -> None:

@@ -98,6 +98,7 @@ def test_a_dropped_column_goes(tmp_path: Path) -> None:
     assert rows(mirror)[1] == {"id": 2, "a": "two", "_pgcdc_raw": {}}
 
 
+@pytest.mark.long
 def test_decimals_become_wider(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path, T, ROWS)
     after = relabelled(mirror, table(ID, A, replace(N, type=numeric(12, 2))))
@@ -184,6 +185,7 @@ def test_a_new_column_stays_one_whatever_became_of_the_run_that_took_it_up(tmp_p
     assert [(row["c"], row["n"]) for row in rows(mirror)][-1] == ("nine", Decimal("9.00"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ['a.b`c"d', "ä/%😀"])
 def test_engines_skip_files_by_names_of_before(spark: SparkSession, tmp_path: Path, name: str) -> None:
     before = table(ID, replace(A, name=name), N)

@@ -83,6 +83,7 @@ def test_absent_mirror(tmp_path: Path) -> None:
     assert (mirror.version, mirror.snapshot_lsn, mirror.replay_lsn, mirror.generation_app_id) == (-1, None, None, None)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("mapped", [False, True], ids=["as they are", "mapped"])
 def test_values_come_back_under_their_names(spark: SparkSession, tmp_path: Path, *, mapped: bool) -> None:

@@ -24,6 +24,7 @@ def spoiled(pipe: Pipeline, *statements: str) -> None:
         pipe.spark.sql(statement.format(f"delta.`{pipe.mirror('t').path}`")).collect()
 
 
+@pytest.mark.long
 def test_what_the_log_cannot_tell_is_refused(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, n int, v text)", "ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
     pipe.follow("t")

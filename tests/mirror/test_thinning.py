@@ -76,6 +76,7 @@ def assert_reads(rows: Rows, versions: set[int]) -> None:
         assert DeltaLog(Location.of(rows.path)).at(version).number == version
 
 
+@pytest.mark.long
 @given(st.integers(1, 45), st.lists(st.sets(st.integers(1, 60), max_size=6), min_size=1, max_size=3), st.data())
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 def test_promised_versions_stay_and_what_lies_between_goes(
@@ -112,6 +113,7 @@ def test_promised_versions_stay_and_what_lies_between_goes(
         assert recover(Location.of(rows.path), max(promised, default=newest)).aside == ()
 
 
+@pytest.mark.long
 def test_the_newest_promised_version_may_be_one_that_is_kept_alone(tmp_path: Path) -> None:
     rows = made(tmp_path)
     grown(rows, 27)
@@ -126,6 +128,7 @@ def test_the_newest_promised_version_may_be_one_that_is_kept_alone(tmp_path: Pat
     )
 
 
+@pytest.mark.long
 def test_what_is_young_or_not_published_yet_stays(tmp_path: Path) -> None:
     rows = made(tmp_path)
     grown(rows, 45)
@@ -162,6 +165,7 @@ def test_readers_begin_above_all_that_is_missing(tmp_path: Path, hint: str | Non
         assert told.number == 45
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", [b"", b"PAR1", bytes(5000)], ids=["empty", "cut", "zeros"])
 def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damage: bytes) -> None:
     """As of a power cut while it was made: nothing rests on it that cannot be read."""
@@ -196,6 +200,7 @@ def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:
     assert_reads(rows, {38, 46})
 
 
+@pytest.mark.long
 def test_a_kill_between_any_two_steps_is_found_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = made(tmp_path)
     grown(rows, 45)

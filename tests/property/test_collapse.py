@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,6 +151,7 @@ class Sending(Source):
         super().move(key, to, frozenset({3, 4}))
 
 
+@pytest.mark.long
 @given(start=st.sets(KEYS), steps=st.lists(STEPS, max_size=40), buckets=st.integers(1, 4), shuffle=st.integers(0, 99))
 @settings(max_examples=300, deadline=None)
 def test_divided_by_key_the_parts_are_the_whole(
@@ -173,6 +175,7 @@ def test_divided_by_key_the_parts_are_the_whole(
     assert out == source.rows
 
 
+@pytest.mark.long
 @given(
     start=st.lists(st.sampled_from("abc"), max_size=6),
     steps=st.lists(st.tuples(st.sampled_from(["add", "drop", "turn"]), *[st.sampled_from("abc")] * 2), max_size=30),

@@ -51,6 +51,7 @@ def hold(
         return workload.done
 
 
+@pytest.mark.long
 @pytest.mark.takes(40)
 def test_net_effects(server: EmbeddedServer) -> None:
     done: Counter[str] = Counter()

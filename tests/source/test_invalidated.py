@@ -14,6 +14,7 @@ from pgcdc_assets.source.slot.slotstatus import check_slot, require_slot
 from tests.servers import VERSIONS, new_server
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_slot_whose_wal_is_gone_is_lost(tmp_path: Path, version: int) -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}

@@ -43,6 +43,7 @@ def _started(unpacked: Path, code: str, **more: str) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.long
 def test_all_that_tasks_import_comes_from_it(unpacked: Path) -> None:
     names = [f"pgcdc_assets.{name}" for name in sorted(WORKERS)] + ["pgcdc_assets.store.objects"]
     done = _started(unpacked, _IMPORT.format(names=names))

@@ -58,6 +58,7 @@ def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator
         yield made
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_point_lists_what_ddl_has_made_wrong(rig: Rig) -> None:
     rig.conn.execute(START)

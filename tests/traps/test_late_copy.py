@@ -28,6 +28,7 @@ T, U = TableName("public", "t"), TableName("public", "u")
 ROUNDS = 4
 
 
+@pytest.mark.long
 def test_a_late_copy_meets_the_others_and_holds_none_up(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

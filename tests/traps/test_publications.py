@@ -35,6 +35,7 @@ def _named(rig: Rig, name: str) -> None:
     rig.settings = rig.settings.model_copy(update={"publication": name})
 
 
+@pytest.mark.long
 def test_tables_come_and_go_while_a_run_follows(rig: Rig) -> None:
     rig.settings = rig.settings.model_copy(update={"range_seconds": 0.5})
     run, pub = rig.conn.execute, rig.settings.publication
@@ -154,6 +155,7 @@ def test_filters_lists_and_partitions_via_their_root(rig: Rig) -> None:
     equal()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gone", ["DROP TABLE root_3", "ALTER TABLE root DETACH PARTITION root_3"])
 def test_a_partition_that_comes_and_goes_between_two_looks(rig: Rig, gone: str) -> None:
     """Its rows came under the root's OID and went without a word; no point lists the mirror that took them."""
@@ -182,6 +184,7 @@ def test_a_partition_that_comes_and_goes_between_two_looks(rig: Rig, gone: str) 
     rig.assert_equal("public.root")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("apart", ["; ", "\n"], ids=["in one transaction", "in several"])
 def test_a_table_that_is_a_partition_for_a_while(rig: Rig, apart: str) -> None:
     """Its rows came under the root's OID meanwhile: no point lists its own mirror without them."""
