@@ -133,9 +133,9 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
     return replace(told, in_progress=announced(settings.layout), prepared=tuple(prepared))
 
 
-def refused(error: WrongSource | StoreFailed) -> Status:
+def refused(error: SettingsError | StoreFailed) -> Status:
     """A status that says only that the source is not the project's, or that the lake is out of reach."""
-    thing = "source" if isinstance(error, WrongSource) else "lake"
+    thing = "lake" if isinstance(error, StoreFailed) else "source"
     return Status(None, None, None, None, (), (_problem(error, thing),))
 
 

@@ -14,6 +14,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.mirror.delta.mirrorschema import way_back
 
 LAG_BYTES = GIB
+FEED_OF_MESSAGES = "feed of messages"
 
 
 def _publications(facts: Facts) -> Iterator[Problem]:
@@ -198,7 +199,7 @@ def _back(table: TableFacts) -> str:
 
 def _messages(facts: Facts) -> Iterator[Problem]:
     """The feed of messages stands with the newest point, or is behind what readers of the tables see."""
-    found, thing = facts.messages, "feed of messages"
+    found, thing = facts.messages, FEED_OF_MESSAGES
     if found is None or facts.log is None:
         return
     published = facts.log.published

@@ -10,7 +10,8 @@ import dagster as dg
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.partitions import DELETE, LSN_RANGES, RangeRegister
-from pgcdc_assets.settings import Settings
+from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.facts import TableFacts
@@ -77,11 +78,11 @@ def current_health(instance: dg.DagsterInstance) -> "Status":
     """The project's status, and what is wrong with the partition keys of this instance."""
     from pgcdc_assets.checks.problem import Problem
     from pgcdc_assets.checks.status import refused, status
-    from pgcdc_assets.errors import StoreFailed, WrongSource
+    from pgcdc_assets.errors import SettingsError, StoreFailed
 
     try:
         found = status(Settings.load())
-    except (WrongSource, StoreFailed) as error:
+    except (SettingsError, StoreFailed) as error:
         return refused(error)
     what = "is no range of the log: it is passed over"
     odd = [
@@ -92,17 +93,30 @@ def current_health(instance: dg.DagsterInstance) -> "Status":
 
 
 def evaluations(health: "Status") -> list[dg.AssetCheckEvaluation]:
-    """One per check: passed, or what is wrong and what to do."""
-    names = [table.name for table in health.tables]
+    """One per check: passed, or what is wrong and what to do.
+
+    An error that concerns all tables (the source does not answer, the slot is lost) fails the check of every mirror,
+    because no mirror follows then.
+    """
+    from pgcdc_assets.checks.tablehealth import FEED_OF_MESSAGES
+
+    catalog, facts = load_catalog(CATALOG_FILE), {table.name: table for table in health.tables}
+    # A status that could not read the lake has no tables.
+    names = list(facts) or [table.name for table in (catalog.tables if catalog else ())]
     of_table = {name: [p for p in health.problems if p.thing == f"table {name}"] for name in names}
     rest = [p for p in health.problems if not any(p in found for found in of_table.values())]
+    others = ("table ", FEED_OF_MESSAGES)
+    of_all = [p for p in rest if p.severity == "error" and not p.thing.startswith(others)]
     return [
         _evaluation(keys.SLOT, SLOT_CHECK, rest, of_slot(health)),
         *(
-            _evaluation(keys.mirror_key(table.name), MIRROR_CHECK, of_table[table.name], _of_table(table))
-            for table in health.tables
+            _evaluation(
+                keys.mirror_key(name), MIRROR_CHECK, [*of_table[name], *of_all],
+                _of_table(facts[name]) if name in facts else {},
+            )
+            for name in names
         ),
-    ]
+    ]  # fmt: skip
 
 
 def health_digest(health: "Status") -> str:

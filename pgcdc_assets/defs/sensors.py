@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import dagster as dg
+import psycopg
 
+from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs import keys
 from pgcdc_assets.defs.backlog import look
 from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, of_slot
@@ -19,12 +21,14 @@ from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.flow import lock, outcomes
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
+from pgcdc_assets.source.connect.failures import of_exception
 
 SENSOR_ON = "PGCDC_ASSETS_SENSOR"
 """Set to ``on`` by ``pgcdc up``; elsewhere the sensor waits to be switched on in the UI."""
 
-_TELL_SECONDS = 60.0
-"""Seconds between two recorded observations of the slot, so that a day's events stay few."""
+_TELL_SECONDS = 30.0
+"""Seconds between two looks at the project's health, each recorded as one observation of the slot. A fault is in the
+checks within a minute, also if a tick comes late and the source takes some seconds not to answer."""
 
 
 def sync_sensor(settings: Settings) -> dg.SensorDefinition:
@@ -44,34 +48,35 @@ def sync_sensor(settings: Settings) -> dg.SensorDefinition:
 
 
 def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source) -> dg.SensorResult | dg.SkipReason:
-    """One evaluation of the sensor: cursor in, at most one request out."""
+    """One evaluation of the sensor: cursor in, at most one request out. Health is recorded whatever the tick finds."""
     catalog = load_catalog(CATALOG_FILE)
     if catalog is None:
         return dg.SkipReason("nothing is set up yet: run `pgcdc setup`")
     cursor = Cursor.parse(context.cursor)
+    try:
+        decision, cursor = _decided(context, settings, source, catalog, cursor)
+    except PgcdcError as error:
+        decision = Decision(False, str(error))
+    except psycopg.Error as error:
+        decision = Decision(False, str(of_exception(error).typed()))
+    events, cursor = _told(cursor, context.instance)
+    requests = [dg.RunRequest(run_config=run_config(settings))] if decision.wanted else []
+    skip = None if decision.wanted else dg.SkipReason(decision.why)
+    return dg.SensorResult(run_requests=requests, skip_reason=skip, cursor=str(cursor), asset_events=events)
+
+
+def _decided(
+    context: dg.SensorEvaluationContext, settings: Settings, source: Source, catalog: Catalog, cursor: Cursor
+) -> tuple[Decision, Cursor]:
     for run_id in report_dead_runs(context.instance, settings.layout):
         context.log.warning(f"run {run_id[:8]} died: reported as failed")
     reason = busy(_runs(context.instance, settings), time.time())
     if reason:
-        # A run may last half an hour, a first copy longer: health is recorded meanwhile, too.
-        events, cursor = _told(cursor, context.instance)
-        return dg.SensorResult(skip_reason=dg.SkipReason(reason), cursor=str(cursor), asset_events=events)
-    try:
-        with source.connection(settings) as conn:
-            seen = look(
-                conn, catalog, settings.layout, cursor, messages=bool(settings.messages), origin=settings.origin
-            )
-    except PgcdcError as error:
-        return dg.SkipReason(str(error))
-    decision = decide(seen, cursor.seen(seen), settings.range_seconds)
-    return _result(decision, cursor.seen(seen), settings, context.instance)
-
-
-def _result(decision: Decision, cursor: Cursor, settings: Settings, instance: dg.DagsterInstance) -> dg.SensorResult:
-    events, cursor = _told(cursor, instance)
-    requests = [dg.RunRequest(run_config=run_config(settings))] if decision.wanted else []
-    skip = None if decision.wanted else dg.SkipReason(decision.why)
-    return dg.SensorResult(run_requests=requests, skip_reason=skip, cursor=str(cursor), asset_events=events)
+        return Decision(False, reason), cursor
+    with source.connection(settings) as conn:
+        seen = look(conn, catalog, settings.layout, cursor, messages=bool(settings.messages), origin=settings.origin)
+    cursor = cursor.seen(seen)
+    return decide(seen, cursor, settings.range_seconds), cursor
 
 
 def run_config(settings: Settings) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def run_config(settings: Settings) -> dict[str, Any]:
 
 
 def _told(cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Cursor]:
-    """The events to record now: the slot's observation once a minute, the checks when they say something else."""
+    """The events to record now: the slot's observation now and then, the checks when they say something else."""
     now = time.time()
     if now - cursor.told < _TELL_SECONDS:
         return [], cursor

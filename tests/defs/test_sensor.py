@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +183,27 @@ def test_slot_and_health_are_told_now_and_then(
     cursor = Cursor.parse(first.cursor)
     assert look(instance, settings, cursor).asset_events == []
 
-    later = Cursor(cursor.position, cursor.since, cursor.empty_to, cursor.told - 61, cursor.health)
+    later = replace(cursor, told=cursor.told - 31)
     assert [type(event) for event in look(instance, settings, later).asset_events] == [dg.AssetObservation]
 
     conn.execute(f"ALTER PUBLICATION {settings.publication} DROP TABLE public.t")
     told = look(instance, settings, later).asset_events
     wrong = [event for event in told if isinstance(event, dg.AssetCheckEvaluation) and not event.passed]
     assert any("changes are lost meanwhile" in str(event.description) for event in wrong)
+
+
+@pytest.mark.usefixtures("level")
+def test_all_checks_are_red_within_a_minute_after_the_source_went_down(
+    instance: dg.DagsterInstance, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cursor = Cursor.parse(look(instance, settings).cursor)
+    monkeypatch.setenv("PGCDC_SOURCE", "host=/nowhere dbname=x")
+    result = look(instance, Settings.load(), replace(cursor, told=cursor.told - 50))
+    assert "/nowhere" in why(result)
+    found = {str(event.asset_key.path): event for event in result.asset_events
+             if isinstance(event, dg.AssetCheckEvaluation)}  # fmt: skip
+    assert found.keys() == {"['slot']", "['public', 't']"}
+    for check in found.values():
+        assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
+        assert "/nowhere" in str(check.description)
+    assert look(instance, settings, Cursor.parse(result.cursor)).asset_events == [], "a day's events stay few"

@@ -17,6 +17,7 @@ from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY
 from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
+from pgcdc_assets.checks import status
 from pgcdc_assets.checks.facts import TableFacts
 from pgcdc_assets.checks.problem import Problem
 from pgcdc_assets.checks.status import Status
@@ -32,7 +33,7 @@ from pgcdc_assets.defs.observer import Nobody
 from pgcdc_assets.defs.partitions import RangeRegister
 from pgcdc_assets.defs.runs import PROCESS_TAG, process_mark
 from pgcdc_assets.defs.sync import REPAIR_OP, SYNC_OP, repair_job, sync_job
-from pgcdc_assets.errors import LockHeld
+from pgcdc_assets.errors import LockHeld, StoreFailed
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.reports import MessagesReport
 from pgcdc_assets.log.reader import ChangeLog
@@ -390,6 +391,18 @@ def test_an_odd_key_is_told_by_the_slot_s_check(instance: dg.DagsterInstance) ->
     (slot, *_) = evaluations(current_health(instance))
     assert "2026-01-01" in str(slot.description)
     assert "Delete partitions" in str(slot.description)
+
+
+def test_a_lake_out_of_reach_fails_the_check_of_every_mirror(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_reach(settings: Settings) -> status.Status:
+        raise StoreFailed("does not answer", thing="s3://bucket/lake")
+
+    monkeypatch.setattr(status, "status", out_of_reach)
+    found = evaluations(current_health(instance))
+    assert [check.asset_key.path for check in found] == [["slot"], ["public", "orders"], ["public", "events"]]
+    assert all("s3://bucket/lake does not answer" in str(check.description) and not check.passed for check in found)
 
 
 def test_materialising_a_snapshot_asks_for_a_new_copy_and_registers_its_key(instance: dg.DagsterInstance) -> None:
