@@ -61,6 +61,15 @@ class WrongSource(SettingsError):
     """No source is named, or one that the project was not set up with; nothing was started or written."""
 
 
+class WrongInstance(SettingsError):
+    """A Dagster instance that belongs to another project; nothing was started or written."""
+
+    advice = (
+        "set DAGSTER_HOME to a folder of this project's own, or unset it: .dagster is used then; if that project is "
+        "gone, delete all partitions of the assets `change_log` and `snapshot/...` in Dagster's UI"
+    )
+
+
 class BadRange(UsageError):
     """A text or key that is not an LSN range."""
 

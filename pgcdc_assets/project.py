@@ -14,6 +14,7 @@ from pgcdc_assets.settings import STATE_FOLDER, Settings
 from pgcdc_assets.store.private import private_folder
 
 LOCATION = "pgcdc_assets"
+DAGSTER_FOLDER = ".dagster"
 
 INSTANCE_YAML = """\
 # Dagster's instance for this project; docs/operations.md says why each line is there.
@@ -94,7 +95,7 @@ def dagster_home() -> Path:
                                 do="make it, or unset the variable: .dagster is used then")  # fmt: skip
         ours = not any(home.iterdir())
     else:
-        home, ours = private_folder(Path(".dagster").absolute()), True
+        home, ours = private_folder(Path(DAGSTER_FOLDER).absolute()), True
     config = home / "dagster.yaml"
     if ours and not config.exists():
         config.write_text(INSTANCE_YAML)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.names import TableName, nearest
 from pgcdc_assets.errors import PgcdcError, UnknownTable
-from pgcdc_assets.project import LOCATION, dagster_home
+from pgcdc_assets.project import DAGSTER_FOLDER, LOCATION, dagster_home
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, RUN_LOG, Settings
 from pgcdc_assets.store.private import private_log
@@ -61,6 +63,26 @@ def instance() -> dg.DagsterInstance:
     return dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(dagster_home()), overrides=_NO_COMPUTE_LOGS))
 
 
+def claim_instance(identity: Identity) -> None:
+    """Raise WrongInstance if the Dagster instance belongs to another project."""
+    from pgcdc_assets.defs.ownproject import claim
+
+    with instance() as runs:
+        claim(runs, identity)
+
+
+def release_instance() -> None:
+    """Let another project have the Dagster instance, if there is one and it belongs to this project."""
+    from pgcdc_assets.defs.ownproject import release
+
+    catalog = None
+    with suppress(PgcdcError, OSError, ValueError, KeyError, TypeError):
+        catalog = load_catalog(CATALOG_FILE)
+    if catalog is not None and Path(os.environ.get("DAGSTER_HOME") or DAGSTER_FOLDER).is_dir():
+        with instance() as runs:
+            release(runs, catalog.identity)
+
+
 @contextmanager
 def noise_in_file() -> Iterator[None]:
     """Send what Java and libraries print on stderr into a file, so that the command alone writes to the terminal."""
@@ -96,10 +118,15 @@ def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: Co
     """Run the job. Raises the run's own error, as if the work had been called directly."""
     import dagster as dg
 
+    from pgcdc_assets.defs.ownproject import claim
     from pgcdc_assets.defs.resources import Engines, LakeSpark, Source
 
+    catalog = load_catalog(CATALOG_FILE)
     resources = {"engines": Engines(spark=LakeSpark(), source=Source()), "watcher": progress}
     with instance() as runs, noise_in_file():
+        if catalog is not None:
+            # The run checks this too, but a run that fails is one that the other project's sensor sees.
+            claim(runs, catalog.identity)
         try:
             job.execute_in_process(
                 run_config={"ops": {op: {"config": dict(config)}}, "loggers": QUIET},

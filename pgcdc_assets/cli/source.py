@@ -134,6 +134,7 @@ def _tell_waiting(holders: Sequence[Blocker]) -> None:
 def _removed(settings: Settings, lake_too: bool, *, forget: bool) -> list[str]:
     """Clear away under the lake's lock, so that nobody writes meanwhile."""
     from pgcdc_assets.checks.origin import ORIGIN_FILE
+    from pgcdc_assets.cli.jobs import release_instance
     from pgcdc_assets.errors import MachineError
     from pgcdc_assets.flow.lock import lake_lock, unwritable
     from pgcdc_assets.settings import CATALOG_FILE
@@ -146,6 +147,7 @@ def _removed(settings: Settings, lake_too: bool, *, forget: bool) -> list[str]:
         raise unwritable(settings.layout, error) from None
     with lake_lock(settings.layout, "teardown") if there else nullcontext():
         gone = _retired_log(settings) if forget else _removed_from_source(settings)
+        release_instance()
         CATALOG_FILE.unlink(missing_ok=True)
         ORIGIN_FILE.unlink(missing_ok=True)
         if lake_too:

@@ -20,7 +20,7 @@ from typing import IO, Any
 import click
 import psutil
 
-from pgcdc_assets.cli.jobs import environment
+from pgcdc_assets.cli.jobs import claim_instance, environment
 from pgcdc_assets.cli.reloading import Reloading, by_webserver
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.layout import Layout
@@ -51,12 +51,16 @@ def up(port: int | None, host: str) -> int:
     """Open Dagster's UI, with the sensor on."""
     from pgcdc_assets.checks.origin import is_embedded
     from pgcdc_assets.cli.source import make_ready
+    from pgcdc_assets.source.connect.connection import connect
+    from pgcdc_assets.source.slot.slotstatus import identity
 
     settings = Settings.load()
     if port is not None and not _is_free(host, port):
         raise MachineError(f"{port} is in use", thing="port", do="name another one in --port, or leave it out")
     stop = threading.Event()
     conninfo = started_source(settings, survive=False)
+    with connect(conninfo) as conn:
+        claim_instance(identity(conn, settings.slot))
     make_ready(settings, conninfo)
     if is_embedded(settings):
         click.echo(f"embedded PostgreSQL: {shop.server().psql}", err=True)

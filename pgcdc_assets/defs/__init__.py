@@ -10,4 +10,5 @@ sync        the sync job                        runs        what Dagster knows o
 observer    a run's events as Dagster's         backlog     how much the slot holds
 checks      health as asset checks              downstream  what follows a mirror
 maintenance the maintenance job                 retention   runs and events that are old
+ownproject  one project in an instance
 """

@@ -14,10 +14,11 @@ from pgcdc_assets.defs import keys
 from pgcdc_assets.defs.backlog import look
 from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, of_slot
 from pgcdc_assets.defs.demand import Cursor, Decision, Runs, busy, decide
+from pgcdc_assets.defs.ownproject import claim
 from pgcdc_assets.defs.resources import Source
 from pgcdc_assets.defs.runs import OURS, RUNNING, SYNC_JOB, WAITING, report_dead_runs
 from pgcdc_assets.defs.sync import SYNC_OP, sync_job
-from pgcdc_assets.errors import LakeError, PgcdcError
+from pgcdc_assets.errors import LakeError, PgcdcError, WrongInstance
 from pgcdc_assets.flow import lock, outcomes
 from pgcdc_assets.savedcatalog import load_catalog
 from pgcdc_assets.settings import CATALOG_FILE, Settings
@@ -52,6 +53,11 @@ def tick(context: dg.SensorEvaluationContext, settings: Settings, source: Source
     catalog = load_catalog(CATALOG_FILE)
     if catalog is None:
         return dg.SkipReason("nothing is set up yet: run `pgcdc setup`")
+    try:
+        claim(context.instance, catalog.identity)
+    except WrongInstance as error:
+        # Nothing is recorded: the checks in this instance are those of the other project.
+        return dg.SkipReason(str(error))
     cursor = Cursor.parse(context.cursor)
     try:
         decision, cursor = _decided(context, settings, source, catalog, cursor)

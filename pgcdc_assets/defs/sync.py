@@ -12,6 +12,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.defs import keys, metadata
 from pgcdc_assets.defs.observer import DagsterObserver, Watcher
+from pgcdc_assets.defs.ownproject import claim
 from pgcdc_assets.defs.partitions import RangeRegister
 from pgcdc_assets.defs.resources import Engines
 from pgcdc_assets.defs.runs import (
@@ -23,7 +24,8 @@ from pgcdc_assets.defs.runs import (
     stop_on_signals,
 )
 from pgcdc_assets.errors import UsageError
-from pgcdc_assets.settings import Settings
+from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.settings import CATALOG_FILE, Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.engine import Engine
@@ -121,10 +123,13 @@ def engine_at_rest(context: dg.OpExecutionContext, engines: Engines, watcher: Wa
 
 @contextmanager
 def writing_run(context: dg.OpExecutionContext, stop: threading.Event | None = None) -> Iterator[None]:
-    """Do what every run that writes does around its work: name its process, mark dead runs as failed, listen to signals
-    if it can end at a boundary, and report our errors in one line."""
+    """Do what every run that writes does around its work: name its process, make sure that the instance is this
+    project's, mark dead runs as failed, listen to signals if it can end at a boundary, and report our errors in one
+    line."""
     mark_process(context)
     with as_failures():
+        if catalog := load_catalog(CATALOG_FILE):
+            claim(context.instance, catalog.identity)
         report_dead_runs(context.instance, Settings.load().layout)
         if stop is None:
             yield
@@ -144,6 +149,7 @@ def of_sync(report: "SyncReport") -> metadata.Metadata:
         "seconds": report.seconds,
         "tables_set_aside": len(report.set_aside),
         "tables_changed_by_others": len(report.changed),
+        "tables_left": len(report.left),
     }
     return positions | metadata.numbers(counts)
 

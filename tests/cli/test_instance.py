@@ -1,0 +1,65 @@
+"""Two projects with one DAGSTER_HOME: the second is refused before it starts a run or changes its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.cli.jobs import instance
+from pgcdc_assets.defs.ownproject import claim
+from pgcdc_assets.defs.partitions import RangeRegister
+from pgcdc_assets.errors import WrongInstance
+from pgcdc_assets.savedcatalog import load_catalog
+from pgcdc_assets.settings import CATALOG_FILE
+from tests.cli.conftest import Shell
+from tests.cli.test_origin import traces
+from tests.defs.doubles import span
+from tests.defs.test_ownproject import FIRST
+
+
+@pytest.fixture
+def shared(shell: Shell, tmp_path: Path) -> Shell:
+    """A shell whose instance another project has used."""
+    home = tmp_path / "dagster"
+    home.mkdir()
+    shell.patch.setenv("DAGSTER_HOME", str(home))
+    with instance() as runs:
+        claim(runs, FIRST.identity)
+        RangeRegister(runs).add(span(0x10, 0x20))
+    return shell
+
+
+def test_commands_of_a_second_project_are_refused_before_they_start_a_run(shared: Shell) -> None:
+    shared.pgcdc("setup")
+    for arguments in (["sync"], ["follow"], ["maintain"], ["snapshot", "a"]):
+        said = shared.pgcdc(*arguments, expect=2)
+        assert "belongs to another project, which reads slot first of system 7" in said
+        assert "DAGSTER_HOME" in said
+        assert len(said.strip().splitlines()) == 1
+    assert not Path("lake").exists()
+    with instance() as runs:
+        assert runs.get_runs_count() == 0
+        assert RangeRegister(runs).known() == [span(0x10, 0x20)]
+    shared.pgcdc("teardown", "--yes")
+    with instance() as runs:
+        claim(runs, FIRST.identity)
+
+
+def test_up_of_a_second_project_is_refused_before_it_sets_anything_up(shared: Shell) -> None:
+    assert "belongs to another project" in shared.pgcdc("up", expect=2)
+    assert traces(shared.database) == []
+
+
+def test_teardown_lets_another_project_have_the_instance(shell: Shell) -> None:
+    shell.pgcdc("setup")
+    catalog = load_catalog(CATALOG_FILE)
+    assert catalog is not None
+    with instance() as runs:
+        claim(runs, catalog.identity)
+        RangeRegister(runs).add(span(0x10, 0x20))
+        with pytest.raises(WrongInstance):
+            claim(runs, FIRST.identity)
+    shell.pgcdc("teardown", "--yes", "--forget")
+    with instance() as runs:
+        claim(runs, FIRST.identity)
