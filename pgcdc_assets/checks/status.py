@@ -20,15 +20,17 @@ from pgcdc_assets.checks.health import problems
 from pgcdc_assets.checks.last_runs import of_outcomes
 from pgcdc_assets.checks.message_facts import read_message_facts
 from pgcdc_assets.checks.origin import is_embedded, refuse_other_identity, source_of
-from pgcdc_assets.checks.problem import Problem
+from pgcdc_assets.checks.problem import Problem, Severity
 from pgcdc_assets.checks.source_facts import read_source, with_settings
 from pgcdc_assets.checks.table_facts import read_left, read_tables, read_untaken
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import LakeError, PgcdcError, SettingsError, SourceUnavailable, StoreFailed, WrongSource
-from pgcdc_assets.flow import outcomes
+from pgcdc_assets.flow import hold, lock, outcomes
+from pgcdc_assets.flow.hold import Hold
 from pgcdc_assets.flow.outcomes import Outcome
 from pgcdc_assets.log.prepared import PreparedTransaction
 from pgcdc_assets.log.preparedfolder import PreparedFolder
@@ -67,6 +69,8 @@ class Status:
     """Transactions of which a running receiver holds a part."""
     prepared: tuple[PreparedTransaction, ...] = ()
     """Those whose content the lake keeps until their COMMIT PREPARED or ROLLBACK PREPARED, oldest first."""
+    hold: Hold | None = None
+    """The request of a ``verify`` for a point at its LSN; without an LSN, no turn begins for a while."""
 
     @property
     def ok(self) -> bool:
@@ -82,6 +86,7 @@ class Status:
             "lag_bytes": self.lag_bytes,
             "in_progress": _in_progress_json(self.in_progress),
             "prepared": [_prepared_json(transaction) for transaction in self.prepared],
+            "hold": None if self.hold is None else {"by": str(self.hold.by or ""), "lsn": _text(self.hold.lsn)},
             **_messages_json(self.messages),
             "tables": [
                 {
@@ -127,10 +132,13 @@ def status(settings: Settings, conninfo: str | None = None) -> Status:
         facts = replace(facts, messages=read_message_facts(settings.layout, facts))
     last, unknown = _last(settings.layout)
     prepared, damaged = _prepared(settings.layout)
-    found = [*unread, *more, *damaged, *unknown, *problems(facts), *of_outcomes(last)]
+    nameless = _nameless(settings.layout)
+    found = [*unread, *more, *damaged, *unknown, *nameless, *problems(facts), *of_outcomes(last)]
     found.sort(key=lambda problem: problem.severity != "error")
     told = _status(facts, found, last)
-    return replace(told, in_progress=announced(settings.layout), prepared=tuple(prepared))
+    return replace(
+        told, in_progress=announced(settings.layout), prepared=tuple(prepared), hold=hold.current(settings.layout)
+    )
 
 
 def refused(error: SettingsError | StoreFailed) -> Status:
@@ -266,6 +274,21 @@ def _prepared(layout: Layout) -> tuple[list[PreparedTransaction], list[Problem]]
     except PgcdcError as error:
         return [], [_problem(error, "prepared transactions")]
     return sorted(found, key=lambda transaction: transaction.key.end_lsn), []
+
+
+def _nameless(layout: Layout) -> list[Problem]:
+    """Locks that stop us, and whose holders do not say who they are: another program holds the files."""
+    stopped: dict[Location, tuple[Severity, str]] = {
+        layout.lock: ("error", "nothing can be written to the lake"),
+        layout.hold: ("warning", f"mirrors wait for it for {hold.UNNAMED_SECONDS:g} s, and `pgcdc verify` is refused"),
+        layout.waiting: ("warning", "commands that wait for a running sync are refused"),
+    }
+    do = "end it: a backup, for one, may lock the files that it reads; `fuser` and `lslocks` name the process"
+    return [
+        Problem(severity, f"file {place}", f"is locked by a process that does not say who it is, or is another "
+                f"account's: {what}", do)
+        for place in lock.nameless(layout) for severity, what in [stopped[place]]
+    ]  # fmt: skip
 
 
 def _prepared_json(found: PreparedTransaction) -> dict[str, Any]:

@@ -174,6 +174,8 @@ def _print_status(found: Status) -> None:
         say(f"confirmed_flush_lsn  {slot['confirmed_flush_lsn'] or '-'}")
     if found.in_progress is not None:
         say(f"in progress          {_in_progress(found.in_progress)}")
+    if found.hold is not None:
+        say(f"held                 by {found.hold}" + ("" if found.hold.lsn else ": no turn begins"))
     for kept in data["prepared"]:
         what = f"xid {kept['xid']}, {kept['changes']:,} changes, since {kept['prepared']}"
         say(f"prepared             {visible(kept['gid'])}: {what}")

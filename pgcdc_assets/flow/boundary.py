@@ -83,6 +83,9 @@ class Boundary:
                     if time.monotonic() > deadline:
                         raise
                     continue
+                if self._request.is_late and time.monotonic() < deadline:
+                    # The running sync may have gone on.
+                    continue
                 stack.enter_context(attempt.pop_all())
                 return taken
 

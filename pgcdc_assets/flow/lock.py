@@ -46,6 +46,8 @@ class LockHolder:
     """None if the lock does not say."""
 
     def __str__(self) -> str:
+        if not self.pid:
+            return "a process that does not say who it is"
         return f"`pgcdc {self.command}` ({self.process.told if self.process else f'pid {self.pid}'})"
 
     @property
@@ -99,8 +101,9 @@ def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop:
 
 
 def waiting(layout: Layout) -> str | None:
-    """The command that waits for the lake, in words; None if none does."""
-    return lease.text_of_holder(layout.waiting)
+    """The command that waits for the lake, in words; None if none does. Nothing gives way to a process that does not
+    say who it is."""
+    return lease.text_of_holder(layout.waiting) or None
 
 
 def free_again(layout: Layout, stop: threading.Event) -> bool:
@@ -154,6 +157,13 @@ def holder(layout: Layout) -> LockHolder | None:
         return LockHolder(int(content["pid"]), str(content["command"]), bool(content["gives_way"]), process)
     except (ValueError, KeyError, TypeError, AttributeError):
         return LockHolder(0, "unknown")
+
+
+def nameless(layout: Layout) -> list[Location]:
+    """The places of the lake that are held by a process that does not say who it is. Ours do so as soon as they have
+    taken a place; any program that may open the file can hold it."""
+    return [place for place in (layout.lock, layout.hold, layout.waiting) if not lease.text_of_holder(place)
+            and lease.is_locked(place) and not lease.text_of_holder(place)]  # fmt: skip
 
 
 def silence(layout: Layout) -> float:

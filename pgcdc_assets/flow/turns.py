@@ -34,6 +34,7 @@ class Turns:
         self._copies = copies
         self._ranges = ranges
         self._succeed = succeed
+        self.requests = hold.Requests(work.layout)
         # If an earlier operation copied a table, applied to it, or followed its structure, and ended before a point
         # listed that, this run owes the point in any case.
         self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)
@@ -82,7 +83,7 @@ class Turns:
     def _view(self, *, paused: bool, gathers: bool) -> View:
         # Read the position before the request: a request that this look misses has an LSN above the position.
         complete, progress = self._stream.complete_to, self._work.progress
-        request = hold.current(self._work.layout)
+        request = self.requests.current()
         exact = request.lsn if request is not None else None
         late = {entry.table.name for entry in progress.listed.late()}
         return View(

@@ -7,13 +7,15 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from pgcdc_assets.core.location import Location
 from pgcdc_assets.store.base import Lease
 from pgcdc_assets.store.local import path_of
 
+_OWNER_ONLY = 0o600
+"""Whoever may open a file, even for reading alone, may lock it, and would stop its owner."""
 _TRIES = 20
 _PAUSE = 0.01
 """Whoever looks whether a lease is held takes it for an instant; these tries outlast any such look."""
@@ -48,9 +50,12 @@ def held(place: Location) -> Iterator[FileLease | None]:
 
 
 def text_of_holder(place: Location) -> str | None:
-    """What the living holder says; None when nobody holds the place."""
+    """What the living holder says; None when nobody holds the place. It may say nothing yet, and a holder of another
+    user says nothing to us."""
     try:
         file = path_of(place).open()
+    except PermissionError:
+        return ""
     except OSError:
         return None
     with file:
@@ -59,6 +64,16 @@ def text_of_holder(place: Location) -> str | None:
         except BlockingIOError:
             return file.read()
         return None
+
+
+def is_locked(place: Location) -> bool:
+    """See :func:`pgcdc_assets.store.lease.is_locked`. A shared lock of another program counts too, because it keeps us
+    from taking the place."""
+    try:
+        with path_of(place).open("r+") as file:
+            return not _taken(file)
+    except OSError:
+        return False
 
 
 def silent_for(place: Location) -> float:
@@ -77,7 +92,11 @@ def _opened(place: Location) -> IO[str]:
     """
     path = path_of(place)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY), "r+")
+    with suppress(PermissionError):
+        # A copy of a lake may have been made with other rights.
+        os.fchmod(file.fileno(), _OWNER_ONLY)
+    return file
 
 
 def _taken(file: IO[str]) -> bool:

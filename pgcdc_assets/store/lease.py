@@ -30,6 +30,12 @@ def text_of_holder(place: Location) -> str | None:
     return filelease.text_of_holder(place) if place.scheme == LOCAL else chainlease.text_of_holder(place)
 
 
+def is_locked(place: Location) -> bool:
+    """Whether anybody holds the place for longer than a look takes, also one who says nothing, such as a program that
+    locks the file for itself. False if we may not know."""
+    return filelease.is_locked(place) if place.scheme == LOCAL else chainlease.text_of_holder(place) is not None
+
+
 def silent_for(place: Location) -> float:
     """Seconds since a holder took the place, said something or gave it back; infinite if there was none.
 

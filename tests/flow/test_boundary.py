@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import SourceConnection, connect
 from pgcdc_assets.source.slot.blockers import Blocker, transactions
+from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig
 from tests.waiting import wait_for
@@ -160,6 +162,25 @@ def test_a_transaction_that_never_ends_is_named(
     ):
         pass
     assert hold.current(settings.layout) is None
+
+
+def test_a_snapshot_that_took_too_long_is_taken_again(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The running sync goes on by itself after a while, and may have passed the snapshot's LSN."""
+    late, points = iter([True, False]), list[Lsn]()
+    monkeypatch.setattr(hold.HoldRequest, "is_late", property(lambda request: next(late)))
+
+    @contextmanager
+    def taken(*args: Any, **options: Any) -> Iterator[Snapshot]:
+        with exported_snapshot(*args, **options) as snapshot:
+            points.append(snapshot.consistent_point)
+            yield snapshot
+
+    monkeypatch.setattr(boundary, "exported_snapshot", taken)
+    with _boundary(settings).snapshot() as snapshot:
+        assert len(points) == 2
+        assert snapshot.consistent_point == points[1]
 
 
 def test_a_snapshot_does_not_stay_open_for_mirrors_that_do_not_come(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -7,14 +8,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from stat import S_IMODE
 
 import pytest
 
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.location import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LockHeld, MachineError
 from pgcdc_assets.flow import hold
-from pgcdc_assets.flow.lock import LockHolder, free_again, holder, lake_in_turn, lake_lock, waiting
+from pgcdc_assets.flow.lock import LockHolder, free_again, holder, lake_in_turn, lake_lock, nameless, waiting
+from pgcdc_assets.store.local import path_of
 from tests.waiting import wait_for
 
 HOLD_IT = """
@@ -79,6 +83,56 @@ def test_hold_is_seen_first_without_and_then_with_its_lsn(layout: Layout) -> Non
         with pytest.raises(LockHeld), hold.placed(layout):
             pass
     assert hold.current(layout) is None
+
+
+def test_a_request_is_heeded_for_a_limited_time(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold, "UNNAMED_SECONDS", 0.2)
+    requests = hold.Requests(layout)
+    with hold.placed(layout) as request:
+        assert requests.current() == hold.Hold(None)
+        wait_for(lambda: requests.current() is None, what="the end of the time")
+        request.at(Lsn(16))
+        assert requests.current() is None, "the run may have passed the LSN"
+    with hold.placed(layout) as request:
+        request.at(Lsn(32))
+        assert requests.current() == hold.Hold(Lsn(32)), "another request has a time of its own"
+
+
+@contextmanager
+def _locked_by_a_stranger(place: Location, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """As by a backup: the file is locked, and nothing is written into it."""
+    path = path_of(place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, kind)
+        yield
+
+
+def test_a_stranger_s_lock_stops_no_turn_for_long_and_is_named(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold, "UNNAMED_SECONDS", 0.2)
+    requests = hold.Requests(layout)
+    with _locked_by_a_stranger(layout.hold):
+        assert requests.current() == hold.Hold(None)
+        wait_for(lambda: requests.current() is None, what="the end of the time")
+        assert nameless(layout) == [layout.hold]
+    assert requests.current() is None
+    with _locked_by_a_stranger(layout.waiting):
+        assert waiting(layout) is None, "a sync that follows would give way for ever"
+        assert nameless(layout) == [layout.waiting]
+    with _locked_by_a_stranger(layout.lock), pytest.raises(LockHeld), lake_lock(layout, "sync"):
+        pass
+    with _locked_by_a_stranger(layout.lock, fcntl.LOCK_SH):
+        assert nameless(layout) == [layout.lock], "a shared lock keeps us from writing, too"
+    with lake_lock(layout, "sync"), hold.placed(layout):
+        assert nameless(layout) == []
+
+
+def test_only_their_owner_can_lock_the_files_of_locks(layout: Layout) -> None:
+    with lake_lock(layout, "sync"):
+        path_of(layout.lock).chmod(0o644)
+    with lake_lock(layout, "sync"), hold.placed(layout):
+        modes = {S_IMODE(path_of(place).stat().st_mode) for place in (layout.lock, layout.hold)}
+    assert modes == {0o600}
 
 
 class Waiting:

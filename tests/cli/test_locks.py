@@ -1,0 +1,34 @@
+"""`status` names who holds the lake's locks, and says so where a holder does not say who it is."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.flow import hold
+from tests.cli.conftest import Shell
+
+
+def test_status_shows_the_request_of_a_verify(shell: Shell) -> None:
+    shell.pgcdc("setup")
+    with hold.placed(Layout.of(shell.folder / "lake")) as request:
+        assert f"held                 by `pgcdc verify` (pid {os.getpid()}): no turn begins" in shell.pgcdc("status")
+        request.at(Lsn(16))
+        assert f"held                 by `pgcdc verify` (pid {os.getpid()}), at 0/10\n" in shell.pgcdc("status")
+        assert json.loads(shell.pgcdc("status", "--json"))["hold"]["lsn"] == "0/10"
+    assert "held  " not in shell.pgcdc("status")
+
+
+def test_status_names_a_lock_whose_holder_does_not_say_who_it_is(shell: Shell) -> None:
+    shell.pgcdc("setup")
+    own = Path("lake/_pgcdc")
+    own.mkdir(parents=True)
+    for name, code in (("hold", 0), ("waiting", 0), ("lock", 1)):
+        with (own / name).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            said = shell.pgcdc("status", expect=code)
+            assert f"/_pgcdc/{name} is locked by a process that does not say who it is" in said
