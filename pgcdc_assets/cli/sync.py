@@ -112,6 +112,8 @@ def _print_sync(report: SyncReport, as_json: bool) -> None:
     for table, reason in report.set_aside:
         do = way_back(table, refused=table in report.refused)
         say(f"pgcdc: {table} is set aside: {reason}; {do}", err=True)
+    for table, reason in report.left:
+        say(f"pgcdc: {table} stays behind the other tables: {reason}; run `pgcdc sync` again", err=True)
     for table, what in report.changed:
         do = f"`pgcdc verify {table.shell}` names the rows, `pgcdc snapshot {table.shell}` copies it anew"
         say(f"pgcdc: the mirror of {table} is not what the source has: {what}; {do}", err=True)
@@ -119,7 +121,7 @@ def _print_sync(report: SyncReport, as_json: bool) -> None:
 
 def sync_json(report: SyncReport) -> dict[str, Any]:
     return {
-        "ok": not (report.set_aside or report.changed),
+        "ok": not _code(report),
         "start_lsn": str(report.start),
         "replay_lsn": str(report.end),
         "transform_lsn": str(report.transform_lsn),
@@ -133,10 +135,11 @@ def sync_json(report: SyncReport) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "set_aside": [{"name": str(table), "reason": reason} for table, reason in report.set_aside],
         "changed": [{"name": str(table), "what": what} for table, what in report.changed],
+        "left": [{"name": str(table), "reason": reason} for table, reason in report.left],
     }
 
 
 def _code(report: SyncReport) -> int:
-    """The exit code. A run that did all it could, but left a table that needs a person (set aside, or its mirror
-    changed by another writer), differs from a run that failed and should be repeated."""
-    return 3 if report.set_aside or report.changed else 0
+    """The exit code. A run that did all it could, but left a table behind (set aside, its mirror changed by another
+    writer, or still to be copied), differs from a run that failed."""
+    return 3 if report.set_aside or report.changed or report.left else 0

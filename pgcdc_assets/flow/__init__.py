@@ -23,7 +23,7 @@ renaming    lets mirrors go on under the new names of their tables
 reshaping   changes of mirrors for both, in a thread of their own
 forgetting  deletes mirrors of tables that are gone
 recovering  repairs what a power cut left       outcomes    how the last operations ended
-sentinel    what an operator tells the runs
+sentinel    what an operator tells the runs     outage      pauses while the source is away
 boundary    brings the mirrors to the LSN of a snapshot, for verify
 lock, hold                                                  work with other processes
 observer, reports                                           what a run reports

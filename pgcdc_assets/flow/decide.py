@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
@@ -42,6 +42,15 @@ class Bounds:
     """End at the next boundary; a copy under way is given up."""
     give_way: threading.Event = field(default_factory=threading.Event)
     """End at the next boundary, but not before copies are done: another run waits in Dagster's queue."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is to end whatever else it could do."""
+        return self.stop.is_set() or self.give_way.is_set()
+
+    def from_now(self, seconds: float) -> Bounds:
+        """The bounds of a run that goes on with this one's work, ``seconds`` after it began."""
+        return self if self.max_seconds is None else replace(self, max_seconds=max(0.0, self.max_seconds - seconds))
 
 
 @dataclass

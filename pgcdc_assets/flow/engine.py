@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +18,18 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
 from pgcdc_assets.delta.log import OPEN_LOGS
-from pgcdc_assets.errors import IdentityMismatch, LakeError, LockHeld, LogAhead, SetupNeeded
+from pgcdc_assets.errors import (
+    IdentityMismatch,
+    LakeError,
+    LockHeld,
+    LogAhead,
+    SetupNeeded,
+    SlotActive,
+    SourceUnavailable,
+)
 from pgcdc_assets.failures import machine_told
 from pgcdc_assets.flow import backfill, sentinel
+from pgcdc_assets.flow.copies import COPY_ROUNDS
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.drift import refuse_emptied
 from pgcdc_assets.flow.forgetting import ForgetReport, forget
@@ -27,6 +38,7 @@ from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceRep
 from pgcdc_assets.flow.messages import begin_messages
 from pgcdc_assets.flow.newtables import publish_new
 from pgcdc_assets.flow.observer import Observer
+from pgcdc_assets.flow.outage import Outage
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.recovering import put_aside, recover_log_and_feeds
@@ -74,14 +86,39 @@ class Engine:
 
         ``copy_anew`` and ``heal``: tables to copy again, or to follow again although they were set aside. A sync that
         follows gives way for them. A run that follows gives way too, and goes on afterwards unless it has a time limit.
+        It also connects again after it has lost the source. Any other run goes on until it leaves no table behind, for
+        a few rounds.
         """
         if copy_anew or heal:
             self._refuse_while_paused()
+        started = time.monotonic()
         report = self._sync(bounds, copy_anew, heal)
-        while report.gave_way and bounds.max_seconds is None and free_again(self._settings.layout, bounds.stop):
-            # Another command may be quicker; then it is waited for as well.
-            with suppress(LockHeld):
-                report = self._sync(bounds).after(report)
+        if report.lost is not None and (copy_anew or heal):
+            raise report.lost
+        rounds, outage = 0, Outage(partial(self._observer.progress, "source"))
+        while True:
+            if report.lost is not None:
+                goes_on = outage.waited(report.lost, bounds.from_now(time.monotonic() - started))
+            elif report.gave_way:
+                goes_on = bounds.max_seconds is None and free_again(self._settings.layout, bounds.stop)
+            else:
+                rounds += 1
+                goes_on = bool(report.left) and rounds <= COPY_ROUNDS and not bounds.stopped
+            if not goes_on:
+                break
+            outage.tries()
+            try:
+                report = self._sync(bounds.from_now(time.monotonic() - started)).after(report)
+            except LockHeld as held:
+                # Another command was quicker: it is waited for as well, or the tables stay behind.
+                report = report if report.lost is None else replace(report, lost=held)
+            except (SourceUnavailable, SlotActive) as error:
+                # The server may need a minute to notice that the session which held the slot is gone.
+                if not bounds.follow or (report.lost is None and isinstance(error, SlotActive)):
+                    raise
+                report = replace(report, lost=error)
+        if report.lost is not None and not bounds.stop.is_set():
+            raise report.lost
         return report
 
     def _sync(
@@ -118,6 +155,7 @@ class Engine:
             work.progress.request_copy(copy_anew)
             work.progress.heal(heal)
             report = Sync(work, self._conninfo, stream, bounds).run()
+            operation.failures += [] if report.lost is None else [report.lost]
             operation.renewed += [str(copied.table) for copied in report.copied]
             return report
 

@@ -8,6 +8,7 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.ranges import LsnRange
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.mirror.target import CopyReport
 
 
@@ -116,6 +117,12 @@ class SyncReport:
     """Whether applying was paused at the run's end: an operator has paused it, or the run only received."""
     gave_way: bool = False
     """Whether it ended because a command waits for the lake."""
+    left: list[tuple[TableName, str]] = field(default_factory=list)
+    """Tables that a run which does not follow left behind the others, with the reason: they wait for a copy, or no
+    point lists them yet."""
+
+    lost: PgcdcError | None = None
+    """How a run that follows lost the source, if that ended it."""
 
     def after(self, before: SyncReport) -> SyncReport:
         """Both runs as one; ``before`` is the earlier one."""

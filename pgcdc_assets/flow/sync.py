@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.feed.table import begin_anew_if_unreadable
-from pgcdc_assets.flow import hold, lock, renaming, restructuring, sentinel
+from pgcdc_assets.flow import lock, renaming, restructuring, sentinel
 from pgcdc_assets.flow.closing import RunRanges
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import Bounds, Situation, finished
@@ -20,7 +23,8 @@ from pgcdc_assets.store import storage
 
 
 class Sync:
-    """One run. ``run()`` returns when its bounds say so; any failure of a part ends it with that error."""
+    """One run. ``run()`` returns when its bounds say so. A run that follows also returns when it has lost the source.
+    Any other failure of a part ends the run with that error."""
 
     def __init__(self, work: Work, conninfo: str, stream: LogStream, bounds: Bounds) -> None:
         self._work = work
@@ -34,6 +38,7 @@ class Sync:
         self._start = work.progress.replay_lsn
         self._sentinel = Sentinel()
         self._gave_way = False
+        self._lost: SourceUnavailable | None = None
 
     def run(self) -> SyncReport:
         try:
@@ -50,6 +55,10 @@ class Sync:
                 if not self._step():
                     # A batch wakes it at once.
                     self._stream.wait(storage.pace(self._work.layout.root))
+        except SourceUnavailable as error:
+            if not self._bounds.follow:
+                raise
+            self._lost = error
         finally:
             try:
                 self._copies.give_up()
@@ -57,9 +66,13 @@ class Sync:
             finally:
                 self._stream.stop()
         self._take_landed()
-        self._ranges.close()
-        if self._copies.failure is not None:
-            raise self._copies.failure
+        if self._lost is None:
+            self._ranges.close()
+        failure = self._copies.failure
+        if isinstance(failure, SourceUnavailable) and self._bounds.follow:
+            self._lost = self._lost or failure
+        elif failure is not None:
+            raise failure
         return self.summary()
 
     def _step(self) -> bool:
@@ -144,7 +157,7 @@ class Sync:
         """
         copied = self._copies.highest
         self._stream.mark(copied)
-        request = hold.current(self._work.layout)
+        request = self._turns.requests.current()
         if request is not None and request.lsn is not None:
             # Sent before the goal, which may be the same LSN: the receiver ends once it has reached its goal.
             self._stream.mark(request.lsn)
@@ -199,7 +212,7 @@ class Sync:
         compares what stands there."""
         if not self.following or self.copying or lock.waiting(self._work.layout) is None:
             return False
-        held = hold.current(self._work.layout)
+        held = self._turns.requests.current()
         return held is None or (held.lsn is not None and self._work.progress.points.has(held.lsn))
 
     @property
@@ -230,4 +243,16 @@ class Sync:
             paused=self._paused,
             gave_way=self._gave_way,
             refused=frozenset(entry.table.name for entry in progress.set_aside() if entry.refused),
+            lost=self._lost,
+            left=[] if self._bounds.follow or self._paused else self._left(),
         )
+
+    def _left(self) -> list[tuple[TableName, str]]:
+        """The tables that are not set aside, and are not in the newest point as they are now."""
+        progress = self._work.progress
+        newest = progress.points.newest()
+        listed = {} if newest is None else newest.tables
+        behind = [entry for entry in progress if entry.state is not TableState.SET_ASIDE
+                  and not (entry.state.readable and entry.table.name in listed)]  # fmt: skip
+        waits = "waits for a copy, or for a point that lists it"
+        return [(entry.table.name, entry.reason or waits) for entry in behind]

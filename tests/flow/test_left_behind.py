@@ -1,0 +1,60 @@
+"""A run that does not follow leaves no table behind, or names the tables that it left."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from pgcdc_assets.cli.sync import _code
+from pgcdc_assets.flow.copies import COPY_ROUNDS
+from pgcdc_assets.flow.observer import Silent
+from tests.flow.rig import Rig, T, newest
+
+pytestmark = pytest.mark.spark
+
+
+class Rewriting(Silent):
+    """Has the table rewritten as soon as the receiver has reached the run's goal, so that no copy can catch up in the
+    same run."""
+
+    def __init__(self, rig: Rig, times: int) -> None:
+        super().__init__()
+        self._rig = rig
+        self._times = times
+        self._numbers = count()
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+        if message.startswith("copying"):
+            # Without a change no turn would follow, and no point for which the catalog is read.
+            self._rig.conn.execute("INSERT INTO u SELECT max(a) + 1, 0 FROM u")
+        if message.startswith("the log is complete to") and (number := next(self._numbers)) < self._times:
+            self._rig.conn.execute(f"ALTER TABLE t ADD r{number} float DEFAULT random()".encode())
+
+
+@pytest.fixture
+def rewritten(rig: Rig) -> Rig:
+    rig.setup()
+    rig.sync()
+    rig.conn.execute("INSERT INTO t VALUES (1000, 'new', NULL)")
+    return rig
+
+
+def test_sync_also_copies_a_table_that_was_rewritten_after_its_goal_was_reached(rewritten: Rig) -> None:
+    rewritten.observer = Rewriting(rewritten, 1)
+    report = rewritten.sync()
+    assert [copy.table for copy in report.copied] == [T]
+    assert (report.left, _code(report)) == ([], 0)
+    assert newest(rewritten).replay_lsn == report.end
+    rewritten.assert_equal()
+
+
+@pytest.mark.long
+def test_sync_names_a_table_that_stays_behind_and_ends_with_3(rewritten: Rig) -> None:
+    rewritten.observer = Rewriting(rewritten, COPY_ROUNDS + 1)
+    report = rewritten.sync()
+    ((left, why),) = report.left
+    assert (left, _code(report)) == (T, 3)
+    assert "rewritten" in why
+    assert rewritten.sync().left == []
+    rewritten.assert_equal()

@@ -1,0 +1,126 @@
+"""A run that follows connects again after it has lost the source; it ends by its bounds, or by what no wait mends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.core.lsn import ZERO
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import IdentityMismatch, LockHeld, SlotActive, SourceUnavailable
+from pgcdc_assets.flow import outage
+from pgcdc_assets.flow.decide import Bounds
+from pgcdc_assets.flow.engine import Engine
+from pgcdc_assets.flow.observer import Silent
+from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.settings import Settings
+from tests.end_to_end.command import wait_for
+from tests.flow.rig import Rig, following, newest
+
+TERMINATED = SourceUnavailable("terminating connection due to administrator command", thing="db/shop")
+STARTING = SourceUnavailable("the database system is starting up", thing="db/shop")
+HELD = SlotActive("is held by pid 7 of the server", thing="slot s")
+RAN = SyncReport(ZERO, ZERO, ZERO, [], 1, 1, 1, 0, 1.0, [])
+LOST = replace(RAN, lost=TERMINATED)
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = list[str]()
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+        self.lines.append(f"{stage}: {message}")
+
+
+class Scripted(Engine):
+    """An engine whose runs end as the script says."""
+
+    def __init__(self, script: Iterable[SyncReport | Exception]) -> None:
+        self.told = Told()
+        super().__init__(Settings(source="host=/nowhere"), "host=/nowhere", self.told, pytest.fail, "follow")
+        self._script = iter(script)
+
+    def _sync(
+        self, bounds: Bounds, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = ()
+    ) -> SyncReport:  # fmt: skip
+        step = next(self._script)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.01)
+
+
+def test_a_run_that_follows_goes_on_after_growing_pauses() -> None:
+    engine = Scripted([LOST, STARTING, HELD, LockHeld("`pgcdc maintain` writes"), RAN])
+    report = engine.sync(Bounds(follow=True))
+    assert (report.transactions, report.lost) == (2, None)
+    assert engine.told.lines == [
+        f"source: {TERMINATED}; next try in 0.01 s", f"source: {STARTING}; next try in 0.02 s",
+        f"source: {HELD}; next try in 0.04 s",
+        "source: `pgcdc maintain` writes; wait for it, or stop it; next try in 0.08 s",
+    ]  # fmt: skip
+
+
+def test_a_run_that_followed_for_long_begins_with_a_short_pause_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "LONGEST_PAUSE", -1.0)
+    engine = Scripted([LOST, LOST, RAN])
+    engine.sync(Bounds(follow=True))
+    assert engine.told.lines == [f"source: {TERMINATED}; next try in 0.01 s"] * 2
+
+
+@pytest.mark.parametrize("bounds", [Bounds(), Bounds(follow=True)], ids=["sync", "follow"])
+@pytest.mark.parametrize("error", [STARTING, HELD], ids=["unreachable", "slot held"])
+def test_a_source_that_was_never_reached_ends_the_run(bounds: Bounds, error: Exception) -> None:
+    with pytest.raises(type(error)):
+        Scripted([error]).sync(bounds)
+
+
+def test_an_error_that_waiting_cannot_mend_ends_the_run() -> None:
+    with pytest.raises(IdentityMismatch):
+        Scripted([LOST, IdentityMismatch("is another database")]).sync(Bounds(follow=True))
+
+
+@pytest.mark.parametrize("bounds", [
+    Bounds(follow=True, max_seconds=0.2), Bounds(follow=True, idle_seconds=0.2),
+], ids=["max_seconds", "idle_seconds"])  # fmt: skip
+def test_bounds_end_a_run_during_an_outage_with_the_reason(bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "FIRST_PAUSE", 600.0)
+    with pytest.raises(SourceUnavailable, match="administrator command"):
+        Scripted([LOST]).sync(bounds)
+
+
+def test_a_stop_ends_a_run_during_an_outage_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "FIRST_PAUSE", 600.0)
+    bounds = Bounds(follow=True)
+    threading.Timer(0.1, bounds.stop.set).start()
+    assert Scripted([LOST]).sync(bounds).transactions == 1
+
+
+def test_a_waiting_run_ends_a_run_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "FIRST_PAUSE", 600.0)
+    bounds = Bounds(follow=True)
+    threading.Timer(0.1, bounds.give_way.set).start()
+    with pytest.raises(SourceUnavailable):
+        Scripted([LOST]).sync(bounds)
+
+
+@pytest.mark.spark
+def test_follow_goes_on_after_its_sessions_were_terminated(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    ours = "FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ '^pgcdc'"
+    with following(rig):
+        for number in range(2):
+            wait_for(rig.streaming, what="the stream")
+            assert rig.conn.execute(f"SELECT pg_terminate_backend(pid) {ours}".encode()).fetchall()
+            goal = rig.commit(f"UPDATE u SET v = {number}")
+            wait_for(lambda goal=goal: newest(rig).replay_lsn >= goal, what="the update")  # type: ignore[misc]
+    rig.assert_equal()
