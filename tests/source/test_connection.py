@@ -150,6 +150,29 @@ def test_a_refused_replication_connection_names_what_is_missing(text: str, kind:
     assert advice in str(error.do)
 
 
+def test_a_role_with_too_few_connections_is_told_how_many_are_needed(database: Database) -> None:
+    role = f"few_{database.name}"
+    with database.connect() as admin:
+        admin.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1".encode())
+        try:
+            with connect(f"{database.conninfo} user={role}"), pytest.raises(SourceUnavailable) as caught:
+                connect(f"{database.conninfo} user={role}")
+        finally:
+            admin.execute(f"DROP ROLE {role}".encode())
+    assert "too many connections for role" in caught.value.what
+    assert "pgcdc needs 3 connections to follow" in str(caught.value.do)
+    assert "host and port" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [
+    "the database system is starting up", "the database system is shutting down",
+    "the database system is in recovery mode", "the database system is not yet accepting connections",
+])  # fmt: skip
+def test_a_server_that_starts_is_waited_for(text: str) -> None:
+    error = of_refusal(f"connection failed: FATAL:  {text}").typed()
+    assert (type(error), error.do) == (SourceUnavailable, "wait until the server has started, then run again")
+
+
 def test_a_server_without_walsenders_is_told(tmp_path: Path, pg_version: int) -> None:
     with new_server(tmp_path / "pg", pg_version, settings={**TEST_SETTINGS, "max_wal_senders": "0"}) as server:
         with pytest.raises(SourceUnavailable) as caught:
@@ -182,6 +205,7 @@ def test_a_pooler_that_drops_the_parameter_replication_is_told(
         ("58P01", "requested WAL segment 000000010000000000000001 has already been removed", SlotLost),
         ("57P01", "terminating connection due to administrator command", SourceUnavailable),
         (None, "server closed the connection unexpectedly", SourceUnavailable),
+        ("53300", 'too many connections for role "r"', SourceUnavailable),
         ("55000", "logical decoding requires wal_level >= logical", SourceNotReady),
     ],
 )

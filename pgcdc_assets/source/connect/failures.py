@@ -34,6 +34,13 @@ _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "53400": (SourceNotReady, "raise max_replication_slots on the source and restart it, or drop a slot"),
     "28000": (SourceNotReady, "let this user connect: see pg_hba.conf and the user's rights"),
     "28P01": (SourceNotReady, "check PGPASSWORD, the service file or the passfile"),
+    "53300": (
+        SourceUnavailable,
+        "pgcdc needs 3 connections to follow, 4 more and one for each core of Spark while it copies, and 1 for "
+        "`status` or the sensor: raise the role's CONNECTION LIMIT or max_connections, or set `spark` to fewer cores, "
+        "like local[2]",
+    ),
+    "57P03": (SourceUnavailable, "wait until the server has started, then run again"),
     "3D000": (SourceNotReady, "check the database's name in the setting `source`"),
 }
 UNREACHED = (
@@ -41,14 +48,16 @@ UNREACHED = (
 )
 _NO_UTF8 = ("22021", "22P05")
 """Bytes that are not a text in the server's own encoding; a character that does not exist in UTF8."""
-_UNAVAILABLE_CLASSES = ("08", "57P", "53300")
-"""Connection exceptions, shutdown and crash (57P01 to 57P05), too many connections."""
+_UNAVAILABLE_CLASSES = ("08", "57P")
+"""Connection exceptions, shutdown and crash (57P01 to 57P05)."""
 
 _AT_CONNECT = (
     (re.compile(r"password authentication failed|no password supplied"), "28P01"),
     (re.compile(r"no pg_hba\.conf entry|role .* does not exist|peer authentication failed|not permitted"), "28000"),
     (re.compile(r"database .* does not exist"), "3D000"),
     (re.compile(r"permission denied"), "42501"),
+    (re.compile(r"too many connections for|too many clients already|remaining connection slots"), "53300"),
+    (re.compile(r"database system is (?:starting up|shutting down|in recovery mode|not .*accepting conn)"), "57P03"),
 )
 """Texts of refusals, for which libpq gives no SQLSTATE; in a language other than English a refusal stays retryable."""
 
@@ -101,13 +110,13 @@ class ServerError:
         for pattern, kind, advice in _NO_WALSENDER:
             if pattern.search(self.message):
                 return kind(f"gives no replication connection: {self.message}", thing=thing, do=advice)
+        if self.state in _BY_STATE:
+            kind, do = _BY_STATE[self.state]
+            return kind(self.message, thing=thing, do=do)
         if self.state is None or self.state.startswith(_UNAVAILABLE_CLASSES):
             return SourceUnavailable(self.message, thing=thing, do=self.do)
         if self.state == "58P01" and "WAL segment" in self.message:
             return SlotLost(self.message, thing=thing, do=COPY_ANEW)
-        if self.state in _BY_STATE:
-            kind, do = _BY_STATE[self.state]
-            return kind(self.message, thing=thing, do=do)
         if self.state in _NO_UTF8:
             # The message itself quotes bytes of the text.
             return SourceFailed(f"holds a text that cannot be had in UTF8 (SQLSTATE {self.state})", thing=thing,
