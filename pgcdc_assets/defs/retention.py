@@ -89,7 +89,7 @@ def _delete(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def _forget_observations(instance: dg.DagsterInstance, oldest: datetime) -> None:
-    """Delete old observations of the slot, which the sensor records each minute: they belong to no run."""
+    """Delete old observations of the slot, which the sensor records each half minute: they belong to no run."""
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
         return

@@ -73,6 +73,18 @@ class Aborted(BaseException):
     """As near as a thread comes to being killed: nothing after the point is done but what ``finally`` does."""
 
 
+class Listening(Silent):
+    """Keeps what a run says of the source that it has lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outages = list[str]()
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+        if stage == "source":
+            self.outages.append(message)
+
+
 @dataclass
 class InProcess(LakeRig):
     spark: SparkSession | None = None
@@ -87,7 +99,7 @@ class InProcess(LakeRig):
             source=self.proxy.conninfo(self.database.conninfo), slot=self.slot, lake=self.lake.text,
             tables=("public.*",), batch_seconds=0.2, range_seconds=2, messages=("*",),
         )  # fmt: skip
-        self.observer = Silent()
+        self.observer = Listening()
         assert self.settings.source is not None
         save_catalog(setup(self.settings, self.settings.source).catalog, CATALOG_FILE)
 
@@ -106,12 +118,18 @@ class InProcess(LakeRig):
         bounds = Bounds(follow=kind is Kind.RECEIVER or self.chance.random() < 0.7)
         before = self.moved()
         failures: list[BaseException] = []
+        self.observer.outages.clear()
         thread = threading.Thread(target=self._run, args=(bounds, anew, failures))
         thread.start()
         try:
             hit = self._reach(thread, point) and self._inflict(kind, point)
             counts = hit and (point is not None or self.moved() != before)
-            if hit and bounds.follow:
+            if hit and bounds.follow and kind in (Kind.SERVER, Kind.CUT):
+                # It connects again, and goes on; unless it was asked for a copy.
+                noticed = wait_until(lambda: bool(failures or self.observer.outages), SECONDS)
+                assert noticed, f"{kind} at {point} went unnoticed"
+                time.sleep(self.chance.uniform(0, 5))
+            elif hit and bounds.follow:
                 # It would follow for ever: it ends by what has happened to it, and says so.
                 thread.join(SECONDS)
                 assert failures, f"{kind} at {point} went unnoticed"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.core.names import TableName
@@ -18,7 +20,9 @@ from pgcdc_assets.flow.observer import Silent
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.settings import Settings
 from tests.end_to_end.command import wait_for
-from tests.flow.rig import Rig, following, newest
+from tests.fix_postgres import TEST_SETTINGS, fresh_database
+from tests.flow.rig import Rig, following, newest, rig_of
+from tests.servers import new_server
 
 TERMINATED = SourceUnavailable("terminating connection due to administrator command", thing="db/shop")
 STARTING = SourceUnavailable("the database system is starting up", thing="db/shop")
@@ -124,3 +128,28 @@ def test_follow_goes_on_after_its_sessions_were_terminated(rig: Rig) -> None:
             goal = rig.commit(f"UPDATE u SET v = {number}")
             wait_for(lambda goal=goal: newest(rig).replay_lsn >= goal, what="the update")  # type: ignore[misc]
     rig.assert_equal()
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_follow_goes_on_after_the_server_restarted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pg_version: int, mode: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with (
+        new_server(tmp_path / "pg", pg_version, settings=TEST_SETTINGS) as server, fresh_database(server) as database,
+        rig_of(database, spark, Settings(source=database.conninfo, slot="s")) as rig,
+    ):  # fmt: skip
+        rig.setup()
+        rig.sync()
+        with following(rig):
+            wait_for(rig.streaming, what="the stream")
+            rig.conn.close()
+            server.stop(mode=mode)
+            server.start(survive=False)
+            rig.conn = database.connect()
+            goal = rig.commit("UPDATE u SET v = 7")
+            wait_for(lambda: newest(rig).replay_lsn >= goal, what="the update")
+        rig.assert_equal()
+        rig.conn.close()
