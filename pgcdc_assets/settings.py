@@ -50,6 +50,8 @@ RUN_LOG = STATE_FOLDER / "run.log"
 
 MASTER, ARCHIVE = "master", "archive"
 """Keys of the setting ``spark`` that are not Spark's own."""
+SPARK_MASTER = "spark.master"
+"""Spark's own name of the master. One name alone, because settings of file and environment are merged by name."""
 LOCAL_MASTER = "local[*]"
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -82,6 +84,11 @@ def _days(value: Any, otherwise: ValidatorFunctionWrapHandler) -> Any:
         return otherwise(value)
     except ValidationError:
         raise ValueError(f"{value!r} is not a span of time; write it like 7 days, 12 hours or 30 minutes") from None
+
+
+def _spark_text(value: Any) -> str:
+    """A value of Spark's configuration, as Spark writes it: YAML's ``true`` is not Python's ``True``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _object_store(url: str) -> str:
@@ -162,7 +169,9 @@ class Settings(BaseSettings):
             odd = [key for key in value if key not in (MASTER, ARCHIVE) and not str(key).startswith("spark.")]
             if odd:
                 raise ValueError(f"{odd[0]!r} is neither `{MASTER}`, `{ARCHIVE}` nor a `spark.*` setting")
-            return {MASTER: LOCAL_MASTER, **{key: str(item) for key, item in value.items()}}
+            if SPARK_MASTER in value:
+                raise ValueError(f"names the master as `{SPARK_MASTER}`; write `{MASTER}`")
+            return {MASTER: LOCAL_MASTER, **{key: _spark_text(item) for key, item in value.items()}}
         return value
 
     @field_validator("spark")
@@ -246,11 +255,11 @@ class Settings(BaseSettings):
         return value
 
     @classmethod
-    def load(cls) -> Self:
-        """Read the settings, or raise one SettingsError that names the field and never quotes a value, which may be
-        secret."""
+    def load(cls, **given: Any) -> Self:
+        """Read the settings, with the fields ``given`` instead of those of environment and file. Raises one
+        SettingsError that names the field and never quotes a value, which may be secret."""
         try:
-            return cls()
+            return cls(**given)
         except ValidationError as error:
             raise _wrong(dict(error.errors(include_input=False, include_url=False)[0])) from None
         except pydantic_settings.SettingsError as error:

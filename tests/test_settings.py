@@ -122,6 +122,20 @@ def test_unknown_masters_are_refused(master: str, monkeypatch: pytest.MonkeyPatc
     assert "secret" not in str(caught.value)
 
 
+def test_the_master_has_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``spark.master`` would pass all checks of ``master``."""
+    monkeypatch.setenv("PGCDC_SPARK", json.dumps({"spark.master": "yarn"}))
+    with pytest.raises(SettingsError, match=r"setting `spark`: names the master as `spark.master`; write `master`"):
+        Settings.load()
+
+
+def test_switches_of_spark_are_written_as_spark_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pgcdc.yaml").write_text("spark: {spark.dynamicAllocation.enabled: true, spark.ui.port: 4040}\n")
+    found = Settings.load().spark
+    assert (found["spark.dynamicAllocation.enabled"], found["spark.ui.port"]) == ("true", "4040")
+
+
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "local[*,4]"])
 def test_executors_in_the_driver_reach_any_lake(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))

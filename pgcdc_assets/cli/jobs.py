@@ -122,7 +122,7 @@ def _run(job: dg.JobDefinition, op: str, config: Mapping[str, Any], progress: Co
     from pgcdc_assets.defs.resources import Engines, LakeSpark, Source
 
     catalog = load_catalog(CATALOG_FILE)
-    resources = {"engines": Engines(spark=LakeSpark(), source=Source()), "watcher": progress}
+    resources = {"engines": Engines(pyspark=LakeSpark(), source=Source()), "watcher": progress}
     with instance() as runs, noise_in_file():
         if catalog is not None:
             # The run checks this too, but a run that fails is one that the other project's sensor sees.

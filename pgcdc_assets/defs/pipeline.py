@@ -22,7 +22,7 @@ def pipeline(settings: Settings, catalog: Catalog | None) -> dg.Definitions:
     followed = catalog if catalog is not None and catalog.tables else None
     # We need backfill policies and observable assets although they are beta; the versions are pinned.
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
-    source = Source()
+    source, pyspark = Source(), LakeSpark.configure_at_launch()
     return dg.Definitions(
         assets=[slot_asset(), *pipeline_assets(followed, messages=bool(settings.messages))] if followed else [],
         asset_checks=[health_checks(followed)] if followed else [],
@@ -31,7 +31,8 @@ def pipeline(settings: Settings, catalog: Catalog | None) -> dg.Definitions:
         sensors=[sync_sensor(settings)],
         resources={
             "source": source,
-            "engines": Engines(spark=LakeSpark(), source=source),
+            "pyspark": pyspark,
+            "engines": Engines(pyspark=pyspark, source=source),
             "watcher": dg.ResourceDefinition(lambda _: Nobody()),
         },
         executor=dg.in_process_executor,

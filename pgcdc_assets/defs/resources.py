@@ -1,44 +1,52 @@
 """Resources of runs: the engine, Spark's session, a connection to the source. Each is made on first use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import PrivateAttr
+from dagster_pyspark import LazyPySparkResource
+from dagster_spark.utils import flatten_dict
 
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.project import started_source
-from pgcdc_assets.settings import Settings
+from pgcdc_assets.settings import MASTER, SPARK_MASTER, Settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from pgcdc_assets.flow.engine import Engine
     from pgcdc_assets.flow.observer import Observer
     from pgcdc_assets.source.connect.connection import SourceConnection
 
 
-class LakeSpark(dg.ConfigurableResource[Any]):
-    """The run's Spark session: started on first use, stopped at the end of the run, also of a failed one."""
+class LakeSpark(LazyPySparkResource):
+    """dagster-pyspark's lazy session, as the lake needs it: with Delta, and stopped at the end of the run, also of a
+    failed one.
 
-    _session: Any = PrivateAttr(default=None)
+    ``spark_config`` is that of dagster-pyspark, and overrides the setting ``spark``. It is empty by default, because
+    Dagster's UI shows it, and the setting may hold credentials.
+    """
 
-    def session(self, settings: Settings) -> SparkSession:
-        if self._session is None:
+    spark_config: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)
+
+    def settings(self) -> Settings:
+        """The project's settings, with ``spark_config`` in the setting ``spark``. Raises SettingsError."""
+        flat = dict(flatten_dict(self.spark_config))  # type: ignore[no-untyped-call]
+        given = {MASTER if key == SPARK_MASTER else key: value for key, value in flat.items()}
+        settings = Settings.load()
+        return Settings.load(spark=settings.spark | given) if given else settings
+
+    def _init_session(self) -> None:
+        if self._spark_session is None:
             from pgcdc_assets.spark.session import spark_session
 
-            self._session = spark_session(settings)
-        return self._session
+            self._spark_session = spark_session(self.settings())
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         # Once the process has been asked to end, the JVM ends with it.
-        if self._session is not None and not ENDING.asked:
+        if self._spark_session is not None and not ENDING.asked:
             from pgcdc_assets.spark.session import stop_session
 
-            session, self._session = self._session, None
+            session, self._spark_session = self._spark_session, None
             stop_session(session)
 
 
@@ -56,7 +64,7 @@ class Source(dg.ConfigurableResource[Any]):
         return started_source(settings)
 
     @contextmanager
-    def connection(self, settings: Settings) -> Iterator[SourceConnection]:
+    def connection(self, settings: Settings) -> Iterator["SourceConnection"]:
         from pgcdc_assets.source.connect.connection import connect
 
         with connect(self.conninfo(settings), connect_timeout=5) as conn:
@@ -66,18 +74,18 @@ class Source(dg.ConfigurableResource[Any]):
 class Engines(dg.ConfigurableResource[Any]):
     """Makes the engine that works on the project's lake."""
 
-    spark: LakeSpark
+    pyspark: LakeSpark
     source: Source
 
-    def engine(self, settings: Settings, observer: Observer, command: str) -> Engine:
+    def engine(self, settings: Settings, observer: "Observer", command: str) -> "Engine":
         from pgcdc_assets.flow.engine import Engine
 
         conninfo = self.source.started(settings)
-        return Engine(settings, conninfo, observer, lambda: self.spark.session(settings), command)
+        return Engine(settings, conninfo, observer, lambda: self.pyspark.spark_session, command)
 
-    def engine_at_rest(self, settings: Settings, observer: Observer, command: str) -> Engine:
+    def engine_at_rest(self, settings: Settings, observer: "Observer", command: str) -> "Engine":
         """An engine for work on the lake alone: the source is neither asked nor started."""
         from pgcdc_assets.flow.engine import Engine
 
         conninfo = self.source.conninfo(settings)
-        return Engine(settings, conninfo, observer, lambda: self.spark.session(settings), command)
+        return Engine(settings, conninfo, observer, lambda: self.pyspark.spark_session, command)

