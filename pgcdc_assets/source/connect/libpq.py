@@ -27,7 +27,7 @@ from pgcdc_assets.source.connect.socketreader import SocketReader
 POLL_SECONDS = 0.5
 """How long a command waits at a time, so that signals and ``waiting`` get their turn."""
 _CANCEL_SECONDS = 2.0
-_ENCRYPTED = "SELECT coalesce((SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()), false)"
+GSS_ENCRYPTED = "SELECT coalesce((SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()), false)"
 
 
 class LibpqConnection:
@@ -99,7 +99,7 @@ class LibpqConnection:
 
     def socket(self) -> SocketReader | None:
         """The reader of the socket itself; None where it does not carry the protocol (TLS, GSSAPI encryption)."""
-        if self._socket is None and not self.pgconn.ssl_in_use and self.execute(_ENCRYPTED)[0][0] != "t":
+        if self._socket is None and not self.pgconn.ssl_in_use and self.execute(GSS_ENCRYPTED)[0][0] != "t":
             self._socket = SocketReader(self.fileno(), self.endpoint)
         return self._socket
 

@@ -6,6 +6,7 @@ selection     which tables the settings mean, and how each can be published with
 publications  publications of our own
 adopted       findings on a publication that somebody else made
 setup         publications first, then the slot
+transport     whether others on the way to the source can read or answer
 findings      settings, free places, what is not replicated
 rights        what a role may do, and the statements that give it what it lacks
 script        all of that as one script for the owner

@@ -39,6 +39,7 @@ from pgcdc_assets.source.setup.publications import (
 from pgcdc_assets.source.setup.rights import BY_OWNER, Changes, not_owned, rights_findings
 from pgcdc_assets.source.setup.selection import Planned, meant_tables, wanted_tables
 from pgcdc_assets.source.setup.traceless import trace_findings
+from pgcdc_assets.source.setup.transport import transport_findings
 from pgcdc_assets.source.slot.creation import LOCK_SECONDS, OnWait, create_slot
 from pgcdc_assets.source.slot.slotstatus import check_slot, identity, slot_status
 
@@ -79,6 +80,7 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, role: str | 
         content = foreign_findings(conn, settings.publication, TablePatterns.parse(settings.tables))
     found = [
         *server_findings(conn, settings.slot, two_phase=settings.two_phase),
+        *transport_findings(conn),
         *rights_findings(conn, stored_tables(conn, tables), changes, role=role or _user(conn)),
         *content,
         *trace_findings(conn, stored_tables(conn, tables), own_publication=own),
