@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import shlex
 import tomllib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import yaml
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from pgcdc_assets.cli.main import pgcdc
 from pgcdc_assets.cli.up import SENSOR_ON
 from pgcdc_assets.core.ending import END_SECONDS
 from pgcdc_assets.project import INSTANCE_YAML, LOCATION
 from pgcdc_assets.settings import Settings, unknown_variables
+from pgcdc_assets.source.setup.setup import setup
+from tests.fix_postgres import Database
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 PROJECT = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
@@ -32,6 +38,8 @@ MANIFESTS = {
 }
 INSTANCES = {name: yaml.safe_load((DEPLOY / name).read_text()) for name in
              ("compose/dagster.yaml", "kubernetes/instance.yaml")}  # fmt: skip
+LAUNCHER = INSTANCES["kubernetes/instance.yaml"]["run_launcher"]["config"]
+POLICIES = [one["spec"] for one in MANIFESTS.values() if one["kind"] == "NetworkPolicy"]
 VARIABLES = "PGCDC_SOURCE PGCDC_LAKE PGCDC_SPARK PGCDC_ASSETS_SENSOR"
 IMAGE = f"pgcdc_assets:{PROJECT['version']}"
 
@@ -72,7 +80,10 @@ def test_a_command_of_ours_is_one(command: list[str]) -> None:
 
 def test_all_other_commands_are_of_what_the_image_has() -> None:
     named = {one[0] for one in commands() if one}
-    assert named == {"pgcdc", "dagster", "dagster-daemon", "dagster-webserver", "spark-class", "python"}
+    assert named == {"pgcdc", "dagster", "dagster-daemon", "spark-class", "python"}
+    modules = {one[2] for one in commands() if one[:2] == ["python", "-m"]}
+    assert modules == {"pgcdc_assets.cli.dagsterui"}
+    assert all(find_spec(module) for module in modules)
 
 
 @pytest.mark.parametrize("environment", [ours()["code"]["environment"], settings_env()], ids=["compose", "kubernetes"])
@@ -127,12 +138,107 @@ def test_secrets_reach_only_who_needs_them_and_stand_nowhere() -> None:
         for name, value in one.get("environment", {}).items():
             if re.search("PASSWORD|KEY|CREDENTIAL|IDENTITY", name):
                 assert re.fullmatch(r"\$\{\w+:\?see env.example\}", value), name
+    assert "spark.authenticate.secret ${SPARK_SECRET:?see env.example}\n" in COMPOSE["configs"]["spark"]["content"]
     offered = re.findall(r"^(\w+)=(.*)$", (DEPLOY / "compose/env.example").read_text(), re.MULTILINE)
     asked = set(re.findall(r"\$\{(\w+):\?", (DEPLOY / "compose/compose.yaml").read_text()))
     assert {name for name, _ in offered} == asked
     assert not [value for _, value in offered if value]
     for name in ("Deployment/webserver", "Deployment/daemon"):
         assert "secretRef" not in json.dumps(pods()[name])
+
+
+def labels() -> dict[str, dict[str, str]]:
+    """Labels of every kind of pod, by what it is."""
+    found = {name: MANIFESTS[name]["spec"]["template"]["metadata"]["labels"] for name in pods()}
+    metadata = LAUNCHER["run_k8s_config"]["pod_template_spec_metadata"]
+    return {**{name.partition("/")[2]: one for name, one in found.items()}, "run": metadata["labels"]}
+
+
+def selected(selector: dict[str, Any]) -> set[str]:
+    """The kinds of pods that a selector means."""
+    wanted = {key: {value} for key, value in selector.get("matchLabels", {}).items()}
+    for one in selector.get("matchExpressions", []):
+        assert one["operator"] == "In"
+        wanted[one["key"]] = set(one["values"])
+    return {name for name, own in labels().items() if all(own.get(key) in values for key, values in wanted.items())}
+
+
+def ports(way: str) -> dict[str, set[int]]:
+    """Ports that each kind of pod may be reached at (``ingress``), or reach (``egress``)."""
+    found: dict[str, set[int]] = {name: set() for name in labels()}
+    for policy in POLICIES:
+        assert set(policy["podSelector"].get("matchLabels", {})) <= {"app"}
+        for name in selected(policy["podSelector"]):
+            found[name] |= {port["port"] for rule in policy.get(way, []) for port in rule["ports"]}
+    return found
+
+
+def test_pods_reach_and_answer_only_whom_they_need() -> None:
+    (denied,) = [policy for policy in POLICIES if not policy["podSelector"] and len(policy["policyTypes"]) == 2]
+    assert denied == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    assert set(labels()) == {"code", "webserver", "daemon", "run"}
+    assert ports("ingress") == {"code": {4000}, "webserver": set(), "daemon": set(), "run": set()}
+    work, dagster = {53, 5432, 443}, {53, 4000, 5432, 443, 6443}
+    assert ports("egress") == {"code": work, "run": work, "webserver": dagster, "daemon": dagster}
+    (answers,) = [rule for policy in POLICIES for rule in policy.get("ingress", [])]
+    assert [selected(one["podSelector"]) for one in answers["from"]] == [{"webserver", "daemon"}]
+    kustomization = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())
+    assert "network.yaml" in kustomization["resources"]
+
+
+def test_a_run_s_tags_choose_nothing_of_its_pod() -> None:
+    """Empty means that nothing is allowed; without the fields all is."""
+    assert LAUNCHER["only_allow_user_defined_k8s_config_fields"] == {}
+    assert LAUNCHER["only_allow_user_defined_env_vars"] == []
+
+
+def test_images_of_others_are_named_by_their_full_versions() -> None:
+    found = [one["image"] for name, one in COMPOSE["services"].items() if name not in ours()]
+    found += re.findall(r"^ARG DEBIAN=(.+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert len(found) == 4
+    assert not [image for image in found if not re.search(r":\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?\}?$", image)]
+
+
+def test_spark_s_parts_know_one_secret_by_a_file() -> None:
+    folder = COMPOSE["x-spark"]["SPARK_CONF_DIR"]
+    parts = {name for name, one in ours().items() if "SPARK_CONF_DIR" in one.get("environment", {})}
+    assert parts == {"code", "spark-master", "spark-worker"}
+    for name in parts:
+        assert {"source": "spark", "target": f"{folder}/spark-defaults.conf"} in ours()[name]["configs"]
+    content = dict(line.split() for line in COMPOSE["configs"]["spark"]["content"].splitlines() if "$" not in line)
+    assert content == {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+
+
+def test_the_role_of_compose_follows_the_whole_shop_and_may_do_no_more(database: Database) -> None:
+    role, slot, password = f"r_{secrets.token_hex(4)}", f"s_{secrets.token_hex(4)}", secrets.token_hex(8)
+    text = (DEPLOY / "compose/role.sql").read_text()
+    assert "host=source dbname=shop user=replicator" in COMPOSE["services"]["code"]["environment"]["PGCDC_SOURCE"]
+    script = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("\\"))
+    slot = f"s_{secrets.token_hex(4)}"
+    script = (
+        script.replace("replicator", role).replace(":'password'", f"'{password}'").replace("slot pgcdc", f"slot {slot}")
+    )
+    with database.connect() as conn:
+        conn.execute("SET shop.scale = 0.01")
+        conn.execute((DEPLOY.parent / "pgcdc_assets/demo/shop.sql").read_text().encode())
+        conn.execute(script.encode())
+        shop = {name for (name,) in conn.execute(
+            "SELECT relname::text FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition"
+            " AND relnamespace = 'public'::regnamespace")}  # fmt: skip
+        try:
+            conninfo = make_conninfo(database.conninfo, user=role, password=password)
+            report = setup(Settings(source=conninfo, slot=slot), conninfo)
+            assert report.created == [f"slot {slot}"]
+            assert {table.name.name for table in report.catalog.tables if table.updates_seen} == shop
+            assert not [finding for finding in report.findings if finding.severity == "error"]
+            granted = conn.execute("SELECT rolsuper, rolcreatedb, rolcreaterole, rolbypassrls, rolreplication"
+                                   " FROM pg_roles WHERE rolname = %s", [role]).fetchone()  # fmt: skip
+            assert granted == (False, False, False, False, True)
+        finally:
+            conn.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [slot]
+            )
+            conn.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(role)))
 
 
 def test_pods_are_held_to_what_the_namespace_enforces() -> None:
