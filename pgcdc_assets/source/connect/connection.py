@@ -33,6 +33,10 @@ _SESSION = {
     "IntervalStyle": "postgres",
     "extra_float_digits": "1",
     "bytea_output": "hex",
+    "lc_monetary": "C",
+    # Names of objects (regclass and its kin), and the text of row filters, which a copy's query repeats.
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
     # A snapshot's holder sits idle in its transaction for as long as the copy takes.
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -40,6 +44,8 @@ _SESSION = {
     # The search path decides how regclass and its like print, and which operators are found: all connections have one
     # path, on which nobody can put a function.
     "search_path": "pg_catalog",
+    # Reporting roles often have it on, and setup makes publications.
+    "default_transaction_read_only": "off",
 }
 _TRANSPORT = {
     "connect_timeout": "10",

@@ -1,0 +1,223 @@
+"""No default of server, database, role or client environment changes the text of a value.
+
+The settings that change one are found by trying all: each one that a session may change, and each of its values.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Final
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.source.connect.connection import connect
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from tests.fix_postgres import TEST_SETTINGS, Database, fresh_database
+from tests.servers import new_server
+
+LOCALE: Final = "de_DE.UTF-8"
+MAKE: Final = """
+CREATE TABLE public.plain (id int PRIMARY KEY, v text);
+CREATE TYPE public.plain_type AS (a money, b timestamptz, c float8);
+CREATE FUNCTION public.plain_function(int) RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE OPERATOR public.+++ (FUNCTION = public.plain_function, RIGHTARG = int);
+CREATE COLLATION public.plain_collation FROM "C";
+CREATE TEXT SEARCH CONFIGURATION public.plain_config (COPY = pg_catalog.simple);
+CREATE TEXT SEARCH DICTIONARY public.plain_dictionary (TEMPLATE = pg_catalog.simple);
+"""
+FILTER: Final = r"""
+CREATE TABLE public.filtered (id int PRIMARY KEY, v text);
+CREATE PUBLICATION filtered FOR TABLE public.filtered WHERE (id > 1 AND 'a\b' > E'\\');
+"""
+FILTERED: Final = "SELECT rowfilter FROM pg_publication_tables WHERE pubname = 'filtered'"
+TIME: Final = "2024-02-29 13:14:15.123456+00"
+VALUES: Final[Mapping[str, str]] = {
+    "bool": "true", "bytea": r"\x00ff5c41", "char": "c", "name": "n", "int8": "-8", "int2": "2", "int2vector": "1 2",
+    "int4": "4", "regproc": "public.plain_function", "text": "t", "oid": "1", "tid": "(1,2)", "xid": "3", "cid": "4",
+    "oidvector": "1 2", "json": '{"a": 1.0}', "xml": "<a/>", "xid8": "5", "point": "(0.1,2)", "lseg": "(0.1,1),(2,3)",
+    "path": "((0.1,1),(2,3))", "box": "(3,4),(0.1,2)", "polygon": "((0.1,1),(2,3))", "line": "{0.1,2,3}",
+    "float4": "0.1", "float8": "0.30000000000000004", "money": "-1234567.89", "macaddr": "08:00:2b:01:02:03",
+    "inet": "10.0.0.1/8", "cidr": "10.0.0.0/8", "macaddr8": "08:00:2b:01:02:03:04:05", "aclitem": "postgres=r/postgres",
+    "bpchar": "b ", "varchar": "v", "date": "2024-02-29", "time": "13:14:15.5", "timestamp": TIME, "timestamptz": TIME,
+    "interval": "-1 mons +2 days -03:04:05.6", "timetz": "13:14:15.5+05:45", "bit": "1", "varbit": "101",
+    "numeric": "1234567.890", "refcursor": "r", "regprocedure": "public.plain_function(int)", "regoper": "public.+++",
+    "regoperator": "public.+++(none,int)", "regclass": "public.plain", "regcollation": "public.plain_collation",
+    "regtype": "public.plain_type", "regrole": "postgres", "regnamespace": "public", "regconfig": "public.plain_config",
+    "regdictionary": "public.plain_dictionary", "uuid": "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "pg_lsn": "1/2",
+    "tsvector": "a:1A b", "tsquery": "a & !b", "jsonb": '{"a": 1.0, "b": "x"}', "jsonpath": "$.a[*]",
+    "txid_snapshot": "1:3:2", "pg_snapshot": "1:3:2", "int4range": "[1,3)", "int8range": "[1,3)", "numrange": "[1.0,2]",
+    "tsrange": f"[{TIME},)", "tstzrange": f"[{TIME},)", "daterange": "[2024-02-29,)", "int4multirange": "{[1,3)}",
+    "int8multirange": "{[1,3)}", "nummultirange": "{[1.0,2]}", "tsmultirange": f"{{[{TIME},)}}",
+    "tstzmultirange": f"{{[{TIME},)}}", "datemultirange": "{[2024-02-29,)}", "public.plain_type": f'(9.9,"{TIME}",0.1)',
+    "money[]": "{1.5,-2}", "timestamptz[]": f'{{"{TIME}"}}',
+}  # fmt: skip
+WITHOUT_INPUT: Final = {
+    "pg_node_tree", "gtsvector", "pg_ndistinct", "pg_dependencies", "pg_mcv_list", "pg_brin_bloom_summary",
+    "pg_brin_minmax_multi_summary",
+}  # fmt: skip
+WORDS: Final[Mapping[str, list[str]]] = {
+    "DateStyle": ["SQL, DMY", "German", "Postgres, MDY"],
+    "TimeZone": ["Asia/Kathmandu"],
+    "lc_monetary": [LOCALE],
+    "lc_numeric": [LOCALE],
+    "lc_time": [LOCALE],
+    "lc_messages": [LOCALE],
+    "search_path": ["public"],
+    "timezone_abbreviations": ["Australia", "India"],
+    "default_text_search_config": ["pg_catalog.german"],
+}
+"""What to try of settings whose values are words."""
+ELSEWHERE: Final = {"client_encoding", "role", "session_authorization"}
+"""The first is part of every connection string of ours; the others are no formats."""
+KNOWN: Final = {
+    "DateStyle", "IntervalStyle", "TimeZone", "bytea_output", "extra_float_digits", "lc_monetary", "search_path",
+    "quote_all_identifiers", "standard_conforming_strings",
+}  # fmt: skip
+"""The settings that must be found, so that it is certain that the test can find one."""
+
+
+@pytest.fixture(scope="module")
+def hostile(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A server that knows a locale with amounts of another form, and has it for its default."""
+    if shutil.which("localedef") is None:
+        pytest.skip("there is no localedef to make a locale with")
+    locales = tmp_path_factory.mktemp("locales")
+    done = subprocess.run(["localedef", "-i", "de_DE", "-f", "UTF-8", str(locales / LOCALE)], capture_output=True)
+    if done.returncode != 0:
+        pytest.skip("there is no source of the locale")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCPATH", str(locales))
+        settings = {**TEST_SETTINGS, "lc_monetary": LOCALE}
+        with new_server(tmp_path_factory.mktemp("hostile") / "server", pg_version, settings=settings) as server:
+            yield server
+
+
+@pytest.fixture(scope="module")
+def made(hostile: EmbeddedServer) -> Iterator[Database]:
+    with fresh_database(hostile) as database:
+        with database.connect() as conn:
+            conn.execute(MAKE)
+            if hostile.version >= 15:
+                conn.execute(FILTER)
+        yield database
+
+
+@cache
+def _query(conninfo: str, version: int) -> str:
+    """The text of a value of each type that the server can read one of, and that of a row filter."""
+    found = []
+    with psycopg.connect(conninfo, autocommit=True) as conn:
+        for name, text in VALUES.items():
+            kind = f'"{name}"' if name == "char" else name
+            value = sql.SQL("format('%s', {}::" + kind + ")").format(sql.Literal(text)).as_string(conn)
+            try:
+                conn.execute(f"SELECT {value}".encode())
+            except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedObject):
+                continue  # Built without libxml; a type of newer versions.
+            found.append(value)
+    filtered = [f"({FILTERED})"] if version >= 15 else []
+    return f"SELECT ARRAY[{', '.join([*found, *filtered])}]"
+
+
+def _texts(conn: psycopg.Connection[Any], database: Database) -> list[str]:
+    row = conn.execute(_query(database.conninfo, database.server.version).encode()).fetchone()
+    assert row is not None
+    return list(row[0])
+
+
+def _candidates(conn: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
+    """Each setting that a session may change, with the values to try."""
+    settings = conn.execute(
+        "SELECT name, vartype, setting, enumvals, min_val, max_val FROM pg_settings "
+        "WHERE context IN ('user', 'superuser') ORDER BY name"
+    ).fetchall()
+    for name, kind, setting, choices, low, high in settings:
+        if name in ELSEWHERE:
+            continue
+        values = {"bool": ["on", "off"], "enum": choices, "integer": [low, high], "real": [low, high]}
+        for value in values.get(kind, WORDS.get(name, [])):
+            if value != setting:
+                yield name, value
+
+
+@cache
+def _changing(database: Database) -> list[tuple[str, str]]:
+    """The settings, with values, under which some text is another one."""
+    found = []
+    with connect(database.conninfo) as conn:
+        usual = _texts(conn, database)
+        for name, value in _candidates(conn):
+            try:
+                with conn.transaction(force_rollback=True):
+                    conn.execute("SELECT set_config(%s, %s, true)", [name, value])
+                    if _texts(conn, database) != usual:
+                        found.append((name, value))
+            except psycopg.Error:
+                assert not conn.closed, name
+    return found
+
+
+def test_each_type_has_a_value_here(made: Database) -> None:
+    with made.connect() as conn:
+        types = conn.execute(
+            "SELECT typname FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace "
+            "AND typtype IN ('b', 'r', 'm') AND typcategory <> 'A'"
+        ).fetchall()
+    assert {name for (name,) in types} - VALUES.keys() - WITHOUT_INPUT == set()
+
+
+def test_each_setting_that_changes_a_text_is_pinned(made: Database) -> None:
+    found = {name for name, _ in _changing(made)}
+    if made.server.version < 15:
+        found |= {"standard_conforming_strings"}
+    assert found == KNOWN
+    with connect(made.conninfo) as conn:
+        pinned = conn.execute("SELECT name FROM pg_settings WHERE source = 'session'").fetchall()
+    assert found <= {name for (name,) in pinned}
+
+
+def test_no_default_changes_a_text(made: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of database, role, role in database, and of the client's environment, with which libpq makes settings too."""
+    with connect(made.conninfo) as conn:
+        usual = _texts(conn, made)
+    assert "-$1,234,567.89" in usual
+    places = (f"DATABASE {made.name}", "ROLE postgres", f"ROLE postgres IN DATABASE {made.name}")
+    last = dict(_changing(made))
+    with made.connect() as admin:
+        for (name, value), place in ((one, place) for one in last.items() for place in places):
+            statement = f"ALTER {place} SET {name} = {{}}"
+            admin.execute(sql.SQL(statement).format(sql.SQL(value) if name == "search_path" else sql.Literal(value)))
+        monkeypatch.setenv("PGOPTIONS", " ".join(f"-c {n}={v.replace(' ', '')}" for n, v in last.items()))
+        monkeypatch.setenv("PGTZ", "Asia/Tokyo")
+        monkeypatch.setenv("PGDATESTYLE", "German")
+        monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+        try:
+            with made.connect() as conn:
+                assert conn.execute("SELECT 1.5::money::text").fetchone() == ("1,50 €",), "the source is not hostile"
+            for row_security in (True, False):
+                with connect(made.conninfo, row_security=row_security) as conn:
+                    assert _texts(conn, made) == usual
+            with ReplicationConnection.open(made.conninfo) as walsender:
+                query = _query(made.conninfo, made.server.version).replace("SELECT ARRAY", "SELECT to_jsonb(ARRAY")
+                shown = walsender.execute(f"{query})::text")
+            with connect(made.conninfo) as conn:
+                assert shown == [tuple(conn.execute("SELECT to_jsonb(%s::text[])::text", [usual]).fetchall()[0])]
+        finally:
+            admin.execute("ALTER ROLE postgres RESET ALL")
+
+
+def test_a_role_that_only_reads_by_default_may_set_up(made: Database) -> None:
+    with made.connect() as admin:
+        admin.execute(f"ALTER ROLE postgres IN DATABASE {made.name} SET default_transaction_read_only = on".encode())
+    try:
+        with connect(made.conninfo) as conn:
+            conn.execute("CREATE PUBLICATION by_a_reader")
+    finally:
+        with connect(made.conninfo) as admin:
+            admin.execute(f"ALTER ROLE postgres IN DATABASE {made.name} RESET ALL".encode())
